@@ -1,0 +1,49 @@
+# make demo and make test need nothing but Python >= 3.10 and make: they make their own environment in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+DEMO ?= demo_trace
+
+.PHONY: demo test check setup compat samples wheel bench clean
+
+demo: $(VENV)/.installed
+	rm -rf $(DEMO)
+	$(BIN)/gym-trace record CartPole-v1 -o $(DEMO) --episodes 100 --seed 0
+	$(BIN)/gym-trace stats $(DEMO)
+	$(BIN)/python benchmarks/demo_callback.py $(DEMO)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 -q
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2 -q
+
+setup: $(VENV)/.dev
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+# The single-environment suite with the oldest gymnasium and numpy that we claim, and on the oldest and newest Python at hand.
+compat:
+	PYTHON=$(PYTHON) bash tests/compat.sh
+
+samples: $(VENV)/.dev
+	$(BIN)/python sample_traces/make_samples.py
+
+wheel: $(VENV)/.dev
+	$(BIN)/python -m build --wheel --no-isolation
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/core.py
+
+clean:
+	rm -rf $(VENV) $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

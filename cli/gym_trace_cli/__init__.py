@@ -1,0 +1,1 @@
+"""The gym-trace command line."""

@@ -1,0 +1,56 @@
+"""Record Gymnasium environments to traces, bit for bit, and play them back."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gym_trace import errors
+
+if TYPE_CHECKING:
+    from gym_trace.episode import Episode
+    from gym_trace.recovery import check_trace, repair_trace
+    from gym_trace.playback import Trace, open_trace, scan_recorded_traces
+    from gym_trace.rollout import record_episodes
+    from gym_trace.statistics import summarize
+    from gym_trace.wrappers import TraceRecordingWrapper
+
+__version__ = "0.1.0"
+
+# Loaded when first asked for, so that "gym-trace --help" does not wait for gymnasium.
+_HOMES = {
+    "Episode": "gym_trace.episode",
+    "Trace": "gym_trace.playback",
+    "TraceRecordingWrapper": "gym_trace.wrappers",
+    "check_trace": "gym_trace.recovery",
+    "open_trace": "gym_trace.playback",
+    "record_episodes": "gym_trace.rollout",
+    "repair_trace": "gym_trace.recovery",
+    "scan_recorded_traces": "gym_trace.playback",
+    "summarize": "gym_trace.statistics",
+}
+
+__all__ = [
+    "Episode",
+    "Trace",
+    "TraceRecordingWrapper",
+    "check_trace",
+    "errors",
+    "open_trace",
+    "record_episodes",
+    "repair_trace",
+    "scan_recorded_traces",
+    "summarize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

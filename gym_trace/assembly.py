@@ -1,0 +1,175 @@
+"""From the columns of chunks to the arrays of an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import wire
+from gym_trace.format.batch import Chunk
+from gym_trace.layout import Layout, Leaf, Path, layout_of, put_together
+from gym_trace.values import ABSENT, Array, copied, objects
+
+_EXACT_INTEGERS = 1 << 53
+
+
+class Layouts(NamedTuple):
+    """How the observations and actions of a writer are laid out as columns."""
+
+    observations: Layout
+    actions: Layout
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether observations and actions are one column each."""
+        return isinstance(self.observations, Leaf) and isinstance(self.actions, Leaf)
+
+    @classmethod
+    def of(cls, schema: dict[str, Any]) -> Layouts:
+        try:
+            spaces = schema["observation_space"], schema["action_space"]
+        except KeyError as error:
+            raise CorruptTrace(f"the schema does not say the {error.args[0]}") from error
+        return cls(layout_of(spaces[0], ("observations",)), layout_of(spaces[1], ("actions",)))
+
+
+class Piece(NamedTuple):
+    """One fragment of an episode: where its rows lie in a chunk."""
+
+    chunk: Chunk
+    chunk_number: int
+    observations: slice
+    steps: slice
+    flags: int
+
+
+def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, copy: bool) -> Any:
+    """The column called name of the episode that pieces make up. copy: the chunks are shared, so copy out of them.
+
+    trimmed: the observation before the first step is lost; that step is left out, what it led to comes first.
+    """
+    skip = int(trimmed)
+    if name == "observations":
+        leaves = [_joined(pieces, leaf.path, _observation_rows, leaf, copy) for leaf in layouts.observations.leaves()]
+        return put_together(layouts.observations, leaves)
+    if name == "actions":
+        leaves = [_joined(pieces, leaf.path, _step_rows, leaf, copy)[skip:] for leaf in layouts.actions.leaves()]
+        return put_together(layouts.actions, leaves)
+    if name == "rewards":
+        return _as_rewards(_joined(pieces, ("rewards",), _step_rows, _REWARD, copy)[skip:])
+    if name in ("terminations", "truncations"):
+        bit = wire.TERMINATED if name == "terminations" else wire.TRUNCATED
+        return _flag_column(pieces, bit)[skip:]
+    if name == "infos":
+        if not any(("infos",) in piece.chunk for piece in pieces):
+            return None
+        return _joined(pieces, ("infos",), _step_rows, _VALUES, copy)[skip:].tolist()
+    paths = dict.fromkeys(path for piece in pieces for path in piece.chunk.columns)
+    return {path[1]: _joined_notes(pieces, path, copy)[skip:] for path in paths if path[0] == "annotations"}
+
+
+_REWARD = Leaf(("rewards",), np.dtype(np.float64), ())
+_VALUES = Leaf(("infos",), None, ())
+
+
+def _observation_rows(piece: Piece) -> slice:
+    return piece.observations
+
+
+def _step_rows(piece: Piece) -> slice:
+    return piece.steps
+
+
+def _joined(pieces: list[Piece], path: Path, rows_of: Callable[[Piece], slice], leaf: Leaf, copy: bool) -> Array:
+    """The rows of one column, of all pieces."""
+    arrays = []
+    for piece in pieces:
+        rows = rows_of(piece)
+        if rows.stop > rows.start:
+            if path not in piece.chunk:
+                raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, path))}")
+            arrays.append(piece.chunk.array(path)[rows])
+    if not arrays:
+        return objects([]) if leaf.dtype is None else np.empty((0, *leaf.shape), leaf.dtype)
+    first = arrays[0]
+    if first.dtype != object and all(a.dtype == first.dtype and a.shape[1:] == first.shape[1:] for a in arrays):
+        if len(arrays) == 1:
+            return first.copy() if copy else first
+        return np.concatenate(arrays)
+    items = [copied(item) if copy else item for array in arrays for item in _items(array)]
+    if leaf.dtype is not None:
+        dense = densified(items)
+        if dense is not None:
+            return dense
+    return objects(items)
+
+
+def _items(array: Array) -> list[Any]:
+    """The rows as values: arrays, or scalars that keep their dtype."""
+    if array.dtype == object:
+        return array.tolist()
+    return list(array)
+
+
+def _joined_notes(pieces: list[Piece], path: Path, copy: bool) -> Array:
+    """An annotation: rows of chunks that lack it are None, as are those that were not given."""
+    if all(path in piece.chunk for piece in pieces if piece.steps.stop > piece.steps.start):
+        notes = _joined(pieces, path, _step_rows, _VALUES, copy)
+        items = notes.tolist() if notes.dtype == object else None
+    else:
+        items = []
+        for piece in pieces:
+            rows = piece.steps
+            known = path in piece.chunk
+            items += _items(piece.chunk.array(path)[rows]) if known else [ABSENT] * (rows.stop - rows.start)
+    if items is None:
+        return notes
+    items = [None if item is ABSENT else copied(item) if copy else item for item in items]
+    dense = densified(items)
+    return objects(items) if dense is None else dense
+
+
+def densified(items: list[Any]) -> Array | None:
+    """items as one array if all are values of one dtype and shape, None otherwise."""
+    kinds = set(map(type, items))
+    if len(kinds) != 1:
+        return None
+    kind = kinds.pop()
+    if kind is np.ndarray or issubclass(kind, np.generic):
+        dtype, shape = items[0].dtype, items[0].shape
+        if dtype.kind not in "biufc" or not all(item.dtype == dtype and item.shape == shape for item in items):
+            return None
+        array = np.empty((len(items), *shape), dtype)
+        for i, item in enumerate(items):
+            array[i] = item
+        return array
+    if kind is bool or kind is float:
+        return np.array(items, kind)
+    if kind is int and all(-(1 << 63) <= item < 1 << 63 for item in items):
+        return np.array(items, np.int64)
+    return None
+
+
+def _as_rewards(rewards: Array) -> Array:
+    """Rewards of several kinds of number as float64, where that holds each of them exactly."""
+    if rewards.dtype == np.int64 or (rewards.dtype == object and all(isinstance(r, _REAL) for r in rewards)):
+        items = rewards.tolist()
+        if all(not isinstance(r, (int, np.integer)) or abs(int(r)) <= _EXACT_INTEGERS for r in items):
+            return np.array([float(r) for r in items], np.float64)
+    return rewards
+
+
+_REAL = (bool, int, float, np.bool_, np.integer, np.float16, np.float32)
+
+
+def _flag_column(pieces: list[Piece], bit: int) -> Array:
+    flags = np.zeros(sum(piece.steps.stop - piece.steps.start for piece in pieces), bool)
+    end = 0
+    for piece in pieces:
+        end += piece.steps.stop - piece.steps.start
+        if piece.flags & bit and end:
+            flags[end - 1] = True
+    return flags

@@ -1,0 +1,163 @@
+"""What environment was recorded: as plain data, and made again from it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+
+from gym_trace.errors import EnvironmentUnavailable
+
+# Simulators and libraries whose version changes what an environment does, where they are loaded.
+_TELLING_PACKAGES = ("ale_py", "Box2D", "brax", "dm_control", "jax", "minigrid", "mujoco", "pygame", "torch")
+
+
+def describe_environment(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
+    """Plain data that names the environment and what is wrapped around it (docs/FORMAT.md, section 4)."""
+    spec, note = _spec_json(env)
+    unwrapped = env.unwrapped
+    return {
+        "id": None if env.spec is None else env.spec.id,
+        "spec": spec,
+        "note": note,
+        "wrappers": _wrappers(env),
+        "class": f"{type(unwrapped).__module__}.{type(unwrapped).__qualname__}",
+        "render_mode": unwrapped.render_mode if isinstance(unwrapped.render_mode, str) else None,
+    }
+
+
+def _spec_json(env: gymnasium.Env[Any, Any]) -> tuple[str | None, str]:
+    if env.spec is None:
+        return None, "the environment has no spec"
+    try:
+        return env.spec.to_json(), ""
+    except (TypeError, ValueError) as error:
+        note = str(error)
+    fields: dict[str, Any] = {name: getattr(env.spec, name, None) for name in ("id", "max_episode_steps", "kwargs")}
+    if isinstance(env.spec.entry_point, str):
+        fields["entry_point"] = env.spec.entry_point
+    try:
+        return json.dumps(fields), f"the spec could not be stored whole: {note}"
+    except (TypeError, ValueError):
+        fields["kwargs"] = {name: repr(value)[:200] for name, value in (fields["kwargs"] or {}).items()}
+        return json.dumps(fields, default=repr), f"the spec could not be stored whole: {note}"
+
+
+def _wrappers(env: gymnasium.Env[Any, Any]) -> list[str]:
+    names = []
+    while isinstance(env, gymnasium.Wrapper):
+        names.append(f"{type(env).__module__}.{type(env).__qualname__}")
+        env = env.env
+    return names
+
+
+def versions_of(env: gymnasium.Env[Any, Any]) -> dict[str, str]:
+    """Versions of Python, of the libraries below us, and of the packages that the environment comes from."""
+    own = [cls.__module__.partition(".")[0] for cls in type(env.unwrapped).__mro__]
+    found = {"python": platform.python_version()}
+    for name in dict.fromkeys(["gym_trace", "gymnasium", "numpy", *own, *_TELLING_PACKAGES]):
+        if name in sys.modules and name not in ("builtins", "typing", "__main__"):
+            version = getattr(sys.modules[name], "__version__", None) or _installed_version(name)
+            if isinstance(version, str):
+                found[name] = version
+    return found
+
+
+def _installed_version(module: str) -> str | None:
+    try:
+        return importlib.metadata.version(module.replace("_", "-"))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
+    """The state of the environment's own random generator, or None if it has none that we know.
+
+    A generator that has not been used yet is made by this, from the system's entropy, a moment before the environment
+    would have made it itself.
+    """
+    generator = getattr(env.unwrapped, "np_random", None)
+    state = getattr(getattr(generator, "bit_generator", None), "state", None)
+    return state if isinstance(state, dict) else None
+
+
+def make_environment(description: Mapping[str, Any], allow_import: bool, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """Makes the environment that description names. kwargs override those of the recorded spec.
+
+    Nothing is imported because a trace names it, unless allow_import is true.
+
+    Raises:
+        EnvironmentUnavailable: says what is missing.
+    """
+    try:
+        spec = json.loads(description.get("spec") or "null")
+    except (TypeError, ValueError) as error:
+        raise EnvironmentUnavailable(f"the recorded spec is not JSON: {error}") from error
+    if not isinstance(spec, dict) or not isinstance(spec.get("id"), str):
+        raise EnvironmentUnavailable(
+            f"the trace does not say how to make its environment, {description.get('class', 'unknown')}: "
+            f"{description.get('note') or 'no spec'}; make it yourself"
+        )
+    if description.get("note"):
+        raise EnvironmentUnavailable(f"{spec['id']} cannot be made from the trace: {description['note']}")
+    base = _base_spec(spec, allow_import)
+    try:
+        wrappers = tuple(_wrapper_spec(wrapper, allow_import) for wrapper in spec.get("additional_wrappers") or ())
+        base.additional_wrappers = wrappers
+        base.max_episode_steps = spec.get("max_episode_steps")
+        return gymnasium.make(base, **{**(spec.get("kwargs") or {}), **kwargs})
+    except EnvironmentUnavailable:
+        raise
+    except Exception as error:  # anything: other people's code runs here
+        raise EnvironmentUnavailable(f"{spec['id']} cannot be made here: {type(error).__name__}: {error}") from error
+
+
+def _base_spec(spec: Mapping[str, Any], allow_import: bool) -> Any:
+    name = str(spec["id"])
+    if name not in gymnasium.registry:
+        entry_point = spec.get("entry_point")
+        module = entry_point.partition(":")[0] if isinstance(entry_point, str) else None
+        if module is None:
+            raise EnvironmentUnavailable(
+                f"{name} is not registered with gymnasium; import the package that has it first"
+            )
+        if not allow_import:
+            raise EnvironmentUnavailable(
+                f"{name} is not registered with gymnasium. It was made by the module {module!r}: import the package "
+                "that registers it first, or pass allow_import=True (--allow-import) to import what the trace names"
+            )
+        _import_for(name, module)
+    if name in gymnasium.registry:
+        return deepcopy(gymnasium.registry[name])
+    return gymnasium.envs.registration.EnvSpec(id=name, entry_point=spec["entry_point"])
+
+
+def _import_for(name: str, module: str) -> None:
+    """Imports the module of an environment, its top-level package first, which is what registers most of them."""
+    try:
+        for wanted in dict.fromkeys([module.partition(".")[0], module]):
+            importlib.import_module(wanted)
+            if name in gymnasium.registry:
+                return
+    except ImportError as error:
+        raise EnvironmentUnavailable(f"{name} needs the module {module!r}, which is not installed: {error}") from error
+
+
+def _wrapper_spec(wrapper: Mapping[str, Any], allow_import: bool) -> Any:
+    entry_point = str(wrapper.get("entry_point"))
+    module = entry_point.partition(":")[0]
+    if module.partition(".")[0] not in ("gymnasium", "gym_trace") and module not in sys.modules and not allow_import:
+        raise EnvironmentUnavailable(
+            f"the environment was wrapped by {entry_point!r}; import that module first, or pass allow_import=True "
+            "(--allow-import) to import what the trace names"
+        )
+    return gymnasium.envs.registration.WrapperSpec(
+        str(wrapper.get("name")), entry_point, wrapper.get("kwargs")
+    )  # fmt: skip

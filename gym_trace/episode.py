@@ -1,0 +1,166 @@
+"""Episode, and the words that writer and reader share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import TraceError
+from gym_trace.values import Array
+
+OUTCOMES = ("lost", "terminated", "truncated", "cut", "closed")  # by their number in the fragment table
+COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")
+
+
+class Episode:
+    """One recorded episode of N steps, or one contiguous part of it where steps were filtered out.
+
+    Arrays are the caller's own: they can be written to. They are decoded when first asked for.
+
+    Attributes:
+        index: its place in the trace.
+        episode_id: 0, 1, 2 … in the order in which its writer began episodes. With `writer` it is unique in a trace.
+        writer: id of the writer.
+        lane: index of the sub-environment, 0 for a single environment.
+        first_step: index in the episode of the first step that is here; 0 unless steps were filtered out or lost.
+        outcome: "terminated", "truncated", "cut", "closed" or "lost"; of the whole episode, also in its parts.
+        seed: what reset was given, or None.
+        split: such as "train" or "eval".
+        start_time, end_time: UTC, ns; None where unknown. start_monotonic, end_monotonic: of the recorder's clock, ns.
+    """
+
+    __slots__ = ("_cache", "_load", "_record", "_start", "split", "writer")
+
+    def __init__(
+        self, record: Any, writer: str, split: str, load: Callable[[str], Any], start: Callable[[], dict[str, Any]]
+    ):
+        self._record = record
+        self._load = load
+        self._start = start
+        self._cache: dict[str, Any] = {}
+        self.writer = writer
+        self.split = split
+
+    def __len__(self) -> int:
+        return int(self._record["steps"])
+
+    def __repr__(self) -> str:
+        part = f" from step {self.first_step}" if self.first_step else ""
+        return f"<Episode {self.episode_id} of {self.writer}{part}: {len(self)} steps, return {self.total_reward:g}, {self.outcome}>"
+
+    @property
+    def index(self) -> int:
+        return int(self._record["index"])
+
+    @property
+    def episode_id(self) -> int:
+        return int(self._record["episode_id"])
+
+    @property
+    def lane(self) -> int:
+        return int(self._record["lane"])
+
+    @property
+    def first_step(self) -> int:
+        return int(self._record["first_step"])
+
+    @property
+    def outcome(self) -> str:
+        return str(self._record["outcome"])
+
+    @property
+    def total_reward(self) -> float:
+        """The return: sum of the rewards that are here."""
+        return float(self._record["return"])
+
+    @property
+    def seed(self) -> int | None:
+        seed = int(self._record["seed"])
+        if seed == -2:
+            return self._start().get("seed")
+        return None if seed < 0 else seed
+
+    @property
+    def options(self) -> dict[str, Any] | None:
+        """What reset was given as options."""
+        return self._start().get("options")
+
+    @property
+    def rng_state(self) -> dict[str, Any] | None:
+        """The state of the environment's generator before an unseeded reset, as NumPy bit generators give it."""
+        return self._start().get("rng_state")
+
+    @property
+    def reset_info(self) -> dict[str, Any] | None:
+        """The info that reset returned, if infos were recorded."""
+        from gym_trace.values import unpack
+
+        packed = self._start().get("reset_info")
+        return None if packed is None else unpack(packed)
+
+    @property
+    def start_time(self) -> int | None:
+        return _time(self._record["start_time"])
+
+    @property
+    def end_time(self) -> int | None:
+        return _time(self._record["end_time"])
+
+    @property
+    def start_monotonic(self) -> int | None:
+        start = self.start_time
+        return None if start is None else start - int(self._record["clock_offset"])
+
+    @property
+    def end_monotonic(self) -> int | None:
+        start = self.start_monotonic
+        return None if start is None or self.end_time is None else start + int(self._record["duration"])
+
+    def _column(self, name: str) -> Any:
+        if name not in self._cache:
+            self._cache[name] = self._load(name)
+        return self._cache[name]
+
+    @property
+    def observations(self) -> Any:
+        """N + 1 rows, the reset observation first: an array (N + 1, *shape), or dicts and tuples of them."""
+        return self._column("observations")
+
+    @property
+    def actions(self) -> Any:
+        """N rows: an array (N, *shape), or dicts and tuples of them."""
+        return self._column("actions")
+
+    @property
+    def rewards(self) -> Array:
+        """(N,), float64 unless the environment gave NumPy rewards of another dtype."""
+        return np.asarray(self._column("rewards"))
+
+    @property
+    def terminations(self) -> Array:
+        """(N,) bool, as the environment said."""
+        return np.asarray(self._column("terminations"))
+
+    @property
+    def truncations(self) -> Array:
+        """(N,) bool, as the environment said."""
+        return np.asarray(self._column("truncations"))
+
+    @property
+    def infos(self) -> list[dict[str, Any]]:
+        """N dicts. Raises TraceError if infos were not recorded."""
+        infos = self._column("infos")
+        if infos is None:
+            raise TraceError("infos were not recorded; record with record_infos=True (gym-trace record --infos)")
+        return list(infos)
+
+    @property
+    def annotations(self) -> dict[str, Array]:
+        """By name, (N, …) arrays; None in a row without a value."""
+        return dict(self._column("annotations"))
+
+
+def _time(value: Any) -> int | None:
+    return None if np.isnat(value) else int(value.astype(np.int64))

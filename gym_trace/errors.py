@@ -1,0 +1,82 @@
+"""What can go wrong with a trace, as exceptions.
+
+TraceError
+├── TraceNotFound        no trace at this path
+├── TraceExists          there is a trace already and on_exist="error"
+├── CorruptTrace         bytes that do not check; carries .path and .offset
+├── UnsupportedTrace     a format version or feature this release does not know
+├── RecordingError       the trace could not be written (its __cause__ says why)
+├── UnstorableValue      a value that cannot be stored exactly without pickle
+├── InvalidOption        an argument that does not make sense
+└── EnvironmentUnavailable   the recorded environment cannot be made here
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = [
+    "CorruptTrace",
+    "EnvironmentUnavailable",
+    "InvalidOption",
+    "RecordingError",
+    "TraceError",
+    "TraceExists",
+    "TraceNotFound",
+    "UnstorableValue",
+    "UnsupportedTrace",
+]
+
+
+class TraceError(Exception):
+    """Base of every error that gym-trace raises on purpose."""
+
+
+class TraceNotFound(TraceError, FileNotFoundError):
+    """There is no trace at the given path."""
+
+
+class TraceExists(TraceError, FileExistsError):
+    """The directory holds a trace already."""
+
+
+class CorruptTrace(TraceError):
+    """Bytes of a trace file do not check.
+
+    Attributes:
+        path: the file, or None for bytes that are not in a file.
+        offset: where in the file the damaged record begins, in bytes, or None.
+    """
+
+    def __init__(self, problem: str, path: str | os.PathLike[str] | None = None, offset: int | None = None):
+        self.problem = problem
+        self.path = None if path is None else os.fspath(path)
+        self.offset = offset
+        where = "" if path is None else f"{self.path}: "
+        at = "" if offset is None else f" at byte {offset}"
+        hint = "" if path is None else "; 'gym-trace check' lists all damage, 'gym-trace repair' saves the rest"
+        super().__init__(f"{where}{problem}{at}{hint}")
+
+    def located(self, path: str | os.PathLike[str], offset: int) -> CorruptTrace:
+        """The same problem, with the place it was found at."""
+        return CorruptTrace(self.problem, path, offset)
+
+
+class UnsupportedTrace(TraceError):
+    """The trace needs a newer gym-trace."""
+
+
+class RecordingError(TraceError):
+    """The trace could not be written; what was written before can be read."""
+
+
+class UnstorableValue(TraceError, TypeError):
+    """A value that has no exact form in a trace."""
+
+
+class InvalidOption(TraceError, ValueError):
+    """An argument that does not make sense."""
+
+
+class EnvironmentUnavailable(TraceError):
+    """The recorded environment cannot be made on this machine."""

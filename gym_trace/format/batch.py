@@ -1,0 +1,403 @@
+"""One batch file: BatchWriter appends records and seals, BatchReader finds and checks them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, UnsupportedTrace
+from gym_trace.format import wire
+from gym_trace.format.codec import Column, ColumnEncoder, Path, decode, parse_column
+from gym_trace.values import Array, pack, unpack
+
+PART = ".part"
+_SCAN_BLOCK = 1 << 20
+
+
+class Damage(NamedTuple):
+    """A range of bytes of a file that does not check."""
+
+    path: str
+    start: int
+    end: int
+    problem: str
+
+
+class BatchWriter:
+    """Writes one batch. Every call leaves a file that can be read up to its end.
+
+    Raises OSError as the file system does; what was written before stays readable.
+    """
+
+    def __init__(self, path: FilePath, number: int, schema: dict[str, Any]):
+        self.path = path  # of the sealed batch; until then .part is appended
+        self._part = path.with_name(path.name + PART)
+        self._file_id = os.urandom(16)
+        self._fd = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        self._sequence = 0
+        self._fragments: list[Array] = []
+        self._chunks: list[tuple[int, int, int, int]] = []
+        self._totals: dict[Path, list[int]] = {}
+        self.size = 0
+        self.crc = 0
+        self.fragments = 0
+        self._append([wire.pack_file_header(self._file_id, number)])
+        self._record(wire.SCHEMA, pack(schema), [])
+
+    def write_chunk(self, fragments: Array, observation_rows: int, columns: list[tuple[Column, bytes]]) -> None:
+        """columns: the fragment table's first, then the data's."""
+        offset = self.size
+        self._record(wire.CHUNK, pack({"columns": [list(column) for column, _ in columns]}), [b for _, b in columns])
+        self._fragments.append(fragments)
+        self._chunks.append((offset, self.size - offset, len(fragments), observation_rows))
+        self.fragments += len(fragments)
+        for column, _ in columns:
+            total = self._totals.setdefault(column.path, [0, 0])
+            total[0] += column.full_size
+            total[1] += column.stored
+
+    def seal(self, level: int) -> None:
+        """Writes index and footer, makes all of it durable, and gives the file its final name."""
+        tables = {
+            ("fragments",): join_fragments(self._fragments),
+            ("chunks",): np.array(self._chunks, wire.CHUNK_ENTRY),
+        }
+        columns = [ColumnEncoder(path, level).encode(table) for path, table in tables.items()]
+        totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
+        metadata = pack({"columns": [list(column) for column, _ in columns], "totals": totals})
+        index_offset = self.size
+        self._record(wire.INDEX, metadata, [blob for _, blob in columns])
+        self._append([wire.pack_footer(index_offset, self.size + wire.HEADER_SIZE, self._file_id)])
+        os.fsync(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        os.rename(self._part, self.path)
+        sync_directory(self.path.parent)
+
+    def sync(self) -> None:
+        """Returns when all that was written would survive a loss of power."""
+        os.fsync(self._fd)
+
+    def abandon(self) -> None:
+        """Closes the file as it is."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _record(self, kind: int, metadata: bytes, blobs: list[bytes]) -> None:
+        self._append(wire.pack_record(kind, metadata, blobs, self.size, self._sequence, self._file_id))
+        self._sequence += 1
+
+    def _append(self, pieces: list[bytes]) -> None:
+        data = memoryview(b"".join(pieces))
+        crc, start, length = crc32(data, self.crc), self.size, len(data)
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            self._take_back(start)
+            raise
+        self.size, self.crc = start + length, crc
+
+    def _take_back(self, start: int) -> None:
+        """Removes the torn record that a failed write has left, so that a later one can follow."""
+        os.ftruncate(self._fd, start)
+        os.lseek(self._fd, start, os.SEEK_SET)
+
+
+def join_fragments(tables: list[Array]) -> Array:
+    return np.concatenate(tables) if tables else np.empty(0, wire.FRAGMENT)
+
+
+def sync_directory(path: FilePath) -> None:
+    """Makes renames and new names in a directory durable, where the system can."""
+    if os.name != "posix":
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Chunk:
+    """The columns of one chunk, read and checked; decoded when asked for."""
+
+    def __init__(self, blobs: dict[Path, tuple[Column, bytes]], located: Callable[[CorruptTrace], CorruptTrace]):
+        self._blobs = blobs
+        self._located = located
+        self._decoded: dict[Path, Array] = {}
+
+    @property
+    def columns(self) -> dict[Path, Column]:
+        return {path: column for path, (column, _) in self._blobs.items()}
+
+    @property
+    def full_size(self) -> int:
+        """Bytes of the columns once decoded."""
+        return sum(column.full_size for column, _ in self._blobs.values())
+
+    def __contains__(self, path: Path) -> bool:
+        return path in self._blobs
+
+    def array(self, path: Path) -> Array:
+        """The decoded rows of a column: the same writable array at every call."""
+        if path not in self._decoded:
+            column, blob = self._blobs[path]
+            try:
+                self._decoded[path] = decode(column, blob)
+            except CorruptTrace as error:
+                raise self._located(error) from error
+        return self._decoded[path]
+
+
+class BatchReader:
+    """Finds the chunks of one batch, sealed or not, whole or damaged.
+
+    Attributes:
+        schema: what the schema record says, or None where it is damaged.
+        sealed: whether the index and footer were read.
+        fragments: the fragment tables of all readable chunks, joined (wire.FRAGMENT).
+        chunks: offset, length, number of fragments and observation rows of each (wire.CHUNK_ENTRY).
+        totals: raw and stored bytes of each column.
+        damage: what was found not to check so far. A torn end of an unsealed batch is no damage.
+        torn: bytes at the end of an unsealed batch that are not a whole record.
+    """
+
+    def __init__(self, path: FilePath):
+        self.path = path
+        self.damage: list[Damage] = []
+        self.torn = 0
+        self.sealed = False
+        self.schema: dict[str, Any] | None = None
+        self.totals: dict[Path, list[int]] = {}
+        self.fragments: Array = np.empty(0, wire.FRAGMENT)
+        self.chunks: Array = np.empty(0, wire.CHUNK_ENTRY)
+        self._walked = wire.HEADER_SIZE
+        with self._open() as file:
+            self.size = os.fstat(file.fileno()).st_size
+            self.header = self._file_header(file)
+            if not self._read_index(file):
+                self._walk(file)
+            else:
+                self._read_schema(file)
+
+    def refresh(self) -> None:
+        """Reads what was appended since; of a batch that was not sealed."""
+        if self.sealed:
+            return
+        with self._open() as file:
+            self.size = os.fstat(file.fileno()).st_size
+            self._walk(file)
+
+    def read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
+        """The wanted columns of a chunk, their checksums compared. Raises CorruptTrace."""
+        offset = int(self.chunks["offset"][number])
+        try:
+            with self._open() as file:
+                return self._chunk_at(file, offset, wanted)
+        except CorruptTrace as error:
+            raise error if error.path else error.located(self.path, offset) from error
+
+    # -- reading records ----------------------------------------------------------------------------------------------
+
+    def _open(self) -> Any:
+        try:
+            return open(self.path, "rb", buffering=0)
+        except FileNotFoundError:
+            if self.path.name.endswith(PART):  # sealed since we saw it: the same bytes, with an index behind them
+                self.path = self.path.with_name(self.path.name.removesuffix(PART))
+                return open(self.path, "rb", buffering=0)
+            raise
+
+    def _file_header(self, file: Any) -> wire.FileHeader:
+        try:
+            return wire.unpack_file_header(_read(file, 0, wire.HEADER_SIZE))
+        except CorruptTrace as error:
+            raise error.located(self.path, 0) from error
+        except UnsupportedTrace as error:
+            raise UnsupportedTrace(f"{self.path}: {error}") from error
+
+    def _header_at(self, file: Any, offset: int) -> wire.RecordHeader | None:
+        return wire.unpack_record_header(_read(file, offset, wire.HEADER_SIZE), offset, self.header.file_id)
+
+    def _metadata(self, file: Any, header: wire.RecordHeader) -> dict[str, Any]:
+        """The metadata of a record that lies within the file. Raises CorruptTrace."""
+        if header.metadata_length > wire.MAX_METADATA or header.end > self.size:
+            raise CorruptTrace("a record claims more bytes than there are")
+        raw = _read(file, header.offset + wire.HEADER_SIZE, header.metadata_length)
+        if len(raw) != header.metadata_length or crc32(raw) != header.metadata_crc:
+            raise CorruptTrace("checksum mismatch in the metadata of a record")
+        metadata = unpack(raw)
+        if not isinstance(metadata, dict):
+            raise CorruptTrace("the metadata of a record is not a map")
+        return metadata
+
+    def _columns(self, header: wire.RecordHeader, metadata: dict[str, Any]) -> Iterator[tuple[Column, int]]:
+        """The columns of a record with the offset of their blobs."""
+        descriptors = metadata.get("columns")
+        if not isinstance(descriptors, list):
+            raise CorruptTrace("a record has no columns")
+        offset = header.body_offset
+        for column in map(parse_column, descriptors):
+            if offset + column.stored > header.end:
+                raise CorruptTrace("a column claims more bytes than its record has")
+            yield column, offset
+            offset += wire.aligned(column.stored)
+
+    def _chunk_at(self, file: Any, offset: int, wanted: Callable[[Path], bool]) -> Chunk:
+        header = self._header_at(file, offset)
+        if header is None or header.type != wire.CHUNK:
+            raise CorruptTrace("checksum mismatch in the header of a record")
+        blobs = {}
+        for column, where in self._columns(header, self._metadata(file, header)):
+            if wanted(column.path):
+                blobs[column.path] = (column, _checked(file, where, column))
+        return Chunk(blobs, lambda error: error.located(self.path, offset))
+
+    # -- finding chunks -----------------------------------------------------------------------------------------------
+
+    def _read_index(self, file: Any) -> bool:
+        """Reads the index if this is a sealed batch whose index is whole."""
+        footer = self._footer(file)
+        if footer is None:
+            if not self.path.name.endswith(PART):
+                self._damaged(max(0, self.size - wire.HEADER_SIZE), self.size, "the footer does not check")
+            return False
+        try:
+            header = self._header_at(file, footer.index_offset)
+            if header is None or header.type != wire.INDEX:
+                raise CorruptTrace("checksum mismatch in the header of the index")
+            metadata = self._metadata(file, header)
+            tables = {c.path: (c, _checked(file, at, c)) for c, at in self._columns(header, metadata)}
+            fragments = _table(tables, "fragments", wire.FRAGMENT)
+            chunks = _table(tables, "chunks", wire.CHUNK_ENTRY)
+            if int(chunks["fragments"].sum()) != len(fragments):
+                raise CorruptTrace("the tables of the index do not fit each other")
+            self.totals = _totals(metadata.get("totals"))
+        except CorruptTrace as error:
+            self._damaged(footer.index_offset, self.size, error.problem)
+            return False
+        self.fragments, self.chunks, self.sealed = fragments, chunks, True
+        return True
+
+    def _read_schema(self, file: Any) -> None:
+        header = self._header_at(file, wire.HEADER_SIZE)
+        try:
+            if header is None or header.type != wire.SCHEMA:
+                raise CorruptTrace("checksum mismatch in the schema record")
+            self.schema = self._metadata(file, header)
+        except CorruptTrace as error:
+            self._damaged(wire.HEADER_SIZE, wire.HEADER_SIZE, error.problem)
+
+    def _walk(self, file: Any) -> None:
+        """Reads record after record from where the last walk ended; after damage, from the next valid record on."""
+        fragments: list[Array] = []
+        chunks: list[tuple[int, int, int, int]] = []
+        offset = self._walked
+        self.torn = 0
+        while offset < self.size:
+            header = self._header_at(file, offset)
+            if header is not None and header.end <= self.size:
+                try:
+                    self._walk_record(file, header, fragments, chunks)
+                except CorruptTrace as error:
+                    self._damaged(offset, header.end, error.problem)
+                offset = header.end
+                continue
+            if self._footer(file) and offset == self.size - wire.HEADER_SIZE:
+                offset = self.size
+                break
+            following = self._next_record(file, offset + 8)
+            if following is None:
+                if self._is_torn(file, offset, header):
+                    self.torn = self.size - offset
+                    break
+                following = self.size - wire.HEADER_SIZE if self._footer(file) else self.size
+            self._damaged(offset, following, "not a record")
+            offset = following
+        self._walked = offset
+        self.fragments = join_fragments([self.fragments, *fragments])
+        self.chunks = np.concatenate([self.chunks, np.array(chunks, wire.CHUNK_ENTRY)])
+
+    def _walk_record(
+        self, file: Any, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
+    ) -> None:
+        metadata = self._metadata(file, header)
+        if header.type == wire.SCHEMA:
+            self.schema = metadata
+        elif header.type == wire.CHUNK:
+            columns = list(self._columns(header, metadata))
+            table = _table({c.path: (c, _checked(file, at, c)) for c, at in columns[:1]}, "fragments", wire.FRAGMENT)
+            fragments.append(table)
+            rows = int(table["steps"].sum()) + int(np.count_nonzero(table["flags"] & wire.LEADS))
+            chunks.append((header.offset, header.end - header.offset, len(table), rows))
+            for column, _ in columns:
+                total = self.totals.setdefault(column.path, [0, 0])
+                total[0] += column.full_size
+                total[1] += column.stored
+        elif header.type != wire.INDEX and not header.flags & wire.OPTIONAL:
+            raise UnsupportedTrace(f"{self.path}: unknown record type {header.type}; upgrade gym-trace")
+
+    def _is_torn(self, file: Any, offset: int, header: wire.RecordHeader | None) -> bool:
+        """Whether what follows offset is what a killed writer leaves, rather than damage."""
+        if not self.path.name.endswith(PART):
+            return False
+        if header is not None or self.size - offset < wire.HEADER_SIZE:
+            return True
+        return not any(_read(file, offset, min(self.size - offset, _SCAN_BLOCK)))
+
+    def _next_record(self, file: Any, offset: int) -> int | None:
+        """The offset of the first valid record header, or footer, at or after offset."""
+        while offset < self.size:
+            block = _read(file, offset, _SCAN_BLOCK + wire.HEADER_SIZE)
+            at = -1
+            while (at := block.find(wire.SYNC, at + 1)) >= 0 and at < _SCAN_BLOCK:
+                if (offset + at) % 8 == 0 and self._header_at(file, offset + at) is not None:
+                    return offset + at
+            offset += _SCAN_BLOCK
+        return None
+
+    def _footer(self, file: Any) -> wire.Footer | None:
+        tail = _read(file, self.size - wire.HEADER_SIZE, wire.HEADER_SIZE)
+        return wire.unpack_footer(tail, self.size, self.header.file_id)
+
+    def _damaged(self, start: int, end: int, problem: str) -> None:
+        self.damage.append(Damage(str(self.path), start, end, problem))
+
+
+def _read(file: Any, offset: int, length: int) -> bytes:
+    """Up to length bytes at offset; fewer only at the end of the file."""
+    if offset < 0:
+        return b""
+    file.seek(offset)
+    data: bytes = file.read(length)
+    while len(data) < length and (more := file.read(length - len(data))):
+        data += more
+    return data
+
+
+def _checked(file: Any, offset: int, column: Column) -> bytes:
+    blob = _read(file, offset, column.stored)
+    if len(blob) != column.stored or crc32(blob) != column.crc:
+        raise CorruptTrace(f"checksum mismatch in column {'/'.join(map(str, column.path))}")
+    return blob
+
+
+def _table(columns: dict[Path, tuple[Column, bytes]], name: str, dtype: np.dtype[Any]) -> Array:
+    found = columns.get((name,))
+    if found is None or found[0].dtype != f"|V{dtype.itemsize}":
+        raise CorruptTrace(f"a record has no {name} table")
+    return decode(*found).view(dtype)
+
+
+def _totals(raw: Any) -> dict[Path, list[int]]:
+    try:
+        return {tuple(path): [int(full), int(stored)] for path, full, stored in raw}
+    except (TypeError, ValueError) as error:
+        raise CorruptTrace("the totals of the index are malformed") from error

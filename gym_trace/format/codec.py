@@ -1,0 +1,256 @@
+"""Columns as bytes: filters under zstd, and the choice between them (docs/FORMAT.md, section 3)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+import zstandard
+
+from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.format import wire
+from gym_trace.values import Array, dtype_from, objects, unpack
+
+ZSTD, SHUFFLE, XOR, CONSTANT = 1, 2, 4, 8
+MSGPACK = "msgpack"
+_MAX_WINDOW = 128 << 20
+_SAMPLE_BYTES = 512 << 10  # on which the encodings of a column are tried
+_RETRY_AFTER = 64  # chunks, after which the encodings of a column are tried again
+
+Path = tuple[str | int, ...]
+
+
+class Column(NamedTuple):
+    """How one column lies in a record: the descriptor of docs/FORMAT.md."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    rows: int
+    encoding: int
+    stored: int
+    raw: int
+    crc: int
+
+    @property
+    def row_size(self) -> int:
+        return int(np.prod(self.shape, dtype=object)) * _item_size(self.dtype)
+
+    @property
+    def full_size(self) -> int:
+        """Bytes that all rows take once decoded; of a msgpack column, the bytes of its values."""
+        if self.dtype != MSGPACK:
+            return self.rows * self.row_size
+        return self.rows * self.raw if self.encoding & CONSTANT else self.raw
+
+
+def _item_size(dtype: str) -> int:
+    return int(dtype[2:]) if dtype.startswith("|V") else dtype_from(dtype).itemsize
+
+
+def parse_column(descriptor: Any) -> Column:
+    """A descriptor read from a file, every field of it checked. Raises CorruptTrace."""
+    try:
+        path, dtype, shape, rows, encoding, stored, raw, crc = descriptor
+        column = Column(tuple(path), dtype, tuple(shape), rows, encoding, stored, raw, crc)
+        numbers = (*column.shape, rows, encoding, stored, raw, crc)
+    except (TypeError, ValueError) as error:
+        raise CorruptTrace("a column descriptor is malformed") from error
+    if not all(type(number) is int and 0 <= number <= wire.MAX_COLUMN * 2 for number in numbers):
+        raise CorruptTrace("a number in a column descriptor is out of range")
+    if not column.path or not all(type(part) in (str, int) for part in column.path):
+        raise CorruptTrace("a column path is malformed")
+    if encoding > 15 or (not encoding & ZSTD and stored != raw):
+        raise CorruptTrace("a column encoding is malformed")
+    if dtype == MSGPACK:
+        if encoding & (SHUFFLE | XOR) or (not encoding & CONSTANT and raw < rows * wire.LENGTH.itemsize):
+            raise CorruptTrace("a msgpack column is malformed")
+        # Decoded values take far more memory than their bytes, and a constant one takes it for every row.
+        size = rows * (64 + raw) if encoding & CONSTANT else rows * 64 + raw
+        if raw > wire.MAX_VALUES:
+            raise CorruptTrace(f"a msgpack column claims {raw} bytes, more than the limit of {wire.MAX_VALUES}")
+    else:
+        if not (dtype in (f"|V{wire.FRAGMENT.itemsize}", f"|V{wire.CHUNK_ENTRY.itemsize}")):
+            dtype_from(dtype)
+        size = rows * column.row_size
+        if raw != (min(rows, 1) * column.row_size if encoding & CONSTANT else size):
+            raise CorruptTrace("the size of a column does not fit its rows")
+    if max(size, raw) > wire.MAX_COLUMN or len(column.shape) > 32:
+        raise CorruptTrace(f"a column claims {max(size, raw)} bytes, more than the limit of {wire.MAX_COLUMN}")
+    return column
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Encoding
+
+
+class ColumnEncoder:
+    """Encodes the pieces of one column, chunk after chunk, under the encoding that has proved best on its rows."""
+
+    def __init__(self, path: Path, level: int):
+        self._path = path
+        self._compress = zstandard.ZstdCompressor(level=level).compress
+        self._encoding = ZSTD
+        self._chunks_until_trial = 0
+
+    def encode(self, rows: Array) -> tuple[Column, bytes]:
+        """rows: any array of shape (rows, *row shape) and a plain little-endian or void dtype, C-contiguous."""
+        flat = _as_bytes(rows)
+        constant = len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat)
+        if constant:
+            flat, encoding = flat[:1], 0
+        else:
+            encoding = self._choice(flat, rows.dtype.itemsize)
+        filtered = _filter(flat, encoding, rows.dtype.itemsize)
+        blob, encoding = self._squeezed(filtered, flat, encoding)
+        dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
+        return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, blob), blob
+
+    def encode_values(self, packed: list[bytes]) -> tuple[Column, bytes]:
+        """packed: one MessagePack value a row."""
+        constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
+        if constant and len(packed) * (64 + len(packed[0])) <= wire.MAX_VALUES:
+            raw = packed[0]
+        else:
+            constant = False
+            raw = np.fromiter(map(len, packed), wire.LENGTH, len(packed)).tobytes() + b"".join(packed)
+        if len(raw) > wire.MAX_VALUES:
+            raise UnstorableValue(f"{'/'.join(map(str, self._path))}: {len(raw)} bytes at once, too many for a trace")
+        blob, encoding = self._squeezed(raw, raw, 0)
+        return self._column(MSGPACK, (), len(packed), encoding | CONSTANT * constant, len(raw), blob), blob
+
+    def _column(
+        self, dtype: str, shape: tuple[int, ...], rows: int, encoding: int, raw: int, blob: bytes
+    ) -> Column:  # fmt: skip
+        return Column(self._path, dtype, shape, rows, encoding, len(blob), raw, crc32(blob))
+
+    def _squeezed(self, filtered: Array | bytes, plain: Array | bytes, encoding: int) -> tuple[bytes, int]:
+        blob = self._compress(memoryview(filtered)) if len(filtered) else b""
+        size = filtered.nbytes if isinstance(filtered, np.ndarray) else len(filtered)
+        if size and len(blob) < size:
+            return blob, encoding | ZSTD
+        return plain.tobytes() if isinstance(plain, np.ndarray) else plain, 0
+
+    def _choice(self, flat: Array, item_size: int) -> int:
+        """The filters for these rows: what proved smallest on a sample of them, tried again now and then."""
+        self._chunks_until_trial -= 1
+        if self._chunks_until_trial < 0 and flat.size:
+            sample = np.ascontiguousarray(flat[: max(2, _SAMPLE_BYTES // max(1, flat.shape[1]))])
+            candidates = [0, XOR] if item_size == 1 else [0, SHUFFLE, XOR, SHUFFLE | XOR]
+            sizes = {c: len(self._compress(memoryview(_filter(sample, c, item_size)))) for c in candidates}
+            # Filters cost time: a costlier one has to be smaller by 2 %.
+            self._encoding = min(candidates, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
+            # A column that has just begun may not look like the rest of it: try the first full chunks again soon.
+            self._chunks_until_trial = _RETRY_AFTER if sample.nbytes >= _SAMPLE_BYTES else 2
+        return self._encoding
+
+
+def _as_bytes(rows: Array) -> Array:
+    """A (rows, row size) view of the bytes of a C-contiguous array."""
+    row_size = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
+    if rows.size == 0:
+        return np.empty((len(rows), row_size), np.uint8)
+    return rows.reshape(-1).view(np.uint8).reshape(len(rows), row_size)
+
+
+def _all_rows_equal(flat: Array) -> bool:
+    if flat[0].tobytes() != flat[-1].tobytes() or flat[0].tobytes() != flat[len(flat) // 2].tobytes():
+        return False
+    return bool((_widest(flat[1:]) == _widest(flat[:-1])).all())
+
+
+def _widest(flat: Array) -> Array:
+    """The same bytes as rows of the widest integers that divide a row: wide loops are fast loops."""
+    for dtype in (np.uint64, np.uint32, np.uint16):
+        if flat.shape[1] % np.dtype(dtype).itemsize == 0:
+            return flat.view(dtype)
+    return flat
+
+
+def _filter(flat: Array, encoding: int, item_size: int) -> Array:
+    if encoding & XOR:
+        mixed = np.empty_like(flat)
+        mixed[:1] = flat[:1]
+        np.bitwise_xor(_widest(flat[1:]), _widest(flat[:-1]), out=_widest(mixed[1:]))
+        flat = mixed
+    if encoding & SHUFFLE:
+        return np.ascontiguousarray(flat.reshape(-1, item_size).T).reshape(-1)
+    return flat.reshape(-1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Decoding
+
+
+def decode(column: Column, blob: bytes | memoryview) -> Array:
+    """The rows of a column as a fresh writable array; of a msgpack column, an array of objects.
+
+    Raises CorruptTrace. The memory taken is bounded by what parse_column has allowed.
+    """
+    if column.dtype == MSGPACK:
+        return _decode_values(column, blob)
+    row_size, rows = column.row_size, column.rows
+    kept = min(rows, 1) if column.encoding & CONSTANT else rows
+    flat = np.empty(kept * row_size, np.uint8)
+    if column.encoding & SHUFFLE:
+        planes = np.empty_like(flat)
+        _inflate(column, blob, planes)
+        _unshuffle(planes, flat, _item_size(column.dtype))
+    else:
+        _inflate(column, blob, flat)
+    if column.encoding & XOR:
+        _undo_xor(flat.reshape(kept, row_size) if row_size else flat.reshape(kept, 0))
+    if column.encoding & CONSTANT:
+        flat = np.tile(flat, rows)
+    dtype = np.dtype(column.dtype) if column.dtype.startswith("|V") else dtype_from(column.dtype)
+    return flat.view(dtype).reshape(rows, *column.shape)
+
+
+def _inflate(column: Column, blob: bytes | memoryview, out: Array) -> None:
+    """Fills out, exactly, with the decompressed bytes of blob."""
+    if not column.encoding & ZSTD:
+        out[:] = np.frombuffer(blob, np.uint8)
+        return
+    try:
+        if zstandard.frame_content_size(blob) != column.raw:
+            raise CorruptTrace("a compressed column does not have the size it should")
+        reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(blob)
+        target, filled = memoryview(out), 0
+        # A truncated frame ends early without an error: count what comes.
+        while filled < len(out) and (count := reader.readinto(target[filled:])):  # type: ignore[arg-type]
+            filled += count
+        if filled != len(out) or reader.read(1):
+            raise CorruptTrace("a compressed column does not have the size it should")
+    except zstandard.ZstdError as error:
+        raise CorruptTrace(f"a column does not decompress: {error}") from error
+
+
+def _unshuffle(planes: Array, out: Array, item_size: int) -> None:
+    elements, sources = out.reshape(-1, item_size), planes.reshape(item_size, -1)
+    for j in range(item_size):  # one strided pass a byte is several times faster than one transposing copy
+        elements[:, j] = sources[j]
+
+
+def _undo_xor(flat: Array) -> None:
+    wide = _widest(flat)
+    if wide.shape[1] <= 64:
+        np.bitwise_xor.accumulate(wide, axis=0, out=wide)
+        return
+    for i in range(1, len(wide)):
+        np.bitwise_xor(wide[i], wide[i - 1], out=wide[i])
+
+
+def _decode_values(column: Column, blob: bytes | memoryview) -> Array:
+    raw = np.empty(column.raw, np.uint8)
+    _inflate(column, blob, raw)
+    view = memoryview(raw)
+    if column.encoding & CONSTANT:
+        # Unpacked for each row anew: the rows must not share a mutable value.
+        return objects([unpack(view) for _ in range(column.rows)])
+    lengths = raw[: column.rows * wire.LENGTH.itemsize].view(wire.LENGTH)
+    ends = lengths.astype(np.int64).cumsum() + lengths.nbytes
+    if (ends[-1] if column.rows else 0) != len(raw):
+        raise CorruptTrace("the values of a column do not fill it")
+    starts = ends - lengths
+    return objects([unpack(view[a:b]) for a, b in zip(starts.tolist(), ends.tolist())])

@@ -1,0 +1,112 @@
+"""A trace directory: which writers it holds, which batches, and what to do when there is one already."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from pathlib import Path
+
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, TraceNotFound
+from gym_trace.format import manifest, wire
+from gym_trace.format.batch import PART
+
+_WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
+_MANIFEST = re.compile(_WRITER + re.escape(manifest.SUFFIX))
+_BATCH = re.compile(_WRITER + r"\.(?P<number>\d{6,9})\.gtb(?P<part>\.part)?")
+
+
+class WriterFiles:
+    """The files of one writer: its manifest if there is one, and its batches in order."""
+
+    def __init__(self, writer: str):
+        self.writer = writer
+        self.manifest: Path | None = None
+        self.batches: dict[int, Path] = {}
+
+    def is_alive(self) -> bool:
+        return self.manifest is not None and manifest.is_alive(self.manifest)
+
+
+def new_writer_id() -> str:
+    """Unique without asking anyone: UTC time, process, and chance."""
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def check_writer_id(writer: str) -> str:
+    if not re.fullmatch(_WRITER, writer) or _BATCH.search(writer) or manifest.SUFFIX in writer:
+        raise InvalidOption(f"uid={writer!r}: a writer id has 1 to 120 of A-Z a-z 0-9 _ - . and no dot in front")
+    return writer
+
+
+def batch_name(writer: str, number: int) -> str:
+    return f"{writer}.{number:06d}.gtb"
+
+
+def find_writers(directory: Path) -> list[WriterFiles]:
+    """The writers of a trace, in the order of their ids (which begin with the time). Raises TraceNotFound."""
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError as error:
+        raise TraceNotFound(f"{directory}: no such directory") from error
+    except NotADirectoryError as error:
+        raise TraceNotFound(f"{directory}: a trace is a directory, this is a file") from error
+    writers: dict[str, WriterFiles] = {}
+    for name in names:
+        if found := _BATCH.fullmatch(name):
+            files = writers.setdefault(found["writer"], WriterFiles(found["writer"]))
+            number = int(found["number"])
+            if not found["part"] or number not in files.batches:
+                files.batches[number] = directory / name
+        elif found := _MANIFEST.fullmatch(name):
+            writers.setdefault(found["writer"], WriterFiles(found["writer"])).manifest = directory / name
+    for files in writers.values():
+        files.batches = dict(sorted(files.batches.items()))
+    return list(writers.values())
+
+
+def prepare(directory: Path, on_exist: str) -> None:
+    """Makes the directory, and decides about traces that it holds: "error", "append" or "replace"."""
+    if on_exist not in ("error", "append", "replace"):
+        raise InvalidOption(f'on_exist={on_exist!r}: pass "error", "append" or "replace"')
+    directory.mkdir(parents=True, exist_ok=True)
+    writers = find_writers(directory)
+    if on_exist == "error" and writers:
+        shown = "".join(f"\n  {files.writer} ({len(files.batches)} batches)" for files in writers[:5])
+        more = f"\n  and {len(writers) - 5} more" if len(writers) > 5 else ""
+        raise TraceExists(
+            f"{directory} holds recorded traces already:{shown}{more}\n"
+            'pass on_exist="append" to record beside them, on_exist="replace" to delete them first, or another directory'
+        )
+    if on_exist == "replace":
+        for files in writers:
+            _delete(files)
+
+
+def _delete(files: WriterFiles) -> None:
+    """Removes what is proved to be a writer's: a manifest that says so, batches with a valid header."""
+    if files.is_alive():
+        raise TraceExists(f"{files.manifest}: another recorder is writing this trace; stop it before you replace it")
+    for path in files.batches.values():
+        if _is_batch(path):
+            path.unlink()
+        part = path.with_name(path.name + PART)
+        if part.name != path.name and part.exists() and _is_batch(part):
+            part.unlink()
+    if files.manifest is not None and _is_manifest(files.manifest, files.writer):
+        files.manifest.unlink()
+
+
+def _is_batch(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            wire.unpack_file_header(file.read(wire.HEADER_SIZE))
+    except (TraceError, OSError) as error:
+        return not isinstance(error, (CorruptTrace, OSError))
+    return True
+
+
+def _is_manifest(path: Path, writer: str) -> bool:
+    first = next(manifest.read_manifest(path), {})
+    return first.get("type") == "writer" and first.get("writer") == writer

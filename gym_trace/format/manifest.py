@@ -1,0 +1,87 @@
+"""One writer's journal: JSON lines, append-only (docs/FORMAT.md, section 7)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: writers cannot be told alive from dead
+    fcntl = None  # type: ignore[assignment]
+
+SUFFIX = ".manifest.jsonl"
+
+
+class ManifestWriter:
+    """Appends lines to a new manifest, and holds its lock until closed: a reader sees by it that the writer lives."""
+
+    def __init__(self, path: Path, schema: dict[str, Any]):
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        if fcntl is not None:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._line({"type": "writer", **schema})
+
+    def batch(self, file: str, size: int, crc: int, episodes: int, steps: int) -> None:
+        self._line({"type": "batch", "file": file, "bytes": size, "crc32": crc, "episodes": episodes, "steps": steps})
+
+    def closed(self, episodes: int, steps: int, extra: dict[str, Any]) -> None:
+        self._line({"type": "closed", "episodes": episodes, "steps": steps, **extra})
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _line(self, entry: dict[str, Any]) -> None:
+        line = json.dumps(entry, default=_as_json, separators=(",", ":")).encode() + b"\n"
+        while line:
+            line = line[os.write(self._fd, line) :]
+
+
+def _as_json(value: Any) -> Any:
+    """What JSON does not know, as what comes nearest: manifests are for people and for `jq`, batches are exact."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return repr(value)
+
+
+def read_manifest(path: Path) -> Iterator[dict[str, Any]]:
+    """The entries of a manifest; lines that are not whole or not JSON objects are left out."""
+    with open(path, "rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(entry, dict):
+                yield entry
+
+
+def is_alive(path: Path) -> bool:
+    """Whether a process holds the lock of this manifest; False where the system has no such locks."""
+    if fcntl is None:
+        return False
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False

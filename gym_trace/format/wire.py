@@ -1,0 +1,153 @@
+"""Record framing: the only file that packs and checks the fixed binary structures of docs/FORMAT.md."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, UnsupportedTrace
+
+MAJOR, MINOR = 1, 0
+HEADER_SIZE = 64  # file header, record header and footer alike
+MAX_METADATA = 256 << 20
+MAX_COLUMN = 2 << 30  # bytes of a column once decoded
+MAX_VALUES = 256 << 20  # bytes of the values of a msgpack column
+
+FILE_MAGIC = b"\x89GTB\r\n\x1a\n"
+SYNC = b"\xf7GTREC\r\n"
+FOOTER_MAGIC = b"\x89GTBEND\n"
+
+SCHEMA, CHUNK, INDEX = 1, 2, 3
+OPTIONAL = 1
+
+_FILE = struct.Struct("<8sHHI16sI24x")
+_RECORD = struct.Struct("<8sHHIQQQ16sI")
+_FOOTER = struct.Struct("<8sQQ16s20x")
+_CRC = struct.Struct("<I")
+LENGTH = np.dtype("<u4")  # of the values of a msgpack column
+
+# The fragment table; see docs/FORMAT.md, section 4.
+FRAGMENT = np.dtype(
+    [
+        ("episode", "<u8"),
+        ("first_step", "<u8"),
+        ("steps", "<u4"),
+        ("lane", "<u4"),
+        ("flags", "<u4"),
+        ("outcome", "<u4"),
+        ("reward_sum", "<f8"),
+        ("seed", "<i8"),
+        ("start_time", "<i8"),
+        ("clock_offset", "<i8"),
+        ("duration", "<i8"),
+        ("clock_drift", "<i8"),
+    ]
+)
+CHUNK_ENTRY = np.dtype([("offset", "<u8"), ("length", "<u8"), ("fragments", "<u8"), ("observation_rows", "<u8")])
+
+STARTS, LEADS, TERMINATED, TRUNCATED, STOPS, ENDS = (1 << bit for bit in range(6))
+NO_SEED, SEED_ELSEWHERE = -1, -2
+
+
+class RecordHeader(NamedTuple):
+    type: int
+    flags: int
+    metadata_length: int
+    body_length: int
+    offset: int
+    sequence: int
+    metadata_crc: int
+
+    @property
+    def body_offset(self) -> int:
+        return self.offset + HEADER_SIZE + aligned(self.metadata_length)
+
+    @property
+    def end(self) -> int:
+        return self.body_offset + self.body_length
+
+
+class FileHeader(NamedTuple):
+    file_id: bytes
+    batch: int
+
+
+class Footer(NamedTuple):
+    index_offset: int
+    file_length: int
+
+
+def aligned(length: int) -> int:
+    """The smallest multiple of 8 that is not less than length."""
+    return (length + 7) & ~7
+
+
+def padding(length: int) -> bytes:
+    return bytes(-length & 7)
+
+
+def _sealed(packed: bytes) -> bytes:
+    return packed + _CRC.pack(crc32(packed))
+
+
+def _checks(raw: bytes | memoryview) -> bool:
+    return len(raw) == HEADER_SIZE and crc32(raw[:60]) == _CRC.unpack_from(raw, 60)[0]
+
+
+def pack_file_header(file_id: bytes, batch: int) -> bytes:
+    return _sealed(_FILE.pack(FILE_MAGIC, MAJOR, MINOR, 0, file_id, batch))
+
+
+def unpack_file_header(raw: bytes) -> FileHeader:
+    """Raises CorruptTrace, or UnsupportedTrace for a version or feature that this release does not know."""
+    if len(raw) < HEADER_SIZE or not raw.startswith(FILE_MAGIC):
+        raise CorruptTrace("not a gym-trace batch")
+    if not _checks(raw):
+        raise CorruptTrace("the file header does not check")
+    _, major, minor, features, file_id, batch = _FILE.unpack_from(raw)
+    if major != MAJOR:
+        raise UnsupportedTrace(f"format version {major}.{minor}, but this gym-trace reads {MAJOR}.x; upgrade gym-trace")
+    if features:
+        raise UnsupportedTrace(f"needs features {features:#x} that this gym-trace does not know; upgrade gym-trace")
+    return FileHeader(file_id, batch)
+
+
+def pack_record(
+    kind: int, metadata: bytes, blobs: list[bytes], offset: int, sequence: int, file_id: bytes, flags: int = 0
+) -> list[bytes]:
+    """The pieces of one record, to be written one after the other at offset."""
+    body_length = sum(aligned(len(blob)) for blob in blobs)
+    header = _RECORD.pack(
+        SYNC, kind, flags, len(metadata), body_length, offset, sequence, file_id, crc32(metadata)
+    )  # fmt: skip
+    pieces = [_sealed(header), metadata, padding(len(metadata))]
+    for blob in blobs:
+        pieces += [blob, padding(len(blob))]
+    return pieces
+
+
+def unpack_record_header(raw: bytes | memoryview, offset: int, file_id: bytes) -> RecordHeader | None:
+    """The record header in raw, or None if raw is not the header of a record of this file at this offset."""
+    if not _checks(raw):
+        return None
+    sync, kind, flags, metadata_length, body_length, where, sequence, file, crc = _RECORD.unpack_from(raw)
+    if sync != SYNC or where != offset or file != file_id:
+        return None
+    return RecordHeader(kind, flags, metadata_length, body_length, where, sequence, crc)
+
+
+def pack_footer(index_offset: int, file_length: int, file_id: bytes) -> bytes:
+    return _sealed(_FOOTER.pack(FOOTER_MAGIC, index_offset, file_length, file_id))
+
+
+def unpack_footer(raw: bytes, file_length: int, file_id: bytes) -> Footer | None:
+    """The footer in raw, or None if raw is not the footer of this file at this length."""
+    if not _checks(raw):
+        return None
+    magic, index_offset, length, file = _FOOTER.unpack_from(raw)
+    if magic != FOOTER_MAGIC or length != file_length or file != file_id:
+        return None
+    return Footer(index_offset, length)

@@ -1,0 +1,114 @@
+"""All files of one writer: its batches one after the other, and its manifest."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.format import wire
+from gym_trace.format.batch import BatchWriter, sync_directory
+from gym_trace.format.codec import Column, ColumnEncoder
+from gym_trace.format.codec import Path as ColumnPath
+from gym_trace.format.directory import batch_name
+from gym_trace.format.manifest import SUFFIX, ManifestWriter
+from gym_trace.values import Array
+
+# A batch is sealed, and so made durable, when it has reached one of these.
+BATCH_BYTES = 64 << 20
+BATCH_SECONDS = 600.0
+BATCH_FRAGMENTS = 200_000  # their index is kept in memory until then
+
+
+class TraceWriter:
+    """Turns tables of fragments and columns of rows into chunks, batches and manifest lines.
+
+    Not thread-safe. Raises OSError as the file system does.
+    """
+
+    def __init__(self, directory: Path, schema: dict[str, Any], level: int, fsync: bool):
+        self.writer: str = schema["writer"]
+        self._directory = directory
+        self._schema = schema
+        self._level = level
+        self._fsync = fsync
+        self._encoders: dict[ColumnPath, ColumnEncoder] = {}
+        self._batch: BatchWriter | None = None
+        self._opened_at = 0.0
+        self._batches = 0
+        self._batch_episodes = self._batch_steps = 0
+        self.bytes = self.episodes = self.steps = 0
+        self._in_sealed = 0
+        try:
+            self._manifest = ManifestWriter(directory / f"{self.writer}{SUFFIX}", schema)
+        except FileExistsError as error:
+            raise InvalidOption(f"uid={self.writer!r} is taken in {directory}; pass another one, or none") from error
+
+    def write(self, fragments: Array, columns: dict[ColumnPath, Array | list[bytes]]) -> None:
+        """Appends one chunk. columns: typed arrays of rows, or lists of MessagePack values."""
+        encoded = [self._encoded(("fragments",), fragments)]
+        encoded += [self._encoded(path, rows) for path, rows in columns.items()]
+        leads = int(np.count_nonzero(fragments["flags"] & wire.LEADS))
+        steps = int(fragments["steps"].sum())
+        self.batch().write_chunk(fragments, steps + leads, encoded)
+        self._batch_steps += steps
+        self._batch_episodes += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
+        self.bytes = self._in_sealed + self.batch().size
+        if self._fsync:
+            self.batch().sync()
+
+    def batch(self) -> BatchWriter:
+        if self._batch is None:
+            path = self._directory / batch_name(self.writer, self._batches)
+            self._batch = BatchWriter(path, self._batches, {**self._schema, "batch": self._batches})
+            self._opened_at = time.monotonic()
+            if self._fsync:
+                sync_directory(self._directory)
+        return self._batch
+
+    def seal_if_due(self) -> None:
+        batch = self._batch
+        if batch is not None and (
+            batch.size >= BATCH_BYTES
+            or batch.fragments >= BATCH_FRAGMENTS
+            or time.monotonic() - self._opened_at >= BATCH_SECONDS
+        ):
+            self.seal()
+
+    def seal(self) -> None:
+        batch = self._batch
+        if batch is None:
+            return
+        batch.seal(max(self._level, 3))
+        self._batch = None
+        self._batches += 1
+        self._in_sealed += batch.size
+        self.bytes = self._in_sealed
+        self._manifest.batch(batch.path.name, batch.size, batch.crc, self._batch_episodes, self._batch_steps)
+        self.episodes += self._batch_episodes
+        self.steps += self._batch_steps
+        self._batch_episodes = self._batch_steps = 0
+
+    def close(self, extra: dict[str, Any]) -> None:
+        """Seals, says closed in the manifest, and lets go of all files, also where that fails."""
+        try:
+            self.seal()
+            self._manifest.closed(self.episodes, self.steps, extra)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Lets go of all files as they are."""
+        if self._batch is not None:
+            self._batch.abandon()
+            self._batch = None
+        self._manifest.close()
+
+    def _encoded(self, path: ColumnPath, rows: Array | list[bytes]) -> tuple[Column, bytes]:
+        encoder = self._encoders.get(path)
+        if encoder is None:
+            encoder = self._encoders[path] = ColumnEncoder(path, self._level)
+        return encoder.encode_values(rows) if isinstance(rows, list) else encoder.encode(rows)

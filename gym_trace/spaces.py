@@ -1,0 +1,106 @@
+"""A gymnasium space as plain data (docs/FORMAT.md, section 5), and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
+from gym_trace.layout import PlainSpace, from_array_map, to_array_map
+from gym_trace.values import dtype_from, is_plain_dtype
+
+_OneOf = getattr(spaces, "OneOf", None)  # since gymnasium 1.0
+
+
+def describe(space: gymnasium.Space[Any]) -> PlainSpace:
+    """Plain data that describes space: strings, numbers, lists and dicts, fit for JSON and MessagePack."""
+    if isinstance(space, spaces.Box) and is_plain_dtype(space.dtype.str):
+        bounds = {"low": to_array_map(space.low), "high": to_array_map(space.high)}
+        return {"type": "Box", "dtype": _dtype(space), "shape": list(space.shape), **bounds}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "dtype": _dtype(space), "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        start = np.asarray(getattr(space, "start", np.zeros_like(space.nvec)))
+        arrays = {"nvec": to_array_map(space.nvec), "start": to_array_map(start)}
+        return {"type": "MultiDiscrete", "dtype": _dtype(space), "shape": list(space.shape), **arrays}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "dtype": _dtype(space), "shape": list(space.shape)}
+    if isinstance(space, spaces.Dict) and all(isinstance(key, str) for key in space.spaces):
+        return {"type": "Dict", "spaces": [[key, describe(child)] for key, child in space.spaces.items()]}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [describe(child) for child in space.spaces]}
+    if isinstance(space, spaces.Text):
+        limits = {"min_length": int(space.min_length), "max_length": int(space.max_length)}
+        return {"type": "Text", **limits, "characters": "".join(space.character_list)}
+    if isinstance(space, spaces.Sequence):
+        return {"type": "Sequence", "space": describe(space.feature_space), "stack": bool(space.stack)}
+    if isinstance(space, spaces.Graph):
+        edges = None if space.edge_space is None else describe(space.edge_space)
+        return {"type": "Graph", "node_space": describe(space.node_space), "edge_space": edges}
+    if _OneOf is not None and isinstance(space, _OneOf):
+        return {"type": "OneOf", "spaces": [describe(child) for child in space.spaces]}
+    kind = type(space)
+    return {"type": "custom", "class": f"{kind.__module__}.{kind.__qualname__}", "repr": repr(space)[:1000]}
+
+
+def _dtype(space: gymnasium.Space[Any]) -> str:
+    assert space.dtype is not None  # the four kinds that call this have one
+    return space.dtype.newbyteorder("<").str
+
+
+def restore(plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
+    """The space that describe was given.
+
+    Raises:
+        EnvironmentUnavailable: for a custom space, which is not plain data.
+        CorruptTrace: for a malformed description.
+    """
+    try:
+        return _restore(plain)
+    except (KeyError, TypeError, ValueError, AssertionError, AttributeError) as error:
+        raise CorruptTrace(f"the description of a space is malformed: {error!r:.100}") from error
+
+
+def _restore(plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
+    kind = plain["type"]
+    shape = tuple(int(n) for n in plain.get("shape", ()))
+    if kind == "Box":
+        low, high = from_array_map(plain["low"], shape), from_array_map(plain["high"], shape)
+        dtype: Any = dtype_from(plain["dtype"]).type
+        return spaces.Box(low, high, shape, dtype)
+    if kind == "Discrete":
+        return _with_dtype(spaces.Discrete(plain["n"], start=plain["start"]), plain)
+    if kind == "MultiDiscrete":
+        nvec, start = from_array_map(plain["nvec"], shape), from_array_map(plain["start"], shape)
+        options = {"start": start} if start.any() else {}
+        return spaces.MultiDiscrete(nvec, dtype_from(plain["dtype"]).type, **options)
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(list(shape) if len(shape) != 1 else shape[0])
+    if kind == "Dict":
+        return spaces.Dict({key: _restore(child) for key, child in plain["spaces"]})
+    if kind == "Tuple":
+        return spaces.Tuple([_restore(child) for child in plain["spaces"]])
+    if kind == "Text":
+        return spaces.Text(plain["max_length"], min_length=plain["min_length"], charset=plain["characters"])
+    if kind == "Sequence":
+        return spaces.Sequence(_restore(plain["space"]), stack=plain["stack"])
+    if kind == "Graph":
+        edges = None if plain["edge_space"] is None else _restore(plain["edge_space"])
+        return spaces.Graph(_restore(plain["node_space"]), edges)  # type: ignore[arg-type]
+    if kind == "OneOf" and _OneOf is not None:
+        return _OneOf([_restore(child) for child in plain["spaces"]])
+    raise EnvironmentUnavailable(
+        f"a space of type {plain.get('class', kind)} cannot be rebuilt from the trace ({plain.get('repr', '')}); "
+        "its values can be read all the same"
+    )
+
+
+def _with_dtype(space: gymnasium.Space[Any], plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
+    dtype = dtype_from(plain["dtype"])
+    if space.dtype != dtype:  # a Discrete of another dtype, in gymnasium releases that have them
+        space = spaces.Discrete(plain["n"], start=plain["start"], dtype=dtype.type)  # type: ignore[call-arg]
+    return space

@@ -1,0 +1,150 @@
+"""From the fragments of a writer to its episodes: which runs of steps there are, and what is known of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gym_trace.episode import OUTCOMES
+from gym_trace.format import wire
+from gym_trace.values import Array
+
+EPISODE = np.dtype(
+    [
+        ("index", "<i8"),
+        ("episode_id", "<i8"),
+        ("writer", "<u4"),
+        ("lane", "<u4"),
+        ("first_step", "<i8"),
+        ("steps", "<i8"),
+        ("return", "<f8"),
+        ("outcome", "<U10"),
+        ("seed", "<i8"),
+        ("start_time", "<M8[ns]"),
+        ("end_time", "<M8[ns]"),
+        ("clock_offset", "<i8"),
+        ("duration", "<i8"),
+    ]
+)
+
+_OUTCOMES = np.array(OUTCOMES, "<U10")
+_NAT = np.datetime64("NaT", "ns").astype(np.int64)
+
+
+class Parts(NamedTuple):
+    """The episodes, or parts of them, of one writer.
+
+    table: EPISODE rows, in the order in which their last step came to disk.
+    of_fragment: for each fragment the row of table it belongs to; -1 for one without steps or observations.
+    fragments: the fragments of row i are fragments[first[i]:first[i + 1]], in order.
+    trimmed: whether the first observation of a part is missing, so that its first step cannot be told.
+    """
+
+    table: Array
+    of_fragment: Array
+    fragments: Array
+    first: Array
+    trimmed: Array
+
+
+def parts_of(fragments: Array, alive: bool) -> Parts:
+    """The parts that a writer's fragments, in the order of the file, make up.
+
+    alive: whether the writer is still at it; then episodes that have not ended are left out.
+    """
+    carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.LEADS > 0)
+    order = np.flatnonzero(carries)
+    if not np.all(np.diff(fragments["episode"][order].astype(np.int64)) >= 0):
+        order = order[np.argsort(fragments["episode"][order], kind="stable")]
+    sorted_ = fragments[order]
+    episode, first_step = sorted_["episode"], sorted_["first_step"].astype(np.int64)
+    steps, flags = sorted_["steps"].astype(np.int64), sorted_["flags"]
+    opens = np.ones(len(order), bool)  # whether a part begins here
+    opens[1:] = (
+        (episode[1:] != episode[:-1])
+        | (flags[1:] & wire.LEADS > 0)
+        | (first_step[1:] != first_step[:-1] + steps[:-1])
+    )  # fmt: skip
+    begin = np.flatnonzero(opens)
+    bounds = np.append(begin, len(order))
+    trimmed = flags[begin] & wire.LEADS == 0
+    last = bounds[1:] - 1
+
+    table = np.zeros(len(begin), EPISODE)
+    table["episode_id"], table["lane"] = episode[begin], sorted_["lane"][begin]
+    table["first_step"] = first_step[begin] + trimmed
+    if len(begin):
+        table["steps"] = np.add.reduceat(steps, begin) - trimmed
+        table["return"] = np.add.reduceat(sorted_["reward_sum"], begin)
+    ended = _join_episode_facts(table, fragments)
+
+    # A part comes where its last fragment lies, which is the order in which a scan has all of it.
+    rank = np.argsort(order[last], kind="stable")
+    if alive:
+        complete = ended | (flags[last] & wire.STOPS > 0) | _stopped_later(fragments, episode[last], order[last])
+        rank = rank[complete[rank]]
+    table = table[rank]
+    table["index"] = np.arange(len(rank))
+
+    sizes = np.diff(bounds)
+    new_row = np.full(len(begin), -1)
+    new_row[rank] = np.arange(len(rank))
+    of_fragment = np.full(len(fragments), -1)
+    of_fragment[order] = np.repeat(new_row, sizes)
+    first = np.concatenate([[0], np.cumsum(sizes[rank])])
+    places = np.repeat(bounds[:-1][rank] - first[:-1], sizes[rank]) + np.arange(first[-1])
+    return Parts(table, of_fragment, order[places], first, trimmed[rank])
+
+
+def _join_episode_facts(table: Array, fragments: Array) -> Array:
+    """Fills in what the first and the last fragment of an episode say, in all its parts; returns which have ended."""
+    starts = fragments[fragments["flags"] & wire.STARTS > 0]
+    ends = fragments[fragments["flags"] & wire.ENDS > 0]
+    start, started = _found(starts["episode"], table["episode_id"])
+    end, ended = _found(ends["episode"], table["episode_id"])
+    table["seed"] = wire.NO_SEED
+    table["start_time"] = table["end_time"] = np.datetime64("NaT", "ns")
+    table["outcome"] = OUTCOMES[0]
+    if len(starts):
+        for name in ("seed", "clock_offset"):
+            table[name][started] = starts[name][start][started]
+        table["start_time"].view(np.int64)[started] = starts["start_time"][start][started]
+    if len(ends):
+        outcome = np.minimum(ends["outcome"], len(OUTCOMES) - 1)
+        table["outcome"][ended] = _OUTCOMES[outcome[end][ended]]
+        table["duration"][ended] = ends["duration"][end][ended]
+        both = started & ended
+        elapsed = ends["duration"] + ends["clock_drift"]
+        table["end_time"].view(np.int64)[both] = table["start_time"].view(np.int64)[both] + elapsed[end][both]
+    return ended
+
+
+def _found(among: Array, wanted: Array) -> tuple[Array, Array]:
+    """For each value of wanted, a place where it stands in among, and whether it does."""
+    if not len(among):
+        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
+    among = among.astype(np.int64)
+    order = np.argsort(among, kind="stable")
+    wanted = wanted.astype(np.int64)
+    place = np.minimum(np.searchsorted(among, wanted, sorter=order), len(among) - 1)
+    found = order[place]
+    return found, among[found] == wanted
+
+
+def _stopped_later(fragments: Array, episodes: Array, last: Array) -> Array:
+    """Whether a fragment without rows, after the last one of a part, says that the part is complete."""
+    flags = fragments["flags"]
+    bare = np.flatnonzero((fragments["steps"] == 0) & (flags & wire.LEADS == 0) & (flags & wire.STOPS > 0))
+    newest_first = bare[::-1]
+    at, found = _found(fragments["episode"][newest_first], episodes)
+    result = np.zeros(len(episodes), bool)
+    result[found] = newest_first[at[found]] > last[found]
+    return result
+
+
+def step_offsets(fragments: Array) -> tuple[Array, Array]:
+    """Of each fragment of a chunk, where its observation rows and its step rows begin; one element more each."""
+    steps = fragments["steps"].astype(np.int64)
+    rows = steps + (fragments["flags"] & wire.LEADS > 0)
+    return np.concatenate([[0], np.cumsum(rows)]), np.concatenate([[0], np.cumsum(steps)])

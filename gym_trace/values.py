@@ -1,0 +1,229 @@
+"""Any value a Gymnasium environment hands out, as MessagePack and back, exactly and without pickle.
+
+docs/FORMAT.md, section 6, lists the extension types.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from gym_trace.errors import CorruptTrace, UnstorableValue
+
+Array = npt.NDArray[Any]
+
+NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE = range(1, 11)
+_DTYPE = re.compile(r"[<>|][biufc]\d{1,3}|[<|][SU]\d{1,9}|[<>][mM]8(\[[0-9a-zA-Z]{1,12}\])?")
+
+
+class Misfit(NamedTuple):
+    """An observation or action that does not have the structure of its space."""
+
+    value: Any
+
+
+class Unstored(NamedTuple):
+    """Stands for a value that could not be stored: its class and its repr."""
+
+    class_name: str
+    text: str
+
+
+class _Absent:
+    """The one value ABSENT: nothing was given for this row."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Absent()
+
+
+def is_plain_dtype(text: object) -> bool:
+    """Whether text names a dtype that is allowed in a trace; no objects, no structures, no nesting."""
+    return isinstance(text, str) and _DTYPE.fullmatch(text) is not None
+
+
+def dtype_from(text: object) -> np.dtype[Any]:
+    """The dtype named in a file. Raises CorruptTrace."""
+    if not is_plain_dtype(text):
+        raise CorruptTrace(f"not a dtype: {text!r:.60}")
+    try:
+        return np.dtype(str(text))
+    except TypeError as error:
+        raise CorruptTrace(f"not a dtype: {text!r}") from error
+
+
+def copied(value: Any) -> Any:
+    """An equal value that shares no mutable memory with value; immutable and unknown objects as they are."""
+    kind = type(value)
+    if isinstance(value, np.ndarray):
+        return np.array(value, order="C", copy=True, subok=False)
+    if kind in (list, tuple):
+        return kind(copied(item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*(copied(item) for item in value))
+    return value
+
+
+def pack(value: Any) -> bytes:
+    """value as MessagePack. Raises UnstorableValue for what has no exact form."""
+    return _pack(value, _to_extension)
+
+
+def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
+    """value as MessagePack, with placeholders for what has no exact form; also the names of the classes replaced."""
+    replaced: list[str] = []
+
+    def default(item: Any) -> Any:
+        try:
+            return _to_extension(item, pack_item)
+        except UnstorableValue:
+            replaced.append(_class_name(item))
+            return msgpack.ExtType(UNSTORED, pack([_class_name(item), repr(item)[:1000]]))
+
+    def pack_item(item: Any) -> bytes:
+        return _pack(item, default)
+
+    try:
+        return pack_item(value), replaced
+    except UnstorableValue:  # too deep, or a key that cannot be one
+        return pack(msgpack.ExtType(UNSTORED, pack([_class_name(value), repr(value)[:1000]]))), [_class_name(value)]
+
+
+def _pack(value: Any, default: Any) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(
+            value, default=default, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass"
+        )
+        return packed
+    except OverflowError:
+        return _pack(_without_big_integers(value), default)
+    except (ValueError, RecursionError, TypeError) as error:
+        if isinstance(error, UnstorableValue):
+            raise
+        raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: {error}") from error
+
+
+def _without_big_integers(value: Any) -> Any:
+    if isinstance(value, int) and not -(1 << 63) <= value < (1 << 64):
+        return msgpack.ExtType(BIGINT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+    if type(value) in (list, tuple):
+        return type(value)(map(_without_big_integers, value))
+    if isinstance(value, Mapping):
+        return {key: _without_big_integers(item) for key, item in value.items()}
+    return value
+
+
+def _to_extension(value: Any, pack_item: Any = pack) -> Any:
+    """What msgpack does not know, as one of our extension types or as a plain value of its base class."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject and value.dtype == np.dtype(object):
+            return msgpack.ExtType(OBJECTS, pack_item([list(value.shape), value.ravel().tolist()]))
+        if is_plain_dtype(value.dtype.str):
+            return msgpack.ExtType(NDARRAY, pack([value.dtype.str, list(value.shape), value.tobytes()]))
+    elif isinstance(value, np.generic):
+        if is_plain_dtype(value.dtype.str):
+            return msgpack.ExtType(SCALAR, pack([value.dtype.str, value.tobytes()]))
+    elif isinstance(value, Misfit):
+        return msgpack.ExtType(MISFIT, pack_item(value.value))
+    elif isinstance(value, Unstored):
+        return msgpack.ExtType(UNSTORED, pack([value.class_name, value.text]))
+    elif value is ABSENT:
+        return msgpack.ExtType(ABSENT_CODE, b"")
+    elif isinstance(value, tuple):
+        if type(value).__name__ == "GraphInstance":
+            return msgpack.ExtType(GRAPH, pack_item(list(value)))
+        return msgpack.ExtType(TUPLE, pack_item(list(value)))
+    elif isinstance(value, complex):
+        return msgpack.ExtType(COMPLEX, np.array(value, "<c16").tobytes())
+    else:
+        for base in (bool, int, float, str, bytes, list):
+            if isinstance(value, base):
+                return base(value)
+        if isinstance(value, Mapping):
+            return dict(value)
+    raise UnstorableValue(
+        f"a value of type {_class_name(value)} cannot be stored; "
+        "give numbers, text, bytes, NumPy arrays, or lists, tuples and dicts of them"
+    )
+
+
+def _class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def unpack(packed: bytes | memoryview) -> Any:
+    """The value in packed. Nothing of it is trusted: raises CorruptTrace, runs nothing, takes bounded memory."""
+    limit = len(packed)
+    try:
+        return msgpack.unpackb(
+            packed,
+            ext_hook=_from_extension,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+            max_str_len=limit,
+            max_bin_len=limit,
+            max_ext_len=limit,
+            max_array_len=limit,
+            max_map_len=limit,
+        )
+    except CorruptTrace:
+        raise
+    except Exception as error:  # msgpack raises many kinds, and what our hook does with hostile data raises more
+        raise CorruptTrace(f"not a valid value: {error}") from error
+
+
+def _from_extension(code: int, payload: bytes) -> Any:
+    if code == NDARRAY:
+        text, shape, raw = unpack(payload)
+        return np.frombuffer(raw, dtype_from(text)).reshape([int(n) for n in shape]).copy()
+    if code == SCALAR:
+        text, raw = unpack(payload)
+        return np.frombuffer(raw, dtype_from(text), 1)[0]
+    if code == BIGINT:
+        return int.from_bytes(payload, "little", signed=True)
+    if code == TUPLE:
+        return tuple(unpack(payload))
+    if code == GRAPH:
+        return _graph(*unpack(payload))
+    if code == COMPLEX:
+        return complex(np.frombuffer(payload, "<c16", 1)[0])
+    if code == OBJECTS:
+        shape, items = unpack(payload)
+        return objects(items).reshape([int(n) for n in shape])
+    if code == UNSTORED:
+        class_name, text = unpack(payload)
+        return Unstored(str(class_name), str(text))
+    if code == MISFIT:
+        return Misfit(unpack(payload))
+    if code == ABSENT_CODE:
+        return ABSENT
+    return msgpack.ExtType(code, payload)
+
+
+def _graph(nodes: Any, edges: Any, edge_links: Any) -> Any:
+    from gymnasium.spaces import GraphInstance  # here, so that reading other traces does not load gymnasium
+
+    return GraphInstance(nodes, edges, edge_links)
+
+
+def objects(items: list[Any]) -> Array:
+    """A one-dimensional array of dtype object that holds items as they are."""
+    array = np.empty(len(items), object)
+    array[:] = items if not any(hasattr(item, "__len__") for item in items) else _one_by_one(items)
+    return array
+
+
+def _one_by_one(items: list[Any]) -> Array:
+    array = np.empty(len(items), object)
+    for i, item in enumerate(items):
+        array[i] = item
+    return array

@@ -1,0 +1,311 @@
+"""The wrapper that records a single Gymnasium environment."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import gymnasium
+from gymnasium.utils import RecordConstructorArgs
+
+from gym_trace import environment, spaces
+from gym_trace.blocks import ATOMS, TERMINATED, TRUNCATED, Odd, RowFormat, Start
+from gym_trace.errors import InvalidOption
+from gym_trace.filters import EpisodeFilter, FrameFilter, RewardClasses
+from gym_trace.format import directory as trace_directory
+from gym_trace.format import wire
+from gym_trace.layout import Leaf, layout_of
+from gym_trace.recording import Recorder
+from gym_trace.values import copied, pack, pack_lenient
+
+_log = logging.getLogger("gym_trace")
+
+
+class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Records every step of an environment to a trace, without changing what the environment does.
+
+    Args:
+        env: any single Gymnasium environment.
+        directory: where the trace goes; made if it is not there. None: a fresh directory under the system's temporary
+            one, whose name is logged and found in ``.directory``.
+        episode_filter: called with the episode id (0, 1, 2 …) at each reset; episodes for which it says False are
+            not recorded and cost nothing.
+        frame_filter: called with the index of each step in its episode; steps for which it says False are left out. Each
+            run of kept steps comes back as a part of the episode, with the observation before it.
+        reward_classes: values of reward; rare classes of reward are kept more often (see filters.RewardClasses).
+            Not together with frame_filter.
+        record_infos: False, True for all infos, or the keys of those to record.
+        split: a word for what the episodes are for, such as "train" or "eval".
+        uid: the writer's id in file names; None makes a unique one.
+        on_exist: if the directory holds a trace: "error", "append" (a new writer beside the others), or "replace".
+        flush_seconds: what a kill -9 can lose, in seconds of steps.
+        level: zstd level, -7 to 22.
+        fsync: whether each flush waits for the disk, so that a power loss loses no more than a kill.
+        metadata: anything that MessagePack can hold, stored with the trace.
+        on_error: "raise" a RecordingError at the next step when the disk is full, or "warn"; either way once, and the
+            environment can be stepped on unrecorded.
+
+    Attributes:
+        directory: pathlib.Path of the trace.
+
+    Raises:
+        TraceExists: the directory holds a trace and on_exist is "error".
+        InvalidOption: an argument does not make sense.
+    """
+
+    directory: Path
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        episode_filter: EpisodeFilter | None = None,
+        frame_filter: FrameFilter | None = None,
+        reward_classes: Sequence[float] | None = None,
+        record_infos: bool | Sequence[str] = False,
+        split: str = "train",
+        uid: str | None = None,
+        on_exist: str = "error",
+        flush_seconds: float = 1.0,
+        level: int = 1,
+        fsync: bool = False,
+        metadata: Any = None,
+        on_error: str = "raise",
+    ):
+        # Whoever makes the environment again from its spec records beside this trace, as another writer.
+        RecordConstructorArgs.__init__(
+            self,
+            directory=None if directory is None else os.fspath(directory),
+            episode_filter=episode_filter,
+            frame_filter=frame_filter,
+            reward_classes=reward_classes,
+            record_infos=record_infos,
+            split=split,
+            on_exist="append",
+            flush_seconds=flush_seconds,
+            level=level,
+            fsync=fsync,
+            metadata=metadata,
+            on_error=on_error,
+        )
+        super().__init__(env)
+        if reward_classes is not None and frame_filter is not None:
+            raise InvalidOption(
+                "reward_classes and frame_filter exclude each other: both choose the steps that are kept"
+            )
+        if isinstance(record_infos, str):
+            raise InvalidOption(f"record_infos={record_infos!r}: give True, False or a list of keys")
+        self._episode_filter = episode_filter
+        self._frame_filter = frame_filter
+        self._reward_classes = None if reward_classes is None else RewardClasses(reward_classes)
+        self._infos = record_infos
+        self._info_keys = None if isinstance(record_infos, bool) else tuple(record_infos)
+        self._options: dict[str, Any] = {
+            "level": level, "fsync": fsync, "flush_seconds": flush_seconds, "on_error": on_error
+        }  # fmt: skip
+        pack(metadata)  # says what cannot be stored before anything is recorded
+        self._schema: dict[str, Any] = {
+            "format": [wire.MAJOR, wire.MINOR],
+            "writer": trace_directory.check_writer_id(uid or trace_directory.new_writer_id()),
+            "created": time.time_ns(),
+            "split": split,
+            "observation_space": spaces.describe(env.observation_space),
+            "action_space": spaces.describe(env.action_space),
+            "environment": environment.describe_environment(env),
+            "versions": environment.versions_of(env),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "platform": platform.platform(),
+            "recorder": {
+                "record_infos": record_infos if isinstance(record_infos, bool) else list(record_infos),
+                "episode_filter": episode_filter is not None,
+                "frame_filter": frame_filter is not None,
+                "reward_classes": None if reward_classes is None else [float(value) for value in reward_classes],
+            },
+            "metadata": metadata,
+        }
+        if directory is None:
+            self.directory = Path(tempfile.mkdtemp(prefix="gym-trace-"))
+            _log.warning("recording to %s", self.directory)
+        else:
+            self.directory = Path(directory)
+            trace_directory.prepare(self.directory, on_exist)
+        self._attach(lazy=False)
+
+    def _attach(self, lazy: bool) -> None:
+        """A recorder for this wrapper, and the functions that copy values into its rows."""
+        observation = layout_of(self._schema["observation_space"], ("observations",))
+        action = layout_of(self._schema["action_space"], ("actions",))
+        classes = self._reward_classes
+        self._filtered = self._frame_filter is not None or classes is not None
+        form = RowFormat(observation, action, bool(self._infos), use_frames=not self._filtered)
+        self._recorder = recorder = Recorder(
+            self.directory,
+            self._schema,
+            form,
+            summary=dict if classes is None else classes.summary,
+            lazy=lazy,
+            **self._options,
+        )
+        # With one column each for observation, action and reward, rows are put together the short way.
+        leaves = isinstance(observation, Leaf) and isinstance(action, Leaf)
+        self._simple = leaves and not self._infos and not self._filtered
+        pack = form.packer if self._simple else form.tree_packer
+        self._pack_observation: Callable[[Any], Any] = pack(observation, recorder)  # type: ignore[operator]
+        self._pack_action: Callable[[Any], Any] = pack(action, recorder)  # type: ignore[operator]
+        self._step_index = 0
+        self._last_slots: tuple[Any, ...] | None = None  # of the observation before the next step, with filtered steps
+        self._annotations: dict[str, Any] = {}  # of the next step, likewise
+        recorder.save_at_exit(self)
+
+    # -- the environment's methods ------------------------------------------------------------------------------------
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Resets the environment. An episode that has not ended is kept with the outcome "cut"."""
+        recorder = self._recorder
+        recorder.cut()
+        if self._episode_filter is not None and not self._episode_filter(recorder.next_episode):
+            recorder.skip_episode()
+            self._last_slots = None
+            return self.env.reset(seed=seed, options=options)
+        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        state = environment.generator_state(self.env) if seed is None else None
+        given = None if options is None else copied(options)
+        result = observation, info = self.env.reset(seed=seed, options=options)
+        recorded_info = self._pack_info(info) if self._infos else None
+        start = Start(recorder.next_episode, 0, seed, given, state, recorded_info, utc, monotonic)
+        recorder.prepare_lead()
+        packed = self._pack_observation(observation)
+        slots = (packed,) if self._simple else packed
+        self._step_index = 0
+        self._last_slots = slots if self._filtered else None
+        recorder.begin(start, None if self._filtered else slots)
+        return result
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Steps the environment and records the step."""
+        recorder = self._recorder
+        rows = recorder.rows
+        if rows is not None and len(rows) >= recorder.limit:
+            rows = recorder.make_room()
+        if rows is None or self._filtered:
+            return self._rare_step(action)
+        packed_action = self._pack_action(action)
+        result = observation, reward, terminated, truncated, info = self.env.step(action)
+        if type(reward) not in ATOMS:
+            reward = Odd(copied(reward))
+        if self._simple:
+            row = (self._pack_observation(observation), packed_action, reward)
+        else:
+            row = (*self._pack_observation(observation), *packed_action, reward)
+            if self._infos:
+                row += (self._pack_info(info),)
+        if terminated or truncated:
+            recorder.flag(terminated, truncated)
+        rows.extend(row)
+        return result
+
+    def close(self) -> None:
+        """Saves the trace, then closes the environment. Closing twice is fine."""
+        try:
+            self._recorder.close()
+        finally:
+            super().close()
+
+    # -- more to record -----------------------------------------------------------------------------------------------
+
+    def annotate(self, **values: Any) -> None:
+        """Records further values with the next step, such as ``logprob`` or ``value``, as columns of their own.
+
+        Call it before step(). Numbers and arrays of one dtype and shape become typed columns.
+        """
+        if self._filtered:  # it is not known yet whether the next step is kept
+            self._annotations.update({name: copied(value) for name, value in values.items()})
+        else:
+            self._recorder.annotate(values)
+
+    def flush(self) -> None:
+        """Returns when all steps so far can be read by others. Raises RecordingError if they could not be written."""
+        self._recorder.flush()
+
+    def _pack_info(self, info: dict[str, Any]) -> bytes:
+        if self._info_keys is not None:
+            info = {key: info[key] for key in self._info_keys if key in info}
+        packed, replaced = pack_lenient(info)
+        if replaced:
+            self._recorder.complain("infos", f"a value of type {replaced[0]} cannot be stored; its repr is kept")
+        self._recorder.count_values(len(packed))
+        return packed
+
+    def _rare_step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """A step that is not recorded, or of which a filter says whether it is kept."""
+        recorder, before = self._recorder, self._last_slots
+        if before is None or recorder.failed:
+            return self.env.step(action)
+        action_slots = self._pack_action(action)
+        result = observation, reward, terminated, truncated, info = self.env.step(action)
+        index = self._step_index
+        self._step_index += 1
+        self._last_slots = slots = self._pack_observation(observation)
+        if self._keeps(index, reward):
+            if recorder.rows is None:
+                recorder.prepare_lead()
+                recorder.lead(index, before)
+            if self._annotations:
+                recorder.annotate(self._annotations)
+            row = (*slots, *action_slots, reward if type(reward) in ATOMS else Odd(copied(reward)))
+            if self._infos:
+                row += (self._pack_info(info),)
+            if terminated or truncated:
+                recorder.flag(terminated, truncated)
+            self._append(row)
+        else:
+            if recorder.rows is not None:
+                recorder.stop()
+            if terminated or truncated:
+                recorder.end(TERMINATED if terminated else TRUNCATED)
+                self._last_slots = None
+        self._annotations = {}
+        return result
+
+    def _append(self, row: tuple[Any, ...]) -> None:
+        if self._recorder.rows is not None:
+            self._recorder.rows.extend(row)
+
+    def _keeps(self, index: int, reward: Any) -> bool:
+        if self._frame_filter is not None:
+            return self._frame_filter(index)
+        assert self._reward_classes is not None
+        return self._reward_classes.keeps(float(reward))
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        for name in ("_recorder", "_pack_observation", "_pack_action"):
+            del state[name]
+        state["_run"] = self._recorder.open_run()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        run = state.pop("_run")
+        self.__dict__.update(state)
+        copied_from = self._schema["writer"]
+        self._schema = {
+            **self._schema,
+            "writer": trace_directory.new_writer_id(),
+            "pid": os.getpid(),
+            "copied_from": copied_from,
+        }
+        step_index, last_slots = self._step_index, self._last_slots
+        self._attach(lazy=True)
+        self._recorder.go_on_with(run)
+        self._step_index, self._last_slots = step_index, last_slots
