@@ -9,8 +9,8 @@ from gym_trace import errors
 
 if TYPE_CHECKING:
     from gym_trace.episode import Episode
-    from gym_trace.recovery import check_trace, repair_trace
     from gym_trace.playback import Trace, open_trace, scan_recorded_traces
+    from gym_trace.recovery import check_trace, repair_trace
     from gym_trace.rollout import record_episodes
     from gym_trace.statistics import summarize
     from gym_trace.wrappers import TraceRecordingWrapper

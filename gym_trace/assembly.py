@@ -109,8 +109,6 @@ def _joined(pieces: list[Piece], path: Path, rows_of: Callable[[Piece], slice], 
 
 def _items(array: Array) -> list[Any]:
     """The rows as values: arrays, or scalars that keep their dtype."""
-    if array.dtype == object:
-        return array.tolist()
     return list(array)
 
 

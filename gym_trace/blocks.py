@@ -299,8 +299,9 @@ class Encoder:
             "/".join(map(str, leaf.path)),
             f"got {_kind_of(odd)} where the space says {leaf.dtype} of shape {leaf.shape}; recorded exactly as it is",
         )
-        if leaf.shape == ():  # plain integers among others: what fits the space has its type
-            values = [leaf.dtype.type(v) if type(v) is int and _fits(v, leaf.dtype) else v for v in values]  # type: ignore[union-attr]
+        if leaf.shape == () and leaf.dtype is not None:  # plain integers among others: what fits the space has its type
+            dtype = leaf.dtype
+            values = [dtype.type(v) if type(v) is int and _fits(v, dtype) else v for v in values]
         return _typed_or_values(values)
 
     def _rewards(self, rewards: list[Any]) -> Array | list[bytes]:
@@ -365,9 +366,9 @@ def _typed_or_values(values: list[Any]) -> Array | list[bytes]:
         kind = kinds.pop()
         if kind is np.ndarray or issubclass(kind, np.generic):
             dtype, shape = values[0].dtype, values[0].shape
-            if dtype.kind in "biufc" and dtype.str[0] in "<|":
-                if all(value.dtype == dtype and value.shape == shape for value in values):
-                    return np.array(values, dtype)
+            plain = dtype.kind in "biufc" and dtype.str[0] in "<|"
+            if plain and all(value.dtype == dtype and value.shape == shape for value in values):
+                return np.array(values, dtype)
         elif kind is float:
             return np.array(values, np.float64)
     return [pack(value) for value in values]

@@ -48,7 +48,8 @@ class Episode:
 
     def __repr__(self) -> str:
         part = f" from step {self.first_step}" if self.first_step else ""
-        return f"<Episode {self.episode_id} of {self.writer}{part}: {len(self)} steps, return {self.total_reward:g}, {self.outcome}>"
+        what = f"{len(self)} steps, return {self.total_reward:g}, {self.outcome}"
+        return f"<Episode {self.episode_id} of {self.writer}{part}: {what}>"
 
     @property
     def index(self) -> int:

@@ -15,9 +15,9 @@ from gym_trace.assembly import Piece, assemble
 from gym_trace.episode import COLUMNS, Episode
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
 from gym_trace.format.batch import Chunk, Damage
+from gym_trace.format.directory import find_writers
 from gym_trace.stored import StoredWriter
 from gym_trace.table import EPISODE
-from gym_trace.format.directory import find_writers
 from gym_trace.values import Array
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
@@ -31,8 +31,8 @@ def scan_recorded_traces(
 
     Args:
         directory: of the trace.
-        episode_cb: called as ``episode_cb(observations, actions, rewards)``: arrays of N + 1, N and N rows (dicts and tuples of
-            arrays for Dict and Tuple spaces), which belong to the callback. A truthy return value ends the scan.
+        episode_cb: called as ``episode_cb(observations, actions, rewards)``: arrays of N + 1, N and N rows (dicts and
+            tuples of arrays for Dict and Tuple spaces), which belong to the callback. A truthy result ends the scan.
         max_episodes: end after so many episodes.
 
     Returns:
@@ -57,7 +57,8 @@ class Trace:
     Attributes:
         directory: pathlib.Path.
         episodes: structured array, a row an episode: index, episode_id, writer (a place in .writers), lane, first_step,
-            steps, return, outcome, seed (-1: none), start_time, end_time (datetime64[ns], UTC), clock_offset and duration (ns).
+            steps, return, outcome, seed (-1: none), start_time, end_time (datetime64[ns], UTC), clock_offset and
+            duration (ns).
         writers: ids of the writers.
         damage: what was found damaged so far, as (path, start, end, problem).
     """

@@ -281,7 +281,7 @@ class Recorder:
             self._report()
 
     def close(self) -> None:
-        """Saves everything, seals the batch and ends the thread. Raises RecordingError if something could not be saved."""
+        """Saves everything, seals the batch, ends the thread. Raises RecordingError if something could not be saved."""
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True

@@ -70,14 +70,16 @@ def _restore(plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
     shape = tuple(int(n) for n in plain.get("shape", ()))
     if kind == "Box":
         low, high = from_array_map(plain["low"], shape), from_array_map(plain["high"], shape)
-        dtype: Any = dtype_from(plain["dtype"]).type
-        return spaces.Box(low, high, shape, dtype)
+        box_dtype: Any = dtype_from(plain["dtype"]).type
+        return spaces.Box(low, high, shape, box_dtype)
     if kind == "Discrete":
         return _with_dtype(spaces.Discrete(plain["n"], start=plain["start"]), plain)
     if kind == "MultiDiscrete":
         nvec, start = from_array_map(plain["nvec"], shape), from_array_map(plain["start"], shape)
-        options = {"start": start} if start.any() else {}
-        return spaces.MultiDiscrete(nvec, dtype_from(plain["dtype"]).type, **options)
+        options: dict[str, Any] = {"start": start} if start.any() else {}
+        dtype = dtype_from(plain["dtype"]).type
+        restored: gymnasium.Space[Any] = spaces.MultiDiscrete(nvec, dtype, **options)
+        return restored
     if kind == "MultiBinary":
         return spaces.MultiBinary(list(shape) if len(shape) != 1 else shape[0])
     if kind == "Dict":
@@ -90,9 +92,12 @@ def _restore(plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
         return spaces.Sequence(_restore(plain["space"]), stack=plain["stack"])
     if kind == "Graph":
         edges = None if plain["edge_space"] is None else _restore(plain["edge_space"])
-        return spaces.Graph(_restore(plain["node_space"]), edges)  # type: ignore[arg-type]
+        nodes: Any = _restore(plain["node_space"])
+        edge_space: Any = edges
+        return spaces.Graph(nodes, edge_space)
     if kind == "OneOf" and _OneOf is not None:
-        return _OneOf([_restore(child) for child in plain["spaces"]])
+        one_of: gymnasium.Space[Any] = _OneOf([_restore(child) for child in plain["spaces"]])
+        return one_of
     raise EnvironmentUnavailable(
         f"a space of type {plain.get('class', kind)} cannot be rebuilt from the trace ({plain.get('repr', '')}); "
         "its values can be read all the same"
@@ -102,5 +107,6 @@ def _restore(plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
 def _with_dtype(space: gymnasium.Space[Any], plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
     dtype = dtype_from(plain["dtype"])
     if space.dtype != dtype:  # a Discrete of another dtype, in gymnasium releases that have them
-        space = spaces.Discrete(plain["n"], start=plain["start"], dtype=dtype.type)  # type: ignore[call-arg]
+        options: dict[str, Any] = {"dtype": dtype.type}
+        space = spaces.Discrete(plain["n"], start=plain["start"], **options)
     return space

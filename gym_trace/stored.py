@@ -38,7 +38,7 @@ class StoredWriter:
         self.batches: list[BatchReader] = []
         self._unreadable: list[Damage] = []
         self._readers: dict[int, BatchReader] = {}
-        self._starts: dict[int, dict[str, Any]] = {}
+        self._starts: dict[int, dict[int, Any]] = {}
         self._schema: dict[str, Any] | None = None
         self._layouts: Layouts | None = None
         self._files = files
@@ -159,7 +159,7 @@ class StoredWriter:
             ids = table["episode"][begin:end][flags & wire.STARTS > 0].tolist()
             values = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
             self._starts = {number: dict(zip(ids, values))}
-        entry = self._starts[number].get(episode)
+        entry: Any = self._starts[number].get(episode)
         return dict(entry) if isinstance(entry, dict) else {}
 
     # -- reading through ----------------------------------------------------------------------------------------------
@@ -266,9 +266,10 @@ class StoredWriter:
                 if _is_whole(parts, row, items):
                     pieces = [piece for _, piece in pending.pop(row)]
                     trimmed = bool(parts.trimmed[row])
-                    yield tuple(  # type: ignore[misc]
-                        assemble(name, pieces, layouts, trimmed, copy=False)
-                        for name in ("observations", "actions", "rewards")
+                    yield (
+                        assemble("observations", pieces, layouts, trimmed, copy=False),
+                        assemble("actions", pieces, layouts, trimmed, copy=False),
+                        assemble("rewards", pieces, layouts, trimmed, copy=False),
                     )
 
 

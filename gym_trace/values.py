@@ -145,7 +145,8 @@ def _to_extension(value: Any, pack_item: Any = pack) -> Any:
     elif isinstance(value, complex):
         return msgpack.ExtType(COMPLEX, np.array(value, "<c16").tobytes())
     else:
-        for base in (bool, int, float, str, bytes, list):
+        bases: tuple[Any, ...] = (int, float, str, bytes, list)
+        for base in bases:
             if isinstance(value, base):
                 return base(value)
         if isinstance(value, Mapping):

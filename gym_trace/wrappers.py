@@ -37,8 +37,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             one, whose name is logged and found in ``.directory``.
         episode_filter: called with the episode id (0, 1, 2 …) at each reset; episodes for which it says False are
             not recorded and cost nothing.
-        frame_filter: called with the index of each step in its episode; steps for which it says False are left out. Each
-            run of kept steps comes back as a part of the episode, with the observation before it.
+        frame_filter: called with the index of each step in its episode; steps for which it says False are left out.
+            Each run of kept steps comes back as a part of the episode, with the observation before it.
         reward_classes: values of reward; rare classes of reward are kept more often (see filters.RewardClasses).
             Not together with frame_filter.
         record_infos: False, True for all infos, or the keys of those to record.
@@ -158,9 +158,9 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         # With one column each for observation, action and reward, rows are put together the short way.
         leaves = isinstance(observation, Leaf) and isinstance(action, Leaf)
         self._simple = leaves and not self._infos and not self._filtered
-        pack = form.packer if self._simple else form.tree_packer
-        self._pack_observation: Callable[[Any], Any] = pack(observation, recorder)  # type: ignore[operator]
-        self._pack_action: Callable[[Any], Any] = pack(action, recorder)  # type: ignore[operator]
+        packer: Any = form.packer if self._simple else form.tree_packer
+        self._pack_observation: Callable[[Any], Any] = packer(observation, recorder)
+        self._pack_action: Callable[[Any], Any] = packer(action, recorder)
         self._step_index = 0
         self._last_slots: tuple[Any, ...] | None = None  # of the observation before the next step, with filtered steps
         self._annotations: dict[str, Any] = {}  # of the next step, likewise
@@ -200,12 +200,12 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             return self._rare_step(action)
         packed_action = self._pack_action(action)
         result = observation, reward, terminated, truncated, info = self.env.step(action)
-        if type(reward) not in ATOMS:
-            reward = Odd(copied(reward))
+        packed_reward = reward if type(reward) in ATOMS else Odd(copied(reward))
+        row: tuple[Any, ...]
         if self._simple:
-            row = (self._pack_observation(observation), packed_action, reward)
+            row = (self._pack_observation(observation), packed_action, packed_reward)
         else:
-            row = (*self._pack_observation(observation), *packed_action, reward)
+            row = (*self._pack_observation(observation), *packed_action, packed_reward)
             if self._infos:
                 row += (self._pack_info(info),)
         if terminated or truncated:

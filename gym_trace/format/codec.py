@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -71,7 +72,7 @@ def parse_column(descriptor: Any) -> Column:
         if raw > wire.MAX_VALUES:
             raise CorruptTrace(f"a msgpack column claims {raw} bytes, more than the limit of {wire.MAX_VALUES}")
     else:
-        if not (dtype in (f"|V{wire.FRAGMENT.itemsize}", f"|V{wire.CHUNK_ENTRY.itemsize}")):
+        if dtype not in (f"|V{wire.FRAGMENT.itemsize}", f"|V{wire.CHUNK_ENTRY.itemsize}"):
             dtype_from(dtype)
         size = rows * column.row_size
         if raw != (min(rows, 1) * column.row_size if encoding & CONSTANT else size):
@@ -90,7 +91,7 @@ class ColumnEncoder:
 
     def __init__(self, path: Path, level: int):
         self._path = path
-        self._compress = zstandard.ZstdCompressor(level=level).compress
+        self._compress: Callable[[Any], bytes] = zstandard.ZstdCompressor(level=level).compress
         self._encoding = ZSTD
         self._chunks_until_trial = 0
 
@@ -126,7 +127,7 @@ class ColumnEncoder:
         return Column(self._path, dtype, shape, rows, encoding, len(blob), raw, crc32(blob))
 
     def _squeezed(self, filtered: Array | bytes, plain: Array | bytes, encoding: int) -> tuple[bytes, int]:
-        blob = self._compress(memoryview(filtered)) if len(filtered) else b""
+        blob = self._compress(filtered) if len(filtered) else b""
         size = filtered.nbytes if isinstance(filtered, np.ndarray) else len(filtered)
         if size and len(blob) < size:
             return blob, encoding | ZSTD
@@ -138,7 +139,7 @@ class ColumnEncoder:
         if self._chunks_until_trial < 0 and flat.size:
             sample = np.ascontiguousarray(flat[: max(2, _SAMPLE_BYTES // max(1, flat.shape[1]))])
             candidates = [0, XOR] if item_size == 1 else [0, SHUFFLE, XOR, SHUFFLE | XOR]
-            sizes = {c: len(self._compress(memoryview(_filter(sample, c, item_size)))) for c in candidates}
+            sizes = {c: len(self._compress(_filter(sample, c, item_size))) for c in candidates}
             # Filters cost time: a costlier one has to be smaller by 2 %.
             self._encoding = min(candidates, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
             # A column that has just begun may not look like the rest of it: try the first full chunks again soon.
@@ -216,9 +217,10 @@ def _inflate(column: Column, blob: bytes | memoryview, out: Array) -> None:
         if zstandard.frame_content_size(blob) != column.raw:
             raise CorruptTrace("a compressed column does not have the size it should")
         reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(blob)
-        target, filled = memoryview(out), 0
+        target: Any = memoryview(out)  # type: ignore[arg-type]
+        filled = 0
         # A truncated frame ends early without an error: count what comes.
-        while filled < len(out) and (count := reader.readinto(target[filled:])):  # type: ignore[arg-type]
+        while filled < len(out) and (count := reader.readinto(target[filled:])):
             filled += count
         if filled != len(out) or reader.read(1):
             raise CorruptTrace("a compressed column does not have the size it should")
@@ -244,7 +246,7 @@ def _undo_xor(flat: Array) -> None:
 def _decode_values(column: Column, blob: bytes | memoryview) -> Array:
     raw = np.empty(column.raw, np.uint8)
     _inflate(column, blob, raw)
-    view = memoryview(raw)
+    view = memoryview(raw.data)
     if column.encoding & CONSTANT:
         # Unpacked for each row anew: the rows must not share a mutable value.
         return objects([unpack(view) for _ in range(column.rows)])

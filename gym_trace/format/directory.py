@@ -77,7 +77,7 @@ def prepare(directory: Path, on_exist: str) -> None:
         more = f"\n  and {len(writers) - 5} more" if len(writers) > 5 else ""
         raise TraceExists(
             f"{directory} holds recorded traces already:{shown}{more}\n"
-            'pass on_exist="append" to record beside them, on_exist="replace" to delete them first, or another directory'
+            'pass on_exist="append" to record beside them, on_exist="replace" to delete them, or another directory'
         )
     if on_exist == "replace":
         for files in writers:
