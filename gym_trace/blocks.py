@@ -15,7 +15,7 @@ import numpy as np
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
 from gym_trace.layout import Layout, Leaf, Path, taken_apart
-from gym_trace.values import ABSENT, Array, copied, pack, pack_lenient
+from gym_trace.values import ABSENT, Array, copied, pack, pack_lenient, packer, to_extension
 
 FRAME_BYTES = 4096  # values at least this large are copied into a reused buffer, smaller ones become bytes objects
 SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 16 << 20  # raw bytes a chunk, without and with frames
@@ -143,6 +143,7 @@ class Encoder:
         self._episode = 0
         self._next_step = 0
         self._start: Start | None = None
+        self._pack_state = packer(to_extension).pack  # generator states are plain but for large integers
         self.complaints: dict[str, str] = {}  # by column, what did not fit
 
     def take(self, block: Block) -> tuple[Array, dict[Path, Array | list[bytes]]] | None:
@@ -226,6 +227,8 @@ class Encoder:
 
     def _packed_start(self, start: Start) -> bytes:
         entry: dict[str, Any] = {}
+        if start.options is None and start.reset_info is None and _stored_seed(start.seed) != wire.SEED_ELSEWHERE:
+            return self._pack_state({} if start.rng_state is None else {"rng_state": start.rng_state})
         if _stored_seed(start.seed) == wire.SEED_ELSEWHERE:
             entry["seed"] = start.seed
         if start.options is not None:

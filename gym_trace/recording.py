@@ -254,19 +254,22 @@ class Recorder:
         # Annotations of a step that is still to come go with it.
         carried = [(0, values) for at, values in self.block.notes if at >= position]
         with self._room:
-            self.block.full = True
-            self._wake.set()
-            while len(self._blocks) >= _MAX_BLOCKS and self._failure is None:
-                if self._thread is None or not self._thread.is_alive():
-                    break
+            while len(self._blocks) > _MAX_BLOCKS and self._failure is None and self._thread_lives():
+                self._wake.set()
                 self._room.wait(1.0)
-        if len(self._blocks) >= _MAX_BLOCKS and self._failure is None:
+        if len(self._blocks) > _MAX_BLOCKS and self._failure is None:
             self._drain(partial=False)
+        filled = self.block
         self._value_bytes = 0
         self._new_block()
         self.block.notes += carried
+        filled.full = True  # only now: the thread must always find the block that is being filled behind the full ones
+        self._wake.set()
         if self.rows is not None:
             self.rows = self.block.rows
+
+    def _thread_lives(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def _new_block(self) -> None:
         frames = self._spare_frames.pop() if self._spare_frames else self.format.new_frames()

@@ -75,7 +75,7 @@ def copied(value: Any) -> Any:
 
 def pack(value: Any) -> bytes:
     """value as MessagePack. Raises UnstorableValue for what has no exact form."""
-    return _pack(value, _to_extension)
+    return _pack(value, to_extension)
 
 
 def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
@@ -84,7 +84,7 @@ def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
 
     def default(item: Any) -> Any:
         try:
-            return _to_extension(item, pack_item)
+            return to_extension(item, pack_item)
         except UnstorableValue:
             replaced.append(_class_name(item))
             return msgpack.ExtType(UNSTORED, pack([_class_name(item), repr(item)[:1000]]))
@@ -100,29 +100,20 @@ def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
 
 def _pack(value: Any, default: Any) -> bytes:
     try:
-        packed: bytes = msgpack.packb(
-            value, default=default, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass"
-        )
+        packed: bytes = packer(default).pack(value)
         return packed
-    except OverflowError:
-        return _pack(_without_big_integers(value), default)
-    except (ValueError, RecursionError, TypeError) as error:
+    except (ValueError, RecursionError, TypeError, OverflowError) as error:
         if isinstance(error, UnstorableValue):
             raise
         raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: {error}") from error
 
 
-def _without_big_integers(value: Any) -> Any:
-    if isinstance(value, int) and not -(1 << 63) <= value < (1 << 64):
-        return msgpack.ExtType(BIGINT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
-    if type(value) in (list, tuple):
-        return type(value)(map(_without_big_integers, value))
-    if isinstance(value, Mapping):
-        return {key: _without_big_integers(item) for key, item in value.items()}
-    return value
+def packer(default: Any) -> Any:
+    """A MessagePack packer that hands what is not plain to default."""
+    return msgpack.Packer(default=default, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass")
 
 
-def _to_extension(value: Any, pack_item: Any = pack) -> Any:
+def to_extension(value: Any, pack_item: Any = pack) -> Any:
     """What msgpack does not know, as one of our extension types or as a plain value of its base class."""
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject and value.dtype == np.dtype(object):
@@ -142,13 +133,17 @@ def _to_extension(value: Any, pack_item: Any = pack) -> Any:
         if type(value).__name__ == "GraphInstance":
             return msgpack.ExtType(GRAPH, pack_item(list(value)))
         return msgpack.ExtType(TUPLE, pack_item(list(value)))
+    elif type(value) is int:
+        return msgpack.ExtType(BIGINT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
     elif isinstance(value, complex):
         return msgpack.ExtType(COMPLEX, np.array(value, "<c16").tobytes())
     else:
         bases: tuple[Any, ...] = (int, float, str, bytes, list)
         for base in bases:
             if isinstance(value, base):
-                return base(value)
+                plain = base(value)
+                beyond = base is int and not -(1 << 63) <= plain < 1 << 64
+                return to_extension(plain) if beyond else plain
         if isinstance(value, Mapping):
             return dict(value)
     raise UnstorableValue(

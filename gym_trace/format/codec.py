@@ -16,6 +16,7 @@ from gym_trace.values import Array, dtype_from, objects, unpack
 ZSTD, SHUFFLE, XOR, CONSTANT = 1, 2, 4, 8
 MSGPACK = "msgpack"
 _MAX_WINDOW = 128 << 20
+_VALUE_SIZE = 64  # bytes that a decoded value takes at least, if it is no more than that
 _SAMPLE_BYTES = 512 << 10  # on which the encodings of a column are tried
 _RETRY_AFTER = 64  # chunks, after which the encodings of a column are tried again
 
@@ -67,13 +68,15 @@ def parse_column(descriptor: Any) -> Column:
     if dtype == MSGPACK:
         if encoding & (SHUFFLE | XOR) or (not encoding & CONSTANT and raw < rows * wire.LENGTH.itemsize):
             raise CorruptTrace("a msgpack column is malformed")
-        # Decoded values take far more memory than their bytes, and a constant one takes it for every row.
-        size = rows * (64 + raw) if encoding & CONSTANT else rows * 64 + raw
-        if raw > wire.MAX_VALUES:
+        size = rows * _VALUE_SIZE + (rows if encoding & CONSTANT else 1) * raw
+        if raw > wire.MAX_VALUES or size > 2 * wire.MAX_VALUES:
             raise CorruptTrace(f"a msgpack column claims {raw} bytes, more than the limit of {wire.MAX_VALUES}")
     else:
-        if dtype not in (f"|V{wire.FRAGMENT.itemsize}", f"|V{wire.CHUNK_ENTRY.itemsize}"):
-            dtype_from(dtype)
+        is_table = dtype in (f"|V{wire.FRAGMENT.itemsize}", f"|V{wire.CHUNK_ENTRY.itemsize}")
+        if is_table and rows > wire.MAX_TABLE:
+            raise CorruptTrace(f"a table claims {rows} rows, more than the limit of {wire.MAX_TABLE}")
+        if not is_table and dtype_from(dtype).itemsize == 0:
+            raise CorruptTrace(f"not a dtype of a column: {dtype}")
         size = rows * column.row_size
         if raw != (min(rows, 1) * column.row_size if encoding & CONSTANT else size):
             raise CorruptTrace("the size of a column does not fit its rows")
@@ -111,7 +114,7 @@ class ColumnEncoder:
     def encode_values(self, packed: list[bytes]) -> tuple[Column, bytes]:
         """packed: one MessagePack value a row."""
         constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
-        if constant and len(packed) * (64 + len(packed[0])) <= wire.MAX_VALUES:
+        if constant and len(packed) * (_VALUE_SIZE + len(packed[0])) <= wire.MAX_VALUES:
             raw = packed[0]
         else:
             constant = False
@@ -189,8 +192,21 @@ def decode(column: Column, blob: bytes | memoryview) -> Array:
 
     Raises CorruptTrace. The memory taken is bounded by what parse_column has allowed.
     """
-    if column.dtype == MSGPACK:
-        return _decode_values(column, blob)
+    try:
+        if column.dtype == MSGPACK:
+            return _decode_values(column, blob)
+        return _decode_typed(column, blob)
+    except MemoryError as error:
+        raise CorruptTrace(f"a column claims {column.full_size} bytes, more than there is memory for") from error
+
+
+def packed_values(column: Column, blob: bytes | memoryview) -> list[bytes]:
+    """The rows of a msgpack column as they were packed. Raises CorruptTrace."""
+    view, bounds = _value_bounds(column, blob)
+    return [bytes(view[a:b]) for a, b in bounds]
+
+
+def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:
     row_size, rows = column.row_size, column.rows
     kept = min(rows, 1) if column.encoding & CONSTANT else rows
     flat = np.empty(kept * row_size, np.uint8)
@@ -244,15 +260,19 @@ def _undo_xor(flat: Array) -> None:
 
 
 def _decode_values(column: Column, blob: bytes | memoryview) -> Array:
+    view, bounds = _value_bounds(column, blob)
+    return objects([unpack(view[a:b]) for a, b in bounds])  # also equal ones one by one: they must not share memory
+
+
+def _value_bounds(column: Column, blob: bytes | memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
+    """The decompressed bytes of a msgpack column, and where in them the value of each row begins and ends."""
     raw = np.empty(column.raw, np.uint8)
     _inflate(column, blob, raw)
     view = memoryview(raw.data)
     if column.encoding & CONSTANT:
-        # Unpacked for each row anew: the rows must not share a mutable value.
-        return objects([unpack(view) for _ in range(column.rows)])
+        return view, [(0, len(raw))] * column.rows
     lengths = raw[: column.rows * wire.LENGTH.itemsize].view(wire.LENGTH)
     ends = lengths.astype(np.int64).cumsum() + lengths.nbytes
     if (ends[-1] if column.rows else 0) != len(raw):
         raise CorruptTrace("the values of a column do not fill it")
-    starts = ends - lengths
-    return objects([unpack(view[a:b]) for a, b in zip(starts.tolist(), ends.tolist())])
+    return view, list(zip((ends - lengths).tolist(), ends.tolist()))

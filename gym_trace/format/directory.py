@@ -47,7 +47,8 @@ def batch_name(writer: str, number: int) -> str:
 def find_writers(directory: Path) -> list[WriterFiles]:
     """The writers of a trace, in the order of their ids (which begin with the time). Raises TraceNotFound."""
     try:
-        names = sorted(os.listdir(directory))
+        with os.scandir(directory) as entries:  # a link could lead out of the directory, reading a pipe never ends
+            names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
     except FileNotFoundError as error:
         raise TraceNotFound(f"{directory}: no such directory") from error
     except NotADirectoryError as error:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ except ImportError:  # not a POSIX system: writers cannot be told alive from dea
     fcntl = None  # type: ignore[assignment]
 
 SUFFIX = ".manifest.jsonl"
+_MAX_LINE = 64 << 20  # bytes; a longer line counts as several that are no entries
 
 
 class ManifestWriter:
@@ -40,9 +41,13 @@ class ManifestWriter:
             self._fd = -1
 
     def _line(self, entry: dict[str, Any]) -> None:
-        line = json.dumps(entry, default=_as_json, separators=(",", ":")).encode() + b"\n"
+        line = as_json(entry) + b"\n"
         while line:
             line = line[os.write(self._fd, line) :]
+
+
+def as_json(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry, default=_as_json, separators=(",", ":")).encode()
 
 
 def _as_json(value: Any) -> Any:
@@ -56,18 +61,35 @@ def _as_json(value: Any) -> Any:
     return repr(value)
 
 
+class Line(NamedTuple):
+    """A line of a manifest: its range of bytes, and its entry, or None if it is not a JSON object."""
+
+    start: int
+    end: int
+    entry: dict[str, Any] | None
+    whole: bool  # whether it ends in a newline; the last line of a writer that was killed may not
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    start = 0
+    with open(path, "rb") as file:
+        while raw := file.readline(_MAX_LINE):
+            end = start + len(raw)
+            yield Line(start, end, _entry(raw), raw.endswith(b"\n"))
+            start = end
+
+
 def read_manifest(path: Path) -> Iterator[dict[str, Any]]:
     """The entries of a manifest; lines that are not whole or not JSON objects are left out."""
-    with open(path, "rb") as file:
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(entry, dict):
-                yield entry
+    return (line.entry for line in read_lines(path) if line.whole and line.entry is not None)
+
+
+def _entry(raw: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
 
 
 def is_alive(path: Path) -> bool:

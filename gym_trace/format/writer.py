@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from gym_trace.values import Array
 BATCH_BYTES = 64 << 20
 BATCH_SECONDS = 600.0
 BATCH_FRAGMENTS = 200_000  # their index is kept in memory until then
+
+
+Rows = Array | list[bytes] | tuple[Column, bytes]
 
 
 class TraceWriter:
@@ -47,8 +51,8 @@ class TraceWriter:
         except FileExistsError as error:
             raise InvalidOption(f"uid={self.writer!r} is taken in {directory}; pass another one, or none") from error
 
-    def write(self, fragments: Array, columns: dict[ColumnPath, Array | list[bytes]]) -> None:
-        """Appends one chunk. columns: typed arrays of rows, or lists of MessagePack values."""
+    def write(self, fragments: Array, columns: Mapping[ColumnPath, Rows]) -> None:
+        """Appends one chunk. columns: typed arrays of rows, lists of MessagePack values, or what is encoded already."""
         encoded = [self._encoded(("fragments",), fragments)]
         encoded += [self._encoded(path, rows) for path, rows in columns.items()]
         leads = int(np.count_nonzero(fragments["flags"] & wire.LEADS))
@@ -107,7 +111,9 @@ class TraceWriter:
             self._batch = None
         self._manifest.close()
 
-    def _encoded(self, path: ColumnPath, rows: Array | list[bytes]) -> tuple[Column, bytes]:
+    def _encoded(self, path: ColumnPath, rows: Rows) -> tuple[Column, bytes]:
+        if isinstance(rows, tuple):
+            return rows
         encoder = self._encoders.get(path)
         if encoder is None:
             encoder = self._encoders[path] = ColumnEncoder(path, self._level)
