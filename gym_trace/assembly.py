@@ -59,7 +59,7 @@ def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, co
         leaves = [_joined(pieces, leaf.path, _step_rows, leaf, copy)[skip:] for leaf in layouts.actions.leaves()]
         return put_together(layouts.actions, leaves)
     if name == "rewards":
-        return _as_rewards(_joined(pieces, ("rewards",), _step_rows, _REWARD, copy)[skip:])
+        return _as_rewards(_joined(pieces, ("rewards",), _step_rows, _VALUES, copy)[skip:])
     if name in ("terminations", "truncations"):
         bit = wire.TERMINATED if name == "terminations" else wire.TRUNCATED
         return _flag_column(pieces, bit)[skip:]
@@ -71,8 +71,7 @@ def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, co
     return {path[1]: _joined_notes(pieces, path, copy)[skip:] for path in paths if path[0] == "annotations"}
 
 
-_REWARD = Leaf(("rewards",), np.dtype(np.float64), ())
-_VALUES = Leaf(("infos",), None, ())
+_VALUES = Leaf(("values",), None, ())  # of any kind
 
 
 def _observation_rows(piece: Piece) -> slice:
@@ -133,6 +132,8 @@ def _joined_notes(pieces: list[Piece], path: Path, copy: bool) -> Array:
 def densified(items: list[Any]) -> Array | None:
     """items as one array if all are values of one dtype and shape, None otherwise."""
     kinds = set(map(type, items))
+    if kinds <= {float, np.float64}:  # the same to the writer, so which of them comes depends on where chunks end
+        return np.array(items, np.float64) if items else None
     if len(kinds) != 1:
         return None
     kind = kinds.pop()
@@ -144,20 +145,27 @@ def densified(items: list[Any]) -> Array | None:
         for i, item in enumerate(items):
             array[i] = item
         return array
-    if kind is bool or kind is float:
-        return np.array(items, kind)
+    if kind is bool:
+        return np.array(items, bool)
     if kind is int and all(-(1 << 63) <= item < 1 << 63 for item in items):
         return np.array(items, np.int64)
     return None
 
 
 def _as_rewards(rewards: Array) -> Array:
-    """Rewards of several kinds of number as float64, where that holds each of them exactly."""
-    if rewards.dtype == np.int64 or (rewards.dtype == object and all(isinstance(r, _REAL) for r in rewards)):
-        items = rewards.tolist()
-        if all(not isinstance(r, (int, np.integer)) or abs(int(r)) <= _EXACT_INTEGERS for r in items):
-            return np.array([float(r) for r in items], np.float64)
-    return rewards
+    """Rewards of one NumPy dtype have it; others are float64, where that holds each of them exactly."""
+    if rewards.dtype != object:
+        return rewards
+    items = rewards.tolist()
+    dense = densified(items)
+    from_numpy = bool(items) and isinstance(items[0], (np.ndarray, np.generic))
+    if not (from_numpy and dense is not None) and all(isinstance(r, _REAL) and _is_exact(r) for r in items):
+        return np.array([float(r) for r in items], np.float64)
+    return rewards if dense is None else dense
+
+
+def _is_exact(number: Any) -> bool:
+    return not isinstance(number, (int, np.integer)) or abs(int(number)) <= _EXACT_INTEGERS
 
 
 _REAL = (bool, int, float, np.bool_, np.integer, np.float16, np.float32)

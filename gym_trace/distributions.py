@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import UnstorableValue
-from gym_trace.layout import Leaf, Path, PlainSpace
+from gym_trace.layout import Leaf, PlainSpace
 from gym_trace.values import Array, pack
 
 DISTINCT_VALUES = 64  # of rewards that are counted one by one; more of them become a histogram
@@ -238,7 +238,7 @@ class Variety:
             if key not in self._seen and len(self._seen) < KNOWN_VALUES:
                 self._seen.add(key)
                 if len(self._examples) < EXAMPLES:
-                    self._examples[key] = _shortened(repr(value))
+                    self._examples[key] = _shortened(repr(value.item() if isinstance(value, np.generic) else value))
 
     def merge(self, other: Variety) -> None:
         self.count += other.count
@@ -274,9 +274,9 @@ class LeafValues:
     """What the values of one leaf of a space are like, in the way that suits the space."""
 
     def __init__(self, leaf: Leaf, space: PlainSpace):
-        self.path: Path = leaf.path
-        self.space = str(space.get("type"))
-        self.shape = leaf.shape
+        self.leaf = leaf
+        self.space = space
+        self.kind = str(space.get("type"))
         self.rows = 0
         self.misfits = 0  # rows that are no numbers of the shape that the space says
         self._tallies: list[Tally] = []
@@ -288,7 +288,7 @@ class LeafValues:
         self._width = size if by_dimension else 1
         if leaf.dtype is None:
             self._variety = Variety()
-        elif by_dimension and self.space in ("Discrete", "MultiDiscrete", "MultiBinary"):
+        elif by_dimension and self.kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
             self._tallies = [Tally(DISTINCT_CATEGORIES) for _ in range(size)]
         else:
             self._moments = Moments(self._width)
@@ -296,14 +296,14 @@ class LeafValues:
     @property
     def key(self) -> tuple[Any, ...]:
         """Of those that can be merged."""
-        return self.path, self.space, self.shape
+        return self.leaf.path, self.kind, self.leaf.shape
 
     def add(self, rows: Array) -> None:
         """rows: of the column of this leaf, as a chunk has them."""
         self.rows += len(rows)
         if self._variety is not None:
             return self._variety.add(list(rows))
-        numbers = numbers_in(rows, self.shape)
+        numbers = numbers_in(rows, self.leaf.shape)
         self.misfits += len(rows) - sum(map(len, numbers))
         for array in numbers:
             if self._moments is not None:
@@ -326,7 +326,7 @@ class LeafValues:
     def result(self) -> dict[str, Any]:
         """path, space, shape, rows, misfits; and dimensions (one for each element of a row), all (all elements of all
         rows together), or the distinct values."""
-        common = {"path": list(self.path), "space": self.space, "shape": list(self.shape), "rows": self.rows}
+        common = {"path": list(self.leaf.path), "space": self.kind, "shape": list(self.leaf.shape), "rows": self.rows}
         common["misfits"] = self.misfits
         if self._variety is not None:
             return {**common, **self._variety.result()}
@@ -336,7 +336,7 @@ class LeafValues:
         return {**common, **({"all": described[0]} if self._whole else {"dimensions": self._indexed(described)})}
 
     def _indexed(self, described: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{"index": list(index), **known} for index, known in zip(np.ndindex(self.shape), described)]
+        return [{"index": list(index), **known} for index, known in zip(np.ndindex(self.leaf.shape), described)]
 
 
 def numbers_in(rows: Array, shape: tuple[int, ...]) -> list[Array]:

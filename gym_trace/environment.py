@@ -78,12 +78,12 @@ def _installed_version(module: str) -> str | None:
 
 
 def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
-    """The state of the environment's own random generator, or None if it has none that we know.
+    """The state of the random generator of an unwrapped environment, or None if it has none that we know.
 
     A generator that has not been used yet is made by this, from the system's entropy, a moment before the environment
     would have made it itself.
     """
-    generator = getattr(env.unwrapped, "np_random", None)
+    generator = getattr(env, "np_random", None)
     state = getattr(getattr(generator, "bit_generator", None), "state", None)
     return state if isinstance(state, dict) else None
 

@@ -1,4 +1,4 @@
-"""Rows in, batches out: the blocks being filled, the thread that encodes and writes them, flushing, and forks."""
+"""Rows in: what a wrapper tells a recorder, and what the recorder hands on to be written. Forks and copies, too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import threading
 import time
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable
 from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
@@ -25,18 +24,26 @@ from gym_trace.blocks import (
     TRUNCATED,
     VALUES_BYTES,
     Block,
-    Encoder,
     RowFormat,
     Start,
 )
+from gym_trace.encoder import Encoder
 from gym_trace.errors import InvalidOption, RecordingError
 from gym_trace.format import wire
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.writer import TraceWriter
 from gym_trace.values import copied
+from gym_trace.writing import SegmentWriter
 
-_MAX_BLOCKS = 2  # that wait or are being encoded, beside the one being filled: what a slow disk can make us hold
 _live: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+class OpenRun(NamedTuple):
+    """A run of steps that another recorder began: slots of the last observation, None between filtered runs."""
+
+    start: Start
+    steps: int
+    slots: tuple[Any, ...] | None
 
 
 class Recorder:
@@ -68,62 +75,66 @@ class Recorder:
         self.directory = directory
         self.format = row_format
         self._schema = schema
-        self._level, self._fsync = level, fsync
-        self._interval = max(0.005, flush_seconds / 2)
+        self._level, self._fsync, self._flush_seconds = level, fsync, flush_seconds
         self._on_error = on_error
         self._summary = summary
+        self._width = row_format.width
         self._capacity = row_format.capacity * row_format.width
-        self._episodes = 0
-        self._closed = False
-        self._paused = False
         self._owner: weakref.ref[object] | None = None
+        self._closed = False
         self._start_afresh()
         if not lazy:
-            self._open_writer()
+            self._out.writer = self._open_writer()
         _live.add(self)
 
     def _start_afresh(self) -> None:
         """The state of a writer that has written nothing yet."""
-        self._writer: TraceWriter | None = None
         self._encoder = Encoder(self.format)
-        self._spare_frames: list[list[Any]] = []
-        self._blocks: deque[Block] = deque()
-        self._drain_lock = threading.Lock()
-        self._wake = threading.Event()
-        self._room = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._stop = False
-        self._finished = False
-        self._failure: Exception | None = None
+        self._taking = threading.Lock()  # held while rows are taken out of the block
+        self._out = SegmentWriter(
+            f"gym-trace {self.writer_id}",
+            self._open_writer,
+            self._take_rest,
+            self._notice,
+            self.format.chunk_bytes,
+            self._flush_seconds,
+        )
+        self._episodes = 0
+        self._reported = False
         self._complained: set[str] = set()
+        self._paused = False
         self._ended = False  # the run is complete, and a further step would open another one
-        self._value_bytes = 0
+        self._value_bytes = 0  # of MessagePack values in the block
         self._base = 0  # rows in blocks before the one being filled
         self._run_base = 0  # absolute row of the leading observation, less the index of the first step
         self._last_row: tuple[Any, ...] = ()
         self._deferred: OpenRun | None = None
         self.episode: Start | None = None
         self.rows: list[Any] | None = None
-        self._limit_reset()
-        self._new_block()
+        self.limit = self._capacity
+        self.block = Block(self.format.new_frames())
         self._pid = os.getpid()
 
-    def _limit_reset(self) -> None:
-        self.limit = self._capacity
-
-    @property
-    def failed(self) -> bool:
-        return self._failure is not None
+    def _open_writer(self) -> TraceWriter:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return TraceWriter(self.directory, self._schema, self._level, self._fsync)
 
     @property
     def writer_id(self) -> str:
+        """The id that the writer's files bear."""
         return str(self._schema["writer"])
 
     @property
+    def failed(self) -> bool:
+        """Whether writing has failed, so that nothing is recorded any more."""
+        return self._out.failure is not None
+
+    @property
     def next_episode(self) -> int:
+        """The id that the next episode will have."""
         return self._episodes
 
-    # -- the caller's side --------------------------------------------------------------------------------------------
+    # -- episodes and runs of steps -----------------------------------------------------------------------------------
 
     def skip_episode(self) -> None:
         """Counts an episode that is not to be recorded."""
@@ -133,19 +144,22 @@ class Recorder:
         """Starts an episode; lead: the slots of the reset observation, or None if the first frames are left out."""
         self._episodes += 1
         self.rows = None
-        if self._failure is not None:
-            return self._report()
+        if self._out.failure is not None:
+            self._report()
+            return
         if self._closed:
-            return self._warn_once("reset", "the recorder is closed: this episode is not recorded")
+            self._warn_once("reset", "the recorder is closed: this episode is not recorded")
+            return
         self.episode = start
-        self.block.marks.append((self._position(), BEGIN, (start, lead is not None)))
-        self._run_base = self._base + self._position()
+        position = len(self.block.rows) // self._width
+        self.block.marks.append((position, BEGIN, (start, lead is not None)))
+        self._run_base = self._base + position
         if lead is not None:
             self._open_run(lead)
 
     def lead(self, first_step: int, slots: tuple[Any, ...]) -> None:
         """Starts a run of steps in the middle of the episode, with the observation before it."""
-        if self._closed or self._failure is not None:
+        if self._closed or self._out.failure is not None:
             return
         self.block.marks.append((self._position(), LEAD, first_step))
         self._run_base = self._base + self._position() - first_step
@@ -153,11 +167,10 @@ class Recorder:
 
     def _open_run(self, slots: tuple[Any, ...]) -> None:
         self._ended = False
-        self._limit_reset()
+        self.limit = self._capacity
         self.rows = self.block.rows
         self.rows.extend(slots + self.format.filler)
-        if self._thread is None:
-            self._start_thread()
+        self._out.start()
 
     def prepare_lead(self) -> None:
         """To be called before the slots of a leading observation are packed: makes sure that there is a row for it."""
@@ -177,7 +190,7 @@ class Recorder:
         self.block.marks.append((self._position(), STOP, None))
         self.rows = None
 
-    def end(self, outcome: int) -> None:
+    def end(self, outcome: int = CUT) -> None:
         """Ends the episode, if it has not ended, after the rows that are there."""
         if self.episode is not None and not self._ended:
             times = (time.time_ns(), time.monotonic_ns())
@@ -185,9 +198,6 @@ class Recorder:
         self._ended = False
         self.episode = self._deferred = None
         self.rows = None
-
-    def cut(self) -> None:
-        self.end(CUT)
 
     def annotate(self, values: dict[str, Any]) -> None:
         """Gives the next row more values."""
@@ -197,6 +207,8 @@ class Recorder:
             self.block.notes.append((self._position(), {name: copied(value) for name, value in values.items()}))
             self._value_bytes += sum(getattr(value, "nbytes", 64) for value in values.values())
 
+    # -- room ---------------------------------------------------------------------------------------------------------
+
     def count_values(self, count: int) -> None:
         """Counts bytes of MessagePack values, whose size is not known beforehand, towards the size of a block."""
         self._value_bytes += count
@@ -205,7 +217,7 @@ class Recorder:
 
     def make_room(self) -> list[Any] | None:
         """What rows to go on with, or None if nothing is recorded any more. Raises RecordingError, once."""
-        if self._failure is not None:
+        if self._out.failure is not None:
             self.rows = None
             self._report()
             return None
@@ -218,25 +230,61 @@ class Recorder:
             first_step, slots = self.steps_taken(), self.last_observation()
             self.prepare_lead()
             self._restore_frames(slots)
-            self.lead(first_step, slots[: len(self.format.observation_leaves)])
+            self.lead(first_step, slots[:-1])
         if len(self.rows) >= self._capacity or self._value_bytes >= VALUES_BYTES:
             self._turn_over()
-        self._limit_reset()
-        if self._failure is not None:  # it may have come while the limit was being set
+        self.limit = self._capacity
+        if self._out.failure is not None:  # it may have come while the limit was being set
             self.limit = 0
         return self.rows
+
+    def _turn_over(self) -> None:
+        """Hands on what the block holds, and goes on in a new one."""
+        self._out.wait_for_room()
+        block = self.block
+        self._last_row = self.last_observation()
+        position = self._position()
+        self._base += position
+        with self._taking:
+            try:
+                segment = self._encoder.take(block, last=True)
+            except Exception as error:  # a value that cannot be stored, say: as if it could not be written
+                self._out.fail(error)
+                segment = None
+            if segment is not None:
+                self._out.put(segment)
+            self.block = Block(self._out.spare.pop() if self._out.spare else self.format.new_frames())
+            # Annotations of a step that is still to come go with it.
+            self.block.notes += [(0, values) for at, values in block.notes if at >= position]
+        self._value_bytes = 0
+        if self.rows is not None:
+            self.rows = self.block.rows
+        if self._encoder.complaints:
+            self._complain()
+
+    def _take_rest(self) -> None:
+        """Puts what the block holds so far; called by the thread that writes."""
+        with self._taking:
+            segment = self._encoder.take(self.block, last=False)
+            if segment is not None:
+                self._out.put(segment)
+        if any(column not in self._complained for column in self._encoder.complaints):
+            self._notice()
+
+    def _notice(self) -> None:
+        self.limit = 0
 
     def steps_taken(self) -> int:
         """Steps of the episode that the rows stand for."""
         return self._base + self._position() - 1 - self._run_base
 
     def last_observation(self) -> tuple[Any, ...]:
-        """The slots of the last row, frames copied."""
+        """The observation slots of the last row, and copies of its frames behind them."""
         rows = self.block.rows
         if rows:
-            at = len(rows) // self.format.width - 1
+            at = self._position() - 1
             frames = [frame[at].copy() for frame in self.block.frames]
-            return (*rows[-self.format.width :][: len(self.format.observation_leaves)], frames)
+            return (*rows[at * self._width :][: len(self.format.observation_leaves)], frames)
         return self._last_row
 
     def _restore_frames(self, slots: tuple[Any, ...]) -> None:
@@ -244,44 +292,15 @@ class Recorder:
             frame[self._position()] = kept
 
     def _position(self) -> int:
-        return len(self.block.rows) // self.format.width
+        return len(self.block.rows) // self._width
 
-    def _turn_over(self) -> None:
-        """Hands the block over to the thread and goes on in a new one; waits while too many are waiting."""
-        self._last_row = self.last_observation()
-        position = self._position()
-        self._base += position
-        # Annotations of a step that is still to come go with it.
-        carried = [(0, values) for at, values in self.block.notes if at >= position]
-        with self._room:
-            while len(self._blocks) > _MAX_BLOCKS and self._failure is None and self._thread_lives():
-                self._wake.set()
-                self._room.wait(1.0)
-        if len(self._blocks) > _MAX_BLOCKS and self._failure is None:
-            self._drain(partial=False)
-        filled = self.block
-        self._value_bytes = 0
-        self._new_block()
-        self.block.notes += carried
-        filled.full = True  # only now: the thread must always find the block that is being filled behind the full ones
-        self._wake.set()
-        if self.rows is not None:
-            self.rows = self.block.rows
-
-    def _thread_lives(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
-
-    def _new_block(self) -> None:
-        frames = self._spare_frames.pop() if self._spare_frames else self.format.new_frames()
-        self.block = Block(frames)
-        self._blocks.append(self.block)
+    # -- flushing, closing, errors ------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Returns when all steps so far can be read by others. Raises RecordingError."""
-        self._drain(partial=True)
+        self._out.flush()
         self._complain()
-        if self._failure is not None:
-            self._report()
+        self._report()
 
     def close(self) -> None:
         """Saves everything, seals the batch, ends the thread. Raises RecordingError if something could not be saved."""
@@ -289,17 +308,10 @@ class Recorder:
             return
         self._closed = True
         self.end(CLOSED)
-        self._stop = True
-        self._wake.set()
-        if self._thread is threading.current_thread():
-            return  # collected as garbage in our own thread, which saves everything on its way out
-        if self._thread is not None:
-            self._thread.join()
-        self._finish()
+        self._out.close(self._summary)
         _live.discard(self)
         self._complain()
-        if self._failure is not None:
-            self._report()
+        self._report()
 
     def save_at_exit(self, owner: object) -> None:
         """Closes the recorder when owner is collected, or the process ends in an orderly way, whichever comes first."""
@@ -313,9 +325,10 @@ class Recorder:
 
     def _report(self) -> None:
         """Raises the failure, or warns of it, the first time."""
-        failure, self._failure = self._failure, _REPORTED
-        if failure is _REPORTED or failure is None:
+        failure = self._out.failure
+        if failure is None or self._reported:
             return
+        self._reported = True
         message = (
             f"recording to {self.directory} has stopped: {failure}; what was written before can be read, "
             "the environment can go on without being recorded"
@@ -340,118 +353,24 @@ class Recorder:
             self._complained.add(column)
             warnings.warn(f"{column}: {complaint}", UserWarning, stacklevel=5)
 
-    # -- the thread's side --------------------------------------------------------------------------------------------
-
-    def _start_thread(self) -> None:
-        if self._stop:
-            return
-        self._thread = threading.Thread(target=self._work, name=f"gym-trace {self.writer_id}", daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError:  # the interpreter is shutting down: close() will write what is left
-            self._thread = None
-
-    def _work(self) -> None:
-        due = time.monotonic() + self._interval
-        while not self._stop:
-            self._wake.wait(max(0.0, due - time.monotonic()))
-            self._wake.clear()
-            partial = time.monotonic() >= due
-            self._drain(partial)
-            if partial:
-                due = time.monotonic() + self._interval
-        if self._closed:
-            self._finish()
-
-    def _drain(self, partial: bool) -> None:
-        """Writes all full blocks, and with partial=True what there is of the one being filled."""
-        with self._drain_lock:
-            try:
-                while self._failure is None:
-                    block = self._blocks[0]
-                    if not (block.full or partial):
-                        break
-                    full = block.full  # asked before the rows are counted: nothing is added to a full block
-                    self._write(block)
-                    if not full:
-                        break
-                    with self._room:
-                        self._blocks.popleft()
-                        self._spare_frames.append(block.frames)
-                        self._room.notify()
-            except Exception as error:  # whatever it is, it must reach the caller's thread
-                self._fail(error)
-
-    def _write(self, block: Block) -> None:
-        taken = self._encoder.take(block)
-        if taken is None:
-            if self._writer is not None:
-                self._writer.seal_if_due()
-            return
-        self._open_writer().write(*taken)
-        self._open_writer().seal_if_due()
-        if any(column not in self._complained for column in self._encoder.complaints):
-            self.limit = 0
-
-    def _open_writer(self) -> TraceWriter:
-        if self._writer is None:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._writer = TraceWriter(self.directory, self._schema, self._level, self._fsync)
-        return self._writer
-
-    def _fail(self, error: Exception) -> None:
-        with self._room:
-            self._failure = error
-            self.limit = 0
-            while len(self._blocks) > 1:
-                self._blocks.popleft()
-            self._room.notify()
-        if self._writer is not None:
-            self._writer.abandon()
-
-    def _finish(self) -> None:
-        self._drain(partial=True)
-        with self._drain_lock:
-            if self._finished:
-                return
-            self._finished = True
-            if self._writer is not None and self._failure is None:
-                try:
-                    self._writer.close(self._summary())
-                except Exception as error:  # as in _drain
-                    self._fail(error)
-
-    @property
-    def written(self) -> tuple[int, int]:
-        """Bytes on disk, and steps taken and not yet discarded, so far."""
-        return (0 if self._writer is None else self._writer.bytes), self._base + self._position()
-
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Writes what there is and ends the thread, so that a fork finds one thread and no lock held."""
-        thread, self._stop = self._thread, True
-        self._wake.set()
-        if thread is not None:
-            thread.join()
-        self._thread = None
-        self._paused = thread is not None
-        self._drain(partial=True)
+        """Before a fork: writes what there is and ends the thread."""
+        self._paused = self._out.pause()
 
     def resume(self) -> None:
-        self._stop = False
+        """After a fork, in the parent."""
         if self._paused:
-            self._start_thread()
+            self._out.start()
 
     def be_reborn(self) -> None:
-        """In the child after a fork: a writer of its own, going on in the middle of the episode."""
-        if self._writer is not None:
-            self._writer.abandon()
-        state = self.open_run()
+        """After a fork, in the child: a writer of its own, going on in the middle of the episode."""
+        self._out.abandon()
+        run = self.open_run()
         self._schema = {**self._schema, "writer": new_writer_id(), "pid": os.getpid(), "forked_from": self.writer_id}
         self._start_afresh()
-        self._episodes = 0
-        self.go_on_with(state)
+        self.go_on_with(run)
         self._save_when_owner_goes()
         register_after_fork(self, Recorder._save_when_owner_goes)  # multiprocessing clears what was registered so far
 
@@ -459,7 +378,7 @@ class Recorder:
         """What another recorder needs to go on with the run that is open here, or None."""
         if self._deferred is not None:
             return self._deferred
-        if self.episode is None or self._ended or self._failure is not None:
+        if self.episode is None or self._ended or self.failed:
             return None
         return OpenRun(self.episode, self.steps_taken(), None if self.rows is None else self.last_observation())
 
@@ -475,17 +394,6 @@ class Recorder:
         if run.slots is not None:
             self._restore_frames(run.slots)
             self.lead(run.steps, run.slots[:-1])
-
-
-class OpenRun(NamedTuple):
-    """A run of steps that another recorder began: slots of the last observation, None between filtered runs."""
-
-    start: Start
-    steps: int
-    slots: tuple[Any, ...] | None
-
-
-_REPORTED = RecordingError("reported already")
 
 
 def _close_quietly(recorder: Recorder) -> None:

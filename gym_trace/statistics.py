@@ -10,9 +10,8 @@ import numpy as np
 from gym_trace.distributions import LeafValues, Rewards, finite
 from gym_trace.episode import OUTCOMES
 from gym_trace.errors import CorruptTrace, InvalidOption
-from gym_trace.format import wire
 from gym_trace.format.manifest import SUFFIX
-from gym_trace.layout import PlainSpace
+from gym_trace.layout import Leaf, Path, PlainSpace
 from gym_trace.playback import Trace
 from gym_trace.stored import StoredWriter
 from gym_trace.table import step_offsets
@@ -22,8 +21,9 @@ GROUPINGS = ("split", "writer", "outcome")
 QUANTILES = (5, 25, 75, 95)  # percent
 _BINS = 40  # of the histograms of return and length
 _POINTS = 120  # of the curve of returns
+_UNKNOWN = np.iinfo(np.int64).min  # as a time
 _VALUES = frozenset(("observations", "actions", "rewards"))
-_BOOKKEEPING = "fragments"  # the column that says where episodes begin and end
+_BOOKKEEPING = ("fragments",)  # the column that says where episodes begin and end
 
 
 def summarize(
@@ -70,33 +70,52 @@ def summarize(
     """
     if by is not None and by not in GROUPINGS:
         raise InvalidOption(f"by={by!r}: pass one of {', '.join(GROUPINGS)}")
-    facts = _facts(trace)
-    summary = {"directory": str(trace.directory), **_summary(facts, len(trace.episodes), trace.stored)}
+    codes = _outcome_codes(trace.episodes)
+    facts = _facts(trace.episodes, codes)
+    summary = {"directory": str(trace.directory), **_summary(trace, facts, len(trace.episodes), trace.stored)}
     summary["damage"] = [list(damage) for damage in trace.damage]
-    names, of_writer, of_outcome = _groups(trace, by)
-    group = of_writer[facts.writer] + of_outcome[facts.outcome]
+    grouping = _grouping(trace, by)
     if by is not None:
-        part_group = of_writer[trace.episodes["writer"]] + of_outcome[_outcome_codes(trace.episodes)]
-        parts = np.bincount(part_group, minlength=len(names)).tolist()
-        order = np.argsort(group, kind="stable")
-        bounds = np.searchsorted(group[order], np.arange(len(names) + 1))
-        summary["by"], summary["groups"] = by, {}
-        for i, name in enumerate(names):
-            members = facts.take(order[bounds[i] : bounds[i + 1]])
-            if by == "outcome" and not len(members.steps):
-                continue
-            writers = None if by == "outcome" else [w for w, g in zip(trace.stored, of_writer) if g == i]
-            summary["groups"][name] = _summary(members, parts[i], writers)
+        summary |= {"by": by, "groups": _summaries(trace, facts, grouping, codes)}
     if columns:
-        described = _describe_columns(trace, len(names), of_writer, of_outcome, on_progress)
-        for i, name in enumerate(names):
+        described = _describe_columns(trace, grouping, on_progress)
+        for name, values in described.items():
             if by is not None and name in summary["groups"]:
-                summary["groups"][name].update(described[i].result())
+                summary["groups"][name].update(values.result())
         whole = ColumnValues()
-        for values in described:
+        for values in described.values():
             whole.merge(values)
-        summary.update(whole.result())
+        summary |= whole.result()
     return summary
+
+
+class Grouping(NamedTuple):
+    """The group of an episode is the sum of what the arrays say of its writer and its outcome: a place in names."""
+
+    names: list[str]
+    of_writer: Array
+    of_outcome: Array
+
+
+def _grouping(trace: Trace, by: str | None) -> Grouping:
+    of_writer, of_outcome = np.zeros(len(trace.stored), np.int64), np.zeros(len(OUTCOMES), np.int64)
+    if by == "outcome":
+        return Grouping(list(OUTCOMES), of_writer, np.arange(len(OUTCOMES)))
+    if by == "writer":
+        return Grouping(trace.writers, np.arange(len(trace.stored)), of_outcome)
+    if by == "split":
+        splits = [str(_schema(writer).get("split", "")) for writer in trace.stored]
+        names = list(dict.fromkeys(splits))
+        return Grouping(names, np.array([names.index(split) for split in splits], np.int64), of_outcome)
+    return Grouping([""], of_writer, of_outcome)
+
+
+def _schema(writer: StoredWriter) -> dict[str, Any]:
+    """What a writer said of itself; nothing, where it died before it could."""
+    try:
+        return writer.schema
+    except CorruptTrace:
+        return {}
 
 
 # -- from the index ---------------------------------------------------------------------------------------------------
@@ -117,8 +136,14 @@ class Facts(NamedTuple):
         return Facts(*(array[places] for array in self))
 
 
-def _facts(trace: Trace) -> Facts:
-    table = trace.episodes
+def _outcome_codes(table: Array) -> Array:
+    codes = np.zeros(len(table), np.int64)
+    for code, name in enumerate(OUTCOMES[1:], 1):
+        codes[table["outcome"] == name] = code
+    return codes
+
+
+def _facts(table: Array, codes: Array) -> Facts:
     order = np.lexsort((table["episode_id"], table["writer"]))
     writer, episode = table["writer"][order], table["episode_id"][order]
     opens = np.ones(len(table), bool)
@@ -129,32 +154,28 @@ def _facts(trace: Trace) -> Facts:
     if len(begin) < len(table):
         with np.errstate(invalid="ignore"):
             steps, returns = np.add.reduceat(steps, begin), np.add.reduceat(returns, begin)
-    times = (table[name].view(np.int64)[first] for name in ("start_time", "end_time"))
-    return Facts(writer[begin], _outcome_codes(table)[first], steps, returns, *times, table["duration"][first])
+    start, end = table["start_time"].view(np.int64)[first], table["end_time"].view(np.int64)[first]
+    return Facts(writer[begin], codes[first], steps, returns, start, end, table["duration"][first])
 
 
-def _outcome_codes(table: Array) -> Array:
-    codes = np.zeros(len(table), np.int64)
-    for code, name in enumerate(OUTCOMES[1:], 1):
-        codes[table["outcome"] == name] = code
-    return codes
+def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> dict[str, Any]:
+    """The summary of each group. codes: the outcomes of the parts."""
+    names, of_writer, of_outcome = grouping
+    group = of_writer[facts.writer] + of_outcome[facts.outcome]
+    parts = np.bincount(of_writer[trace.episodes["writer"]] + of_outcome[codes], minlength=len(names)).tolist()
+    order = np.argsort(group, kind="stable")
+    bounds = np.searchsorted(group[order], np.arange(len(names) + 1))
+    shared = of_outcome.any()  # the files of a writer hold episodes of several groups
+    summaries = {}
+    for i, name in enumerate(names):
+        members = order[bounds[i] : bounds[i + 1]]
+        if len(members) or not shared:
+            writers = None if shared else [w for w, g in zip(trace.stored, of_writer) if g == i]
+            summaries[name] = _summary(trace, facts.take(members), parts[i], writers)
+    return summaries
 
 
-def _groups(trace: Trace, by: str | None) -> tuple[list[str], Array, Array]:
-    """The names of the groups; the group of an episode is the sum of what the arrays say of its writer and outcome."""
-    of_writer, of_outcome = np.zeros(len(trace.stored), np.int64), np.zeros(len(OUTCOMES), np.int64)
-    if by == "outcome":
-        return list(OUTCOMES), of_writer, np.arange(len(OUTCOMES))
-    if by == "writer":
-        return trace.writers, np.arange(len(trace.stored)), of_outcome
-    if by == "split":
-        splits = [writer.split for writer in trace.stored]
-        names = list(dict.fromkeys(splits))
-        return names, np.array([names.index(split) for split in splits], np.int64), of_outcome
-    return ["all"], of_writer, of_outcome
-
-
-def _summary(facts: Facts, parts: int, writers: list[StoredWriter] | None) -> dict[str, Any]:
+def _summary(trace: Trace, facts: Facts, parts: int, writers: list[StoredWriter] | None) -> dict[str, Any]:
     ended = facts.duration > 0
     in_episodes = float(facts.duration[ended].sum(dtype=np.float64)) / 1e9
     outcomes = np.bincount(facts.outcome, minlength=len(OUTCOMES)).tolist()
@@ -170,18 +191,17 @@ def _summary(facts: Facts, parts: int, writers: list[StoredWriter] | None) -> di
         "return_curve": _curve(by_start[np.isfinite(by_start)]),
         "duration": {"wall": _wall_time(facts), "episodes": in_episodes},
         "steps_per_second": float(facts.steps[ended].sum()) / in_episodes if in_episodes else None,
-        "storage": None if writers is None else _storage(writers),
+        "storage": None if writers is None else _storage(trace, writers),
     }
 
 
 def _filters_frames(writer: StoredWriter) -> bool:
-    recorder = writer.schema.get("recorder")
+    recorder = _schema(writer).get("recorder")
     return isinstance(recorder, dict) and bool(recorder.get("frame_filter") or recorder.get("reward_classes"))
 
 
 def _wall_time(facts: Facts) -> float | None:
-    unknown = np.iinfo(np.int64).min
-    starts, ends = facts.start[facts.start != unknown], facts.end[facts.end != unknown]
+    starts, ends = facts.start[facts.start != _UNKNOWN], facts.end[facts.end != _UNKNOWN]
     if not len(starts) or not len(ends):
         return None
     return max(0, int(ends.max()) - int(starts.min())) / 1e9
@@ -236,19 +256,19 @@ def _curve(values: Array) -> list[float | None]:
         return [finite(mean) for mean in np.add.reduceat(values, bounds[:-1]) / np.diff(bounds)]
 
 
-def _storage(writers: list[StoredWriter]) -> dict[str, Any]:
+def _storage(trace: Trace, writers: list[StoredWriter]) -> dict[str, Any]:
     totals: dict[str, list[int]] = {}
     in_files = raw = 0
     for writer in writers:
-        in_files += sum(_size_of_manifest(writer) for _ in range(1))
+        manifest = trace.directory / f"{writer.writer}{SUFFIX}"
+        in_files += manifest.stat().st_size if manifest.exists() else 0
         for batch in writer.batches:
             in_files += batch.size
             for path, (full, stored) in batch.totals.items():
-                name = "/".join(map(str, path))
-                total = totals.setdefault(name, [0, 0])
+                total = totals.setdefault("/".join(map(str, path)), [0, 0])
                 total[0] += full
                 total[1] += stored
-                raw += full if name != _BOOKKEEPING else 0
+                raw += 0 if path == _BOOKKEEPING else full
     return {
         "bytes": in_files,
         "raw_bytes": raw,
@@ -258,3 +278,102 @@ def _storage(writers: list[StoredWriter]) -> dict[str, Any]:
             for name, (full, stored) in totals.items()
         },
     }
+
+
+# -- from the columns -------------------------------------------------------------------------------------------------
+
+
+class ColumnValues:
+    """What the rewards, actions and observations of one group of episodes are like."""
+
+    def __init__(self) -> None:
+        self._rewards = Rewards()
+        self._leaves: dict[Any, LeafValues] = {}
+
+    def add(self, leaves: list[tuple[Leaf, PlainSpace]], columns: dict[Path, Array]) -> None:
+        for leaf, space in leaves:
+            if leaf.path in columns:
+                self._of(LeafValues(leaf, space)).add(columns[leaf.path])
+        if ("rewards",) in columns:
+            self._rewards.add(columns["rewards",])
+
+    def merge(self, other: ColumnValues) -> None:
+        self._rewards.merge(other._rewards)
+        for values in other._leaves.values():
+            self._of(LeafValues(values.leaf, values.space)).merge(values)
+
+    def _of(self, empty: LeafValues) -> LeafValues:
+        """Those of this leaf so far. Writers of other environments may have a leaf of this name and another kind."""
+        return self._leaves.setdefault(empty.key, empty)
+
+    def result(self) -> dict[str, Any]:
+        described: dict[str, Any] = {"rewards": self._rewards.result(), "actions": [], "observations": []}
+        for values in self._leaves.values():
+            described[str(values.leaf.path[0])].append(values.result())
+        return described
+
+
+def _describe_columns(
+    trace: Trace, grouping: Grouping, on_progress: Callable[[int, int], None] | None
+) -> dict[str, ColumnValues]:
+    """Goes through the chunks, not the episodes: an episode of images may be larger than the memory."""
+    described = {name: ColumnValues() for name in grouping.names}
+    codes = _outcome_codes(trace.episodes)
+    total = sum(int(writer.fragments["steps"].sum()) for writer in trace.stored)
+    done = first_part = 0
+    for number, writer in enumerate(trace.stored):
+        if writer.damage:
+            damage = writer.damage[0]
+            raise CorruptTrace(damage.problem, damage.path, damage.start)
+        after = first_part + len(writer.parts.table)
+        group_of_part = grouping.of_writer[number] + grouping.of_outcome[codes[first_part:after]]
+        first_part = after
+        leaves = _leaves_of(writer) if writer.chunk_count else []
+        for group, columns, steps in _grouped_chunks(writer, group_of_part):
+            described[grouping.names[group]].add(leaves, columns)
+            done += steps
+            if on_progress is not None:
+                on_progress(done, total)
+    return described
+
+
+def _leaves_of(writer: StoredWriter) -> list[tuple[Leaf, PlainSpace]]:
+    spaces = (leaf for name in ("action_space", "observation_space") for leaf in _leaf_spaces(writer.schema[name]))
+    return list(zip([*writer.layouts.actions.leaves(), *writer.layouts.observations.leaves()], spaces))
+
+
+def _leaf_spaces(space: PlainSpace) -> Iterator[PlainSpace]:
+    if space["type"] == "Dict":
+        for _, child in space["spaces"]:
+            yield from _leaf_spaces(child)
+    elif space["type"] == "Tuple":
+        for child in space["spaces"]:
+            yield from _leaf_spaces(child)
+    else:
+        yield space
+
+
+def _grouped_chunks(writer: StoredWriter, group_of_part: Array) -> Iterator[tuple[int, dict[Path, Array], int]]:
+    """(group, columns, steps) of each chunk, once for each group that it has rows of."""
+    parts = writer.parts
+    # Of a step whose leading observation is lost nothing is known for sure: as in Episode, it is left out.
+    trimmed = np.zeros(len(writer.fragments), bool)
+    trimmed[parts.fragments[parts.first[:-1][parts.trimmed]]] = True
+    for number in range(writer.chunk_count):
+        begin, end = writer.chunk_bounds[number : number + 2].tolist()
+        rows = parts.of_fragment[begin:end]
+        if not (rows >= 0).any():  # of episodes that a live writer has not ended, or nothing but marks
+            continue
+        groups = np.where(rows >= 0, group_of_part[rows], -1)
+        chunk = writer.chunk(number, _VALUES)
+        observations, steps = step_offsets(writer.fragments[begin:end])
+        of_observation, of_step = np.repeat(groups, np.diff(observations)), np.repeat(groups, np.diff(steps))
+        of_step[steps[:-1][trimmed[begin:end]]] = -1
+        for group in np.unique(groups[groups >= 0]).tolist():
+            chosen = {True: of_observation == group, False: of_step == group}
+            columns = {}
+            for path in chunk.columns:
+                mask = chosen[path[0] == "observations"]
+                array = chunk.array(path)
+                columns[path] = array if mask.all() else array[mask]
+            yield group, columns, int(np.count_nonzero(chosen[False]))

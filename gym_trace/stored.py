@@ -226,7 +226,7 @@ class StoredWriter:
         parts, layouts = self.parts, self.layouts
         observation_paths = [leaf.path for leaf in layouts.observations.leaves()]
         action_paths = [leaf.path for leaf in layouts.actions.leaves()]
-        alone = np.diff(parts.first) == 1
+        alone = (np.diff(parts.first) == 1) & (parts.table["steps"] > 0)  # no steps have no dtype of their own
         alone[parts.trimmed] = False
         pending: dict[int, list[tuple[int, Piece]]] = {}
         for number in range(self.chunk_count):

@@ -76,7 +76,8 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
     table["first_step"] = first_step[begin] + trimmed
     if len(begin):
         table["steps"] = np.add.reduceat(steps, begin) - trimmed
-        table["return"] = np.add.reduceat(sorted_["reward_sum"], begin)
+        with np.errstate(all="ignore"):  # rewards may be infinite
+            table["return"] = np.add.reduceat(sorted_["reward_sum"], begin)
     ended = _join_episode_facts(table, fragments)
 
     # A part comes where its last fragment lies, which is the order in which a scan has all of it.

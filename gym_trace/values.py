@@ -18,6 +18,7 @@ from gym_trace.errors import CorruptTrace, UnstorableValue
 Array = npt.NDArray[Any]
 
 NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE = range(1, 11)
+MAX_NESTING = 16  # of extension types in each other: msgpack takes 45 kB of the C stack for each, and the stack is short
 _DTYPE = re.compile(r"[<>|][biufc]\d{1,3}|[<|][SU]\d{1,9}|[<>][mM]8(\[[0-9a-zA-Z]{1,12}\])?")
 
 
@@ -75,7 +76,13 @@ def copied(value: Any) -> Any:
 
 def pack(value: Any) -> bytes:
     """value as MessagePack. Raises UnstorableValue for what has no exact form."""
-    return _pack(value, to_extension)
+    return _pack(value, _PACK_HOOKS[0])
+
+
+def _pack_nested(value: Any, depth: int) -> bytes:
+    if depth == MAX_NESTING:
+        raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: tuples more than {depth} deep")
+    return _pack(value, _PACK_HOOKS[depth])
 
 
 def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
@@ -89,8 +96,17 @@ def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
             replaced.append(_class_name(item))
             return msgpack.ExtType(UNSTORED, pack([_class_name(item), repr(item)[:1000]]))
 
+    depth = -1
+
     def pack_item(item: Any) -> bytes:
-        return _pack(item, default)
+        nonlocal depth
+        depth += 1
+        try:
+            if depth >= MAX_NESTING:
+                raise UnstorableValue
+            return _pack(item, default)
+        finally:
+            depth -= 1
 
     try:
         return pack_item(value), replaced
@@ -152,17 +168,30 @@ def to_extension(value: Any, pack_item: Any = pack) -> Any:
     )
 
 
+def _pack_hook(depth: int) -> Any:
+    return lambda value: to_extension(value, lambda item: _pack_nested(item, depth + 1))
+
+
+_PACK_HOOKS = [_pack_hook(depth) for depth in range(MAX_NESTING)]
+
+
 def _class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def unpack(packed: bytes | memoryview) -> Any:
     """The value in packed. Nothing of it is trusted: raises CorruptTrace, runs nothing, takes bounded memory."""
+    return _unpack(packed, 0)
+
+
+def _unpack(packed: bytes | memoryview, depth: int) -> Any:
     limit = len(packed)
+    if depth == len(_UNPACK_HOOKS):
+        raise CorruptTrace("a value is nested too deep")
     try:
         return msgpack.unpackb(
             packed,
-            ext_hook=_from_extension,
+            ext_hook=_UNPACK_HOOKS[depth],
             strict_map_key=False,
             unicode_errors="surrogatepass",
             max_str_len=limit,
@@ -177,32 +206,39 @@ def unpack(packed: bytes | memoryview) -> Any:
         raise CorruptTrace(f"not a valid value: {error}") from error
 
 
-def _from_extension(code: int, payload: bytes) -> Any:
+def _from_extension(code: int, payload: bytes, depth: int) -> Any:
     if code == NDARRAY:
-        text, shape, raw = unpack(payload)
+        text, shape, raw = _unpack(payload, depth)
         return np.frombuffer(raw, dtype_from(text)).reshape([int(n) for n in shape]).copy()
     if code == SCALAR:
-        text, raw = unpack(payload)
+        text, raw = _unpack(payload, depth)
         return np.frombuffer(raw, dtype_from(text), 1)[0]
     if code == BIGINT:
         return int.from_bytes(payload, "little", signed=True)
     if code == TUPLE:
-        return tuple(unpack(payload))
+        return tuple(_unpack(payload, depth))
     if code == GRAPH:
-        return _graph(*unpack(payload))
+        return _graph(*_unpack(payload, depth))
     if code == COMPLEX:
         return complex(np.frombuffer(payload, "<c16", 1)[0])
     if code == OBJECTS:
-        shape, items = unpack(payload)
+        shape, items = _unpack(payload, depth)
         return objects(items).reshape([int(n) for n in shape])
     if code == UNSTORED:
-        class_name, text = unpack(payload)
+        class_name, text = _unpack(payload, depth)
         return Unstored(str(class_name), str(text))
     if code == MISFIT:
-        return Misfit(unpack(payload))
+        return Misfit(_unpack(payload, depth))
     if code == ABSENT_CODE:
         return ABSENT
     return msgpack.ExtType(code, payload)
+
+
+def _unpack_hook(depth: int) -> Any:
+    return lambda code, payload: _from_extension(code, payload, depth + 1)
+
+
+_UNPACK_HOOKS = [_unpack_hook(depth) for depth in range(MAX_NESTING + 2)]
 
 
 def _graph(nodes: Any, edges: Any, edge_links: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
+from numpy import ndarray
 
 from gym_trace import environment, spaces
 from gym_trace.blocks import ATOMS, TERMINATED, TRUNCATED, Odd, RowFormat, Start
@@ -21,7 +22,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.filters import EpisodeFilter, FrameFilter, RewardClasses
 from gym_trace.format import directory as trace_directory
 from gym_trace.format import wire
-from gym_trace.layout import Leaf, layout_of
+from gym_trace.layout import Layout, Leaf, layout_of
 from gym_trace.recording import Recorder
 from gym_trace.values import copied, pack, pack_lenient
 
@@ -97,6 +98,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             on_error=on_error,
         )
         super().__init__(env)
+        self._base_env = env.unwrapped
         if reward_classes is not None and frame_filter is not None:
             raise InvalidOption(
                 "reward_classes and frame_filter exclude each other: both choose the steps that are kept"
@@ -155,9 +157,11 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             lazy=lazy,
             **self._options,
         )
-        # With one column each for observation, action and reward, rows are put together the short way.
-        leaves = isinstance(observation, Leaf) and isinstance(action, Leaf)
-        self._simple = leaves and not self._infos and not self._filtered
+        # With one typed column each for observation, action and reward, rows are put together the short way.
+        self._simple = _is_typed(observation) and _is_typed(action) and not self._infos and not self._filtered
+        small = self._simple and form.observation_leaves[0] not in form.frame_leaves
+        self._dtype = form.observation_leaves[0].dtype if small else None
+        self._shape = form.observation_leaves[0].shape if small else None
         packer: Any = form.packer if self._simple else form.tree_packer
         self._pack_observation: Callable[[Any], Any] = packer(observation, recorder)
         self._pack_action: Callable[[Any], Any] = packer(action, recorder)
@@ -171,13 +175,13 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets the environment. An episode that has not ended is kept with the outcome "cut"."""
         recorder = self._recorder
-        recorder.cut()
+        recorder.end()
         if self._episode_filter is not None and not self._episode_filter(recorder.next_episode):
             recorder.skip_episode()
             self._last_slots = None
             return self.env.reset(seed=seed, options=options)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
-        state = environment.generator_state(self.env) if seed is None else None
+        state = environment.generator_state(self._base_env) if seed is None else None
         given = None if options is None else copied(options)
         result = observation, info = self.env.reset(seed=seed, options=options)
         recorded_info = self._pack_info(info) if self._infos else None
@@ -198,12 +202,18 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             rows = recorder.make_room()
         if rows is None or self._filtered:
             return self._rare_step(action)
-        packed_action = self._pack_action(action)
+        simple = self._simple
+        packed_action = action if simple and type(action) in ATOMS else self._pack_action(action)
         result = observation, reward, terminated, truncated, info = self.env.step(action)
         packed_reward = reward if type(reward) in ATOMS else Odd(copied(reward))
         row: tuple[Any, ...]
-        if self._simple:
-            row = (self._pack_observation(observation), packed_action, packed_reward)
+        if simple:
+            # What _pack_observation does with an array that is as the space says, without the call.
+            plain = type(observation) is ndarray and observation.dtype is self._dtype
+            if plain and observation.shape == self._shape:
+                row = (observation.tobytes(), packed_action, packed_reward)
+            else:
+                row = (self._pack_observation(observation), packed_action, packed_reward)
         else:
             row = (*self._pack_observation(observation), *packed_action, packed_reward)
             if self._infos:
@@ -309,3 +319,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         self._attach(lazy=True)
         self._recorder.go_on_with(run)
         self._step_index, self._last_slots = step_index, last_slots
+
+
+def _is_typed(layout: Layout) -> bool:
+    return isinstance(layout, Leaf) and layout.dtype is not None

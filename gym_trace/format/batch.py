@@ -52,7 +52,8 @@ class BatchWriter:
     def write_chunk(self, fragments: Array, observation_rows: int, columns: list[tuple[Column, bytes]]) -> None:
         """columns: the fragment table's first, then the data's."""
         offset = self.size
-        self._record(wire.CHUNK, pack({"columns": [list(column) for column, _ in columns]}), [b for _, b in columns])
+        metadata = pack({"columns": [column.descriptor() for column, _ in columns]})
+        self._record(wire.CHUNK, metadata, [blob for _, blob in columns])
         self._fragments.append(fragments)
         self._chunks.append((offset, self.size - offset, len(fragments), observation_rows))
         self.fragments += len(fragments)
@@ -69,7 +70,7 @@ class BatchWriter:
         }
         columns = [ColumnEncoder(path, level).encode(table) for path, table in tables.items()]
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
-        metadata = pack({"columns": [list(column) for column, _ in columns], "totals": totals})
+        metadata = pack({"columns": [column.descriptor() for column, _ in columns], "totals": totals})
         index_offset = self.size
         self._record(wire.INDEX, metadata, [blob for _, blob in columns])
         self._append([wire.pack_footer(index_offset, self.size + wire.HEADER_SIZE, self._file_id)])
@@ -145,6 +146,10 @@ class Chunk:
     def __contains__(self, path: Path) -> bool:
         return path in self._blobs
 
+    def encoded(self, path: Path) -> tuple[Column, bytes]:
+        """A column as it is stored."""
+        return self._blobs[path]
+
     def array(self, path: Path) -> Array:
         """The decoded rows of a column: the same writable array at every call."""
         if path not in self._decoded:
@@ -154,6 +159,14 @@ class Chunk:
             except CorruptTrace as error:
                 raise self._located(error) from error
         return self._decoded[path]
+
+
+class Index(NamedTuple):
+    """What the index of a batch says: see BatchReader."""
+
+    fragments: Array
+    chunks: Array
+    totals: dict[Path, list[int]]
 
 
 class BatchReader:
@@ -219,7 +232,12 @@ class BatchReader:
         try:
             return wire.unpack_file_header(_read(file, 0, wire.HEADER_SIZE))
         except CorruptTrace as error:
-            raise error.located(self.path, 0) from error
+            # The first record bears the file id too: damage to these bytes need not cost the whole file.
+            file_id = wire.file_id_of(_read(file, wire.HEADER_SIZE, wire.HEADER_SIZE), wire.HEADER_SIZE)
+            if file_id is None:
+                raise error.located(self.path, 0) from error
+            self._damaged(0, wire.HEADER_SIZE, error.problem)
+            return wire.FileHeader(file_id, 0)
         except UnsupportedTrace as error:
             raise UnsupportedTrace(f"{self.path}: {error}") from error
 
@@ -244,9 +262,13 @@ class BatchReader:
         if not isinstance(descriptors, list):
             raise CorruptTrace("a record has no columns")
         offset = header.body_offset
+        seen: set[Path] = set()
         for column in map(parse_column, descriptors):
             if offset + column.stored > header.end:
                 raise CorruptTrace("a column claims more bytes than its record has")
+            if column.path in seen:
+                raise CorruptTrace("a record has the same column twice")
+            seen.add(column.path)
             yield column, offset
             offset += wire.aligned(column.stored)
 
@@ -273,18 +295,21 @@ class BatchReader:
             header = self._header_at(file, footer.index_offset)
             if header is None or header.type != wire.INDEX:
                 raise CorruptTrace("checksum mismatch in the header of the index")
-            metadata = self._metadata(file, header)
-            tables = {c.path: (c, _checked(file, at, c)) for c, at in self._columns(header, metadata)}
-            fragments = _table(tables, "fragments", wire.FRAGMENT)
-            chunks = _table(tables, "chunks", wire.CHUNK_ENTRY)
-            if int(chunks["fragments"].sum()) != len(fragments):
-                raise CorruptTrace("the tables of the index do not fit each other")
-            self.totals = _totals(metadata.get("totals"))
+            self.fragments, self.chunks, self.totals = self._index(file, header)
         except CorruptTrace as error:
             self._damaged(footer.index_offset, self.size, error.problem)
             return False
-        self.fragments, self.chunks, self.sealed = fragments, chunks, True
+        self.sealed = True
         return True
+
+    def _index(self, file: Any, header: wire.RecordHeader) -> Index:
+        metadata = self._metadata(file, header)
+        tables = {c.path: (c, _checked(file, at, c)) for c, at in self._columns(header, metadata)}
+        fragments = _table(tables, "fragments", wire.FRAGMENT)
+        chunks = _table(tables, "chunks", wire.CHUNK_ENTRY)
+        if sum(chunks["fragments"].tolist()) != len(fragments):
+            raise CorruptTrace("the tables of the index do not fit each other")
+        return Index(fragments, chunks, _totals(metadata.get("totals")))
 
     def _read_schema(self, file: Any) -> None:
         header = self._header_at(file, wire.HEADER_SIZE)

@@ -17,7 +17,7 @@ ZSTD, SHUFFLE, XOR, CONSTANT = 1, 2, 4, 8
 MSGPACK = "msgpack"
 _MAX_WINDOW = 128 << 20
 _VALUE_SIZE = 64  # bytes that a decoded value takes at least, if it is no more than that
-_SAMPLE_BYTES = 512 << 10  # on which the encodings of a column are tried
+_SAMPLE_BYTES = 128 << 10  # on which the encodings of a column are tried
 _RETRY_AFTER = 64  # chunks, after which the encodings of a column are tried again
 
 Path = tuple[str | int, ...]
@@ -34,6 +34,10 @@ class Column(NamedTuple):
     stored: int
     raw: int
     crc: int
+
+    def descriptor(self) -> list[Any]:
+        """As it is stored: of plain arrays, because a tuple would become an extension type."""
+        return [list(self.path), self.dtype, list(self.shape), *self[3:]]
 
     @property
     def row_size(self) -> int:
@@ -140,7 +144,7 @@ class ColumnEncoder:
         """The filters for these rows: what proved smallest on a sample of them, tried again now and then."""
         self._chunks_until_trial -= 1
         if self._chunks_until_trial < 0 and flat.size:
-            sample = np.ascontiguousarray(flat[: max(2, _SAMPLE_BYTES // max(1, flat.shape[1]))])
+            sample = np.ascontiguousarray(flat[: max(8, _SAMPLE_BYTES // max(1, flat.shape[1]))])
             candidates = [0, XOR] if item_size == 1 else [0, SHUFFLE, XOR, SHUFFLE | XOR]
             sizes = {c: len(self._compress(_filter(sample, c, item_size))) for c in candidates}
             # Filters cost time: a costlier one has to be smaller by 2 %.

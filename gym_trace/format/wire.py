@@ -140,6 +140,14 @@ def unpack_record_header(raw: bytes | memoryview, offset: int, file_id: bytes) -
     return RecordHeader(kind, flags, metadata_length, body_length, where, sequence, crc)
 
 
+def file_id_of(raw: bytes, offset: int) -> bytes | None:
+    """The file id in raw, if raw is the header of the schema record of some file at this offset; otherwise None."""
+    if not _checks(raw):
+        return None
+    header = unpack_record_header(raw, offset, raw[40:56])
+    return raw[40:56] if header is not None and header.type == SCHEMA else None
+
+
 def pack_footer(index_offset: int, file_length: int, file_id: bytes) -> bytes:
     return _sealed(_FOOTER.pack(FOOTER_MAGIC, index_offset, file_length, file_id))
 

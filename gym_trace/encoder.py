@@ -1,0 +1,382 @@
+"""What was added to a block, as segments of fragments and columns; and segments joined to chunks."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.blocks import BEGIN, FLAG, LEAD, STOP, Block, Odd, RowFormat, Start
+from gym_trace.format import wire
+from gym_trace.layout import Leaf, Path
+from gym_trace.values import ABSENT, Array, pack, pack_lenient
+
+_PLAIN_NUMBERS = {bool, int, float, np.float64}
+_EXACT_INTEGERS = 2.0**53
+
+Rows = Array | list[bytes]  # of a column: typed, or one MessagePack value a row
+
+
+class Segment(NamedTuple):
+    """A piece of a chunk: a fragment table and the columns of its rows."""
+
+    fragments: Array
+    columns: dict[Path, Rows]
+    size: int  # in bytes, about
+    done_with: list[Array] | None  # buffers that may be used again when this has been written
+
+
+class Encoder:
+    """Turns the rows of blocks into fragment tables and columns. Remembers the run that is open from call to call."""
+
+    def __init__(self, row_format: RowFormat):
+        self._format = row_format
+        self._lane = 0
+        self._episode = 0
+        self._next_step = 0
+        self._start: Start | None = None
+        self.complaints: dict[str, str] = {}  # by column, what did not fit
+
+    def take(self, block: Block, last: bool) -> Segment | None:
+        """What was added to block since the last call; None if nothing was. last: nothing will be added any more."""
+        width = self._format.width
+        begin, end = block.taken, len(block.rows) // width
+        marks = self._marks(block, end)
+        if begin == end and not marks and not (last and block.frames):
+            return None
+        fragments, starts, leads = self._fragments(marks, begin, end)
+        columns: dict[Path, Rows] = {}
+        if starts:
+            columns["starts",] = [self._packed_start(start) for start in starts]
+        self._add_columns(columns, block, begin, end, leads)
+        rewards = columns.get(("rewards",))
+        if isinstance(rewards, np.ndarray) and rewards.ndim == 1 and rewards.dtype.kind in "biuf":
+            _add_reward_sums(fragments, rewards)
+        else:
+            fragments["reward_sum"][fragments["steps"] > 0] = np.nan
+        block.taken = end
+        size = fragments.nbytes + sum(map(_size, columns.values()))
+        return Segment(fragments, columns, size, block.frames if last else None)
+
+    def _marks(self, block: Block, end: int) -> list[tuple[int, int, Any]]:
+        """The marks that can be dealt with when end rows are there."""
+        marks = block.marks[block.taken_marks :]
+        for i, (position, kind, _) in enumerate(marks):
+            if position > end or (position == end and kind in (BEGIN, LEAD, FLAG)):
+                marks = marks[:i]
+                break
+        block.taken_marks += len(marks)
+        return marks
+
+    def _fragments(
+        self, marks: list[tuple[int, int, Any]], begin: int, end: int
+    ) -> tuple[Array, list[Start], list[int]]:
+        table: list[tuple[Any, ...]] = []
+        starts: list[Start] = []
+        leads: list[int] = []
+        cursor, flags, first_step = begin, 0, self._next_step
+
+        def close(position: int, added: int, outcome: int = 0, utc: int = 0, monotonic: int = 0) -> None:
+            nonlocal cursor, flags, first_step
+            flags |= added
+            steps = position - cursor - bool(flags & wire.LEADS)
+            start = self._start
+            begun = (0, 0, 0)
+            if flags & wire.STARTS and start is not None:
+                begun = (_stored_seed(start.seed), start.utc, start.utc - start.monotonic)
+            duration = drift = 0
+            if flags & wire.ENDS and start is not None:
+                duration = monotonic - start.monotonic
+                drift = utc - start.utc - duration
+            table.append((self._episode, first_step, steps, self._lane, flags, outcome, 0.0, *begun, duration, drift))
+            cursor, flags, first_step = position, 0, first_step + steps
+
+        for position, kind, data in marks:
+            if kind == FLAG:
+                said, outcome, utc, monotonic = data
+                close(position + 1, said | wire.STOPS | wire.ENDS, outcome, utc, monotonic)
+            elif kind == BEGIN:
+                self._start, has_lead = data
+                self._episode, self._lane = self._start.episode, self._start.lane
+                starts.append(self._start)
+                cursor, flags, first_step = position, wire.STARTS, 0
+                if has_lead:
+                    flags |= wire.LEADS
+                    leads.append(position - begin)
+                else:
+                    close(position, 0)
+            elif kind == LEAD:
+                cursor, flags, first_step = position, wire.LEADS, data
+                leads.append(position - begin)
+            elif kind == STOP:
+                close(position, wire.STOPS)
+            else:
+                close(position, wire.STOPS | wire.ENDS, *data)
+        if cursor < end:
+            close(end, 0)
+        self._next_step = first_step
+        return np.array(table, wire.FRAGMENT), starts, leads
+
+    def _packed_start(self, start: Start) -> bytes:
+        entry: dict[str, Any] = {}
+        if start.options is None and start.reset_info is None and _stored_seed(start.seed) != wire.SEED_ELSEWHERE:
+            return _EMPTY if start.rng_state is None else _packed_state(start.rng_state)
+        if _stored_seed(start.seed) == wire.SEED_ELSEWHERE:
+            entry["seed"] = start.seed
+        if start.options is not None:
+            entry["options"] = start.options
+        if start.rng_state is not None:
+            entry["rng_state"] = start.rng_state
+        if start.reset_info is not None:
+            entry["reset_info"] = start.reset_info
+        packed, replaced = pack_lenient(entry)
+        if replaced:
+            self.complaints["reset"] = f"a value of type {replaced[0]} given to reset cannot be stored"
+        return packed
+
+    def _add_columns(self, columns: dict[Path, Rows], block: Block, begin: int, end: int, leads: list[int]) -> None:
+        width, form = self._format.width, self._format
+        rows = block.rows[begin * width : end * width]
+        step_rows = bytearray(b"\1") * (end - begin)
+        for position in leads:
+            step_rows[position] = 0
+        if rows:
+            for slot, leaf in enumerate(form.observation_leaves):
+                columns[leaf.path] = self._column(leaf, rows[slot::width], self._frame_rows(block, leaf, begin, end))
+        if len(leads) < end - begin:
+            after = len(form.observation_leaves)
+            for slot, leaf in enumerate(form.action_leaves, after):
+                frames = self._frame_rows(block, leaf, begin, end)
+                if frames is not None and leads:
+                    frames = frames[np.frombuffer(step_rows, np.bool_)]
+                columns[leaf.path] = self._column(leaf, _kept(rows[slot::width], step_rows, leads), frames)
+            slot = after + len(form.action_leaves)
+            columns["rewards",] = self._rewards(_kept(rows[slot::width], step_rows, leads))
+            if form.infos:
+                columns["infos",] = _kept(rows[slot + 1 :: width], step_rows, leads)
+        self._add_annotations(columns, block, begin, end, step_rows, leads)
+
+    def _frame_rows(self, block: Block, leaf: Leaf, begin: int, end: int) -> Array | None:
+        if leaf not in self._format.frame_leaves:
+            return None
+        return block.frames[self._format.frame_leaves.index(leaf)][begin:end]
+
+    def _column(self, leaf: Leaf, slots: list[Any], frames: Array | None) -> Rows:
+        """The rows of one leaf: typed as the space says, or as the values are."""
+        dtype, shape = leaf.dtype, leaf.shape
+        if dtype is None:
+            return slots
+        if frames is not None:
+            if slots.count(None) == len(slots):
+                return frames
+            return self._misfits(leaf, [frames[i] if slot is None else slot for i, slot in enumerate(slots)])
+        if shape == ():
+            scalars = _typed_scalars(slots, dtype)
+            return self._misfits(leaf, slots) if scalars is None else scalars
+        try:
+            return np.frombuffer(b"".join(slots), dtype).reshape(len(slots), *shape)
+        except TypeError:  # an Odd among the bytes
+            arrays = [np.frombuffer(s, dtype).reshape(shape) if type(s) is bytes else s for s in slots]
+            return self._misfits(leaf, arrays)
+
+    def _misfits(self, leaf: Leaf, slots: list[Any]) -> Rows:
+        values = [slot.value if type(slot) is Odd else slot for slot in slots]
+        odd = next(value for value, slot in zip(values, slots) if type(slot) is not np.ndarray or value is not slot)
+        self.complaints.setdefault(
+            "/".join(map(str, leaf.path)),
+            f"got {_kind_of(odd)} where the space says {leaf.dtype} of shape {leaf.shape}; recorded exactly as it is",
+        )
+        if leaf.shape == () and leaf.dtype is not None:  # plain integers among others: what fits the space has its type
+            dtype = leaf.dtype
+            values = [dtype.type(v) if type(v) is int and _fits(v, dtype) else v for v in values]
+        return _typed_or_values(values)
+
+    def _rewards(self, rewards: list[Any]) -> Rows:
+        kinds = set(map(type, rewards))
+        if kinds <= _PLAIN_NUMBERS:
+            try:
+                array = np.array(rewards, np.float64)
+            except OverflowError:
+                return [pack(reward) for reward in rewards]
+            with np.errstate(invalid="ignore"):  # of signalling NaN
+                inexact = (np.abs(array) > _EXACT_INTEGERS).any()
+            if kinds <= {float, np.float64} or not inexact:
+                return array
+        values = [reward.value if type(reward) is Odd else reward for reward in rewards]
+        return _typed_or_values(values)
+
+    def _add_annotations(
+        self,
+        columns: dict[Path, Rows],
+        block: Block,
+        begin: int,
+        end: int,
+        step_rows: bytearray,
+        leads: list[int],
+    ) -> None:
+        notes = [note for note in block.notes[block.taken_notes :] if note[0] < end]
+        block.taken_notes += len(notes)
+        for name in dict.fromkeys(name for _, values in notes for name in values):
+            rows: list[Any] = [ABSENT] * (end - begin)
+            for position, values in notes:
+                if name in values:
+                    rows[position - begin] = values[name]
+            kept = _kept(rows, step_rows, leads)
+            if kept:
+                columns["annotations", name] = _typed_or_values(kept)
+
+
+def _typed_scalars(slots: list[Any], dtype: np.dtype[Any]) -> Array | None:
+    """Scalars of dtype, and plain integers that fit it, as an array; None if there are others."""
+    kinds = set(map(type, slots))
+    if kinds == {dtype.type}:
+        return np.array(slots, dtype)
+    if not (kinds <= {int, dtype.type} and dtype.kind in "iu"):
+        return None
+    try:
+        wide = np.array(slots, np.uint64 if dtype == np.uint64 else np.int64)
+    except OverflowError:
+        return None
+    if wide.dtype == dtype:
+        return wide
+    limits = np.iinfo(dtype)
+    return wide.astype(dtype) if limits.min <= wide.min() and wide.max() <= limits.max else None
+
+
+def _kept(slots: list[Any], step_rows: bytearray, leads: list[int]) -> list[Any]:
+    return list(compress(slots, step_rows)) if leads else slots
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return f"{value.dtype} of shape {value.shape}"
+    return f"a {type(value).__name__}"
+
+
+def _fits(value: int, dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "iu" and bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
+
+
+def _stored_seed(seed: Any) -> int:
+    if seed is None:
+        return wire.NO_SEED
+    if isinstance(seed, (int, np.integer)) and 0 <= seed < 1 << 63:
+        return int(seed)
+    return wire.SEED_ELSEWHERE
+
+
+def _typed_or_values(values: list[Any]) -> Rows:
+    """A typed array where all values have one NumPy dtype and shape, otherwise one MessagePack value a row."""
+    kinds = set(map(type, values))
+    if len(kinds) == 1:
+        kind = kinds.pop()
+        if kind is np.ndarray or issubclass(kind, np.generic):
+            dtype, shape = values[0].dtype, values[0].shape
+            plain = dtype.kind in "biufc" and dtype.str[0] in "<|"
+            if plain and all(value.dtype == dtype and value.shape == shape for value in values):
+                return np.array(values, dtype)
+        elif kind is float:
+            return np.array(values, np.float64)
+    return [pack(value) for value in values]
+
+
+def _add_reward_sums(fragments: Array, rewards: Array) -> None:
+    filled = np.flatnonzero(fragments["steps"])
+    if filled.size:
+        steps = fragments["steps"].astype(np.int64)
+        begins = (np.cumsum(steps) - steps)[filled]
+        with np.errstate(all="ignore"):  # rewards may be anything, and so may their sum
+            fragments["reward_sum"][filled] = np.add.reduceat(rewards.astype(np.float64), begins)
+
+
+def _packed_state(state: dict[str, Any]) -> bytes:
+    """{"rng_state": state}; of PCG64, NumPy's usual generator, put together from parts because short episodes need many."""
+    if state.get("bit_generator") != "PCG64":
+        return pack_lenient({"rng_state": state})[0]
+    numbers = state["state"]
+    return b"".join(
+        (
+            _PCG64[0],
+            numbers["state"].to_bytes(17, "little"),
+            _PCG64[1],
+            numbers["inc"].to_bytes(17, "little"),
+            _PCG64[2],
+            b"\1" if state["has_uint32"] else b"\0",
+            _PCG64[3],
+            state["uinteger"].to_bytes(4, "big"),
+        )
+    )
+
+
+def _pcg64_parts() -> list[bytes]:
+    """What lies between the numbers in the MessagePack of a PCG64 state: integers of 17 and 4 bytes, a small one."""
+    marker = 1 << 128
+    state = {"state": {"state": marker, "inc": marker}, "has_uint32": 1, "uinteger": 0xFFFFFFFF}
+    packed = pack({"rng_state": {"bit_generator": "PCG64", **state}})
+    head, middle, tail = packed.split(marker.to_bytes(17, "little"))
+    last = b"\xa8uinteger\xce"
+    return [head, middle, tail[: tail.index(last) - 1], last]
+
+
+_EMPTY = pack({})
+_PCG64 = _pcg64_parts()
+
+
+def _size(rows: Rows) -> int:
+    return rows.nbytes if isinstance(rows, np.ndarray) else sum(map(len, rows))
+
+
+def joined(segments: list[Segment]) -> tuple[Array, dict[Path, Rows]]:
+    """One fragment table and one set of columns for consecutive segments; fragments that go on become one."""
+    tables, totals = _joined_tables([segment.fragments for segment in segments])
+    if len(segments) == 1:
+        return tables, segments[0].columns
+    columns: dict[Path, Rows] = {}
+    for path in dict.fromkeys(path for segment in segments for path in segment.columns):
+        pieces = [segment.columns.get(path) for segment in segments]
+        if path[0] == "annotations":  # a segment may lack one that others have
+            pieces = [
+                [_PACKED_ABSENT] * steps if piece is None else piece for piece, steps in zip(pieces, totals)
+            ]  # fmt: skip
+        columns[path] = _joined_rows([piece for piece in pieces if piece is not None])
+    return tables, columns
+
+
+def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
+    """The fragment tables as one, and how many steps each of them had."""
+    steps = [int(table["steps"].sum()) for table in tables]
+    table = np.concatenate(tables)
+    begins = np.cumsum([len(piece) for piece in tables])[:-1]
+    gone = []
+    for i in begins[(begins > 0) & (begins < len(table))].tolist():
+        before, after = table[i - 1], table[i]
+        goes_on = before["episode"] == after["episode"] and not before["flags"] & wire.STOPS
+        if (
+            goes_on
+            and before["flags"] & wire.LEADS | before["steps"]
+            and not after["flags"] & (wire.STARTS | wire.LEADS)
+        ):
+            for name in ("first_step", "seed", "start_time", "clock_offset"):
+                after[name] = before[name]
+            after["steps"] += before["steps"]
+            with np.errstate(all="ignore"):
+                after["reward_sum"] += before["reward_sum"]
+            after["flags"] |= before["flags"]
+            gone.append(i - 1)
+    return np.delete(table, gone), steps
+
+
+def _joined_rows(pieces: list[Rows]) -> Rows:
+    arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
+    if len(arrays) == len(pieces):
+        first = arrays[0]
+        if all(array.dtype == first.dtype and array.shape[1:] == first.shape[1:] for array in arrays):
+            return np.concatenate(arrays)
+    values: list[bytes] = []
+    for piece in pieces:
+        values += [pack(value) for value in piece] if isinstance(piece, np.ndarray) else piece
+    return values
+
+
+_PACKED_ABSENT = pack(ABSENT)
