@@ -17,6 +17,7 @@ from gym_trace.layout import Leaf, PlainSpace
 from gym_trace.values import Array, pack
 
 DISTINCT_VALUES = 64  # of rewards that are counted one by one; more of them become a histogram
+FEW_VALUES = 10  # that are always listed, however often they came
 DISTINCT_CATEGORIES = 4096  # likewise of discrete actions and observations
 BINS = 64
 MOST_ROW_DIMENSIONS = 512  # of a flat array; longer ones are described as a whole
@@ -164,6 +165,14 @@ class Tally:
             self._count(place >> max(0, -wider), count)
         self._coarsen(self._excess())
 
+    def gathered(self) -> Tally:
+        """As a histogram where most values came but once, as those of a continuous quantity do."""
+        if len(self._counts) <= FEW_VALUES or 2 * len(self._counts) <= sum(self._counts.values()):
+            return self
+        histogram = Tally(0)
+        histogram.merge(self)
+        return histogram
+
     def _add_distinct(self, counts: dict[Any, int]) -> None:
         if self._exponent is not None:
             return self._add_to_bins(_as_floats(counts), np.array(list(counts.values())))
@@ -181,7 +190,9 @@ class Tally:
         assert self._exponent is not None
         values = values.astype(np.float64)
         self._coarsen(max(0, _finest(values) - self._exponent))
-        places, which = np.unique(np.floor(np.ldexp(values, -self._exponent)).astype(np.int64), return_inverse=True)
+        bins = np.floor(np.ldexp(values, -self._exponent)).astype(np.int64)
+        bins[(bins == 0) & (values < 0)] = -1  # so little below zero that scaling it has left nothing
+        places, which = np.unique(bins, return_inverse=True)
         for place, count in zip(places.tolist(), np.bincount(which, counts).tolist()):
             self._count(place, int(count))
         self._coarsen(self._excess())
@@ -242,8 +253,9 @@ class Variety:
 
     def merge(self, other: Variety) -> None:
         self.count += other.count
-        for key in list(other._seen)[: KNOWN_VALUES - len(self._seen - other._seen)]:
-            self._seen.add(key)
+        for key in other._seen:
+            if len(self._seen) < KNOWN_VALUES:
+                self._seen.add(key)
         for key, example in other._examples.items():
             if len(self._examples) < EXAMPLES:
                 self._examples.setdefault(key, example)
@@ -373,4 +385,4 @@ class Rewards:
         self._tally.merge(other._tally)
 
     def result(self) -> dict[str, Any]:
-        return {**self._moments.result()[0], "misfits": self.misfits, **self._tally.result()}
+        return {**self._moments.result()[0], "misfits": self.misfits, **self._tally.gathered().result()}

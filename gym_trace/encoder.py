@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 from gym_trace.blocks import BEGIN, FLAG, LEAD, STOP, Block, Odd, RowFormat, Start
 from gym_trace.format import wire
 from gym_trace.layout import Leaf, Path
-from gym_trace.values import ABSENT, Array, pack, pack_lenient
+from gym_trace.values import ABSENT, Array, pack, pack_lenient, unpack
 
 _PLAIN_NUMBERS = {bool, int, float, np.float64}
 _EXACT_INTEGERS = 2.0**53
@@ -50,11 +51,8 @@ class Encoder:
         if starts:
             columns["starts",] = [self._packed_start(start) for start in starts]
         self._add_columns(columns, block, begin, end, leads)
-        rewards = columns.get(("rewards",))
-        if isinstance(rewards, np.ndarray) and rewards.ndim == 1 and rewards.dtype.kind in "biuf":
-            _add_reward_sums(fragments, rewards)
-        else:
-            fragments["reward_sum"][fragments["steps"] > 0] = np.nan
+        if ("rewards",) in columns:
+            _add_reward_sums(fragments, _as_numbers(columns["rewards",]))
         block.taken = end
         size = fragments.nbytes + sum(map(_size, columns.values()))
         return Segment(fragments, columns, size, block.frames if last else None)
@@ -279,6 +277,26 @@ def _typed_or_values(values: list[Any]) -> Rows:
         elif kind is float:
             return np.array(values, np.float64)
     return [pack(value) for value in values]
+
+
+def _as_numbers(rewards: Rows) -> Array:
+    """Rewards that can be summed up; NaN for each that is no single number."""
+    if not isinstance(rewards, np.ndarray):
+        return np.array([_as_number(unpack(packed)) for packed in rewards], np.float64)
+    if rewards.ndim == 1 and rewards.dtype.kind in "biuf":
+        return rewards
+    return np.full(len(rewards), np.nan)
+
+
+def _as_number(reward: Any) -> float:
+    if isinstance(reward, (bool, int, float)):
+        try:
+            return float(reward)
+        except OverflowError:
+            return math.inf if reward > 0 else -math.inf
+    if isinstance(reward, (np.ndarray, np.generic)) and reward.ndim == 0 and reward.dtype.kind in "biuf":
+        return float(reward)
+    return math.nan
 
 
 def _add_reward_sums(fragments: Array, rewards: Array) -> None:

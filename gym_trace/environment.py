@@ -109,7 +109,8 @@ def make_environment(description: Mapping[str, Any], allow_import: bool, **kwarg
         raise EnvironmentUnavailable(f"{spec['id']} cannot be made from the trace: {description['note']}")
     base = _base_spec(spec, allow_import)
     try:
-        wrappers = tuple(_wrapper_spec(wrapper, allow_import) for wrapper in spec.get("additional_wrappers") or ())
+        named = [wrapper for wrapper in spec.get("additional_wrappers") or () if not _is_recorder(wrapper)]
+        wrappers = tuple(_wrapper_spec(wrapper, allow_import) for wrapper in named)
         base.additional_wrappers = wrappers
         base.max_episode_steps = spec.get("max_episode_steps")
         return gymnasium.make(base, **{**(spec.get("kwargs") or {}), **kwargs})
@@ -150,14 +151,25 @@ def _import_for(name: str, module: str) -> None:
         raise EnvironmentUnavailable(f"{name} needs the module {module!r}, which is not installed: {error}") from error
 
 
+def _is_recorder(wrapper: Mapping[str, Any]) -> bool:
+    """Whether this is a recorder of ours: who plays a trace back does not record into the directory that it names."""
+    return str(wrapper.get("entry_point")).startswith("gym_trace.")
+
+
 def _wrapper_spec(wrapper: Mapping[str, Any], allow_import: bool) -> Any:
     entry_point = str(wrapper.get("entry_point"))
-    module = entry_point.partition(":")[0]
-    if module.partition(".")[0] not in ("gymnasium", "gym_trace") and module not in sys.modules and not allow_import:
+    module, _, name = entry_point.partition(":")
+    if module.partition(".")[0] != "gymnasium" and module not in sys.modules and not allow_import:
         raise EnvironmentUnavailable(
             f"the environment was wrapped by {entry_point!r}; import that module first, or pass allow_import=True "
             "(--allow-import) to import what the trace names"
         )
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise EnvironmentUnavailable(f"the environment was wrapped by {entry_point!r}: {error}") from error
+    if not (isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)):  # gymnasium would call whatever it is
+        raise EnvironmentUnavailable(f"the trace names {entry_point!r} as a wrapper, which it is not")
     return gymnasium.envs.registration.WrapperSpec(
         str(wrapper.get("name")), entry_point, wrapper.get("kwargs")
     )  # fmt: skip

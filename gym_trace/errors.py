@@ -49,7 +49,8 @@ class CorruptTrace(TraceError):
     """
 
     def __init__(self, problem: str, path: str | os.PathLike[str] | None = None, offset: int | None = None):
-        self.problem = problem
+        # Names of columns come from files that may be hostile to a terminal.
+        self.problem = problem if problem.isprintable() else ascii(problem)[1:-1]
         self.path = None if path is None else os.fspath(path)
         self.offset = offset
         where = "" if path is None else f"{self.path}: "

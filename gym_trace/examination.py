@@ -16,7 +16,7 @@ from gym_trace.format.batch import PART, BatchReader, Chunk, Damage
 from gym_trace.format.codec import decode
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.format.inspection import BatchInspector
-from gym_trace.format.journal import ManifestCheck
+from gym_trace.format.journal import MISSING, ManifestCheck
 from gym_trace.format.manifest import read_manifest
 from gym_trace.table import step_offsets
 from gym_trace.values import Array
@@ -106,7 +106,7 @@ class Examination:
             except (CorruptTrace, FileNotFoundError):
                 continue
             if schema is not None:
-                return {key: value for key, value in schema.items() if key != "batch"}
+                return {key: value for key, value in schema.items() if key not in ("batch", "type")}
         if self.files.manifest is not None:
             first = next(read_manifest(self.files.manifest), {})
             if first.get("type") == "writer":
@@ -136,10 +136,10 @@ class Examination:
         report, journal = self._report, self._journal
         if self._alive:
             report.remarks.append(f"{self.files.manifest}: the writer is still recording")
-        damages, remarks, missing = journal.compare(self._alive)
-        report.damages += damages
-        report.remarks += remarks
-        for damage in missing:
+        journal.compare(self._alive)
+        report.damages += journal.damages
+        report.remarks += journal.remarks
+        for damage in journal.lost:
             self._lost(damage, [], exact=False)
         if self._episodes:
             report.episodes += len(np.unique(np.concatenate(self._episodes)))
@@ -158,7 +158,7 @@ class Examination:
         if batch.torn:
             where = f"{batch.path}: its last {batch.torn} bytes are not a whole record"
             self._report.remarks.append(f"{where}; the writer died, or is still at it")
-        elif not batch.is_sealed and not self._alive:
+        elif not batch.has_end_name and not self._alive:
             self._report.remarks.append(f"{batch.path}: not sealed; the writer died")
         steps = ended = first = 0
         clean = not damages
@@ -187,14 +187,11 @@ class Examination:
     def _walk_damage(self, batch: BatchInspector, damage: Damage) -> None:
         """Damage outside of the columns: it may have cost chunks, or nothing but an index or padding."""
         fragments = batch.lost_fragments(damage)
-        if fragments is not None and not len(fragments):
-            self._report.damages.append(damage)
-        elif fragments is not None:
-            self._lost(damage, self._steps(fragments), exact=True)
-        elif damage.start < wire.HEADER_SIZE and not batch.may_lack_chunks:
+        if batch.is_harmless(damage) or (fragments is not None and not len(fragments)):
             self._report.damages.append(damage)
         else:
-            self._lost(damage, [], exact=False)
+            steps = [] if fragments is None else self._steps(fragments)
+            self._lost(damage, steps, exact=fragments is not None)
 
     def _count(self, fragments: Array) -> None:
         carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.LEADS > 0)
@@ -215,7 +212,7 @@ class Examination:
     def _missing(self, path: Path) -> None:
         if not path.exists():
             self._journal.missing.add(path.name)
-            self._lost(Damage(str(path), 0, 0, "this batch is missing"), [], exact=False)
+            self._lost(Damage(str(path), 0, 0, MISSING), [], exact=False)
 
     def _lost(self, damage: Damage, steps: list[LostSteps], exact: bool) -> None:
         self._report.damages.append(damage)
@@ -254,5 +251,3 @@ def _verify(chunk: Chunk, fragments: Array, layouts: Layouts) -> None:
         if column.rows != rows.get(str(path[0]), steps):
             raise CorruptTrace(f"column {'/'.join(map(str, path))} has the wrong number of rows")
         decode(*chunk.encoded(path))
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -30,11 +31,12 @@ class RewardClasses:
             raise InvalidOption(f"reward_classes={list(classes)!r}: give one or more finite numbers")
         self.classes = values
         self.counts = [0] * len(values)
+        self._bounds = [low / 2 + high / 2 for low, high in zip(values, values[1:])]  # between neighbouring classes
         self._random = np.random.default_rng(seed)
 
     def keeps(self, reward: float) -> bool:
         """Counts a step with this reward, and says whether it is kept."""
-        nearest = min(range(len(self.classes)), key=lambda i: abs(self.classes[i] - reward))
+        nearest = bisect_left(self._bounds, reward)
         self.counts[nearest] += 1
         rarest = min(count for count in self.counts if count)
         return bool(self._random.random() * self.counts[nearest] < rarest)

@@ -76,7 +76,7 @@ def layout_of(space: PlainSpace, root: Path) -> Layout:
     """The layout of a space given as plain data. Raises CorruptTrace if that is malformed."""
     try:
         return _layout(space, root, 0)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise CorruptTrace(f"the description of a space is malformed: {error!r:.100}") from error
 
 
@@ -131,7 +131,7 @@ def from_array_map(plain: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
     try:
         array = np.frombuffer(base64.b64decode(plain["data"]), dtype_from(plain["dtype"])).reshape(plain["shape"])
         return np.broadcast_to(array, shape).copy()
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
         raise CorruptTrace(f"the description of an array is malformed: {error!r:.100}") from error
 
 

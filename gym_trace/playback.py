@@ -86,7 +86,9 @@ class Trace:
             else:
                 changed |= writer.refresh(files)
         if changed:
-            self._writers = {files.writer: self._writers[files.writer] for files in found}
+            present = [self._writers[files.writer] for files in found]
+            present.sort(key=lambda writer: (writer.created, writer.writer))
+            self._writers = {writer.writer: writer for writer in present}
             tables = [writer.parts.table for writer in self._writers.values()]
             self.episodes = np.concatenate(tables) if tables else np.empty(0, EPISODE)
             self.episodes["index"] = np.arange(len(self.episodes))
@@ -123,21 +125,22 @@ class Trace:
     @property
     def env_spec(self) -> dict[str, Any]:
         """What is known of the environment: id, spec (JSON), wrappers, class."""
-        return dict(self.schema.get("environment") or {})
+        environment = self.schema.get("environment")
+        return dict(environment) if isinstance(environment, dict) else {}
 
     @property
     def observation_space(self) -> Any:
         """The recorded gymnasium space."""
         from gym_trace.spaces import restore  # here, because most reading does not need gymnasium
 
-        return restore(self.schema["observation_space"])
+        return restore(self.schema.get("observation_space"))
 
     @property
     def action_space(self) -> Any:
         """The recorded gymnasium space."""
         from gym_trace.spaces import restore
 
-        return restore(self.schema["action_space"])
+        return restore(self.schema.get("action_space"))
 
     def make_env(self, *, allow_import: bool = False, **kwargs: Any) -> Any:
         """Makes the recorded environment, with its wrappers; kwargs override the recorded ones.
@@ -210,14 +213,21 @@ class Trace:
                 raise _as_error(writer.damage[0])
             reader = writer.reader(roots, mine, self._report if skip else None)
             for parts, row, pieces in reader:
-                yield self._scanned(writer, parts, row, begin, pieces, roots)
+                yield self._scanned(writer, parts, row, begin, pieces, roots, skip)
         if skip:
             for damage in self.damage:
                 if damage not in self._skipped:
                     self._report(damage)
 
     def _scanned(
-        self, writer: StoredWriter, parts: Any, row: int, begin: int, pieces: list[Piece], roots: frozenset[str]
+        self,
+        writer: StoredWriter,
+        parts: Any,
+        row: int,
+        begin: int,
+        pieces: list[Piece],
+        roots: frozenset[str],
+        skip: bool,
     ) -> Episode:
         trimmed = bool(parts.trimmed[row])
 
@@ -226,7 +236,7 @@ class Trace:
                 raise TraceError(f"{name} were not asked for; name them in scan(columns=...)")
             return assemble(name, pieces, writer.layouts, trimmed, copy=False)
 
-        return self._episode(writer, row, begin + row, load, parts.table[row])
+        return self._episode(writer, row, begin + row, load, parts.table[row], skip)
 
     def call_back(self, episode_cb: EpisodeCallback | None, max_episodes: int | None = None) -> int:
         """As scan_recorded_traces."""
@@ -245,7 +255,13 @@ class Trace:
         return count
 
     def _episode(
-        self, writer: StoredWriter, row: int, index: int, load: Callable[[str], Any], record: Any = None
+        self,
+        writer: StoredWriter,
+        row: int,
+        index: int,
+        load: Callable[[str], Any],
+        record: Any = None,
+        skip: bool = False,
     ) -> Episode:
         if record is None:
             record = self.episodes[index]
@@ -254,7 +270,12 @@ class Trace:
             record["index"] = index
 
         def start() -> dict[str, Any]:
-            return writer.start_of(int(record["episode_id"]))
+            try:
+                return writer.start_of(int(record["episode_id"]))
+            except CorruptTrace:
+                if skip:  # the part of the episode that is left does not know how it started
+                    return {}
+                raise
 
         return Episode(record, writer.writer, writer.split, load, start)
 

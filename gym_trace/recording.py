@@ -192,11 +192,16 @@ class Recorder:
 
     def end(self, outcome: int = CUT) -> None:
         """Ends the episode, if it has not ended, after the rows that are there."""
+        self.end_unseen(outcome)
+        self._ended = False
+        self.episode = self._deferred = None
+
+    def end_unseen(self, outcome: int) -> None:
+        """As end(), at a step that is left out; steps that may follow belong to the same episode."""
         if self.episode is not None and not self._ended:
             times = (time.time_ns(), time.monotonic_ns())
             self.block.marks.append((self._position(), END, (outcome, *times)))
-        self._ended = False
-        self.episode = self._deferred = None
+        self._ended = True
         self.rows = None
 
     def annotate(self, values: dict[str, Any]) -> None:
@@ -254,8 +259,9 @@ class Recorder:
             if segment is not None:
                 self._out.put(segment)
             self.block = Block(self._out.spare.pop() if self._out.spare else self.format.new_frames())
-            # Annotations of a step that is still to come go with it.
+            # What is said of a row that is still to come goes with it: its annotations, the start of its episode.
             self.block.notes += [(0, values) for at, values in block.notes if at >= position]
+            self.block.marks += [(0, kind, data) for _, kind, data in block.marks[block.taken_marks :]]
         self._value_bytes = 0
         if self.rows is not None:
             self.rows = self.block.rows

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.assembly import Layouts
-from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceError, TraceExists, TraceNotFound
+from gym_trace.errors import InvalidOption, RecordingError, TraceError, TraceExists
+from gym_trace.examination import CheckReport, Examination, Loss, LostSteps, Progress, examinations
 from gym_trace.format import wire
-from gym_trace.format.batch import PART, BatchReader, Chunk, Damage
+from gym_trace.format.batch import Chunk
 from gym_trace.format.codec import MSGPACK, Column, decode, packed_values
-from gym_trace.format.directory import WriterFiles, batch_name, find_writers
-from gym_trace.format.inspection import BatchInspector
-from gym_trace.format.journal import ManifestCheck
+from gym_trace.format.codec import Path as ColumnPath
+from gym_trace.format.directory import WriterFiles
 from gym_trace.format.manifest import read_manifest
 from gym_trace.format.writer import Rows, TraceWriter
 from gym_trace.table import step_offsets
 from gym_trace.values import Array
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+_LAST_STEP = (1 << 64) - 1  # that a fragment can tell of; only a hostile one comes near
+
+__all__ = ["CheckReport", "Loss", "LostSteps", "RepairReport", "check_trace", "repair_trace"]
 
 
 @dataclass
@@ -92,14 +93,14 @@ def repair_trace(
     """
     source, target = Path(directory), Path(destination)
     found = CheckReport()
-    examinations = list(examinations(source, found, on_progress))
-    for examination in examinations:
+    writers = list(examinations(source, found, on_progress))
+    for examination in writers:
         if examination.files.is_alive():
             raise TraceError(f"{examination.files.manifest}: this writer is still recording; repair when it has ended")
     _make_empty(source, target)
     report = RepairReport(target, found)
     try:
-        for examination in examinations:
+        for examination in writers:
             _copy(examination, report)
     except OSError as error:
         raise RecordingError(f"{target}: the repaired trace could not be written: {error}") from error
@@ -125,36 +126,45 @@ def _make_empty(source: Path, target: Path) -> None:
 
 def _copy(examination: Examination, report: RepairReport) -> None:
     schema = examination.schema()
-    if schema is None:
-        for _ in examination.chunks():
-            pass
-        examination.finish()
-        report.losses += examination.losses
-        return
-    writer = TraceWriter(report.destination, {**schema, "writer": examination.files.writer}, level=3, fsync=False)
-    try:
-        mender = _Mender(examination, report)
-        for fragments, chunk in examination.chunks():
-            writer.write(*mender.mended(fragments, chunk))
-            writer.seal_if_due()
-        open_runs = mender.stops()
-        if len(open_runs):
-            writer.write(open_runs, {})
-        examination.finish()
-        report.losses += examination.losses
+    writer = None
+    if schema is not None:
+        schema["writer"] = examination.files.writer  # the name of the files is what counts
+        writer = TraceWriter(report.destination, schema, level=3, fsync=False)
         report.writers.append(writer.writer)
-        writer.close(_closing_words(examination.files))
-    except BaseException:
-        writer.abandon()
-        raise
+    try:
+        mender = _Mender(examination)
+        for fragments, chunk in examination.chunks():
+            if writer is not None:
+                writer.write(*mender.mended(fragments, chunk))
+                writer.seal_if_due()
+        examination.finish()
+        if writer is not None:
+            if len(stops := mender.stops()):
+                writer.write(stops, {})
+            writer.close(_closing_words(examination.files))
+    finally:
+        if writer is not None:
+            writer.abandon()
+    report.losses += examination.losses
+    report.orphans += mender.orphans
 
 
 def _closing_words(files: WriterFiles) -> dict[str, Any]:
     """What the last line of the manifest says beside what the batches say, such as counts of reward classes."""
     if files.manifest is None:
         return {}
-    last = next((entry for entry in read_manifest(files.manifest) if entry.get("type") == "closed"), {})
+    last: dict[str, Any] = {}
+    for entry in read_manifest(files.manifest):
+        last = entry if entry.get("type") == "closed" else last
     return {key: value for key, value in last.items() if key not in ("type", "episodes", "steps")}
+
+
+class _Run(NamedTuple):
+    """The run of steps that an episode is in: the index of its next step, and whether it goes on."""
+
+    next_step: int
+    lane: int
+    goes_on: bool
 
 
 class _Mender:
@@ -164,74 +174,79 @@ class _Mender:
     becomes the leading one, and its first step is left out.
     """
 
-    def __init__(self, examination: Examination, report: RepairReport):
+    def __init__(self, examination: Examination):
+        self.orphans: list[LostSteps] = []
         self._examination = examination
-        self._report = report
-        self._open: dict[int, tuple[int, int]] = {}  # episode: the next step of its open run, and its lane
+        self._runs: dict[int, _Run] = {}  # of the episodes that have not ended
 
-    def mended(self, fragments: Array, chunk: Chunk) -> tuple[Array, dict[Any, Rows]]:
-        """A chunk to be written: its fragments, and its columns by path."""
+    def mended(self, fragments: Array, chunk: Chunk) -> tuple[Array, dict[ColumnPath, Rows]]:
+        """A chunk to be written: its fragments, and its columns."""
         broken, orphans = self._follow(fragments)
-        columns: dict[Any, Rows] = {path: chunk.encoded(path) for path in chunk.columns if path != ("fragments",)}
+        columns: dict[ColumnPath, Rows] = {
+            path: chunk.encoded(path) for path in chunk.columns if path != ("fragments",)
+        }
         if orphans:
-            dropped = step_offsets(fragments)[1][orphans]
+            bounds = step_offsets(fragments)[1]
             for path in columns:
                 if path[0] not in ("observations", "starts"):
-                    columns[path] = _without(*chunk.encoded(path), dropped)
-            fragments = self._adopted(fragments, orphans, columns)
+                    columns[path] = _without(*chunk.encoded(path), bounds[orphans])
+            sums = _sums_without_first(chunk.array(("rewards",)), bounds, orphans)
+            fragments = self._adopted(fragments, orphans, sums)
         return np.concatenate([_bare_stops(broken), fragments]), columns
 
     def stops(self) -> Array:
-        """Fragments that end the runs that are still open: what follows them is lost, the episode's outcome is too."""
-        return _bare_stops([(episode, *run) for episode, run in self._open.items()])
+        """Fragments that end the runs that are still going on: their episodes stay without an outcome."""
+        return _bare_stops([(episode, run) for episode, run in self._runs.items() if run.goes_on])
 
-    def _follow(self, fragments: Array) -> tuple[list[tuple[int, int, int]], list[int]]:
+    def _follow(self, fragments: Array) -> tuple[list[tuple[int, _Run]], list[int]]:
         """The runs that end here because what follows them is lost, and the fragments whose predecessors are lost."""
         broken, orphans = [], []
-        for i, (episode, first, steps, lane, flags) in enumerate(
-            fragments[["episode", "first_step", "steps", "lane", "flags"]].tolist()
-        ):
-            run = self._open.get(episode)
-            leads = flags & wire.LEADS
-            if steps and not leads and (run is None or run[0] != first):
+        facts = fragments[["episode", "first_step", "steps", "lane", "flags"]].tolist()
+        for i, (episode, first, steps, lane, flags) in enumerate(facts):
+            run = self._runs.get(episode)
+            goes_on = run is not None and run.goes_on
+            if steps and not flags & wire.LEADS and not (run is not None and goes_on and run.next_step == first):
                 orphans.append(i)
-                self._tell_gap(episode, 0 if run is None else run[0], first)
-                if run is not None:
-                    broken.append((episode, *run))
-            if flags & (wire.STOPS | wire.ENDS):
-                self._open.pop(episode, None)
-            elif steps or leads:
-                self._open[episode] = (first + steps, lane)
+                self._tell_gap(episode, run, first)
+            if run is not None and goes_on and (flags & wire.LEADS or i in orphans[-1:]):
+                broken.append((episode, run))
+            if flags & wire.ENDS:
+                self._runs.pop(episode, None)
+            elif steps or flags & wire.LEADS:
+                self._runs[episode] = _Run(first + steps, lane, not flags & wire.STOPS)
+            elif run is not None and flags & wire.STOPS:
+                self._runs[episode] = run._replace(goes_on=False)
         return broken, orphans
 
-    def _tell_gap(self, episode: int, start: int, end: int) -> None:
+    def _tell_gap(self, episode: int, run: _Run | None, end: int) -> None:
         """Adds steps that are missing to the last damage of which it is not known what it has cost."""
         loss = next((loss for loss in reversed(self._examination.losses) if not loss.exact), None)
-        if loss is not None and end > start:
+        start = 0 if run is None else run.next_step
+        if loss is not None and start < end:
             loss.steps.append(LostSteps(self._examination.files.writer, episode, start, end - start))
 
-    def _adopted(self, fragments: Array, orphans: list[int], columns: dict[Any, Rows]) -> Array:
+    def _adopted(self, fragments: Array, orphans: list[int], reward_sums: Sequence[float]) -> Array:
         fragments = fragments.copy()
-        for i in orphans:
-            episode, first = int(fragments["episode"][i]), int(fragments["first_step"][i])
-            self._report.orphans.append(LostSteps(self._examination.files.writer, episode, first, 1))
+        writer = self._examination.files.writer
+        ids, steps = fragments["episode"][orphans].tolist(), fragments["first_step"][orphans].tolist()
+        self.orphans += [LostSteps(writer, episode, first, 1) for episode, first in zip(ids, steps)]
         fragments["flags"][orphans] |= wire.LEADS
         fragments["first_step"][orphans] += 1
         fragments["steps"][orphans] -= 1
+        fragments["reward_sum"][orphans] = reward_sums
         empty = [i for i in orphans if not fragments["steps"][i]]
         fragments["flags"][empty] &= ~np.uint32(wire.TERMINATED | wire.TRUNCATED)  # said at the step that is left out
-        rewards = columns["rewards",]
-        bounds = step_offsets(fragments)[1]
-        for i in orphans:
-            typed = isinstance(rewards, np.ndarray) and rewards.dtype.kind in "biuf" and rewards.ndim == 1
-            some = rewards[bounds[i] : bounds[i + 1]] if typed else None  # type: ignore[call-overload]
-            fragments["reward_sum"][i] = np.nan if some is None else some.sum(dtype=np.float64)
         return fragments
 
 
-def _bare_stops(runs: list[tuple[int, int, int]]) -> Array:
-    rows = [(episode, step, 0, lane, wire.STOPS, 0, 0.0, 0, 0, 0, 0, 0) for episode, step, lane in runs]
-    return np.array(rows, wire.FRAGMENT)
+def _bare_stops(runs: list[tuple[int, _Run]]) -> Array:
+    """Fragments without rows that say that a run of steps is complete."""
+    stops = np.zeros(len(runs), wire.FRAGMENT)
+    stops["flags"] = wire.STOPS
+    for i, (episode, run) in enumerate(runs):
+        stops["episode"][i], stops["lane"][i] = episode, run.lane
+        stops["first_step"][i] = min(run.next_step, _LAST_STEP)
+    return stops
 
 
 def _without(column: Column, blob: bytes, dropped: Array) -> Rows:
@@ -240,3 +255,10 @@ def _without(column: Column, blob: bytes, dropped: Array) -> Rows:
         return np.delete(decode(column, blob), dropped, axis=0)
     gone = set(dropped.tolist())
     return [value for i, value in enumerate(packed_values(column, blob)) if i not in gone]
+
+
+def _sums_without_first(rewards: Array, bounds: Array, fragments: list[int]) -> list[float]:
+    """The sum of the rewards of each of these fragments but for its first step; NaN where they are no numbers."""
+    if rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
+        return [np.nan] * len(fragments)
+    return [float(rewards[bounds[i] + 1 : bounds[i + 1]].sum(dtype=np.float64)) for i in fragments]

@@ -134,12 +134,10 @@ class _Rollout:
         self._deadline = self._begin + seconds
         self._next_look = min(self._begin + _LOOK_SECONDS, self._deadline)
         self._next_disk = 0.0
-        while progress.episodes < episodes and progress.steps < steps:
-            if time.monotonic() >= self._next_look:
-                self._look()
-            if self._ended:
-                break
+        while not self._ended and progress.episodes < episodes and progress.steps < steps:
             self._episode(steps)
+            if not self._ended and time.monotonic() >= self._next_look:
+                self._look()
         self._measure(time.monotonic(), disk=True)
 
     def _episode(self, steps: int) -> None:

@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError
 from gym_trace.layout import PlainSpace, from_array_map, to_array_map
 from gym_trace.values import dtype_from, is_plain_dtype
 
@@ -52,7 +52,7 @@ def _dtype(space: gymnasium.Space[Any]) -> str:
     return space.dtype.newbyteorder("<").str
 
 
-def restore(plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
+def restore(plain: Any) -> gymnasium.Space[Any]:
     """The space that describe was given.
 
     Raises:
@@ -61,7 +61,9 @@ def restore(plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
     """
     try:
         return _restore(plain)
-    except (KeyError, TypeError, ValueError, AssertionError, AttributeError) as error:
+    except TraceError:
+        raise
+    except Exception as error:  # gymnasium says in many ways that it does not like what it is given
         raise CorruptTrace(f"the description of a space is malformed: {error!r:.100}") from error
 
 

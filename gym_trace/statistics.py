@@ -104,13 +104,19 @@ def _grouping(trace: Trace, by: str | None) -> Grouping:
     if by == "writer":
         return Grouping(trace.writers, np.arange(len(trace.stored)), of_outcome)
     if by == "split":
-        splits = [str(_schema(writer).get("split", "")) for writer in trace.stored]
+        splits = [str(schema_of(writer).get("split", "")) for writer in trace.stored]
         names = list(dict.fromkeys(splits))
         return Grouping(names, np.array([names.index(split) for split in splits], np.int64), of_outcome)
     return Grouping([""], of_writer, of_outcome)
 
 
-def _schema(writer: StoredWriter) -> dict[str, Any]:
+def size_of(trace: Trace, writer: StoredWriter) -> int:
+    """Bytes of the files of a writer."""
+    manifest = trace.directory / f"{writer.writer}{SUFFIX}"
+    return sum(batch.size for batch in writer.batches) + (manifest.stat().st_size if manifest.exists() else 0)
+
+
+def schema_of(writer: StoredWriter) -> dict[str, Any]:
     """What a writer said of itself; nothing, where it died before it could."""
     try:
         return writer.schema
@@ -136,6 +142,15 @@ class Facts(NamedTuple):
         return Facts(*(array[places] for array in self))
 
 
+def by_episode(table: Array) -> tuple[Array, Array]:
+    """An order of the rows of Trace.episodes that joins the parts of an episode, and where in it episodes begin."""
+    order = np.lexsort((table["episode_id"], table["writer"]))
+    writer, episode = table["writer"][order], table["episode_id"][order]
+    opens = np.ones(len(table), bool)
+    opens[1:] = (writer[1:] != writer[:-1]) | (episode[1:] != episode[:-1])
+    return order, np.flatnonzero(opens)
+
+
 def _outcome_codes(table: Array) -> Array:
     codes = np.zeros(len(table), np.int64)
     for code, name in enumerate(OUTCOMES[1:], 1):
@@ -144,18 +159,14 @@ def _outcome_codes(table: Array) -> Array:
 
 
 def _facts(table: Array, codes: Array) -> Facts:
-    order = np.lexsort((table["episode_id"], table["writer"]))
-    writer, episode = table["writer"][order], table["episode_id"][order]
-    opens = np.ones(len(table), bool)
-    opens[1:] = (writer[1:] != writer[:-1]) | (episode[1:] != episode[:-1])
-    begin = np.flatnonzero(opens)
+    order, begin = by_episode(table)
     first = order[begin]
     steps, returns = table["steps"][order], table["return"][order]
     if len(begin) < len(table):
         with np.errstate(invalid="ignore"):
             steps, returns = np.add.reduceat(steps, begin), np.add.reduceat(returns, begin)
     start, end = table["start_time"].view(np.int64)[first], table["end_time"].view(np.int64)[first]
-    return Facts(writer[begin], codes[first], steps, returns, start, end, table["duration"][first])
+    return Facts(table["writer"][first], codes[first], steps, returns, start, end, table["duration"][first])
 
 
 def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> dict[str, Any]:
@@ -196,7 +207,7 @@ def _summary(trace: Trace, facts: Facts, parts: int, writers: list[StoredWriter]
 
 
 def _filters_frames(writer: StoredWriter) -> bool:
-    recorder = _schema(writer).get("recorder")
+    recorder = schema_of(writer).get("recorder")
     return isinstance(recorder, dict) and bool(recorder.get("frame_filter") or recorder.get("reward_classes"))
 
 
@@ -260,10 +271,8 @@ def _storage(trace: Trace, writers: list[StoredWriter]) -> dict[str, Any]:
     totals: dict[str, list[int]] = {}
     in_files = raw = 0
     for writer in writers:
-        manifest = trace.directory / f"{writer.writer}{SUFFIX}"
-        in_files += manifest.stat().st_size if manifest.exists() else 0
+        in_files += size_of(trace, writer)
         for batch in writer.batches:
-            in_files += batch.size
             for path, (full, stored) in batch.totals.items():
                 total = totals.setdefault("/".join(map(str, path)), [0, 0])
                 total[0] += full

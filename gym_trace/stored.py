@@ -15,7 +15,7 @@ from gym_trace.format.directory import WriterFiles
 from gym_trace.format.manifest import read_manifest
 from gym_trace.layout import put_together
 from gym_trace.table import Parts, parts_of, step_offsets
-from gym_trace.values import Array
+from gym_trace.values import Array, copied
 
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations"))
 
@@ -114,6 +114,15 @@ class StoredWriter:
         return str(self.schema.get("split", ""))
 
     @property
+    def created(self) -> int:
+        """When the writer began, UTC ns; 0 where that is damaged."""
+        try:
+            created = self.schema.get("created")
+        except CorruptTrace:
+            return 0
+        return created if isinstance(created, int) else 0
+
+    @property
     def chunk_count(self) -> int:
         return len(self._chunk_places)
 
@@ -123,9 +132,9 @@ class StoredWriter:
         chunk = batch.read_chunk(i, lambda path: path[0] in roots)
         table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
         observation_rows, step_rows = (int(offsets[-1]) for offsets in step_offsets(table))
-        for path, column in chunk.columns.items():
+        for path, rows in {("rewards",): 0, **chunk.rows}.items():  # rewards are always there, if there are steps
             expected = observation_rows if path[0] == "observations" else step_rows
-            if path[0] in _ROOTS and column.rows != expected:
+            if path[0] in _ROOTS and rows != expected:
                 offset = int(batch.chunks["offset"][i])
                 raise CorruptTrace(
                     f"column {'/'.join(map(str, path))} has the wrong number of rows", batch.path, offset
@@ -160,7 +169,7 @@ class StoredWriter:
             values = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
             self._starts = {number: dict(zip(ids, values))}
         entry: Any = self._starts[number].get(episode)
-        return dict(entry) if isinstance(entry, dict) else {}
+        return copied(entry) if isinstance(entry, dict) else {}
 
     # -- reading through ----------------------------------------------------------------------------------------------
 
@@ -277,4 +286,4 @@ def _is_whole(parts: Parts, row: int, items: list[tuple[int, Piece]]) -> bool:
     return row >= 0 and bool(len(items) == parts.first[row + 1] - parts.first[row])
 
 
-_UNREAD = Chunk({}, lambda error: error)
+_UNREAD = Chunk({}, {}, lambda error: error)

@@ -78,6 +78,7 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
         table["steps"] = np.add.reduceat(steps, begin) - trimmed
         with np.errstate(all="ignore"):  # rewards may be infinite
             table["return"] = np.add.reduceat(sorted_["reward_sum"], begin)
+        table["return"][trimmed] = np.nan  # the reward of the step that is left out is not known here
     ended = _join_episode_facts(table, fragments)
 
     # A part comes where its last fragment lies, which is the order in which a scan has all of it.

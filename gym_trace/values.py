@@ -18,7 +18,7 @@ from gym_trace.errors import CorruptTrace, UnstorableValue
 Array = npt.NDArray[Any]
 
 NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE = range(1, 11)
-MAX_NESTING = 16  # of extension types in each other: msgpack takes 45 kB of the C stack for each, and the stack is short
+MAX_NESTING = 16  # of extension types in each other: msgpack takes 45 kB of the C stack, which is short, for each
 _DTYPE = re.compile(r"[<>|][biufc]\d{1,3}|[<|][SU]\d{1,9}|[<>][mM]8(\[[0-9a-zA-Z]{1,12}\])?")
 
 
@@ -64,6 +64,8 @@ def copied(value: Any) -> Any:
     """An equal value that shares no mutable memory with value; immutable and unknown objects as they are."""
     kind = type(value)
     if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            return objects([copied(item) for item in value.ravel()]).reshape(value.shape)
         return np.array(value, order="C", copy=True, subok=False)
     if kind in (list, tuple):
         return kind(copied(item) for item in value)
@@ -94,7 +96,7 @@ def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
             return to_extension(item, pack_item)
         except UnstorableValue:
             replaced.append(_class_name(item))
-            return msgpack.ExtType(UNSTORED, pack([_class_name(item), repr(item)[:1000]]))
+            return msgpack.ExtType(UNSTORED, pack([_class_name(item), _shown(item)]))
 
     depth = -1
 
@@ -111,7 +113,7 @@ def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
     try:
         return pack_item(value), replaced
     except UnstorableValue:  # too deep, or a key that cannot be one
-        return pack(msgpack.ExtType(UNSTORED, pack([_class_name(value), repr(value)[:1000]]))), [_class_name(value)]
+        return pack(msgpack.ExtType(UNSTORED, pack([_class_name(value), _shown(value)]))), [_class_name(value)]
 
 
 def _pack(value: Any, default: Any) -> bytes:
@@ -173,6 +175,13 @@ def _pack_hook(depth: int) -> Any:
 
 
 _PACK_HOOKS = [_pack_hook(depth) for depth in range(MAX_NESTING)]
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:1000]
+    except Exception as error:  # anything: other people's code runs here
+        return f"repr raised {type(error).__name__}"
 
 
 def _class_name(value: Any) -> str:

@@ -160,8 +160,9 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         # With one typed column each for observation, action and reward, rows are put together the short way.
         self._simple = _is_typed(observation) and _is_typed(action) and not self._infos and not self._filtered
         small = self._simple and form.observation_leaves[0] not in form.frame_leaves
-        self._dtype = form.observation_leaves[0].dtype if small else None
-        self._shape = form.observation_leaves[0].shape if small else None
+        self._shape = form.observation_leaves[0].shape if small else ()
+        self._dtype = form.observation_leaves[0].dtype if self._shape else None  # rows keep scalars as scalars
+        self._scalar_actions = self._simple and form.action_leaves[0].shape == ()
         packer: Any = form.packer if self._simple else form.tree_packer
         self._pack_observation: Callable[[Any], Any] = packer(observation, recorder)
         self._pack_action: Callable[[Any], Any] = packer(action, recorder)
@@ -176,9 +177,9 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         """Resets the environment. An episode that has not ended is kept with the outcome "cut"."""
         recorder = self._recorder
         recorder.end()
+        self._last_slots, self._annotations = None, {}
         if self._episode_filter is not None and not self._episode_filter(recorder.next_episode):
             recorder.skip_episode()
-            self._last_slots = None
             return self.env.reset(seed=seed, options=options)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         state = environment.generator_state(self._base_env) if seed is None else None
@@ -203,7 +204,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         if rows is None or self._filtered:
             return self._rare_step(action)
         simple = self._simple
-        packed_action = action if simple and type(action) in ATOMS else self._pack_action(action)
+        packed_action = action if self._scalar_actions and type(action) in ATOMS else self._pack_action(action)
         result = observation, reward, terminated, truncated, info = self.env.step(action)
         packed_reward = reward if type(reward) in ATOMS else Odd(copied(reward))
         row: tuple[Any, ...]
@@ -235,8 +236,11 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     def annotate(self, **values: Any) -> None:
         """Records further values with the next step, such as ``logprob`` or ``value``, as columns of their own.
 
-        Call it before step(). Numbers and arrays of one dtype and shape become typed columns.
+        Call it before step(). Numbers and arrays of one dtype and shape become typed columns. Raises UnstorableValue.
         """
+        for value in values.values():
+            if type(value) not in ATOMS and not (isinstance(value, ndarray) and value.dtype.kind in "biufc"):
+                pack(value)  # says what cannot be stored before it is too late
         if self._filtered:  # it is not known yet whether the next step is kept
             self._annotations.update({name: copied(value) for name, value in values.items()})
         else:
@@ -277,12 +281,13 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             if terminated or truncated:
                 recorder.flag(terminated, truncated)
             self._append(row)
+            if terminated or truncated:
+                recorder.rows = None  # a further step is another run, if it is kept
         else:
             if recorder.rows is not None:
                 recorder.stop()
             if terminated or truncated:
-                recorder.end(TERMINATED if terminated else TRUNCATED)
-                self._last_slots = None
+                recorder.end_unseen(TERMINATED if terminated else TRUNCATED)
         self._annotations = {}
         return result
 
@@ -318,7 +323,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         step_index, last_slots = self._step_index, self._last_slots
         self._attach(lazy=True)
         self._recorder.go_on_with(run)
-        self._step_index, self._last_slots = step_index, last_slots
+        self._step_index, self._last_slots = step_index, None if run is None else last_slots
 
 
 def _is_typed(layout: Layout) -> bool:

@@ -127,9 +127,19 @@ def sync_directory(path: FilePath) -> None:
 
 
 class Chunk:
-    """The columns of one chunk, read and checked; decoded when asked for."""
+    """The columns of one chunk, read and checked; decoded when asked for.
 
-    def __init__(self, blobs: dict[Path, tuple[Column, bytes]], located: Callable[[CorruptTrace], CorruptTrace]):
+    Attributes:
+        rows: how many rows each column has, those included that were not read.
+    """
+
+    def __init__(
+        self,
+        blobs: dict[Path, tuple[Column, bytes]],
+        rows: dict[Path, int],
+        located: Callable[[CorruptTrace], CorruptTrace],
+    ):
+        self.rows = rows
         self._blobs = blobs
         self._located = located
         self._decoded: dict[Path, Array] = {}
@@ -276,11 +286,12 @@ class BatchReader:
         header = self._header_at(file, offset)
         if header is None or header.type != wire.CHUNK:
             raise CorruptTrace("checksum mismatch in the header of a record")
-        blobs = {}
+        blobs, rows = {}, {}
         for column, where in self._columns(header, self._metadata(file, header)):
+            rows[column.path] = column.rows
             if wanted(column.path):
                 blobs[column.path] = (column, _checked(file, where, column))
-        return Chunk(blobs, lambda error: error.located(self.path, offset))
+        return Chunk(blobs, rows, lambda error: error.located(self.path, offset))
 
     # -- finding chunks -----------------------------------------------------------------------------------------------
 
@@ -318,7 +329,8 @@ class BatchReader:
                 raise CorruptTrace("checksum mismatch in the schema record")
             self.schema = self._metadata(file, header)
         except CorruptTrace as error:
-            self._damaged(wire.HEADER_SIZE, wire.HEADER_SIZE, error.problem)
+            end = int(self.chunks["offset"][0]) if len(self.chunks) else self.size
+            self._damaged(wire.HEADER_SIZE, end, error.problem)
 
     def _walk(self, file: Any) -> None:
         """Reads record after record from where the last walk ended; after damage, from the next valid record on."""

@@ -18,6 +18,7 @@ MSGPACK = "msgpack"
 _MAX_WINDOW = 128 << 20
 _VALUE_SIZE = 64  # bytes that a decoded value takes at least, if it is no more than that
 _SAMPLE_BYTES = 128 << 10  # on which the encodings of a column are tried
+_LEAST_BYTES = 256  # fewer are not worth the call, which hands the interpreter lock to the loop being recorded
 _RETRY_AFTER = 64  # chunks, after which the encodings of a column are tried again
 
 Path = tuple[str | int, ...]
@@ -67,6 +68,8 @@ def parse_column(descriptor: Any) -> Column:
         raise CorruptTrace("a number in a column descriptor is out of range")
     if not column.path or not all(type(part) in (str, int) for part in column.path):
         raise CorruptTrace("a column path is malformed")
+    if rows > wire.MAX_ROWS:
+        raise CorruptTrace(f"a column claims {rows} rows, more than the limit of {wire.MAX_ROWS}")
     if encoding > 15 or (not encoding & ZSTD and stored != raw):
         raise CorruptTrace("a column encoding is malformed")
     if dtype == MSGPACK:
@@ -99,7 +102,8 @@ class ColumnEncoder:
     def __init__(self, path: Path, level: int):
         self._path = path
         self._compress: Callable[[Any], bytes] = zstandard.ZstdCompressor(level=level).compress
-        self._encoding = ZSTD
+        self._encoding = 0
+        self._scratch = np.empty(0, np.uint8)
         self._chunks_until_trial = 0
 
     def encode(self, rows: Array) -> tuple[Column, bytes]:
@@ -110,7 +114,7 @@ class ColumnEncoder:
             flat, encoding = flat[:1], 0
         else:
             encoding = self._choice(flat, rows.dtype.itemsize)
-        filtered = _filter(flat, encoding, rows.dtype.itemsize)
+        filtered = _filter(flat, encoding, rows.dtype.itemsize, self._scratch_like(flat, encoding))
         blob, encoding = self._squeezed(filtered, flat, encoding)
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
         return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, blob), blob
@@ -128,16 +132,23 @@ class ColumnEncoder:
         blob, encoding = self._squeezed(raw, raw, 0)
         return self._column(MSGPACK, (), len(packed), encoding | CONSTANT * constant, len(raw), blob), blob
 
+    def _scratch_like(self, flat: Array, encoding: int) -> Array:
+        """Memory for XORed rows. Kept, because the first touch of fresh memory costs more than the XOR itself."""
+        if encoding & XOR and self._scratch.size < flat.size:
+            self._scratch = np.empty(flat.size, np.uint8)
+        return self._scratch[: flat.size].reshape(flat.shape) if encoding & XOR else flat
+
     def _column(
         self, dtype: str, shape: tuple[int, ...], rows: int, encoding: int, raw: int, blob: bytes
     ) -> Column:  # fmt: skip
         return Column(self._path, dtype, shape, rows, encoding, len(blob), raw, crc32(blob))
 
     def _squeezed(self, filtered: Array | bytes, plain: Array | bytes, encoding: int) -> tuple[bytes, int]:
-        blob = self._compress(filtered) if len(filtered) else b""
         size = filtered.nbytes if isinstance(filtered, np.ndarray) else len(filtered)
-        if size and len(blob) < size:
-            return blob, encoding | ZSTD
+        if size >= _LEAST_BYTES:
+            blob = self._compress(filtered)
+            if len(blob) < size:
+                return blob, encoding | ZSTD
         return plain.tobytes() if isinstance(plain, np.ndarray) else plain, 0
 
     def _choice(self, flat: Array, item_size: int) -> int:
@@ -146,7 +157,8 @@ class ColumnEncoder:
         if self._chunks_until_trial < 0 and flat.size:
             sample = np.ascontiguousarray(flat[: max(8, _SAMPLE_BYTES // max(1, flat.shape[1]))])
             candidates = [0, XOR] if item_size == 1 else [0, SHUFFLE, XOR, SHUFFLE | XOR]
-            sizes = {c: len(self._compress(_filter(sample, c, item_size))) for c in candidates}
+            mixed = np.empty_like(sample)
+            sizes = {c: len(self._compress(_filter(sample, c, item_size, mixed))) for c in candidates}
             # Filters cost time: a costlier one has to be smaller by 2 %.
             self._encoding = min(candidates, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
             # A column that has just begun may not look like the rest of it: try the first full chunks again soon.
@@ -176,9 +188,9 @@ def _widest(flat: Array) -> Array:
     return flat
 
 
-def _filter(flat: Array, encoding: int, item_size: int) -> Array:
+def _filter(flat: Array, encoding: int, item_size: int, mixed: Array) -> Array:
+    """The bytes of flat under the filters of encoding; mixed: room for the XORed rows."""
     if encoding & XOR:
-        mixed = np.empty_like(flat)
         mixed[:1] = flat[:1]
         np.bitwise_xor(_widest(flat[1:]), _widest(flat[:-1]), out=_widest(mixed[1:]))
         flat = mixed

@@ -44,6 +44,12 @@ def batch_name(writer: str, number: int) -> str:
     return f"{writer}.{number:06d}.gtb"
 
 
+def is_batch_of(writer: str, name: str) -> bool:
+    """Whether name is the name of a sealed batch of this writer."""
+    found = _BATCH.fullmatch(name)
+    return found is not None and found["writer"] == writer and not found["part"]
+
+
 def find_writers(directory: Path) -> list[WriterFiles]:
     """The writers of a trace, in the order of their ids (which begin with the time). Raises TraceNotFound."""
     try:
@@ -71,10 +77,13 @@ def prepare(directory: Path, on_exist: str) -> None:
     """Makes the directory, and decides about traces that it holds: "error", "append" or "replace"."""
     if on_exist not in ("error", "append", "replace"):
         raise InvalidOption(f'on_exist={on_exist!r}: pass "error", "append" or "replace"')
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise InvalidOption(f"{directory}: a trace is a directory, this is a file") from error
     writers = find_writers(directory)
     if on_exist == "error" and writers:
-        shown = "".join(f"\n  {files.writer} ({len(files.batches)} batches)" for files in writers[:5])
+        shown = "".join(f"\n  {files.writer} (batches: {len(files.batches)})" for files in writers[:5])
         more = f"\n  and {len(writers) - 5} more" if len(writers) > 5 else ""
         raise TraceExists(
             f"{directory} holds recorded traces already:{shown}{more}\n"

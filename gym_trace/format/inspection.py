@@ -23,18 +23,18 @@ class BatchInspector(BatchReader):
 
     def __init__(self, path: Path):
         self.index: Index | None = None
+        self.has_end_name = not path.name.endswith(PART)  # sealed, as far as its name tells
+        self._data_start = wire.HEADER_SIZE
+        self._data_end: int | None = None  # where the index begins, once that is known
+        self._padding: list[Damage] = []
         super().__init__(path)
         if self.index is not None and not self._agrees(self.index):
-            self._damaged(self._index_start, self.size, "the index does not agree with the chunks")
+            self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
 
-    @property
-    def is_sealed(self) -> bool:
-        return not self.path.name.endswith(PART)
-
-    @property
-    def may_lack_chunks(self) -> bool:
-        """Whether chunks may be gone from the end of the file without a trace."""
-        return self.is_sealed and self.index is None
+    def is_harmless(self, damage: Damage) -> bool:
+        """Whether no chunk can have been in a damaged range."""
+        before, behind = damage.end <= self._data_start, self._data_end is not None and damage.start >= self._data_end
+        return before or behind or damage in self._padding
 
     def crc(self) -> int:
         """The checksum of the whole file."""
@@ -52,10 +52,13 @@ class BatchInspector(BatchReader):
         ends = np.cumsum(chunks["fragments"].astype(np.int64))
         starts, stops = chunks["offset"], chunks["offset"] + chunks["length"]
         hit = (starts < damage.end) & (stops > damage.start) & ~np.isin(starts, self.chunks["offset"])
-        return self.index.fragments[np.repeat(hit, np.diff(ends, prepend=0))]
+        fragments: Array = self.index.fragments[np.repeat(hit, np.diff(ends, prepend=0))]
+        return fragments
 
     def _read_index(self, file: Any) -> bool:
         super()._read_index(file)  # names a footer that is damaged
+        footer = self._footer(file)
+        self._data_end = None if footer is None else footer.index_offset
         self.fragments, self.chunks = np.empty(0, wire.FRAGMENT), np.empty(0, wire.CHUNK_ENTRY)
         self.totals, self.sealed = {}, False
         return False
@@ -63,9 +66,13 @@ class BatchInspector(BatchReader):
     def _walk_record(
         self, file: Any, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
     ) -> None:
+        if header.sequence == 1:
+            self._data_start = header.offset
+        if header.type == wire.INDEX:
+            self._data_end = header.offset
         super()._walk_record(file, header, fragments, chunks)
         if header.type == wire.INDEX:
-            self.index, self._index_start = self._index(file, header), header.offset
+            self.index = self._index(file, header)
         if header.type in (wire.SCHEMA, wire.CHUNK, wire.INDEX):
             self._check_padding(file, header)
 
@@ -80,6 +87,7 @@ class BatchInspector(BatchReader):
                 block = _read(file, start, min(end - start, _BLOCK))
                 if any(block):
                     self._damaged(start, start + len(block), "bytes between the columns are not zero")
+                    self._padding.append(self.damage[-1])
                 start += len(block)
 
     def _agrees(self, index: Index) -> bool:

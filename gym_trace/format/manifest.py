@@ -47,7 +47,19 @@ class ManifestWriter:
 
 
 def as_json(entry: dict[str, Any]) -> bytes:
-    return json.dumps(entry, default=_as_json, separators=(",", ":")).encode()
+    try:
+        text = json.dumps(entry, default=_as_json, separators=(",", ":"))
+    except TypeError:  # a key that JSON does not know
+        text = json.dumps(_with_text_keys(entry), default=_as_json, separators=(",", ":"))
+    return text.encode()
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else repr(key): _with_text_keys(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_text_keys(item) for item in value]
+    return value
 
 
 def _as_json(value: Any) -> Any:

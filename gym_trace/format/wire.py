@@ -15,6 +15,7 @@ HEADER_SIZE = 64  # file header, record header and footer alike
 MAX_METADATA = 256 << 20
 MAX_COLUMN = 2 << 30  # bytes of a column once decoded
 MAX_VALUES = 64 << 20  # bytes of the values of a msgpack column, which take many times that in memory
+MAX_ROWS = 1 << 24  # of a column
 MAX_TABLE = 1 << 20  # rows of a fragment table or a table of chunks
 
 FILE_MAGIC = b"\x89GTB\r\n\x1a\n"

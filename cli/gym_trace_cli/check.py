@@ -1,0 +1,38 @@
+"""gym-trace check"""
+
+from __future__ import annotations
+
+import click
+
+import gym_trace
+from gym_trace_cli import show
+from gym_trace_cli.damage import bytes_shown, line
+
+
+@click.command("check", short_help="Verify every checksum.")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--quiet", is_flag=True, help="No progress, and nothing said of a trace without damage.")
+@click.pass_context
+def command(ctx: click.Context, /, directory: str, quiet: bool) -> None:
+    """Read every byte of the trace in DIR and name what is damaged, by file and byte. Exits with 1 if anything is.
+
+    What a killed recorder leaves behind (a torn end, an unsealed batch) is no damage and only mentioned.
+    """
+    with show.Progress(quiet=quiet) as progress:
+        report = gym_trace.check_trace(directory, on_progress=bytes_shown(progress))
+    for damage in report.damages:
+        click.echo(line(damage))
+    if not quiet:
+        for remark in report.remarks:
+            click.echo(f"note: {show.printable(remark)}")
+        click.echo(
+            f"{show.count(report.files, 'file')}, {show.size(report.bytes)}: {show.count(report.chunks, 'chunk')}, "
+            f"{show.count(report.episodes, 'episode')}, {show.count(report.steps, 'step')} can be read"
+        )
+    if report.damages:
+        click.echo(
+            f"{show.count(len(report.damages), 'damaged place')}; 'gym-trace repair {directory} -o NEW' saves the rest"
+        )
+        ctx.exit(1)
+    if not quiet:
+        click.echo("no damage")

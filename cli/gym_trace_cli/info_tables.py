@@ -1,0 +1,135 @@
+"""What "gym-trace info" prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from gym_trace.format.batch import Damage
+from gym_trace_cli import show
+from gym_trace_cli.damage import line
+
+Info = dict[str, Any]
+_LONGEST = 600  # characters of a space or of the metadata
+_MOST_WRITERS = 20
+_LAST_BATCHES = 10
+_MOST_DAMAGE = 5
+
+
+def print_info(info: Info) -> None:
+    show.facts((label, show.printable(value)) for label, value in _facts(info))
+    _print_writers(info["writers"])
+    show.title("health")
+    for remark in _health(info):
+        click.echo(show.printable(remark))
+
+
+def progress_line(now: dict[str, int]) -> str:
+    written = f"{show.count(now['episodes'], 'episode')}, {show.count(now['steps'], 'step')}, {show.size(now['bytes'])}"
+    return f"{written}, {show.count(now['recording'], 'writer')} recording"
+
+
+def _facts(info: Info) -> Iterator[tuple[str, str]]:
+    yield "trace", info["directory"]
+    yield from _environment(info["environment"])
+    yield "observations", _cut(info["observation_space"])
+    yield "actions", _cut(info["action_space"])
+    yield "recorded with", ", ".join(f"{name} {version}" for name, version in _items(info["versions"]))
+    yield "platform", str(info["platform"] or "")
+    options = {name: value for name, value in _items(info["recorder"]) if value}
+    yield "recorder", ", ".join(name if value is True else f"{name} {value}" for name, value in options.items())
+    yield "metadata", "" if info["metadata"] is None else _cut(json.dumps(info["metadata"], ensure_ascii=False))
+    yield "episodes", show.count(info["episodes"])
+    yield "seeds", _seeds(info["seeds"])
+    yield "steps", show.count(info["steps"])
+    yield "on disk", show.size(info["bytes"])
+
+
+def _environment(environment: Any) -> Iterator[tuple[str, str]]:
+    known = dict(_items(environment))
+    yield "environment", str(known.get("id") or "without an id")
+    yield "class", str(known.get("class") or "")
+    wrappers = known.get("wrappers")
+    yield "wrappers", ", ".join(str(name).rpartition(".")[2] for name in wrappers) if isinstance(wrappers, list) else ""
+    yield "render mode", str(known.get("render_mode") or "")
+    yield "note", str(known.get("note") or "")
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    """Of a map that a trace holds; none where it is something else."""
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}… (--json has all of it)"
+
+
+def _seeds(seeds: Info) -> str:
+    told = f"{show.count(seeds['seeded'])} seeded, {show.count(seeds['unseeded'])} unseeded"
+    if seeds["first"]:
+        more = ", …" if seeds["seeded"] > len(seeds["first"]) else ""
+        told += f": {', '.join(map(str, seeds['first']))}{more}"
+    return told
+
+
+def _print_writers(writers: list[Info]) -> None:
+    show.title("writers")
+    show.table(
+        ("writer", "split", "state", "episodes", "steps", "bytes", "process"),
+        [
+            (
+                show.printable(writer["writer"]),
+                show.printable(writer["split"] or "-"),
+                writer["state"],
+                show.count(writer["episodes"]),
+                show.count(writer["steps"]),
+                show.size(writer["bytes"]),
+                show.printable(f"{writer['pid']}@{writer['host']}"),
+            )
+            for writer in writers[:_MOST_WRITERS]
+        ],
+    )
+    if len(writers) > _MOST_WRITERS:
+        click.echo(f"… {show.count(len(writers) - _MOST_WRITERS)} more, see --json")
+    batches = [batch for writer in writers for batch in writer["batches"]]
+    if not batches:
+        return
+    last = batches[-_LAST_BATCHES:]
+    show.title(
+        "batches" if len(last) == len(batches) else f"the last {len(last)} of {show.count(len(batches))} batches"
+    )
+    show.table(
+        ("file", "state", "chunks", "steps", "bytes", "torn"),
+        [
+            (
+                show.printable(batch["file"]),
+                "sealed" if batch["sealed"] else "open",
+                show.count(batch["chunks"]),
+                show.count(batch["steps"]),
+                show.size(batch["bytes"]),
+                show.size(batch["torn"]) if batch["torn"] else "-",
+            )
+            for batch in last
+        ],
+    )
+
+
+def _health(info: Info) -> Iterator[str]:
+    damage, directory = info["damage"], info["directory"]
+    for place in damage[:_MOST_DAMAGE]:
+        yield f"damaged: {line(Damage(*place))}"
+    if len(damage) > _MOST_DAMAGE:
+        yield f"… {show.count(len(damage) - _MOST_DAMAGE)} more damaged places"
+    dead = sum(writer["state"] == "dead" for writer in info["writers"])
+    if dead:
+        yield f"{show.count(dead, 'writer')} died while recording: episodes left open have the outcome lost"
+    if damage:
+        yield f"'gym-trace check {directory}' names all damage, 'gym-trace repair {directory} -o NEW' saves the rest"
+    elif dead:
+        yield f"no damage found; 'gym-trace repair {directory} -o NEW' writes a copy that is sealed"
+    else:
+        yield f"no damage found on opening; 'gym-trace check {directory}' compares every checksum"

@@ -1,0 +1,121 @@
+"""The command group: which commands there are, and the one place where errors become exit codes.
+
+Exit codes: 0 fine, 1 error, 2 usage, 3 a replay that differs, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import select
+import sys
+import traceback
+import warnings
+from typing import Any, NoReturn
+
+import click
+
+import gym_trace
+from gym_trace.errors import TraceError
+from gym_trace_cli import show
+
+# By name: the module that has it, and its line in the help. A module is imported when its command is called.
+COMMANDS = {
+    "record": ("gym_trace_cli.record", "Record episodes of an environment to a trace."),
+    "replay": ("gym_trace_cli.replay", "Play episodes back: to a function, or as a line an episode."),
+    "stats": ("gym_trace_cli.stats", "Summarize returns, lengths, outcomes and columns of a trace."),
+    "info": ("gym_trace_cli.info", "Tell what a trace holds: environment, spaces, writers, health."),
+    "check": ("gym_trace_cli.check", "Verify every checksum of a trace and name what is damaged."),
+    "repair": ("gym_trace_cli.repair", "Write a clean copy of all that can be read of a trace."),
+}
+
+INTERRUPTED = 130
+_READER_GONE = 141  # what programs that SIGPIPE ends leave behind
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Commands(click.Group):
+    """Commands that are imported when they are called, and whose errors end in one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(COMMANDS[name][0]).command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+            ctx.fail(f"no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            _fail(ctx, INTERRUPTED, "interrupted")
+        except Exception as error:
+            if isinstance(error, BrokenPipeError) and _reader_is_gone():
+                ctx.exit(_READER_GONE)
+            _fail(ctx, 1, "\n".join(show.printable(line) for line in f"error: {describe(error)}".splitlines()))
+        return result
+
+
+def _fail(ctx: click.Context, code: int, line: str) -> NoReturn:
+    if ctx.params.get("debug"):
+        traceback.print_exc()
+    click.echo(line, err=True)
+    ctx.exit(code)
+
+
+def describe(error: Exception) -> str:
+    """What is wrong, mostly in one line. Of an error that is not ours, also where it came from."""
+    if isinstance(error, TraceError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{text}{where}; gym-trace --debug shows the traceback"
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is our stdout that broke, as in `gym-trace replay DIR | head`, and no pipe of an environment."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    if not poll.poll(0):
+        return False
+    # What is still in the buffer has nowhere to go; without this Python complains on its way out.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Warnings, most of them from environments, in one line and without the place in the code."""
+    text = _COLOUR.sub("", str(message)).removeprefix("WARN: ")
+    click.echo(f"warning: {show.printable(' '.join(text.split()))}", err=True)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(gym_trace.__version__, prog_name="gym-trace")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Record Gymnasium environments to traces, bit for bit, and play them back."""

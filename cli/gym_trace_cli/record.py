@@ -1,0 +1,235 @@
+"""gym-trace record"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shlex
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import gym_trace
+from gym_trace.errors import EnvironmentUnavailable, TraceError, TraceExists
+from gym_trace_cli import show
+from gym_trace_cli.named import NamedCallable, import_here, look_in_current_directory
+from gym_trace_cli.stopping import StopSignals
+
+if TYPE_CHECKING:
+    from gym_trace.rollout import Progress
+
+_DEFAULT_EPISODES = 10
+_REGISTERED_BY = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+
+
+class EnvArg(click.ParamType):  # type: ignore[type-arg]
+    """KEY=VALUE, the value as JSON if it is JSON, and as text if not."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        key, equals, text = value.partition("=")
+        if not (key.isidentifier() and equals):
+            self.fail(f"{value!r} is not of the form KEY=VALUE, such as render_mode=rgb_array", param, ctx)
+        try:
+            return key, json.loads(text)
+        except ValueError:
+            return key, text
+
+
+class PolicyName(NamedCallable):
+    """MODULE:CALLABLE, or "random", which is None."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if value == "random" else super().convert(value, param, ctx)
+
+
+@click.command("record", short_help="Record episodes of an environment to a trace.")
+@click.argument("env_id")
+@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Where to. Default: traces/ENV_ID.")
+@click.option("--episodes", type=click.IntRange(min=1), metavar="N", help="End after N complete episodes. Default: 10.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="End after N steps.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), metavar="S", help="End after S seconds.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="With it episode k is the same in every run.")
+@click.option(
+    "--policy",
+    type=PolicyName(),
+    default="random",
+    metavar="P",
+    help="What acts: random, or MODULE:CALLABLE. A function is called with the observation and returns the action; of "
+    "a class an object is made, with the observation space and the action space if it takes them, and called likewise. "
+    "If it has a method reset(seed), that is called before each episode.",
+)
+@click.option(
+    "--env-arg",
+    "env_args",
+    type=EnvArg(),
+    multiple=True,
+    metavar="K=V",
+    help="Pass K=V to the environment; V is JSON, or else text.",
+)
+@click.option(
+    "--import",
+    "imports",
+    multiple=True,
+    metavar="MODULE",
+    help="Import the module that registers ENV_ID, such as ale_py.",
+)
+@click.option("--infos", is_flag=True, help="Record infos too.")
+@click.option(
+    "--on-exist",
+    type=click.Choice(["error", "append", "replace"]),
+    default="error",
+    help="If DIR holds a trace: refuse, record beside it, or delete it first.",
+)
+@click.option("--split", default="train", metavar="NAME", help="What the episodes are for, such as train or eval.")
+@click.option("--level", type=click.IntRange(-7, 22), default=1, metavar="N", help="zstd level, -7 to 22. Default: 1.")
+@click.option("--quiet", is_flag=True, help="Print nothing but warnings and errors.")
+def command(
+    env_id: str,
+    output: str | None,
+    episodes: int | None,
+    steps: int | None,
+    seconds: float | None,
+    seed: int | None,
+    policy: Any,
+    env_args: Sequence[tuple[str, Any]],
+    imports: Sequence[str],
+    quiet: bool,
+    **recording: Any,
+) -> None:
+    """Record episodes of the Gymnasium environment ENV_ID, until the first of the limits is met.
+
+    Ctrl-C and SIGTERM end the recording after the step it is at, and keep all of it. A second
+    Ctrl-C does not wait for the step.
+    """
+    from gym_trace.rollout import new_root_seed
+
+    if episodes is None and steps is None and seconds is None:
+        episodes = _DEFAULT_EPISODES
+    seed = new_root_seed() if seed is None else seed
+    directory = Path(output or f"traces/{env_id.replace('/', '-').replace(':', '-')}")
+    env = _make_env(env_id, dict(env_args), imports)
+    policy = _made(policy, env)
+    with (
+        StopSignals() as stop,
+        closing(_recorder(env, directory, seed, **recording)) as recorder,
+        show.Progress(quiet=quiet) as line,
+    ):
+
+        def report(progress: Progress) -> int:
+            line.update(_state(progress), _fraction(progress, episodes, steps, seconds))
+            return stop.received
+
+        try:
+            done = gym_trace.record_episodes(
+                recorder,
+                policy=policy,
+                episodes=episodes,
+                steps=steps,
+                seconds=seconds,
+                seed=seed,
+                on_progress=report,
+            )
+        except Exception as error:
+            if isinstance(error, TraceError):
+                raise
+            click.echo(f"what was recorded up to the error is in {show.printable(directory)}", err=True)
+            if stop.received:  # Ctrl-C reaches the processes of an environment too, which then fails
+                raise SystemExit(stop.exit_code) from error
+            raise
+    if stop.received:
+        click.echo(f"{stop.what_happened}; every step up to here is saved", err=True)
+    if not quiet:
+        _print_summary(done, directory)
+    if stop.received:
+        raise SystemExit(stop.exit_code)
+
+
+def _make_env(env_id: str, env_args: dict[str, Any], imports: Sequence[str]) -> Any:
+    import gymnasium
+
+    for module in imports:
+        try:
+            import_here(module)
+        except ImportError as error:
+            raise EnvironmentUnavailable(f"--import {module}: {error}") from error
+    look_in_current_directory()  # for ids of the form MODULE:ENV_ID
+    try:
+        return gymnasium.make(env_id, **env_args)
+    except gymnasium.error.UnregisteredEnv as error:
+        module = next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), "MODULE")
+        raise EnvironmentUnavailable(
+            f"{_one_line(error)} If a package has it, say which: gym-trace record {env_id} --import {module}"
+        ) from error
+    except Exception as error:  # whatever somebody's constructor raises
+        raise EnvironmentUnavailable(f"{env_id} cannot be made: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _made(policy: Any, env: Any) -> Any:
+    """The policy, or the object of it if it is a class."""
+    if not inspect.isclass(policy):
+        return policy
+    spaces: tuple[Any, ...] = (env.observation_space, env.action_space)
+    try:
+        inspect.signature(policy).bind(*spaces)
+    except (TypeError, ValueError):
+        spaces = ()
+    return policy(*spaces)
+
+
+def _recorder(env: Any, directory: Path, seed: int, infos: bool, on_exist: str, split: str, level: int) -> Any:
+    try:
+        return gym_trace.TraceRecordingWrapper(
+            env, directory, record_infos=infos, on_exist=on_exist, split=split, level=level, metadata={"seed": seed}
+        )
+    except TraceExists as error:
+        # The library speaks of its arguments, the command line of its options.
+        words = str(error).replace('on_exist="append"', "--on-exist append")
+        raise TraceExists(words.replace('on_exist="replace"', "--on-exist replace")) from error
+
+
+def _fraction(progress: Progress, episodes: int | None, steps: int | None, seconds: float | None) -> float:
+    """How far it is to the limit that is nearest."""
+    ways = ((progress.episodes, episodes), (progress.steps, steps), (progress.seconds, seconds))
+    return max(min(1.0, gone / limit) for gone, limit in ways if limit is not None)
+
+
+def _state(progress: Progress) -> str:
+    speed = progress.steps / max(progress.seconds, 1e-9)
+    parts = [
+        show.count(progress.episodes, "episode"),
+        show.count(progress.steps, "step"),
+        f"{show.count(round(speed))} steps/s",
+        show.size(progress.bytes),
+    ]
+    if progress.mean_return is not None:
+        parts.append(f"return {show.number(progress.mean_return)}")
+    return "  ".join(parts)
+
+
+def _print_summary(done: Progress, directory: Path) -> None:
+    from gym_trace.rollout import directory_bytes
+
+    cut_short = ", the last one cut short" if done.open_steps else ""
+    speed = show.count(round(done.steps / max(done.seconds, 1e-9)))
+    where = show.printable(shlex.quote(str(directory)))
+    click.echo(
+        f"recorded {show.count(done.episodes + bool(done.open_steps), 'episode')}{cut_short}: "
+        f"{show.count(done.steps, 'step')} in {show.duration(done.seconds)} ({speed} steps/s)"
+    )
+    if done.mean_return is not None:
+        lately = " in the last 100 episodes" if done.episodes > 100 else ""
+        extremes = f"{show.number(done.min_return)} to {show.number(done.max_return)}"
+        click.echo(f"return {show.number(done.mean_return)} on average, from {extremes}{lately}")
+    click.echo(f"{show.printable(directory)}: {show.size(directory_bytes(directory))}, seed {done.seed}\n")
+    click.echo(f"next:\n  gym-trace stats {where}\n  gym-trace replay {where}")

@@ -1,0 +1,72 @@
+"""gym-trace repair"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+import gym_trace
+from gym_trace_cli import show
+from gym_trace_cli.damage import bytes_shown, line
+
+if TYPE_CHECKING:
+    from gym_trace.recovery import LostSteps, RepairReport
+
+_LISTED = 20  # runs of lost steps that are named one by one
+
+
+@click.command("repair", short_help="Write a clean copy of what can be read.")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("-o", "--output", required=True, metavar="NEW", type=click.Path(), help="A new directory for the copy.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+@click.pass_context
+def command(ctx: click.Context, /, directory: str, output: str, quiet: bool) -> None:
+    """Write a clean copy of the trace in DIR to NEW, with all that can be read. DIR is never changed.
+
+    What a killed recorder left open is sealed, and manifests are written anew. Tells exactly what is lost. Exits with 1
+    if nothing could be kept.
+    """
+    with show.Progress(quiet=quiet) as progress:
+        report = gym_trace.repair_trace(directory, output, on_progress=bytes_shown(progress))
+    for remark in report.found.remarks:
+        click.echo(f"note: {show.printable(remark)}")
+    _print_losses(report)
+    writers = show.count(len(report.writers), "writer")
+    click.echo(
+        f"kept in {output}: {show.count(report.found.episodes, 'episode')}, {show.count(report.steps, 'step')} "
+        f"of {writers}"
+    )
+    if not report.writers:
+        ctx.exit(1)
+
+
+def _print_losses(report: RepairReport) -> None:
+    costly = [loss.damage for loss in report.losses]
+    for damage in report.found.damages:
+        if damage not in costly:
+            click.echo(f"{line(damage)} (no step is lost by it)")
+    for loss in report.losses:
+        click.echo(line(loss.damage))
+        _print_steps(loss.steps)
+        if not loss.exact:
+            click.echo(f"  lost: {'more ' if loss.steps else ''}steps that cannot be named")
+    if report.orphans:
+        click.echo("left out, because the observation before them is lost:")
+        _print_steps(report.orphans)
+    if not report.losses:
+        click.echo("nothing is lost")
+
+
+def _print_steps(runs: list[LostSteps]) -> None:
+    for run in runs[:_LISTED]:
+        steps = (
+            f"step {run.first_step}"
+            if run.steps == 1
+            else f"steps {run.first_step} to {run.first_step + run.steps - 1}"
+        )
+        click.echo(f"  lost: episode {run.episode_id} of {run.writer}, {steps}")
+    if len(runs) > _LISTED:
+        rest = runs[_LISTED:]
+        steps = show.count(sum(run.steps for run in rest), "step")
+        click.echo(f"  lost: {steps} more of {show.count(len({run[:2] for run in rest}), 'episode')}")

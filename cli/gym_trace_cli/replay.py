@@ -1,0 +1,139 @@
+"""gym-trace replay"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import gym_trace
+from gym_trace_cli import show
+from gym_trace_cli.named import NamedCallable
+
+if TYPE_CHECKING:
+    from gym_trace import Trace
+
+_BLOCK = 1000  # episodes made into lines at a time
+# What is printed of an episode, and how.
+_SHOWN: dict[str, Callable[[Any], str]] = {
+    "index": str,
+    "episode_id": str,
+    "writer": str,
+    "split": show.printable,
+    "lane": str,
+    "first_step": show.count,
+    "steps": show.count,
+    "return": show.number,
+    "outcome": str,
+    "seed": lambda seed: "-" if seed is None else str(seed),
+    "start_time": lambda time: "-" if time is None else time[:19].replace("T", " "),
+}
+_HEADINGS = {"episode_id": "id", "first_step": "from step", "start_time": "started (UTC)"}
+_STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "return", "outcome", "seed", "duration")
+_NO_SEED = -1  # in the table of episodes
+
+
+@click.command("replay", short_help="Play episodes back.")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("--episodes", type=show.EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7.")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N of them, drawn at random.")
+@click.option("--seed", type=int, metavar="S", help="Of the draw, to have the same sample again.")
+@click.option(
+    "--callback",
+    type=NamedCallable(),
+    metavar="F",
+    help="MODULE:FUNCTION, called as FUNCTION(observations, actions, rewards) with the arrays of each episode, until "
+    "it returns something truthy.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print an episode as a line of JSON.")
+def command(
+    directory: str,
+    episodes: slice | list[int] | None,
+    sample: int | None,
+    seed: int | None,
+    callback: Callable[[Any, Any, Any], Any] | None,
+    as_json: bool,
+) -> None:
+    """Play the episodes of the trace in DIR back to a function, or without one print a line an episode."""
+    if seed is not None and sample is None:
+        raise click.UsageError("--seed is that of --sample; pass both")
+    if callback is not None and as_json:
+        raise click.UsageError("--callback and --json exclude each other")
+    trace = gym_trace.open_trace(directory)
+    chosen = _chosen(len(trace), episodes, sample, seed)
+    if callback is not None:
+        _call_back(trace, chosen, callback)
+    elif as_json:
+        for row in _rows(trace, chosen):
+            click.echo(json.dumps(row))
+    else:
+        _print_lines(trace, chosen)
+
+
+def _chosen(length: int, episodes: slice | list[int] | None, sample: int | None, seed: int | None) -> list[int]:
+    if isinstance(episodes, list):
+        for index in episodes:
+            if not -length <= index < length:
+                raise click.BadParameter(
+                    f"there is no episode {index}; the trace has {show.count(length, 'episode')}",
+                    param_hint="--episodes",
+                )
+        chosen = [index % length for index in episodes]
+    else:
+        chosen = list(range(length)[slice(None) if episodes is None else episodes])
+    if sample is not None and sample < len(chosen):
+        chosen = sorted(random.Random(seed).sample(chosen, sample))
+    return chosen
+
+
+def _call_back(trace: Trace, chosen: list[int], callback: Callable[[Any, Any, Any], Any]) -> None:
+    begin, played, steps = time.monotonic(), 0, 0
+    for episode in trace.scan(columns=("observations", "actions", "rewards"), episodes=chosen):
+        played, steps = played + 1, steps + len(episode)
+        if callback(episode.observations, episode.actions, episode.rewards):
+            break
+    took = show.duration(time.monotonic() - begin)
+    click.echo(f"played {show.count(played, 'episode')}, {show.count(steps, 'step')} in {took}", err=True)
+
+
+def _rows(trace: Trace, chosen: list[int]) -> Iterator[dict[str, Any]]:
+    """What the index says of the episodes, as plain data."""
+    for begin in range(0, len(chosen), _BLOCK):
+        table = trace.episodes[chosen[begin : begin + _BLOCK]]
+        columns = {name: table[name].tolist() for name in _STORED}
+        for name in ("start_time", "end_time"):
+            columns[name] = table[name].astype("M8[us]").astype(str).tolist()
+        for values in zip(*columns.values()):
+            yield _plain(trace, dict(zip(columns, values)))
+
+
+def _plain(trace: Trace, row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the table as JSON can have it: None where something is unknown."""
+    writer = trace.stored[row["writer"]]
+    row["writer"], row["split"] = writer.writer, writer.split
+    if row["seed"] < 0:  # none, or too large for the table
+        row["seed"] = None if row["seed"] == _NO_SEED else trace[row["index"]].seed
+    if not math.isfinite(row["return"]):
+        row["return"] = None
+    row["duration"] = None if row["end_time"] == "NaT" else row["duration"] / 1e9
+    for name in ("start_time", "end_time"):
+        row[name] = None if row[name] == "NaT" else row[name] + "Z"
+    return row
+
+
+def _print_lines(trace: Trace, chosen: list[int]) -> None:
+    table = trace.episodes
+    several = {
+        "writer": len(trace.writers) > 1,
+        "split": len({writer.split for writer in trace.stored}) > 1,
+        "lane": table["lane"].any(),
+        "first_step": table["first_step"].any(),
+    }
+    names = [name for name in _SHOWN if several.get(name, True)]
+    rows = ([_SHOWN[name](row[name]) for name in names] for row in _rows(trace, chosen))
+    show.table([_HEADINGS.get(name, name) for name in names], rows)

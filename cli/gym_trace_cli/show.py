@@ -1,0 +1,235 @@
+"""How numbers, tables and progress look, and how episodes are chosen, for all commands."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+_FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–]$")
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_TABLE_BLOCK = 1000  # rows that are aligned together
+_REDRAW_SECONDS = 0.05  # between changes of the line on a terminal, which cost milliseconds each
+_PLAIN_SECONDS = 5.0  # between lines of progress where there is no terminal
+
+
+def count(number: int, noun: str | None = None) -> str:
+    """1234567 -> 1,234,567; with a noun: 1 episode, 2 episodes."""
+    if noun is None:
+        return f"{number:,}"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def size(number: float) -> str:
+    """Bytes: 999 B, 12.3 kB, 4.56 GB."""
+    if abs(number) < 1000:
+        return f"{number:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB", "PB"):
+        number /= 1000
+        if abs(number) < 999.5 or unit == "PB":
+            break
+    return f"{number:.{2 if abs(number) < 9.995 else 1 if abs(number) < 99.95 else 0}f} {unit}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds: 45 ms, 12.3 s, 3 min 20 s, 2 h 5 min, 4 d 3 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min" + (f" {rest} s" if rest else "")
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h" + (f" {minutes} min" if minutes else "")
+    days, hours = divmod(hours, 24)
+    return f"{days} d" + (f" {hours} h" if hours else "")
+
+
+def number(value: float | None) -> str:
+    """A measured value in four significant digits: 0.01235, 12.35, 12,346."""
+    if value is None:
+        return "-"
+    if 1000 <= abs(value) < 1e15:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def share(part: float, whole: float) -> str:
+    """A percentage: 42.0%."""
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def printable(text: object) -> str:
+    """Text that a trace holds, on one line and with escapes for what could steer a terminal or cannot be encoded."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def curve(values: Sequence[float | None], width: int = 60) -> str:
+    """A line of blocks, the smallest value low, the largest high; neighbours are averaged to fit the width."""
+    groups = [[value for value in group if value is not None] for group in _in_groups(values, width)]
+    means = [sum(group) / len(group) if group else None for group in groups]
+    known = [mean for mean in means if mean is not None]
+    if not known or not math.isfinite(max(known) - min(known)):
+        return ""
+    scale = (len(_BLOCKS) - 0.01) / ((max(known) - min(known)) or math.inf)
+    return "".join(" " if mean is None else _BLOCKS[int((mean - min(known)) * scale)] for mean in means)
+
+
+def histogram(counts: Sequence[int], width: int = 60) -> str:
+    """A line of blocks as high as the counts, gaps where there are none; neighbours are added up to fit the width."""
+    sums = [sum(group) for group in _in_groups(counts, width)]
+    scale = (len(_BLOCKS) - 0.01) / (max(sums, default=0) or 1)
+    return "".join(_BLOCKS[int(total * scale)] if total else " " for total in sums)
+
+
+def _in_groups(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
+    groups = min(width, len(values))
+    return [values[i * len(values) // groups : (i + 1) * len(values) // groups] for i in range(groups)]
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person is looking at stream, through something that can move the cursor."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def draws() -> bool:
+    """Whether charts can be drawn on stdout, and somebody sees them."""
+    return is_terminal(sys.stdout) and "utf" in (sys.stdout.encoding or "").lower()
+
+
+def title(text: str) -> None:
+    click.secho(f"\n{text}", bold=True)
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> None:
+    """Prints a label and what is to be said of it, a line each; on a terminal long ones are folded."""
+    lines = [(label, value) for label, value in rows if value]
+    indent = max((len(label) for label, _ in lines), default=0) + 2
+    columns = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+    for label, value in lines:
+        folded = [value]
+        if columns is not None:
+            folded = textwrap.wrap(value, max(20, columns - indent), break_on_hyphens=False) or [""]
+        click.echo(click.style(label.ljust(indent), dim=True) + f"\n{' ' * indent}".join(folded))
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints rows of text under headings; columns of figures flush right. Any number of rows, in little memory."""
+    rows = iter(rows)
+    block = list(islice(rows, _TABLE_BLOCK))
+    right = [all(_FIGURE.match(row[i]) for row in block if row[i]) for i in range(len(headings))]
+    widths = [len(heading) for heading in headings]
+    lines = [click.style(_line(headings, _widened(widths, block), right), bold=is_terminal(sys.stdout))]
+    while block:
+        widths = _widened(widths, block)
+        click.echo("\n".join([*lines, *(_line(row, widths, right) for row in block)]))
+        lines, block = [], list(islice(rows, _TABLE_BLOCK))
+    if lines:
+        click.echo(lines[0])
+
+
+def _widened(widths: list[int], block: list[Sequence[str]]) -> list[int]:
+    return [max(width, *(len(row[i]) for row in block)) if block else width for i, width in enumerate(widths)]
+
+
+def _line(cells: Sequence[str], widths: list[int], right: list[bool]) -> str:
+    padded = (text.rjust(width) if flush else text.ljust(width) for text, width, flush in zip(cells, widths, right))
+    return "  ".join(padded).rstrip()
+
+
+class Progress:
+    """One line on stderr that tells how far a command is; a context manager.
+
+    On a terminal the line is drawn over and is gone in the end; elsewhere a line is printed every few seconds; with
+    quiet there is none.
+    """
+
+    def __init__(self, *, quiet: bool = False):
+        self._quiet = quiet
+        self._live: Live | None = None
+        self._redrawn = -math.inf
+        self._due = time.monotonic() + _PLAIN_SECONDS
+
+    def __enter__(self) -> Progress:
+        if not self._quiet and is_terminal(sys.stderr):
+            from rich.console import Console
+            from rich.live import Live
+
+            # What a command or an environment prints meanwhile goes above the line, but a redirected stdout stays so.
+            self._live = Live(
+                console=Console(stderr=True, highlight=False),
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=is_terminal(sys.stdout),
+            )
+            self._live.start()
+        return self
+
+    def update(self, text: str, fraction: float | None = None) -> None:
+        """Shows text, and a bar if it is known which fraction is done."""
+        if self._live is not None:
+            if time.monotonic() < self._redrawn + _REDRAW_SECONDS:
+                return
+            self._redrawn = time.monotonic()
+            self._live.update(_drawn(text, fraction, self._live.console.width), refresh=True)
+        elif not self._quiet and time.monotonic() >= self._due:
+            self._due = time.monotonic() + _PLAIN_SECONDS
+            click.echo(text if fraction is None else f"{fraction:4.0%}  {text}", err=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def _drawn(text: str, fraction: float | None, width: int) -> Any:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    line = Text(text, no_wrap=True, overflow="ellipsis")
+    if fraction is None:
+        return line
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    cells: list[Any] = [Text(f"{fraction:4.0%}"), line]
+    room = width - len(text) - 10
+    if room >= 6:
+        cells.insert(0, ProgressBar(total=1.0, completed=fraction, width=min(room, 24)))
+    grid.add_row(*cells)
+    return grid
+
+
+class EpisodeSlice(click.ParamType):  # type: ignore[type-arg]
+    """--episodes: "5", "2:10", "-3:", "::10" or "1,4,7", as a slice or a list of indices."""
+
+    name = "slice"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> slice | list[int]:
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        try:
+            if ":" not in value:
+                return [int(index) for index in value.split(",")]
+            start, stop, *step = (int(part) if part.strip() else None for part in value.split(":"))
+            chosen = slice(start, stop, *step)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not a choice of episodes; write 5, 2:10, -3:, ::10 or 1,4,7", param, ctx)
+        if chosen.step == 0:
+            self.fail(f"{value!r} has a step of 0", param, ctx)
+        return chosen

@@ -1,0 +1,49 @@
+"""Ending a long command at a good moment when it is told to stop."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import Any
+
+_NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+
+
+class StopSignals:
+    """Within it the first Ctrl-C or SIGTERM is only noted, and a second one, of the impatient, strikes at once.
+
+    So the command can end between two steps, where everything is whole, rather than anywhere at all.
+
+    Attributes:
+        received: number of the signal that came, or 0.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._before: dict[int, Any] = {}
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.received
+
+    @property
+    def what_happened(self) -> str:
+        return _NAMES[signal.Signals(self.received)]
+
+    def __enter__(self) -> StopSignals:
+        for number in _NAMES:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as it is for jobs in the background
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self.received:
+            self.received = number
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise SystemExit(128 + number)

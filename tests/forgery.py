@@ -1,0 +1,131 @@
+"""Takes a batch file apart and puts it together again, all checksums right: what only a hostile hand can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from gym_trace.format import wire
+from gym_trace.format.codec import ColumnEncoder, decode, parse_column
+from gym_trace.values import pack, unpack
+
+PATH, DTYPE, SHAPE, ROWS, ENCODING, STORED, RAW, CRC = range(8)  # of a column descriptor
+
+
+@dataclass
+class Record:
+    kind: int
+    metadata: dict[str, Any]
+    blobs: list[bytes]
+    flags: int = 0
+    claims: dict[str, int] = field(default_factory=dict)  # what the header says instead of the truth
+
+    @property
+    def columns(self) -> dict[tuple[Any, ...], int]:
+        """The places of the columns by path."""
+        return {tuple(descriptor[PATH]): i for i, descriptor in enumerate(self.metadata.get("columns", []))}
+
+    def describe(self, path: tuple[Any, ...], /, **changes: Any) -> None:
+        """Changes the descriptor of a column."""
+        for name, value in changes.items():
+            self.metadata["columns"][self.columns[path]][globals()[name.upper()]] = value
+
+    def store(self, path: tuple[Any, ...], blob: bytes, /, **changes: Any) -> None:
+        """Puts other bytes in a column, with the checksum that belongs to them."""
+        self.blobs[self.columns[path]] = blob
+        self.describe(path, stored=len(blob), crc=crc32(blob), **changes)
+
+    def table(self, name: str, dtype: np.dtype[Any]) -> Any:
+        place = self.columns[(name,)]
+        return decode(parse_column(self.metadata["columns"][place]), self.blobs[place]).view(dtype)
+
+    def put_table(self, name: str, table: Any) -> None:
+        place = self.columns[(name,)]
+        column, self.blobs[place] = ColumnEncoder((name,), 1).encode(np.ascontiguousarray(table))
+        self.metadata["columns"][place] = list(column)
+
+    def change_fragments(self, change: Callable[[Any], Any]) -> None:
+        table = self.table("fragments", wire.FRAGMENT)
+        changed = change(table)
+        self.put_table("fragments", table if changed is None else changed)
+
+
+@dataclass
+class Forgery:
+    """The records of a batch."""
+
+    file_id: bytes
+    number: int
+    records: list[Record]
+    sealed: bool
+
+    @property
+    def chunks(self) -> list[Record]:
+        return [record for record in self.records if record.kind == wire.CHUNK]
+
+    @property
+    def index(self) -> Record:
+        return next(record for record in self.records if record.kind == wire.INDEX)
+
+    def without_index(self) -> Forgery:
+        self.records = [record for record in self.records if record.kind != wire.INDEX]
+        self.sealed = False
+        return self
+
+    def data(self, reindexed: bool = True) -> bytes:
+        """The file. reindexed: the index gets the fragments and the places that the chunks have now."""
+        data = wire.pack_file_header(self.file_id, self.number)
+        places, tables, index_at = [], [], 0
+        for sequence, record in enumerate(self.records):
+            start = len(data)
+            if record.kind == wire.INDEX:
+                index_at = start
+                if reindexed:
+                    record.put_table("fragments", np.concatenate(tables))
+                    record.put_table("chunks", np.array(places, wire.CHUNK_ENTRY))
+            metadata = pack(record.metadata)
+            pieces = wire.pack_record(
+                record.kind, metadata, record.blobs, start, sequence, self.file_id, record.flags
+            )  # fmt: skip
+            if record.claims:
+                pieces[0] = _claiming(pieces[0], record.claims)
+            data += b"".join(pieces)
+            if record.kind == wire.CHUNK and reindexed and self.sealed:
+                table = record.table("fragments", wire.FRAGMENT)
+                rows = sum(table["steps"].tolist()) + int(np.count_nonzero(table["flags"] & wire.LEADS))
+                places.append((start, len(data) - start, len(table), rows))
+                tables.append(table)
+        if self.sealed:
+            data += wire.pack_footer(index_at, len(data) + wire.HEADER_SIZE, self.file_id)
+        return data
+
+
+_FIELDS = {"type": (8, 2), "flags": (10, 2), "metadata_length": (12, 4), "body_length": (16, 8)}
+
+
+def _claiming(header: bytes, claims: dict[str, int]) -> bytes:
+    for name, value in claims.items():
+        at, size = _FIELDS[name]
+        header = header[:at] + value.to_bytes(size, "little") + header[at + size :]
+    return header[:60] + crc32(header[:60]).to_bytes(4, "little")
+
+
+def taken_apart(path: Path) -> Forgery:
+    data = path.read_bytes()
+    header = wire.unpack_file_header(data[: wire.HEADER_SIZE])
+    records, offset = [], wire.HEADER_SIZE
+    while raw := wire.unpack_record_header(data[offset : offset + wire.HEADER_SIZE], offset, header.file_id):
+        start = offset + wire.HEADER_SIZE
+        metadata = unpack(data[start : start + raw.metadata_length])
+        blobs, at = [], raw.body_offset
+        for descriptor in metadata.get("columns", []):
+            blobs.append(data[at : at + descriptor[STORED]])
+            at += wire.aligned(descriptor[STORED])
+        records.append(Record(raw.type, metadata, blobs, raw.flags))
+        offset = raw.end
+    return Forgery(header.file_id, header.batch, records, offset < len(data))

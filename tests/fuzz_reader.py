@@ -1,0 +1,314 @@
+"""Feeds mutated traces to everything that reads traces. Nothing but a TraceError may come of it.
+
+    python tests/fuzz_reader.py --inputs 100000 --seed 0
+
+prints what came out how often; a failure is kept as a directory that reproduces it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import faulthandler
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from forgery import Forgery, Record, taken_apart
+from telltale import record
+
+from gym_trace import check_trace, open_trace, repair_trace
+from gym_trace.errors import TraceError
+from gym_trace.format import wire
+
+SECONDS = 60  # that one input may take
+MEMORY = 2 << 30  # bytes of address space
+_ODD_NUMBERS = (0, 1, 2, 7, 8, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, -1)
+_ODD_VALUES = (
+    *_ODD_NUMBERS,
+    (1 << 64) - 1,
+    None,
+    True,
+    1.5,
+    float("nan"),
+    "",
+    "O",
+    "|O",
+    "<f8",
+    "msgpack",
+    "|V80",
+    b"\xff",
+)
+_ODD_THINGS = (*_ODD_VALUES, [], {}, [[]], {"": 1}, ["x"], "<U9999", "|S0", "<M8[s]", "\ud800", "../../etc/passwd")
+
+
+def read_everything(directory: Path, repaired: Path | None = None) -> collections.Counter[str]:
+    """Calls all that reads a trace; returns what came of it. Raises whatever is not a TraceError."""
+    outcomes: collections.Counter[str] = collections.Counter()
+
+    def attempt(name: str, call: Any) -> None:
+        try:
+            call()
+            outcomes[f"{name}: fine"] += 1
+        except TraceError as error:
+            outcomes[f"{name}: {type(error).__name__}"] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        attempt("open", lambda: open_trace(directory))
+        attempt("scan", lambda: [_use(episode) for episode in open_trace(directory)])
+        attempt("skip", lambda: [_use(episode) for episode in open_trace(directory).scan(on_damage="skip")])
+        attempt("call back", lambda: open_trace(directory).call_back(lambda o, a, r: None))
+        attempt("get", lambda: [_use(trace[i]) for trace in [open_trace(directory)] for i in (0, -1) if len(trace)])
+        attempt("about", lambda: _about(directory))
+        attempt("check", lambda: check_trace(directory))
+        if repaired is not None:
+            attempt("repair", lambda: _repair(directory, repaired))
+    return outcomes
+
+
+def _use(episode: Any) -> None:
+    """Asks for all that an episode has. What is damaged may say so, each thing on its own."""
+    names = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations", "seed")
+    names += ("options", "rng_state", "reset_info", "start_time", "end_time", "start_monotonic", "end_monotonic")
+    for name in (*names, "outcome", "total_reward", "split"):
+        with contextlib.suppress(TraceError):
+            getattr(episode, name)
+    repr(episode)
+
+
+def _about(directory: Path) -> None:
+    trace = open_trace(directory)
+    for name in ("metadata", "env_spec", "observation_space", "action_space", "damage", "writers"):
+        with contextlib.suppress(TraceError):
+            getattr(trace, name)
+
+
+def _repair(directory: Path, repaired: Path) -> None:
+    shutil.rmtree(repaired, ignore_errors=True)
+    repair_trace(directory, repaired)
+    try:
+        assert check_trace(repaired).damages == []
+    finally:
+        shutil.rmtree(repaired, ignore_errors=True)
+
+
+# -- mutations --------------------------------------------------------------------------------------------------------
+
+
+def mutated(chance: random.Random, seeds: list[Path]) -> bytes:
+    """One of the seeds, changed as a bad disk would (checksums break) or as a hostile hand would (they do not)."""
+    path = chance.choice(seeds)
+    if chance.random() < 0.4:
+        data = bytearray(path.read_bytes())
+        for _ in range(chance.choice((1, 1, 2, 5))):
+            _damage(chance, data, seeds)
+        return bytes(data)
+    forgery = taken_apart(path)
+    try:
+        for _ in range(chance.choice((1, 1, 2, 4))):
+            _forge(chance, forgery)
+        data = forgery.data(reindexed=chance.random() < 0.7)
+    except (TraceError, ValueError, LookupError, TypeError, ArithmeticError):
+        data = path.read_bytes()  # cannot be put together
+    if chance.random() < 0.1:
+        spoiled = bytearray(data)
+        _damage(chance, spoiled, seeds)
+        return bytes(spoiled)
+    return data
+
+
+def _damage(chance: random.Random, data: bytearray, seeds: list[Path]) -> None:
+    at = chance.randrange(len(data) + 1)
+    length = chance.choice((1, 8, 64, 500))
+    kind = chance.randrange(6)
+    if kind == 0 and at < len(data):
+        data[at] ^= 1 << chance.randrange(8)
+    elif kind == 1:
+        data[at : at + length] = chance.randbytes(min(length, len(data) - at))
+    elif kind == 2:
+        del data[at : at + length]
+    elif kind == 3:
+        start = chance.randrange(len(data) + 1)
+        data[at:at] = data[start : start + length]
+    elif kind == 4:
+        other = chance.choice(seeds).read_bytes()
+        data[at : at + length] = other[at : at + length]
+    else:
+        data[at:] = bytes(chance.choice((0, 1, 100)))
+
+
+def _forge(chance: random.Random, forgery: Forgery) -> None:
+    record = chance.choice(forgery.records)
+    kind = chance.randrange(8)
+    if kind == 0 and record.columns:
+        path = chance.choice(list(record.columns))
+        field = chance.choice(("dtype", "shape", "rows", "encoding", "raw", "path", "stored"))
+        record.describe(path, **{field: _odd(chance)})
+    elif kind == 1 and record.columns:
+        path = chance.choice(list(record.columns))
+        blob = bytearray(record.blobs[record.columns[path]])
+        if blob:
+            _twist(chance, blob)
+        record.store(path, bytes(blob))
+    elif kind == 2 and record.kind in (wire.CHUNK, wire.INDEX) and ("fragments",) in record.columns:
+        record.change_fragments(lambda table: _twisted_table(chance, table))
+    elif kind == 3 and record.kind == wire.INDEX:
+        record.put_table("chunks", _twisted_table(chance, record.table("chunks", wire.CHUNK_ENTRY)))
+    elif kind == 4:
+        record.claims = {
+            chance.choice(("type", "flags", "metadata_length", "body_length")): chance.choice((0, 1, 2, 9, 800))
+        }
+    elif kind == 5:
+        _twist_tree(chance, record.metadata)
+    elif kind == 6:
+        at = chance.randrange(len(forgery.records))
+        if chance.random() < 0.5:
+            forgery.records.insert(at, record)
+        else:
+            forgery.records.remove(record)
+    elif record.columns:
+        _twist_column(chance, record)
+
+
+def _twist(chance: random.Random, blob: bytearray) -> None:
+    at = chance.randrange(len(blob))
+    if chance.random() < 0.7:
+        blob[at] = chance.randrange(256)
+    else:
+        del blob[at:]
+
+
+def _twist_column(chance: random.Random, record: Record) -> None:
+    """Another column's descriptor or bytes, or no column."""
+    one, other = chance.choice(list(record.columns.values())), chance.choice(list(record.columns.values()))
+    columns, blobs = record.metadata["columns"], record.blobs
+    kind = chance.randrange(3)
+    if kind == 0:
+        blobs[one], columns[one][5], columns[one][7] = blobs[other], columns[other][5], columns[other][7]
+    elif kind == 1:
+        columns[one], columns[other] = columns[other], columns[one]
+    else:
+        del columns[one], blobs[one]
+
+
+def _odd(chance: random.Random) -> Any:
+    value = chance.choice(_ODD_THINGS)
+    return [value, chance.choice(_ODD_THINGS)] if chance.random() < 0.3 else value
+
+
+def _twisted_table(chance: random.Random, table: Any) -> Any:
+    table = table.copy()
+    if not len(table):
+        return table
+    kind = chance.randrange(4)
+    row = chance.randrange(len(table))
+    if kind == 0:
+        return np.delete(table, row)
+    if kind == 1:
+        return np.concatenate([table, table[row : row + 1]])
+    field = chance.choice(table.dtype.names)
+    dtype = table.dtype[field]
+    number = chance.choice(_ODD_NUMBERS) if chance.random() < 0.5 else chance.randrange(-3, 70)
+    table[field][row] = np.frombuffer((number % (1 << 64)).to_bytes(8, "little")[: dtype.itemsize], dtype)[0]
+    return table
+
+
+def _twist_tree(chance: random.Random, tree: Any) -> None:
+    """Changes something somewhere in nested maps and arrays."""
+    if isinstance(tree, dict) and tree:
+        key: Any = chance.choice(list(tree))
+    elif isinstance(tree, list) and tree:
+        key = chance.randrange(len(tree))
+    else:
+        return
+    if isinstance(tree[key], (dict, list)) and tree[key] and chance.random() < 0.8:
+        _twist_tree(chance, tree[key])
+    elif isinstance(tree, dict) and chance.random() < 0.2:
+        del tree[key]
+    else:
+        tree[key] = _odd(chance)
+
+
+def mutated_manifest(chance: random.Random, manifest: bytes) -> bytes:
+    data = bytearray(manifest)
+    at = chance.randrange(len(data))
+    odd = chance.choice(
+        (b"null", b"[]", b"{}", b"-1", b"1e999", b"9" * 30, b'"../x"', b"[" * 3000, b'"\\u0000"', b"\n", b"")
+    )
+    data[at : at + chance.choice((1, 4, 20))] = odd
+    return bytes(data)
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def seed_files(directory: Path) -> list[Path]:
+    """Small traces of several kinds to start from: sealed and not, with infos and notes, filtered."""
+    kinds: dict[str, dict[str, Any]] = {
+        "sealed": {}, "open": {"closed": False}, "filtered": {"frame_filter": lambda step: step % 3 != 1}
+    }  # fmt: skip
+    return [record(directory / name, **options) for name, options in kinds.items()]
+
+
+def fuzz(inputs: int, seed: int, scratch: Path) -> collections.Counter[str]:
+    """Runs that many inputs; raises at the first that brings about anything but a TraceError."""
+    chance = random.Random(seed)
+    seeds = seed_files(scratch / "seeds")
+    manifest = (seeds[0].parent / "w.manifest.jsonl").read_bytes()
+    outcomes: collections.Counter[str] = collections.Counter()
+    for number in range(inputs):
+        directory = scratch / f"input-{seed}-{number}"
+        directory.mkdir()
+        name = "w.000000.gtb" + (".part" if chance.random() < 0.4 else "")
+        (directory / name).write_bytes(mutated(chance, seeds))
+        if chance.random() < 0.8:
+            changed = mutated_manifest(chance, manifest) if chance.random() < 0.3 else manifest
+            (directory / "w.manifest.jsonl").write_bytes(changed)
+        outcomes += read_everything(directory, scratch / "repaired" if number % 5 == 0 else None)
+        shutil.rmtree(directory)
+    return outcomes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--round", type=int, default=1000, help="inputs after which figures are printed")
+    options = parser.parse_args()
+    faulthandler.enable()
+    signal.signal(signal.SIGALRM, _too_slow)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    total: collections.Counter[str] = collections.Counter()
+    begin, done = time.monotonic(), 0
+    scratch = Path(tempfile.mkdtemp(prefix="fuzz-reader-"))
+    while done < options.inputs:
+        count = min(options.round, options.inputs - done)
+        signal.alarm(SECONDS + count)
+        place = scratch / f"round-{done}"
+        total += fuzz(count, options.seed * 1_000_003 + done, place)
+        shutil.rmtree(place)
+        done += count
+        print(f"{done} inputs, {time.monotonic() - begin:.0f} s", flush=True)
+    signal.alarm(0)
+    shutil.rmtree(scratch)
+    for name, times in sorted(total.items()):
+        print(f"{times:8d}  {name}")
+
+
+def _too_slow(*_: Any) -> None:
+    raise TimeoutError("an input takes too long")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()

@@ -1,0 +1,210 @@
+// Batch files and their columns (docs/FORMAT.md, sections 2 and 3).
+
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { crc32 } from "node:zlib";
+import { decompress } from "fzstd";
+import { unpackMetadata } from "./values.mjs";
+
+const HEADER = 64;
+const FILE_MAGIC = Buffer.from("894754420d0a1a0a", "hex");
+const SYNC_MARK = Buffer.from("f747545245430d0a", "hex");
+const FOOTER_MAGIC = Buffer.from("89475442454e440a", "hex");
+const SCHEMA = 1, CHUNK = 2, INDEX = 3;
+const ZSTD = 1, SHUFFLE = 2, XOR = 4, CONSTANT = 8;
+export const STARTS = 1, LEADS = 2, TERMINATED = 4, TRUNCATED = 8, ENDS = 32;
+
+const align = (n) => Math.ceil(n / 8) * 8;
+const u64 = (bytes, at) => Number(bytes.readBigUInt64LE(at));
+const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
+const total = (numbers) => numbers.reduce((a, b) => a + b, 0);
+
+class Damaged extends Error {}
+
+function demand(holds, problem) {
+  if (!holds) throw new Damaged(problem);
+}
+
+// -- columns (3) ------------------------------------------------------------------------------------------------------
+
+const elementSize = (dtype) => Number(/^[<|][biufcV](\d+)$/.exec(dtype)[1]);
+
+function unshuffle(bytes, width) {
+  const count = bytes.length / width;
+  const out = Buffer.alloc(bytes.length);
+  for (let i = 0; i < count; i++) for (let j = 0; j < width; j++) out[i * width + j] = bytes[j * count + i];
+  return out;
+}
+
+function undoXor(bytes, rowSize) {
+  for (let i = rowSize; i < bytes.length; i++) bytes[i] ^= bytes[i - rowSize];
+}
+
+function decodeColumn(blob, [path, dtype, shape, rows, encoding, stored, raw, crc]) {
+  if (encoding > 15) throw new Error(`encoding ${encoding} is not known`);
+  demand(blob.length === stored && crc32(blob) === crc, `column ${path.join("/")}`);
+  let bytes = Buffer.from(encoding & ZSTD ? decompress(blob) : blob);
+  demand(bytes.length === raw, `size of column ${path.join("/")}`);
+  const column = { path, dtype, shape, raw, stored, encoding };
+  const kept = encoding & CONSTANT ? 1 : rows;
+  if (dtype === "msgpack") {
+    column.rows = encoding & CONSTANT ? [bytes] : splitValues(bytes, rows);
+  } else {
+    const width = elementSize(dtype), rowSize = width * product(shape);
+    demand(bytes.length === kept * rowSize, `rows of column ${path.join("/")}`);
+    if (encoding & SHUFFLE) bytes = unshuffle(bytes, width);
+    if (encoding & XOR) undoXor(bytes, rowSize);
+    column.rows = Array.from({ length: kept }, (_, i) => bytes.subarray(i * rowSize, (i + 1) * rowSize));
+  }
+  if (encoding & CONSTANT) column.rows = Array(rows).fill(column.rows[0]);
+  return column;
+}
+
+function splitValues(bytes, rows) {
+  let at = 4 * rows;
+  const values = Array.from({ length: rows }, (_, i) => bytes.subarray(at, (at += bytes.readUInt32LE(4 * i))));
+  demand(at === bytes.length, "lengths of values");
+  return values;
+}
+
+/** The columns of a record by path, as text. */
+function readColumns(metadata, body) {
+  let at = 0;
+  return new Map(metadata.columns.map((descriptor) => {
+    const stored = descriptor[5];
+    const column = decodeColumn(body.subarray(at, at + stored), descriptor);
+    at = align(at + stored);
+    return [column.path.join("/"), column];
+  }));
+}
+
+// -- the fragment table of a chunk (4) -----------------------------------------------------------------------------------
+
+function readFragment(row) {
+  const [seed, start, offset, duration, drift] = [40, 48, 56, 64, 72].map((at) => row.readBigInt64LE(at));
+  return {
+    episode: u64(row, 0), firstStep: u64(row, 8), steps: row.readUInt32LE(16), lane: row.readUInt32LE(20),
+    flags: row.readUInt32LE(24), outcome: row.readUInt32LE(28), seed, start, offset, duration, drift,
+  };
+}
+
+export const observationRows = (fragment) => fragment.steps + (fragment.flags & LEADS ? 1 : 0);
+
+// -- a batch file (2) -------------------------------------------------------------------------------------------------
+
+/** The 64 bytes at an offset if they have this magic and check, otherwise null. */
+function headerAt(bytes, at, magic) {
+  const head = bytes.subarray(at, at + HEADER);
+  const whole = head.length === HEADER && head.subarray(0, 8).equals(magic);
+  return whole && crc32(head.subarray(0, 60)) === head.readUInt32LE(60) ? head : null;
+}
+
+export class Batch {
+  constructor(path, file) {
+    Object.assign(this, { file, bytes: readFileSync(join(path, file)), records: [], damage: [], torn: 0 });
+    this.findFileId();
+    let at = this.fileId === null ? this.bytes.length : HEADER;
+    while (at < this.bytes.length && !this.isFooter(at)) at = this.take(at);
+    this.sealed = at < this.bytes.length;
+    if (!this.sealed && !file.endsWith(".part")) this.damaged(Math.max(0, this.bytes.length - HEADER), this.bytes.length);
+    if (this.sealed && !this.damage.length) this.checkIndex(this.footer);
+  }
+
+  damaged(start, end) {
+    this.damage.push([this.file, start, end]);
+  }
+
+  findFileId() {
+    const head = headerAt(this.bytes, 0, FILE_MAGIC);
+    if (head !== null) {
+      if (head.readUInt16LE(8) !== 1) throw new Error(`format version ${head.readUInt16LE(8)} is not known`);
+      if (head.readUInt32LE(12) !== 0) throw new Error("a required feature is not known");
+    } else if (!(this.file.endsWith(".part") && this.bytes.length < HEADER)) {
+      this.damaged(0, Math.min(HEADER, this.bytes.length));
+    }
+    this.fileId = head?.subarray(16, 32) ?? headerAt(this.bytes, HEADER, SYNC_MARK)?.subarray(40, 56) ?? null;
+  }
+
+  get footer() {
+    const head = headerAt(this.bytes, this.bytes.length - HEADER, FOOTER_MAGIC);
+    const ours = head?.subarray(24, 40).equals(this.fileId) && u64(head, 16) === this.bytes.length;
+    return ours ? head : null;
+  }
+
+  isFooter(at) {
+    return at === this.bytes.length - HEADER && this.footer !== null;
+  }
+
+  recordAt(at) {
+    const head = headerAt(this.bytes, at, SYNC_MARK);
+    return head !== null && u64(head, 24) === at && head.subarray(40, 56).equals(this.fileId) ? head : null;
+  }
+
+  /** Takes in the record at an offset, or what is damaged there; returns the offset of the next one. */
+  take(at) {
+    const head = this.recordAt(at);
+    const bodyAt = head === null ? 0 : at + HEADER + align(head.readUInt32LE(12));
+    const end = head === null ? 0 : bodyAt + u64(head, 16);
+    if (head === null || end > this.bytes.length) return this.resynchronise(at, head);
+    try {
+      this.takeRecord(head, this.bytes.subarray(at + HEADER, at + HEADER + head.readUInt32LE(12)),
+        this.bytes.subarray(bodyAt, end));
+    } catch (error) {
+      if (!(error instanceof Damaged)) throw error;
+      this.damaged(at, end);
+    }
+    return end;
+  }
+
+  takeRecord(head, packed, body) {
+    const type = head.readUInt16LE(8);
+    demand(crc32(packed) === head.readUInt32LE(56), "metadata");
+    if (![SCHEMA, CHUNK, INDEX].includes(type)) {
+      if (head.readUInt16LE(10) & 1) return;
+      throw new Error(`record type ${type} is not known`);
+    }
+    const metadata = unpackMetadata(packed);
+    const columns = type === SCHEMA ? new Map() : readColumns(metadata, body);
+    const fragments = columns.get("fragments")?.rows.map(readFragment) ?? [];
+    this.records.push({ type, metadata, columns, fragments, offset: u64(head, 24),
+      length: HEADER + align(packed.length) + body.length });
+  }
+
+  /** What is no record is damage, unless it is the end of a batch whose writer was killed. */
+  resynchronise(start, head) {
+    let at = start + 8;
+    while (at < this.bytes.length && this.recordAt(at) === null && !this.isFooter(at)) at += 8;
+    const rest = this.bytes.subarray(start);
+    const cutShort = head !== null || rest.length < HEADER || rest.every((byte) => byte === 0);
+    if (at < this.bytes.length) this.damaged(start, at);
+    else if (cutShort && this.file.endsWith(".part")) this.torn = rest.length;
+    else this.damaged(start, this.bytes.length);
+    return Math.min(at, this.bytes.length);
+  }
+
+  get chunks() {
+    return this.records.filter((record) => record.type === CHUNK);
+  }
+
+  get schema() {
+    return this.records.find((record) => record.type === SCHEMA)?.metadata;
+  }
+
+  /** The index of an undamaged batch says what its chunks say. */
+  checkIndex(footer) {
+    const chunks = this.chunks, index = this.records.at(-1);
+    demand(index.type === INDEX && index.offset === u64(footer, 8), "offset of the index");
+    const joined = chunks.flatMap((chunk) => chunk.columns.get("fragments").rows);
+    demand(Buffer.concat(joined).equals(Buffer.concat(index.columns.get("fragments").rows)), "fragments of the index");
+    index.columns.get("chunks").rows.forEach((row, i) => {
+      const { offset, length, fragments } = chunks[i];
+      const found = [offset, length, fragments.length, total(fragments.map(observationRows))];
+      demand(found.every((number, j) => number === u64(row, 8 * j)), "chunks of the index");
+    });
+    for (const [path, raw, stored] of index.metadata.totals) {
+      const columns = chunks.map((chunk) => chunk.columns.get(path.join("/"))).filter((column) => column !== undefined);
+      const sizes = columns.map((column) => (column.encoding & CONSTANT ? column.raw * column.rows.length : column.raw));
+      demand(total(sizes) === raw && total(columns.map((column) => column.stored)) === stored, "totals of the index");
+    }
+  }
+}

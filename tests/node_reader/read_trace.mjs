@@ -1,0 +1,142 @@
+// Reads a gym-trace directory and prints what is in it as one JSON document, every column as a hash of its bytes.
+// Written from docs/FORMAT.md alone, to show that the document is enough; numbers in parentheses are its sections.
+// Made for small traces, which it holds in memory. Node.js has no flock, so that every writer is taken for dead.
+//
+//     node read_trace.mjs TRACE_DIRECTORY
+
+import { createHash } from "node:crypto";
+import { existsSync, readFileSync, readdirSync } from "node:fs";
+import { join } from "node:path";
+import { crc32 } from "node:zlib";
+import { Batch, ENDS, LEADS, STARTS, TERMINATED, TRUNCATED, observationRows } from "./batch.mjs";
+import { absent, asTyped, canonical, typedValue, unpack } from "./values.mjs";
+
+const OUTCOMES = ["lost", "terminated", "truncated", "cut", "closed"];
+const sha256 = (...parts) => parts.reduce((hash, part) => hash.update(part), createHash("sha256")).digest("hex");
+
+// -- episodes (4) -----------------------------------------------------------------------------------------------------
+
+/** Adds the fragments of a chunk to the episodes, a Map by id, that they belong to. */
+function takeChunk({ columns, fragments }, episodes) {
+  const starts = columns.get("starts")?.rows.map(unpack) ?? [];
+  let step = 0, observation = 0;
+  for (const f of fragments) {
+    if (!episodes.has(f.episode)) episodes.set(f.episode, { id: f.episode, lane: f.lane, runs: [] });
+    const episode = episodes.get(f.episode);
+    const rowsOf = ({ path, rows }) => path[0] === "observations"
+      ? rows.slice(observation, observation + observationRows(f)) : rows.slice(step, step + f.steps);
+    takeSteps(episode, f, new Map([...columns].map(([name, column]) => [name, { ...column, rows: rowsOf(column) }])));
+    if (f.flags & STARTS) episode.start ??= { ...f, more: starts.shift() };
+    if (f.flags & ENDS) episode.end ??= f;
+    step += f.steps;
+    observation += observationRows(f);
+  }
+}
+
+function takeSteps(episode, f, columns) {
+  let run = episode.runs.at(-1);
+  if (f.flags & LEADS || (f.steps > 0 && run?.firstStep + run?.steps !== f.firstStep)) {
+    run = { firstStep: f.firstStep, steps: 0, trimmed: !(f.flags & LEADS), pieces: [], terminated: [], truncated: [] };
+    episode.runs.push(run);
+  }
+  if (!observationRows(f)) return;
+  run.steps += f.steps;
+  run.pieces.push({ steps: f.steps, columns });
+  if (f.flags & TERMINATED) run.terminated.push(run.steps - 1);
+  if (f.flags & TRUNCATED) run.truncated.push(run.steps - 1);
+}
+
+// -- what is printed --------------------------------------------------------------------------------------------------
+
+/** The leaves of a space (5): by name the dtype and shape of a typed column, null for one of values. */
+function leavesOf(space, name) {
+  if (space.type === "Dict") return space.spaces.flatMap(([key, child]) => leavesOf(child, `${name}/${key}`));
+  if (space.type === "Tuple") return space.spaces.flatMap((child, i) => leavesOf(child, `${name}/${i}`));
+  const typed = ["Box", "Discrete", "MultiDiscrete", "MultiBinary"].includes(space.type);
+  return [[name, typed ? { dtype: space.dtype, shape: space.shape ?? [] } : null]];
+}
+
+function describeRun(run, { id, lane, start, end }, schema) {
+  const cut = run.trimmed ? 1 : 0; // the step before the first observation is lost
+  const steps = run.steps - cut;
+  const leaves = new Map([...leavesOf(schema.observation_space, "observations"), ...leavesOf(schema.action_space, "actions"),
+    ["rewards", { dtype: "<f8", shape: [] }]]);
+  for (const name of run.pieces.flatMap((piece) => [...piece.columns.keys()]))
+    if (name === "infos" || name.startsWith("annotations/")) leaves.set(name, null);
+  const columns = [...leaves].map(([name, leaf]) => {
+    const told = describeLeaf(name, leaf, run.pieces, name.startsWith("observations") ? 0 : cut);
+    return [name, told];
+  });
+  const marks = (at) => sha256(Buffer.from(Array.from({ length: steps }, (_, i) => (at.includes(i + cut) ? 1 : 0))));
+  const seed = [-1n, undefined].includes(start?.seed) ? null : start.seed === -2n ? start.more["text seed"] : start.seed;
+  const more = ["options", "rng_state", "reset_info"].map((key) => start?.more[`text ${key}`] ?? null);
+  if (more[2] !== null) more[2] = unpack(more[2]);
+  return {
+    episode_id: id, lane, first_step: run.firstStep + cut, steps, outcome: OUTCOMES[end?.outcome ?? 0],
+    seed: seed === null ? null : String(seed), reset: sha256(canonical(more)),
+    start_time: start ? String(start.start) : null, start_monotonic: start ? String(start.start - start.offset) : null,
+    end_time: start && end ? String(start.start + end.duration + end.drift) : null,
+    end_monotonic: start && end ? String(start.start - start.offset + end.duration) : null,
+    columns: Object.fromEntries([...columns, ["terminations", `|b1 ${steps} ${marks(run.terminated)}`],
+      ["truncations", `|b1 ${steps} ${marks(run.truncated)}`]]),
+  };
+}
+
+/** Rows that all have one dtype and shape as one array, others as a list of values. leaf: what the space says. */
+function describeLeaf(name, leaf, pieces, cut) {
+  const values = pieces.flatMap(({ steps, columns }) => {
+    const column = columns.get(name);
+    if (column === undefined) return name.startsWith("annotations/") ? Array(steps).fill(absent) : [];
+    return column.rows.map((row) => (column.dtype === "msgpack" ? unpack(row) : typedValue(column.dtype, column.shape, row)));
+  });
+  const typed = leaf === null && !name.startsWith("annotations/") ? [null] : values.map(asTyped);
+  const { dtype, shape } = typed[0] ?? leaf ?? {};
+  const rows = values.length - cut;
+  if (dtype && typed.every((row) => row?.dtype === dtype && row.shape.join() === shape.join()))
+    return `${dtype} ${[rows, ...shape].join("x")} ${sha256(...typed.slice(cut).map((row) => row.bytes))}`;
+  return `values ${rows} ${sha256(canonical(values.slice(cut).map((value) => (value === absent ? null : value))))}`;
+}
+
+// -- a directory (1), journals (7) ------------------------------------------------------------------------------------
+
+function findWriters(directory) {
+  const writers = new Map();
+  for (const name of readdirSync(directory).sort()) { // X.gtb comes before X.gtb.part
+    const match = /^([\w-][\w.-]{0,119}?)\.(?:manifest\.jsonl|(\d{6,9})\.gtb(\.part)?)$/.exec(name);
+    if (match === null) continue;
+    const [, writer, number] = match;
+    if (!writers.has(writer)) writers.set(writer, { batches: new Map(), manifest: null });
+    const files = writers.get(writer);
+    if (number === undefined) files.manifest = name;
+    else if (!files.batches.has(Number(number))) files.batches.set(Number(number), name);
+  }
+  return writers;
+}
+
+function readJournal(directory, name) {
+  const lines = readFileSync(join(directory, name), "utf8").split("\n").slice(0, -1).map((line) => JSON.parse(line));
+  const closed = lines.find((line) => line.type === "closed");
+  const batches = lines.filter((line) => line.type === "batch").map((line) => {
+    const path = join(directory, line.file);
+    const bytes = existsSync(path) ? readFileSync(path) : Buffer.alloc(0);
+    return { ...line, agrees: bytes.length === line.bytes && crc32(bytes) === line.crc32 };
+  });
+  return { schema: lines[0], closed: closed ? [closed.episodes, closed.steps] : null, batches };
+}
+
+function readWriter(directory, writer, files) {
+  const journal = files.manifest && readJournal(directory, files.manifest);
+  const batches = [...files.batches].sort(([a], [b]) => a - b).map(([, file]) => new Batch(directory, file));
+  const schema = batches.find((batch) => batch.schema !== undefined)?.schema ?? journal.schema;
+  const episodes = new Map();
+  for (const chunk of batches.flatMap((batch) => batch.chunks)) takeChunk(chunk, episodes);
+  return {
+    writer, split: schema.split, closed: journal?.closed ?? null, journal: journal?.batches ?? [],
+    batches: batches.map(({ file, sealed, torn }) => ({ file, sealed, torn })),
+    damage: batches.flatMap((batch) => batch.damage),
+    episodes: [...episodes.values()].flatMap((episode) => episode.runs.map((run) => describeRun(run, episode, schema))),
+  };
+}
+
+const writers = [...findWriters(process.argv[2])].map(([writer, files]) => readWriter(process.argv[2], writer, files));
+process.stdout.write(JSON.stringify(writers, null, 1) + "\n");

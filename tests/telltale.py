@@ -1,0 +1,143 @@
+"""An environment whose every value tells where it belongs, a small trace of it, and a look at what comes back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from gym_trace import Episode, TraceRecordingWrapper, open_trace
+
+LENGTHS = (4, 3, 6, 0, 5)  # steps of each episode
+OUTCOMES = ("terminated", "truncated", "cut", "cut", "closed")
+STEPS = sum(LENGTHS)
+
+
+class TellTaleEnv(gymnasium.Env[Any, Any]):
+    """Observation, reward and info are functions of the episode's number and the step's."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Discrete(50)
+
+    def __init__(self) -> None:
+        self.episode, self.t = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return observation_at(self.episode, 0), {"reset": self.episode}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        e, t = self.episode, self.t
+        over = t == LENGTHS[e % len(LENGTHS)]
+        outcome = OUTCOMES[e % len(LENGTHS)]
+        ends = over and outcome == "terminated", over and outcome == "truncated"
+        return observation_at(e, t), reward_at(e, t - 1), *ends, {"t": t - 1}
+
+
+def observation_at(episode: int, t: int) -> Any:
+    return np.array([episode, t, 31.5 * episode - t], np.float32)
+
+
+def reward_at(episode: int, step: int) -> float:
+    return episode * 100.0 + step
+
+
+def action_at(episode: int, step: int) -> int:
+    return (7 * episode + step) % 50
+
+
+def play_episodes(env: TraceRecordingWrapper, count: int, flush_every: int = 2, first: int = 0) -> None:
+    """Plays whole episodes; flushes now and then, so that there are many chunks."""
+    for episode in range(first, first + count):
+        options = {"episode": episode} if episode % 2 else None
+        env.reset(seed=None if episode % 3 == 2 else episode, options=options)
+        for step in range(LENGTHS[episode % len(LENGTHS)]):
+            if step % 2:
+                env.annotate(note=episode + step / 10)
+            env.step(action_at(episode, step))
+            if flush_every and step % flush_every == flush_every - 1:
+                env.flush()
+
+
+def record(directory: Path, *, closed: bool = True, **options: Any) -> Path:
+    """A trace of one episode of each of LENGTHS, in several chunks; returns its batch file."""
+    options = {"uid": "w", "record_infos": True, "flush_seconds": 1000.0, **options}
+    env = TraceRecordingWrapper(TellTaleEnv(), directory, **options)
+    play_episodes(env, len(LENGTHS))
+    if closed:
+        env.close()
+    else:
+        env.flush()
+        leave_open(env, directory)
+    return next(path for path in sorted(directory.iterdir()) if ".gtb" in path.name)
+
+
+def leave_open(env: TraceRecordingWrapper, directory: Path) -> None:
+    """Makes the directory look as if the recording process had been killed now."""
+    files = {path.name: path.read_bytes() for path in directory.iterdir()}
+    env.close()
+    for path in directory.iterdir():
+        path.unlink()
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+
+
+def look_at(episode: Episode) -> None:
+    """Asserts that an episode, or the part of it that is there, has the values that belong to it."""
+    e, first, steps = episode.episode_id, episode.first_step, len(episode)
+    assert first + steps <= LENGTHS[e % len(LENGTHS)]
+    seen = [observation_at(e, t) for t in range(first, first + steps + 1)]
+    assert episode.observations.dtype == np.float32
+    assert episode.observations.tobytes() == np.array(seen).tobytes()
+    numbers = range(first, first + steps)
+    assert episode.actions.tolist() == [action_at(e, s) for s in numbers]
+    assert episode.rewards.tolist() == [reward_at(e, s) for s in numbers]
+    assert episode.infos == [{"t": s} for s in numbers]
+    notes = episode.annotations.get("note", [None] * steps)
+    assert [None if note is None else float(note) for note in notes] == [e + s / 10 if s % 2 else None for s in numbers]
+    outcome = OUTCOMES[e % len(LENGTHS)]
+    ended = [s + 1 == LENGTHS[e % len(LENGTHS)] for s in numbers]
+    assert episode.terminations.tolist() == [outcome == "terminated" and end for end in ended]
+    assert episode.truncations.tolist() == [outcome == "truncated" and end for end in ended]
+    assert episode.outcome in (outcome, "lost")
+    if episode.start_time is not None:
+        assert episode.seed == (None if e % 3 == 2 else e)
+        assert episode.options == ({"episode": e} if e % 2 else None)
+        assert (episode.rng_state is None) == (e % 3 != 2)
+        assert episode.reset_info == {"reset": e}
+    if not np.isnan(episode.total_reward):
+        assert episode.total_reward == sum(reward_at(e, s) for s in numbers)
+
+
+def steps_of(episodes: Iterable[Episode]) -> set[tuple[int, int]]:
+    """Looks at all episodes and returns which steps are there, each as (episode id, step). None may come twice."""
+    found: list[tuple[int, int]] = []
+    for episode in episodes:
+        look_at(episode)
+        found += [(episode.episode_id, episode.first_step + s) for s in range(len(episode))]
+    assert len(found) == len(set(found))
+    return set(found)
+
+
+def all_steps(lengths: Iterable[int] = LENGTHS) -> set[tuple[int, int]]:
+    return {(episode, step) for episode, length in enumerate(lengths) for step in range(length)}
+
+
+def skimmed(directory: Path) -> list[Episode]:
+    """All that can be read of a damaged trace, its arrays loaded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return [_loaded(episode) for episode in open_trace(directory).scan(on_damage="skip")]
+
+
+def _loaded(episode: Episode) -> Episode:
+    for name in ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations"):
+        getattr(episode, name)
+    return episode

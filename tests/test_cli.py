@@ -1,0 +1,207 @@
+"""The command line: help, errors and exit codes, and how numbers, tables and progress look."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from gym_trace_cli import show
+from gym_trace_cli.main import COMMANDS
+from shell import in_directory, ok, process, run
+
+import gym_trace
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    yield from in_directory(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["recrod"]], ids=str)
+def test_help_loads_neither_gymnasium_nor_numpy_nor_rich(args: list[str]) -> None:
+    code = f"""
+import sys
+from gym_trace_cli.main import cli
+try:
+    cli({args!r})
+finally:
+    print(sorted(sys.modules.keys() & {{"gymnasium", "numpy", "rich", "msgpack", "zstandard"}}))
+"""
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+    assert output.splitlines()[-1] == "[]"
+
+
+def test_version_is_that_of_the_library() -> None:
+    assert ok("--version").output.split()[-1] == gym_trace.__version__
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str) -> None:
+    assert name in ok("--help").output
+    assert f"gym-trace {name}" in ok(name, "-h").output
+
+
+def test_an_unknown_command_is_told_what_comes_nearest() -> None:
+    result = run("recrod", "CartPole-v1")
+    assert result.exit_code == 2
+    assert "did you mean 'record'?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["replay"], ["replay", "x", "--nope"], ["record", "CartPole-v1", "--steps", "0"], ["record", "x", "--seed", "-1"]],
+    ids=str,
+)
+def test_wrong_usage_exits_with_2(args: list[str]) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Usage: ")
+
+
+def test_a_trace_error_is_one_line_on_stderr(tmp_path: Path) -> None:
+    result = run("replay", tmp_path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"error: {tmp_path}: no trace here")
+    assert result.stderr.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    result = run("--debug", "replay", tmp_path)
+    assert result.exit_code == 1
+    assert "Traceback (most recent call last)" in result.stderr
+    assert "error: " in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(13, "Permission denied", "a/b"), "error: a/b: Permission denied\n"),
+        (OSError(28, "No space left on device"), "error: No space left on device\n"),
+        (gym_trace.errors.TraceError("\x1b[2Jgone"), "error: \\x1b[2Jgone\n"),
+    ],
+    ids=["file", "no file", "escape sequence"],
+)
+def test_what_the_system_says_is_one_line(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(directory: str) -> None:
+        raise error
+
+    monkeypatch.setattr(gym_trace, "open_trace", fails)
+    result = run("replay", "x")
+    assert (result.exit_code, result.stderr) == (1, said)
+
+
+def test_an_error_that_is_not_ours_is_one_line_that_says_where_it_came_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(directory: str) -> None:
+        raise ValueError("two\nlines")
+
+    monkeypatch.setattr(gym_trace, "open_trace", fails)
+    result = run("replay", "x")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: ValueError: two lines ({__file__}, line ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(directory: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gym_trace, "open_trace", interrupted)
+    result = run("replay", "x")
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+
+
+def test_a_reader_that_leaves_ends_the_command_without_a_word(here: Path) -> None:
+    ok("record", "clicks:CliClock-v0", "-o", "t", "--episodes", 20, "--env-arg", "length=1")
+    for options in ([], ["--json"]):
+        read, write = os.pipe()
+        os.close(read)
+        with process("replay", "t", *options, stdout=write) as running:
+            os.close(write)
+            assert running.stderr is not None
+            assert running.stderr.read() == ""
+        assert running.returncode == 141
+
+
+def test_a_broken_pipe_of_the_environment_is_an_error(here: Path) -> None:
+    arguments = ["--env-arg", "fail_at=3", "--env-arg", "failure=BrokenPipeError"]
+    with process("record", "clicks:CliClock-v0", "-o", "t", *arguments) as running:
+        assert "BrokenPipeError" in running.communicate()[1]
+    assert running.returncode == 1
+
+
+def test_warnings_are_one_line_without_colours(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "default")
+    (here / "noisy.py").write_text("import warnings\nwarnings.warn('\\x1b[33mWARN: old\\nenvironment\\x1b[0m')\n")
+    with process("record", "CartPole-v1", "--import", "noisy", "-o", "t", "--steps", 1) as running:
+        assert running.communicate()[1] == "warning: old environment\n"
+    assert running.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("5", [5]),
+        ("-1", [-1]),
+        ("1,4,7", [1, 4, 7]),
+        ("2:10", slice(2, 10)),
+        ("-3:", slice(-3, None)),
+        ("::10", slice(None, None, 10)),
+        (":", slice(None)),
+    ],
+)
+def test_a_choice_of_episodes_is_read_as_in_python(text: str, chosen: object) -> None:
+    assert show.EpisodeSlice().convert(text, None, None) == chosen
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,", "2-3", "1:2:3:4", "::0", "1,2:3", "1.5", "9" * 5000])
+def test_a_senseless_choice_of_episodes_is_a_usage_error(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        show.EpisodeSlice().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (12345, "12.3 kB"), (999_499, "999 kB"), (999_500, "1.00 MB")],
+)
+def test_sizes_are_short(number: int, text: str) -> None:
+    assert show.size(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.045, "45 ms"),
+        (0.9996, "1.0 s"),
+        (59.96, "1 min"),
+        (200, "3 min 20 s"),
+        (3599.7, "1 h"),
+        (7500, "2 h 5 min"),
+        (360_000, "4 d 4 h"),
+        (None, "-"),
+    ],
+)
+def test_durations_are_short_and_never_say_60(seconds: float | None, text: str) -> None:
+    assert show.duration(seconds) == text
+
+
+def test_a_table_widens_when_later_rows_need_it(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(show, "_TABLE_BLOCK", 2)
+    show.table(["n", "name"], [["1", "a"], ["2", "b"], ["1,000", "c"]])
+    assert capsys.readouterr().out == "n  name\n1  a\n2  b\n1,000  c\n"
+
+
+def test_progress_is_plain_lines_without_a_terminal_and_nothing_when_quiet(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(show, "_PLAIN_SECONDS", 0.0)
+    for quiet in (False, True):
+        with show.Progress(quiet=quiet) as progress:
+            progress.update("1 of 2", 0.5)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", " 50%  1 of 2\n")

@@ -1,0 +1,191 @@
+"""gym-trace record, as people call it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gym_trace_cli.record import EnvArg
+from shell import in_directory, ok, process, run, wait_for
+
+import gym_trace
+from gym_trace.rollout import episode_seed
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    yield from in_directory(tmp_path, monkeypatch)
+
+
+def test_record_writes_the_episodes_and_says_what_to_do_next(here: Path) -> None:
+    output = ok("record", "CartPole-v1", "--episodes", 3, "--seed", 5).output
+    trace = gym_trace.open_trace(here / "traces" / "CartPole-v1")
+    assert [episode.seed for episode in trace] == [episode_seed(5, k) for k in range(3)]
+    assert trace.metadata == {"seed": 5}
+    steps = sum(map(len, trace))
+    assert f"recorded 3 episodes: {steps} steps" in output
+    assert "gym-trace replay traces/CartPole-v1" in output
+
+
+def test_record_without_a_limit_records_ten_episodes_with_a_seed_that_it_tells(here: Path) -> None:
+    output = ok("record", "CartPole-v1", "-o", "t").output
+    trace = gym_trace.open_trace("t")
+    assert len(trace) == 10
+    assert f"seed {trace.metadata['seed']}" in output
+
+
+def test_the_same_seed_records_the_same_episodes(here: Path) -> None:
+    ok("record", "CartPole-v1", "-o", "a", "--seed", 1, "--episodes", 4)
+    ok("record", "CartPole-v1", "-o", "b", "--seed", 1, "--steps", 30)
+    for first, second in zip(gym_trace.open_trace("a"), gym_trace.open_trace("b")):
+        n = len(second)
+        np.testing.assert_array_equal(first.observations[: n + 1], second.observations)
+        np.testing.assert_array_equal(first.actions[:n], second.actions)
+
+
+def test_a_limit_in_the_middle_of_an_episode_is_told(here: Path) -> None:
+    output = ok("record", "clicks:CliClock-v0", "-o", "t", "--steps", 25).output
+    assert "recorded 3 episodes, the last one cut short: 25 steps" in output
+    assert gym_trace.open_trace("t").episodes["outcome"].tolist() == ["terminated", "terminated", "closed"]
+
+
+def test_options_reach_the_recorder_and_the_environment(here: Path) -> None:
+    arguments = ["--infos", "--split", "eval", "--env-arg", "length=4", "--episodes", 1]
+    ok("record", "CliClock-v0", "--import", "clicks", "-o", "t", *arguments)
+    episode = gym_trace.open_trace("t")[0]
+    assert (len(episode), episode.split) == (4, "eval")
+    assert [info["steps"] for info in episode.infos] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("a=1", ("a", 1)),
+        ("a=1.5", ("a", 1.5)),
+        ("a=true", ("a", True)),
+        ("a=[1, 2]", ("a", [1, 2])),
+        ('a="1"', ("a", "1")),
+        ("render_mode=rgb_array", ("render_mode", "rgb_array")),
+        ("a=b=c", ("a", "b=c")),
+        ("a=", ("a", "")),
+    ],
+)
+def test_arguments_of_the_environment_are_json_or_else_text(text: str, pair: tuple[str, object]) -> None:
+    assert EnvArg().convert(text, None, None) == pair
+
+
+@pytest.mark.parametrize(
+    ("policy", "actions"), [("ones", [1, 1, 1, 1]), ("Alternating", [0, 1, 0, 1]), ("Plain", [1, 1, 1, 1])]
+)
+def test_a_policy_is_a_function_or_a_class_in_a_module_nearby(here: Path, policy: str, actions: list[int]) -> None:
+    arguments = ["--policy", f"clicks:{policy}", "--env-arg", "length=4", "--episodes", 2]
+    ok("record", "clicks:CliClock-v0", "-o", "t", *arguments)
+    assert [episode.actions.tolist() for episode in gym_trace.open_trace("t")] == [actions, actions]
+
+
+@pytest.mark.parametrize("policy", ["clicks", "nowhere:f", "clicks:nothing", "clicks:not_callable"])
+def test_a_policy_that_is_not_there_is_a_usage_error_and_nothing_is_recorded(here: Path, policy: str) -> None:
+    result = run("record", "CartPole-v1", "-o", "t", "--policy", policy)
+    assert result.exit_code == 2
+    assert "Invalid value for '--policy'" in result.stderr
+    assert not Path("t").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["Nope-v1"], "--import MODULE"),
+        (["BabyAI-Nope-v0"], "--import minigrid"),
+        (["CartPole-v1", "--env-arg", "nope=1"], "CartPole-v1 cannot be made: "),
+        (["CartPole-v1", "--import", "nowhere"], "--import nowhere: No module named 'nowhere'"),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_an_environment_that_cannot_be_made_is_one_line(here: Path, arguments: list[str], said: str) -> None:
+    result = run("record", *arguments, "-o", "t")
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not Path("t").exists()
+
+
+def test_a_trace_that_is_there_already_is_not_touched_unless_told_so(here: Path) -> None:
+    arguments = ["record", "CartPole-v1", "-o", "t", "--episodes", 1]
+    ok(*arguments)
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert "--on-exist append" in result.stderr
+    assert "--on-exist replace" in result.stderr
+    assert "on_exist" not in result.stderr
+    ok(*arguments, "--on-exist", "append")
+    assert len(gym_trace.open_trace("t")) == 2
+    ok(*arguments, "--on-exist", "replace")
+    assert len(gym_trace.open_trace("t")) == 1
+
+
+def test_a_file_in_the_place_of_the_trace_is_one_line(here: Path) -> None:
+    result = run("record", "CartPole-v1", "-o", "clicks.py")
+    assert result.exit_code == 1
+    assert result.stderr == "error: clicks.py: a trace is a directory, this is a file\n"
+
+
+def test_what_was_recorded_before_the_environment_failed_is_kept(here: Path) -> None:
+    result = run("record", "clicks:CliClock-v0", "-o", "t", "--env-arg", "fail_at=6")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[0] == "what was recorded up to the error is in t"
+    assert result.stderr.splitlines()[1].startswith("error: ZeroDivisionError: the simulator broke (")
+    (episode,) = gym_trace.open_trace("t")
+    assert (len(episode), episode.outcome) == (5, "closed")
+
+
+def test_quiet_says_nothing(here: Path) -> None:
+    assert ok("record", "CartPole-v1", "-o", "t", "--quiet").output == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a terminal")
+def test_on_a_terminal_progress_is_one_line_that_is_gone_in_the_end(here: Path) -> None:
+    terminal, theirs = os.openpty()
+    arguments = ["-o", "t", "--env-arg", "delay=0.05", "--episodes", 1]
+    with process(
+        "record", "clicks:CliClock-v0", *arguments, stderr=theirs, env={**os.environ, "TERM": "xterm"}
+    ) as running:
+        os.close(theirs)
+        assert running.stdout is not None
+        output = running.stdout.read()
+    drawn = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert "steps/s" in drawn
+    assert drawn.rstrip().endswith("\x1b[2K")
+    assert "\x1b" not in output
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_seal_every_step_taken(here: Path, number: int, code: int) -> None:
+    arguments = ["-o", "t", "--env-arg", "delay=0.002", "--env-arg", "length=100000", "--seconds", 60]
+    with process("record", "clicks:CliClock-v0", *arguments) as running:
+        wait_for(lambda: list(Path().glob("t/*.part")))
+        running.send_signal(number)
+        output, errors = running.communicate()
+    assert running.returncode == code
+    assert "every step up to here is saved" in errors
+    assert not list(Path("t").glob("*.part"))
+    (episode,) = gym_trace.open_trace("t")
+    assert episode.outcome == "closed"
+    assert f"recorded 1 episode, the last one cut short: {len(episode)} step" in output
+
+
+def test_a_second_ctrl_c_does_not_wait_for_an_environment_that_hangs(here: Path) -> None:
+    with process("record", "clicks:CliClock-v0", "-o", "t", "--env-arg", "hang_at=4") as running:
+        wait_for(Path("hangs").exists)
+        running.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        assert running.communicate()[1] == "interrupted\n"
+    assert running.returncode == 130
+    (episode,) = gym_trace.open_trace("t")
+    assert (len(episode), episode.outcome) == (3, "closed")

@@ -1,0 +1,81 @@
+"""gym-trace check and repair: what they print and how they exit."""
+
+from __future__ import annotations
+
+from click.testing import CliRunner, Result
+from gym_trace_cli.main import cli
+from telltale import STEPS, record
+
+from gym_trace.format.batch import BatchReader
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def break_chunk(batch, number):
+    offset, length, *_ = BatchReader(batch).chunks[number].tolist()
+    data = bytearray(batch.read_bytes())
+    data[offset + length - 9] ^= 1
+    batch.write_bytes(data)
+    return offset, offset + length
+
+
+def test_check_of_a_sound_trace_says_so_and_exits_with_0(tmp_path):
+    record(tmp_path / "t")
+    result = run("check", tmp_path / "t")
+    assert result.exit_code == 0
+    assert f"5 episodes, {STEPS} steps can be read" in result.output
+    assert "no damage" in result.output
+
+
+def test_check_names_damage_by_file_and_byte_and_exits_with_1(tmp_path):
+    batch = record(tmp_path / "t")
+    start, end = break_chunk(batch, 3)
+    result = run("check", tmp_path / "t")
+    assert result.exit_code == 1
+    assert f"{batch}: bytes {start} to {end}: " in result.output
+    assert "gym-trace repair" in result.output
+
+
+def test_quiet_check_prints_nothing_but_damage(tmp_path):
+    batch = record(tmp_path / "t")
+    assert run("check", tmp_path / "t", "--quiet").output == ""
+    break_chunk(batch, 3)
+    result = run("check", tmp_path / "t", "--quiet")
+    assert result.exit_code == 1
+    assert str(batch) in result.output
+
+
+def test_repair_tells_what_is_kept_and_what_is_lost(tmp_path):
+    batch = record(tmp_path / "t")
+    start, end = break_chunk(batch, 1)
+    result = run("repair", tmp_path / "t", "-o", tmp_path / "r")
+    assert result.exit_code == 0
+    assert f"{batch}: bytes {start} to {end}: " in result.output
+    assert "lost: episode 0 of w, steps 2 to 3" in result.output
+    assert f"kept in {tmp_path / 'r'}: 5 episodes, {STEPS - 2} steps of 1 writer" in result.output
+    assert run("check", tmp_path / "r").exit_code == 0
+
+
+def test_repair_of_a_killed_recording_says_that_nothing_is_lost(tmp_path):
+    record(tmp_path / "t", closed=False)
+    assert run("check", tmp_path / "t").exit_code == 0
+    result = run("repair", tmp_path / "t", "-o", tmp_path / "r")
+    assert result.exit_code == 0
+    assert "nothing is lost" in result.output
+    assert "no damage" in run("check", tmp_path / "r").output
+
+
+def test_mistakes_are_one_clear_line_and_no_traceback(tmp_path):
+    record(tmp_path / "t")
+    for words, said in [
+        (("check", tmp_path / "nothing"), "no such directory"),
+        (("repair", tmp_path / "t", "-o", tmp_path / "t"), "never changed"),
+        (("repair", tmp_path / "nothing", "-o", tmp_path / "r"), "no such directory"),
+    ]:
+        result = run(*words)
+        assert result.exit_code == 1
+        assert said in result.output
+        assert len(result.output.splitlines()) == 1
+    assert run("repair", tmp_path / "t").exit_code == 2  # -o is missing

@@ -1,0 +1,104 @@
+"""docs/FORMAT.md is enough to write a reader: one in Node.js, written from it alone, agrees on every column."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from column_hashes import describe_trace, in_order
+
+from gym_trace.format import wire
+from gym_trace.format.writer import TraceWriter
+
+HERE = Path(__file__).parent / "node_reader"
+SAMPLES = Path(__file__).parent.parent / "sample_traces"
+TRACES = sorted(path for path in SAMPLES.glob("format-*/*") if path.is_dir())
+
+
+@pytest.fixture(scope="session")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The script, beside the packages that it needs: those of its own folder, or a fresh installation."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("needs node and npm")
+    if (HERE / "node_modules").is_dir():
+        return HERE / "read_trace.mjs"
+    folder = tmp_path_factory.mktemp("node_reader")
+    for path in [*HERE.glob("*.mjs"), *HERE.glob("package*.json")]:
+        shutil.copy(path, folder)
+    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    installed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    if installed.returncode:
+        pytest.skip(f"npm could not install the packages of the Node.js reader: {installed.stderr.strip()[-300:]}")
+    return folder / "read_trace.mjs"
+
+
+def read(reader: Path, trace: Path) -> list[dict[str, Any]]:
+    done = subprocess.run(["node", str(reader), str(trace)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    writers: list[dict[str, Any]] = json.loads(done.stdout)
+    return writers
+
+
+def as_described(writer: dict[str, Any]) -> dict[str, Any]:
+    """What column_hashes tells too."""
+    kept = {name: writer[name] for name in ("writer", "split")}
+    return {**kept, "damage": sorted(writer["damage"]), "episodes": in_order(writer["episodes"])}
+
+
+@pytest.mark.parametrize("trace", TRACES, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_node_reader_agrees_on_every_column_of_a_sample(reader: Path, trace: Path) -> None:
+    assert [as_described(writer) for writer in read(reader, trace)] == describe_trace(trace)
+
+
+def test_node_reader_agrees_with_the_journal(reader: Path) -> None:
+    (writer,) = read(reader, SAMPLES / "format-1.0" / "cartpole")
+    assert writer["closed"] == [50, sum(episode["steps"] for episode in writer["episodes"])]
+    assert [batch["agrees"] for batch in writer["journal"]] == [True]
+
+
+def test_node_reader_agrees_on_interleaved_lanes(reader: Path, tmp_path: Path) -> None:
+    lanes_trace(tmp_path)
+    (writer,) = read(reader, tmp_path)
+    assert as_described(writer) == describe_trace(tmp_path)[0]
+    assert [(e["lane"], e["steps"], e["outcome"]) for e in in_order(writer["episodes"])] == [
+        (0, 5, "terminated"),
+        (1, 4, "truncated"),
+        (0, 1, "lost"),
+    ]
+
+
+def lanes_trace(directory: Path) -> None:
+    """Three episodes in two lanes, their fragments interleaved over two chunks and two batches."""
+    box = {"type": "Box", "dtype": "<f4", "shape": [3]}
+    schema = {
+        "writer": "lanes",
+        "split": "train",
+        "observation_space": box,
+        "action_space": {"type": "Discrete", "dtype": "<i8"},
+    }
+    writer = TraceWriter(directory, schema, level=1, fsync=False)
+    begins, ends = wire.STARTS | wire.LEADS, wire.STOPS | wire.ENDS
+    random = np.random.default_rng(0)
+    for chunk in (
+        [(0, 0, 3, 0, begins, 0), (1, 0, 2, 1, begins, 0)],
+        [(1, 2, 2, 1, wire.TRUNCATED | ends, 2), (0, 3, 2, 0, wire.TERMINATED | ends, 1), (2, 0, 1, 0, begins, 0)],
+    ):
+        fragments = np.zeros(len(chunk), wire.FRAGMENT)
+        for name, values in zip(("episode", "first_step", "steps", "lane", "flags", "outcome"), zip(*chunk)):
+            fragments[name] = values
+        steps = int(fragments["steps"].sum())
+        leads = int(np.count_nonzero(fragments["flags"] & wire.LEADS))
+        columns: dict[Any, Any] = {
+            ("starts",): [b"\x80"] * leads,
+            ("observations",): random.random((steps + leads, 3), np.float32),
+            ("actions",): random.integers(9, size=steps),
+            ("rewards",): random.random(steps),
+        }
+        writer.write(fragments, columns)
+        writer.seal()
+    writer.close({})

@@ -1,0 +1,363 @@
+"""check_trace finds every kind of damage; repair_trace keeps everything else and says exactly what is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, record, skimmed, steps_of
+from zoo import ScriptedEnv, Told
+
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
+from gym_trace.episode import Episode
+from gym_trace.errors import InvalidOption, TraceError, TraceExists, TraceNotFound
+from gym_trace.format.batch import BatchReader
+
+
+def flip(path: Path, *places: int) -> None:
+    data = bytearray(path.read_bytes())
+    for place in places:
+        data[place] ^= 0x10
+    path.write_bytes(data)
+
+
+def chunks_of(path: Path) -> list[tuple[int, int]]:
+    """First and last byte (exclusive) of each chunk."""
+    return [(offset, offset + length) for offset, length, *_ in BatchReader(path).chunks.tolist()]
+
+
+def facts(episode: Episode) -> dict[str, Any]:
+    """All that is known of an episode, bit for bit."""
+    arrays = {name: getattr(episode, name) for name in ("observations", "actions", "rewards")}
+    plain = {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
+    names = ("episode_id", "writer", "lane", "first_step", "outcome", "seed", "split", "start_time", "end_time")
+    more = ("start_monotonic", "end_monotonic", "options", "rng_state", "reset_info", "infos")
+    plain |= {name: getattr(episode, name) for name in (*names, *more)}
+    plain["notes"] = {name: list(notes) for name, notes in episode.annotations.items()}
+    plain["flags"] = episode.terminations.tolist(), episode.truncations.tolist()
+    return plain
+
+
+def assert_same_episodes(one: list[Episode], other: list[Episode]) -> None:
+    assert [facts(episode) for episode in one] == [facts(episode) for episode in other]
+
+
+def assert_clean(directory: Path) -> None:
+    report = check_trace(directory)
+    assert report.damages == []
+    assert report.remarks == []
+
+
+def test_a_sound_trace_has_no_damage_and_is_counted(tmp_path):
+    batch = record(tmp_path / "t")
+    seen = []
+    report = check_trace(tmp_path / "t", on_progress=lambda done, total: seen.append((done, total)))
+    assert report.damages == report.remarks == []
+    assert (report.files, report.bytes) == (1, batch.stat().st_size)
+    assert (report.episodes, report.steps, report.chunks) == (5, STEPS, len(chunks_of(batch)))
+    assert seen == sorted(seen)
+    assert seen[-1] == (report.bytes, report.bytes)
+
+
+def test_repair_of_a_sound_trace_is_the_same_trace(tmp_path):
+    record(tmp_path / "t", metadata={"why": [1, "x"], (1, 2): b"odd key"}, split="eval")
+    report = repair_trace(tmp_path / "t", tmp_path / "r")
+    assert (report.losses, report.orphans, report.steps, report.writers) == ([], [], STEPS, ["w"])
+    assert_clean(tmp_path / "r")
+    one, other = open_trace(tmp_path / "t"), open_trace(tmp_path / "r")
+    assert_same_episodes(list(one), list(other))
+    assert (one.episodes == other.episodes).sum() == sum(one.episodes["end_time"] == one.episodes["end_time"])
+    assert one.schema.items() == other.schema.items()
+
+
+@pytest.mark.parametrize("part", ["header", "metadata", "column"])
+def test_a_damaged_chunk_costs_only_itself_and_is_named(tmp_path, part):
+    batch = record(tmp_path / "t")
+    start, end = chunks_of(batch)[5]
+    flip(batch, {"header": start + 30, "metadata": start + 70, "column": end - 9}[part])
+    checked = check_trace(tmp_path / "t")
+    assert [damage[:3] for damage in checked.damages] == [(str(batch), start, end)]
+
+    report = repair_trace(tmp_path / "t", tmp_path / "r")
+    assert_clean(tmp_path / "r")
+    kept = steps_of(open_trace(tmp_path / "r"))
+    assert kept == steps_of(skimmed(tmp_path / "t"))
+    assert [loss.damage for loss in report.losses] == checked.damages
+    named = [*report.losses[0].steps, *report.orphans]
+    lost = {(run.episode_id, run.first_step + s) for run in named for s in range(run.steps)}
+    assert report.losses[0].exact
+    assert kept | lost == all_steps()
+    assert not kept & lost
+    assert report.steps == len(kept)
+
+
+def test_the_return_of_a_part_counts_only_the_steps_that_are_there(tmp_path):
+    batch = record(tmp_path / "t")
+    for start, end in chunks_of(batch)[1::2]:
+        flip(batch, (start + end) // 2)
+    assert any(np.isnan(episode.total_reward) for episode in skimmed(tmp_path / "t"))
+    repair_trace(tmp_path / "t", tmp_path / "r")
+    for episode in open_trace(tmp_path / "r"):
+        assert episode.total_reward == episode.rewards.sum()
+
+
+def test_without_an_index_the_loss_is_told_by_the_steps_around_it(tmp_path):
+    batch = record(tmp_path / "t", closed=False)
+    flip(batch, chunks_of(batch)[4][0] + 3)
+    report = repair_trace(tmp_path / "t", tmp_path / "r")
+    assert_clean(tmp_path / "r")
+    (loss,) = report.losses
+    assert not loss.exact
+    kept = steps_of(open_trace(tmp_path / "r"))
+    told = {(run.episode_id, run.first_step + s) for run in loss.steps for s in range(run.steps)}
+    assert told
+    assert told <= all_steps() - kept
+
+
+@pytest.mark.parametrize("place", ["file header", "schema", "index", "footer", "padding"])
+def test_damage_outside_of_the_chunks_costs_nothing(tmp_path, place):
+    batch = record(tmp_path / "t")
+    chunks = chunks_of(batch)
+    size = batch.stat().st_size
+    places = {"file header": 3, "schema": 100, "index": chunks[-1][1] + 100, "footer": size - 20}
+    if place == "padding":
+        places["padding"] = next(end - 1 for _, end in chunks if batch.read_bytes()[end - 1] == 0)
+    flip(batch, places[place])
+    assert len(check_trace(tmp_path / "t").damages) == 1
+    report = repair_trace(tmp_path / "t", tmp_path / "r")
+    assert report.losses == []
+    assert len(report.found.damages) == 1
+    assert_clean(tmp_path / "r")
+    assert steps_of(open_trace(tmp_path / "r")) == all_steps()
+
+
+def test_a_trace_that_lost_all_its_schemas_takes_that_of_the_manifest(tmp_path):
+    batch = record(tmp_path / "t")
+    flip(batch, 100)
+    assert steps_of(skimmed(tmp_path / "t")) == all_steps()
+    repair_trace(tmp_path / "t", tmp_path / "r")
+    assert steps_of(open_trace(tmp_path / "r")) == all_steps()
+
+
+def test_without_any_schema_the_writer_is_lost_and_the_others_are_kept(tmp_path):
+    batch = record(tmp_path / "t")
+    flip(batch, 100)
+    (tmp_path / "t" / "w.manifest.jsonl").unlink()
+    record(tmp_path / "t", uid="v", on_exist="append")
+    report = repair_trace(tmp_path / "t", tmp_path / "r")
+    assert report.writers == ["v"]
+    assert [Path(loss.damage.path).name for loss in report.losses] == [batch.name]
+    assert_clean(tmp_path / "r")
+    assert steps_of(open_trace(tmp_path / "r")) == all_steps()
+
+
+def test_what_a_dead_writer_left_open_is_no_damage_and_gets_sealed(tmp_path):
+    env = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", record_infos=True, uid="w")
+    play_episodes(env, 2)
+    env.reset(seed=None)
+    for step in range(3):
+        env.step(14 + step)
+    env.flush()
+    leave_open(env, tmp_path / "t")
+    batch = tmp_path / "t" / "w.000000.gtb.part"
+    batch.write_bytes(batch.read_bytes()[:-5])  # it was killed while it wrote
+    checked = check_trace(tmp_path / "t")
+    assert checked.damages == []
+    assert any("whole record" in remark for remark in checked.remarks)
+
+    report = repair_trace(tmp_path / "t", tmp_path / "r")
+    assert report.losses == []
+    assert_clean(tmp_path / "r")
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["w.000000.gtb", "w.manifest.jsonl"]
+    assert_same_episodes(list(open_trace(tmp_path / "t")), list(open_trace(tmp_path / "r")))
+    assert open_trace(tmp_path / "r")[-1].outcome == "lost" or len(open_trace(tmp_path / "r")) == 2
+
+
+def test_an_episode_that_was_open_keeps_the_outcome_lost(tmp_path):
+    env = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", uid="w", record_infos=True)
+    env.reset(seed=0)
+    env.step(0)
+    env.flush()
+    leave_open(env, tmp_path / "t")
+    repair_trace(tmp_path / "t", tmp_path / "r")
+    (episode,) = open_trace(tmp_path / "r")
+    assert (episode.outcome, len(episode), episode.end_time) == ("lost", 1, None)
+    assert json.loads((tmp_path / "r" / "w.manifest.jsonl").read_text().splitlines()[-1])["type"] == "closed"
+
+
+def test_a_living_writer_is_checked_but_not_repaired(tmp_path):
+    env = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", uid="w", record_infos=True)
+    play_episodes(env, 3)
+    report = check_trace(tmp_path / "t")
+    assert report.damages == []
+    assert any("still recording" in remark for remark in report.remarks)
+    with pytest.raises(TraceError, match="still recording"):
+        repair_trace(tmp_path / "t", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+    env.close()
+
+
+def test_repair_never_touches_the_original(tmp_path):
+    batch = record(tmp_path / "t")
+    flip(batch, 3, chunks_of(batch)[2][0] + 70)
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (tmp_path / "t").iterdir()}
+    repair_trace(tmp_path / "t", tmp_path / "r")
+    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (tmp_path / "t").iterdir()}
+
+
+def test_repair_writes_only_into_a_new_directory_elsewhere(tmp_path):
+    record(tmp_path / "t")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("mine")
+    for taken in ("file", "full"):
+        with pytest.raises(TraceExists, match=taken):
+            repair_trace(tmp_path / "t", tmp_path / taken)
+    with pytest.raises(InvalidOption, match="never changed"):
+        repair_trace(tmp_path / "t", tmp_path / "t" / "inside")
+    with pytest.raises(TraceNotFound):
+        repair_trace(tmp_path / "nothing", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+    assert not (tmp_path / "t" / "inside").exists()
+
+
+def test_batches_that_are_missing_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("gym_trace.format.writer.BATCH_BYTES", 100)
+    record(tmp_path / "t")
+    names = sorted(path.name for path in (tmp_path / "t").glob("*.gtb"))
+    assert len(names) > 4
+    kept = names[:-1]
+    for gone in (names[1], names[-1]):
+        (tmp_path / "t" / gone).unlink()
+    checked = check_trace(tmp_path / "t")
+    assert sorted(Path(damage.path).name for damage in checked.damages) == [names[1], names[-1]]
+    report = repair_trace(tmp_path / "t", tmp_path / "r")
+    assert [loss.exact for loss in report.losses] == [False, False]
+    assert_clean(tmp_path / "r")
+    assert steps_of(open_trace(tmp_path / "r")) < all_steps()
+    (tmp_path / "t" / "w.manifest.jsonl").unlink()  # then only the gap in the numbers tells
+    assert [Path(damage.path).name for damage in check_trace(tmp_path / "t").damages] == [names[1]]
+    assert kept
+
+
+def test_a_truncated_batch_is_named_also_where_a_chunk_ends(tmp_path):
+    batch = record(tmp_path / "t")
+    size = batch.stat().st_size
+    end = chunks_of(batch)[4][1]
+    batch.write_bytes(batch.read_bytes()[:end])
+    (footer, rest) = check_trace(tmp_path / "t").damages
+    assert footer.path == str(batch)
+    assert rest[:3] == (str(batch), end, size)
+    report = repair_trace(tmp_path / "t", tmp_path / "r")
+    assert report.losses
+    assert_clean(tmp_path / "r")
+
+
+def test_a_manifest_that_is_missing_or_torn_is_no_damage(tmp_path):
+    record(tmp_path / "t")
+    manifest = tmp_path / "t" / "w.manifest.jsonl"
+    whole = manifest.read_bytes()
+    for cut in range(0, len(whole), 7):
+        manifest.write_bytes(whole[:cut])
+        report = check_trace(tmp_path / "t")
+        assert report.damages == []
+        assert report.remarks
+    manifest.unlink()
+    report = check_trace(tmp_path / "t")
+    assert (report.damages, len(report.remarks)) == ([], 1)
+    assert repair_trace(tmp_path / "t", tmp_path / "r").losses == []
+    assert_clean(tmp_path / "r")
+
+
+def test_every_change_of_a_manifest_is_found(tmp_path):
+    record(tmp_path / "t")
+    manifest = tmp_path / "t" / "w.manifest.jsonl"
+    whole = manifest.read_bytes()
+    first_line = whole.index(b"\n")
+    for place in range(len(whole) - 1):
+        manifest.write_bytes(whole[:place] + bytes([whole[place] ^ 2]) + whole[place + 1 :])
+        report = check_trace(tmp_path / "t")
+        damages = report.damages
+        assert damages or report.remarks, whole[max(0, place - 20) : place + 1]
+        if place < first_line:
+            assert [damage.path for damage in damages] == [str(manifest)]
+            assert damages[0].start <= place < damages[0].end
+
+
+def test_a_batch_that_was_exchanged_for_another_sound_one_is_found(tmp_path):
+    batch = record(tmp_path / "t")
+    other = record(tmp_path / "u")
+    shutil.copy(other, batch)
+    damages = check_trace(tmp_path / "t").damages
+    assert all(damage.path.endswith("manifest.jsonl") for damage in damages)
+    assert any("crc32" in damage.problem for damage in damages)
+
+
+def test_files_of_others_and_links_are_left_alone(tmp_path):
+    batch = record(tmp_path / "t")
+    (tmp_path / "t" / "notes.txt").write_text("mine")
+    (tmp_path / "t" / "w.000007.gtb").symlink_to("/dev/zero")
+    (tmp_path / "t" / "x.manifest.jsonl").symlink_to(tmp_path / "t" / "w.manifest.jsonl")
+    (tmp_path / "t" / "w.000001.gtb").mkdir()
+    assert open_trace(tmp_path / "t").writers == ["w"]
+    assert check_trace(tmp_path / "t").bytes == batch.stat().st_size
+
+
+def test_counts_of_reward_classes_survive_a_repair(tmp_path):
+    record(tmp_path / "t", reward_classes=[0.0, 400.0])
+    said = json.loads((tmp_path / "t" / "w.manifest.jsonl").read_text().splitlines()[-1])
+    repair_trace(tmp_path / "t", tmp_path / "r")
+    assert json.loads((tmp_path / "r" / "w.manifest.jsonl").read_text().splitlines()[-1]) == said
+
+
+@pytest.mark.filterwarnings("ignore:.*where the space says")
+def test_values_that_did_not_fit_their_space_survive_a_repair_with_orphans(tmp_path):
+    steps = [Told(np.float64([1, 2]) * k, np.float32(k)) if k % 3 else Told(("odd", k), k) for k in range(1, 20)]
+    env = ScriptedEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(9), [(np.zeros(2, np.float32), steps)])
+    recorder = TraceRecordingWrapper(env, tmp_path / "t", uid="w")
+    recorder.reset()
+    for k in range(19):
+        recorder.step(np.int8(k) if k % 4 else k)
+        recorder.flush()
+    recorder.close()
+    (whole,) = open_trace(tmp_path / "t")
+    batch = tmp_path / "t" / "w.000000.gtb"
+    start, end = chunks_of(batch)[8]
+    flip(batch, (start + end) // 2)
+    repair_trace(tmp_path / "t", tmp_path / "r")
+    assert_clean(tmp_path / "r")
+    for part in open_trace(tmp_path / "r"):
+        mine = slice(part.first_step, part.first_step + len(part))
+        assert list(map(repr, part.actions)) == list(map(repr, list(whole.actions)[mine]))
+        assert list(map(repr, part.rewards)) == list(map(repr, list(whole.rewards)[mine]))
+        seen = slice(mine.start, mine.stop + 1)
+        assert list(map(repr, part.observations)) == list(map(repr, list(whole.observations)[seen]))
+
+
+def test_filtered_runs_survive_a_repair(tmp_path):
+    record(tmp_path / "t", frame_filter=lambda step: step % 3 != 1)
+    repair_trace(tmp_path / "t", tmp_path / "r")
+    assert_same_episodes(list(open_trace(tmp_path / "t")), list(open_trace(tmp_path / "r")))
+    batch = next((tmp_path / "t").glob("*.gtb"))
+    for number, (start, end) in enumerate(chunks_of(batch)):
+        whole = batch.read_bytes()
+        flip(batch, end - 9 if whole[end - 9] else start + 70)
+        repair_trace(tmp_path / "t", tmp_path / f"r{number}")
+        assert_clean(tmp_path / f"r{number}")
+        assert steps_of(open_trace(tmp_path / f"r{number}")) == steps_of(skimmed(tmp_path / "t"))
+        batch.write_bytes(whole)
+
+
+def test_the_names_of_the_files_count_and_not_what_the_schema_says(tmp_path):
+    batch = record(tmp_path / "t")
+    (tmp_path / "t" / "w.manifest.jsonl").unlink()
+    batch.rename(tmp_path / "t" / "other.000000.gtb")
+    report = repair_trace(tmp_path / "t", tmp_path / "r")
+    assert report.writers == ["other"]
+    assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["other.000000.gtb", "other.manifest.jsonl"]
+    assert_clean(tmp_path / "r")

@@ -1,0 +1,186 @@
+"""Whole episodes, each with its own seed, until the first of the limits is met."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import gym_trace
+from gym_trace.errors import InvalidOption
+from gym_trace.rollout import Progress, episode_seed, record_episodes
+
+
+class Countdown(gymnasium.Env[Any, Any]):
+    """Episodes of a given number of steps; says what it was called with."""
+
+    def __init__(self, length: int = 5):
+        self.observation_space = spaces.Box(-1, 1, (2,))
+        self.action_space = spaces.Discrete(1000)
+        self.length = length
+        self.seeds: list[int | None] = []
+        self.actions: list[list[int]] = []
+        self.closed = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.seeds.append(seed)
+        self.actions.append([])
+        return self.np_random.random(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.actions[-1].append(int(action))
+        done = len(self.actions[-1]) >= self.length
+        return self.np_random.random(2, np.float32), float(len(self.actions)), done, False, {}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_episode_k_is_the_same_in_every_run_with_the_same_seed() -> None:
+    few, many = Countdown(), Countdown()
+    record_episodes(few, episodes=2, seed=7)
+    record_episodes(many, episodes=5, seed=7)
+    assert few.seeds == many.seeds[:2]
+    assert few.actions == many.actions[:2]
+    assert many.seeds == [episode_seed(7, k) for k in range(5)]
+    assert len({tuple(actions) for actions in many.actions}) == 5
+
+
+def test_the_random_actions_of_an_episode_do_not_depend_on_the_episodes_before() -> None:
+    short, long = Countdown(3), Countdown(5)
+    record_episodes(short, episodes=3, seed=7)
+    record_episodes(long, episodes=3, seed=7)
+    assert [actions[:3] for actions in long.actions] == short.actions
+
+
+def test_episode_seeds_are_distinct_and_fit_into_31_bits() -> None:
+    seeds = {episode_seed(root, k) for root in (0, 1, 2**40) for k in range(300)}
+    assert len(seeds) == 900
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_episode_seeds_stay_what_they_are_in_every_release() -> None:
+    assert [episode_seed(0, k) for k in range(3)] == [1878776328, 336614359, 1620722436]
+
+
+def test_without_a_seed_each_run_gets_its_own_and_tells_it() -> None:
+    first, second = Countdown(), Countdown()
+    runs = [record_episodes(env, episodes=1) for env in (first, second)]
+    assert runs[0].seed != runs[1].seed
+    assert [first.seeds[0], second.seeds[0]] == [episode_seed(run.seed, 0) for run in runs]
+
+
+def test_episodes_are_run_whole() -> None:
+    done = record_episodes(Countdown(5), episodes=3)
+    assert (done.episodes, done.steps, done.open_steps) == (3, 15, 0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "episodes", "open_steps"), [(1, 0, 1), (5, 1, 0), (13, 2, 3), (0, 0, 0)], ids=lambda value: str(value)
+)
+def test_a_limit_on_steps_is_exact_and_begins_no_episode_in_vain(steps: int, episodes: int, open_steps: int) -> None:
+    env = Countdown(5)
+    done = record_episodes(env, steps=steps)
+    assert (done.steps, done.episodes, done.open_steps) == (steps, episodes, open_steps)
+    assert sum(map(len, env.actions)) == steps
+    assert all(env.actions)
+
+
+def test_a_limit_on_seconds_ends_in_the_middle_of_an_episode() -> None:
+    done = record_episodes(Countdown(10**9), seconds=0.05)
+    assert done.episodes == 0
+    assert done.open_steps == done.steps > 0
+    assert done.seconds >= 0.05
+
+
+def test_a_limit_on_seconds_ends_a_run_of_episodes_of_one_step() -> None:
+    assert record_episodes(Countdown(1), seconds=0.05).episodes > 0
+
+
+def test_the_first_limit_that_is_met_ends_the_run() -> None:
+    assert record_episodes(Countdown(5), episodes=2, steps=1000, seconds=1000).steps == 10
+    assert record_episodes(Countdown(5), episodes=1000, steps=7, seconds=1000).steps == 7
+
+
+@pytest.mark.parametrize("limits", [{}, {"steps": -1}, {"seconds": float("nan")}, {"episodes": 1, "seed": -1}], ids=str)
+def test_no_limit_and_senseless_limits_are_refused_before_anything_happens(limits: dict[str, Any]) -> None:
+    env = Countdown()
+    with pytest.raises(InvalidOption):
+        record_episodes(env, **limits)
+    assert env.seeds == []
+
+
+def test_a_policy_sees_each_observation_and_is_reset_before_each_episode() -> None:
+    class Policy:
+        def __init__(self) -> None:
+            self.seeds: list[int] = []
+            self.seen: list[Any] = []
+
+        def reset(self, seed: int) -> None:
+            self.seeds.append(seed)
+
+        def __call__(self, observation: Any) -> int:
+            self.seen.append(observation)
+            return len(self.seen)
+
+    policies = [Policy(), Policy()]
+    env = Countdown(2)
+    for policy in policies:
+        record_episodes(env, policy=policy, episodes=3, seed=1)
+    assert env.actions[:3] == [[1, 2], [3, 4], [5, 6]]
+    assert policies[0].seeds == policies[1].seeds
+    assert len(set(policies[0].seeds)) == 3
+    reset_observations = np.array(policies[0].seen[::2])
+    expected = [np.random.default_rng(episode_seed(1, k)).random(2, np.float32) for k in range(3)]
+    np.testing.assert_array_equal(reset_observations, expected)
+
+
+def test_a_truthy_result_of_on_progress_ends_the_run_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.rollout._LOOK_SECONDS", 0.0)
+    env = Countdown(10**9)
+    seen: list[int] = []
+
+    def enough(progress: Progress) -> bool:
+        seen.append(progress.open_steps)
+        return progress.steps >= 4
+
+    done = record_episodes(env, steps=100, on_progress=enough)
+    assert done.steps == done.open_steps == 4 == len(env.actions[0])
+    assert seen == [1, 2, 3, 4]
+
+
+def test_progress_tells_the_returns_of_the_last_hundred_episodes() -> None:
+    done = record_episodes(Countdown(1), episodes=250)  # the return of episode k is k + 1
+    assert (done.min_return, done.mean_return, done.max_return) == (151, 200.5, 250)
+    assert record_episodes(Countdown(5), steps=3).mean_return is None
+
+
+def test_the_environment_is_left_open() -> None:
+    env = Countdown()
+    record_episodes(env, episodes=1)
+    assert env.closed == 0
+
+
+def test_the_bytes_are_those_of_the_trace_wherever_the_recorder_is_among_the_wrappers(tmp_path: Path) -> None:
+    recorder = gym_trace.TraceRecordingWrapper(Countdown(), tmp_path / "trace")
+    with gymnasium.wrappers.TimeLimit(recorder, 3) as env:
+        done = record_episodes(env, episodes=2, seed=0)
+        assert done.bytes == sum(path.stat().st_size for path in (tmp_path / "trace").iterdir()) > 0
+    assert record_episodes(Countdown(), episodes=2).bytes == 0
+
+
+def test_a_recorded_run_is_the_run_that_was_not_recorded(tmp_path: Path) -> None:
+    plain, recorded = Countdown(), Countdown()
+    record_episodes(plain, steps=33, seed=3)
+    with gym_trace.TraceRecordingWrapper(recorded, tmp_path) as env:
+        record_episodes(env, steps=33, seed=3)
+    assert (plain.seeds, plain.actions) == (recorded.seeds, recorded.actions)
+    trace = gym_trace.open_trace(tmp_path)
+    assert [episode.actions.tolist() for episode in trace] == plain.actions
+    assert [episode.seed for episode in trace] == plain.seeds
+    assert trace[-1].outcome == "closed"

@@ -1,0 +1,83 @@
+"""The sample traces, golden files of every released format version, are read as they always were."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from column_hashes import describe_trace
+
+from gym_trace import open_trace
+from gym_trace.episode import OUTCOMES
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import codec
+from gym_trace.format.codec import Column
+
+SAMPLES = Path(__file__).parent.parent / "sample_traces"
+EXPECTED = json.loads((SAMPLES / "expected.json").read_text(encoding="utf-8"))
+FOLDERS = sorted(str(path.relative_to(SAMPLES)) for path in SAMPLES.glob("format-*/*"))
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_every_column_of_a_sample_has_its_golden_hash(name: str) -> None:
+    assert describe_trace(SAMPLES / name) == EXPECTED[name]
+
+
+def test_every_sample_has_golden_hashes_and_the_other_way_round() -> None:
+    assert sorted(EXPECTED) == FOLDERS
+
+
+def test_samples_are_small() -> None:
+    sizes = {name: sum(path.stat().st_size for path in (SAMPLES / name).iterdir()) for name in FOLDERS}
+    assert max(sizes.values()) < 200_000
+    assert sum(sizes.values()) < 1_000_000
+
+
+def test_samples_show_every_outcome() -> None:
+    assert {episode["outcome"] for writers in EXPECTED.values() for w in writers for episode in w["episodes"]} == {
+        *OUTCOMES
+    }
+
+
+def test_samples_show_every_encoding() -> None:
+    seen = {(column.dtype == codec.MSGPACK, column.encoding) for column in columns_of_samples()}
+    zstd, shuffle, xor, constant = codec.ZSTD, codec.SHUFFLE, codec.XOR, codec.CONSTANT
+    typed = (0, zstd, zstd | shuffle, zstd | xor, zstd | shuffle | xor, constant, zstd | constant)
+    of_values = (0, zstd, constant, zstd | constant)
+    assert seen >= {(False, encoding) for encoding in typed} | {(True, encoding) for encoding in of_values}
+
+
+def columns_of_samples() -> Iterator[Column]:
+    for name in FOLDERS:
+        for writer in open_trace(SAMPLES / name).stored:
+            for batch in writer.batches:
+                for i in range(len(batch.chunks)):
+                    try:
+                        yield from batch.read_chunk(i, lambda path: True).columns.values()
+                    except CorruptTrace:
+                        assert name.endswith("damaged")
+
+
+def test_samples_do_not_tell_of_the_machine_that_made_them() -> None:
+    schemas = [writer.schema for name in FOLDERS for writer in open_trace(SAMPLES / name).stored]
+    assert {(schema["host"], schema["pid"], schema["platform"]) for schema in schemas} == {("example", 4711, "Linux")}
+
+
+def test_a_strict_scan_names_the_file_and_the_byte_of_the_damaged_sample() -> None:
+    name = "format-1.0/damaged"
+    ((file, start, _),) = EXPECTED[name][0]["damage"]
+    with pytest.raises(CorruptTrace, match=f"{file}.*byte {start}"):
+        [episode.observations for episode in open_trace(SAMPLES / name).scan()]
+
+
+def test_making_samples_keeps_those_that_are_there() -> None:
+    path = SAMPLES / "format-1.0" / "empty" / "sample.manifest.jsonl"
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    command = [sys.executable, str(SAMPLES / "make_samples.py"), "empty"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "format-1.0/empty: is there already, kept\n"), done.stderr
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before

@@ -1,0 +1,470 @@
+"""Summaries agree with what NumPy says of the whole data, for values of every kind, and stay plain data."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import example, given
+from hypothesis import strategies as st
+from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
+
+from gym_trace import open_trace, summarize
+from gym_trace.distributions import DISTINCT_VALUES, KNOWN_VALUES, Moments, Tally, Variety
+from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.wrappers import TraceRecordingWrapper
+
+
+def _record(directory: Path, env: Any, episodes: int, **options: Any) -> None:
+    """Plays episodes to their end with actions of a seeded sampler."""
+    with TraceRecordingWrapper(env, directory, **options) as recorded:
+        recorded.action_space.seed(5)
+        for seed in range(episodes):
+            recorded.reset(seed=seed)
+            while not any(recorded.step(recorded.action_space.sample())[2:4]):
+                pass
+
+
+def _play(directory: Path, env: ScriptedEnv, actions: list[list[Any]], **options: Any) -> None:
+    """Plays what is scripted with the actions given, one list an episode."""
+    with TraceRecordingWrapper(env, directory, **options) as recorded:
+        for row in actions:
+            recorded.reset()
+            for action in row:
+                recorded.step(action)
+
+
+def _scripted_rewards(directory: Path, *episodes: list[Any], **options: Any) -> None:
+    space = spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    script = [
+        (np.zeros(1), [Told(np.zeros(1), reward, i == len(rewards) - 1) for i, reward in enumerate(rewards)])
+        for rewards in episodes
+    ]
+    env = ScriptedEnv(space, spaces.Discrete(2), script)
+    _play(directory, env, [[0] * len(rewards) for rewards in episodes], **options)
+
+
+def _summary(directory: Path, **options: Any) -> dict[str, Any]:
+    """The summary, having gone through JSON, in which there is no NaN."""
+    summary: dict[str, Any] = json.loads(json.dumps(summarize(open_trace(directory), **options), allow_nan=False))
+    return summary
+
+
+# -- from the index ---------------------------------------------------------------------------------------------------
+
+
+def test_returns_and_lengths_are_those_of_the_episodes(tmp_path: Path) -> None:
+    _record(tmp_path, gymnasium.make("CartPole-v1"), 40)
+    summary = _summary(tmp_path)
+    episodes = list(open_trace(tmp_path))
+    for name, values in (
+        ("return", np.array([episode.rewards.sum() for episode in episodes])),
+        ("length", np.array([len(episode.actions) for episode in episodes])),
+    ):
+        spread = summary[name]
+        assert spread["count"] == 40
+        assert [spread[key] for key in ("mean", "std", "min", "median", "max")] == pytest.approx(
+            [values.mean(), values.std(), values.min(), np.median(values), values.max()]
+        )
+        assert [spread["quantiles"][key] for key in ("5", "25", "75", "95")] == pytest.approx(
+            np.quantile(values, [0.05, 0.25, 0.75, 0.95]).tolist()
+        )
+        edges, counts = spread["histogram"]["edges"], spread["histogram"]["counts"]
+        assert counts == np.histogram(values, edges)[0].tolist()
+        assert sum(counts) == 40
+    assert summary["return_curve"] == [float(episode.rewards.sum()) for episode in episodes]
+    assert summary["episodes"] == summary["parts"] == 40
+    assert summary["steps"] == sum(len(episode) for episode in episodes)
+    assert not summary["filtered"]
+
+
+def test_duration_and_speed_count_ended_episodes_only(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
+    for _ in range(2):
+        env.reset()
+        for _ in range(3):
+            env.step(0)
+    env.reset()
+    env.step(0)
+    env.flush()
+    summary = _summary(tmp_path)
+    table = open_trace(tmp_path).episodes
+    env.close()
+    assert summary["episodes"] == 2  # the third is still going on
+    assert summary["steps"] == 6
+    assert summary["duration"]["episodes"] == pytest.approx(table["duration"].sum() / 1e9)
+    elapsed = (table["end_time"].max() - table["start_time"].min()).astype(np.int64)
+    assert summary["duration"]["wall"] == pytest.approx(elapsed / 1e9)
+    assert summary["steps_per_second"] == pytest.approx(6e9 / table["duration"].sum())
+
+
+def test_parts_of_a_filtered_episode_are_summed_up_to_one_episode(tmp_path: Path) -> None:
+    _record(tmp_path, CountingEnv(length=6), 3, frame_filter=lambda step: step % 3 != 1)
+    summary = _summary(tmp_path)
+    assert (summary["episodes"], summary["parts"], summary["steps"]) == (3, 6 + 3, 12)
+    assert summary["filtered"]
+    assert summary["length"]["max"] == summary["length"]["min"] == 4
+    assert summary["return"]["mean"] == 1 + 3 + 4 + 6
+
+
+def test_episodes_in_one_part_each_are_told_as_filtered_if_frames_were(tmp_path: Path) -> None:
+    _record(tmp_path, CountingEnv(length=6), 3, frame_filter=lambda step: step < 2)
+    summary = _summary(tmp_path)
+    assert summary["episodes"] == summary["parts"] == 3
+    assert summary["filtered"]
+
+
+def test_an_empty_trace_has_no_means_but_a_summary(tmp_path: Path) -> None:
+    TraceRecordingWrapper(CountingEnv(), tmp_path).close()
+    for by in (None, "split", "writer", "outcome"):
+        summary = _summary(tmp_path, by=by, columns=True)
+        assert (summary["episodes"], summary["steps"], summary["outcomes"]) == (0, 0, {})
+        assert summary["return"]["mean"] is summary["length"]["max"] is summary["steps_per_second"] is None
+        assert summary["rewards"]["count"] == 0
+
+
+def test_episodes_of_no_steps_count_as_such(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
+    for _ in range(3):
+        env.reset()
+    env.close()
+    summary = _summary(tmp_path, columns=True)
+    assert summary["outcomes"] == {"cut": 2, "closed": 1}
+    assert summary["length"]["mean"] == summary["return"]["mean"] == 0
+    assert summary["observations"][0]["rows"] == 3
+
+
+def test_returns_that_are_no_finite_numbers_are_counted_apart(tmp_path: Path) -> None:
+    _scripted_rewards(tmp_path, [1.0, 2.0], [math.nan], [math.inf, 1.0], [-math.inf], ["odd", "odder"])
+    spread = _summary(tmp_path)["return"]
+    assert (spread["count"], spread["nan"], spread["inf"]) == (1, 2, 2)
+    assert spread["mean"] == spread["min"] == spread["max"] == 3
+
+
+def test_the_return_of_rewards_of_several_types_is_their_sum(tmp_path: Path) -> None:
+    """Environments that say 0 at most steps and a NumPy number at the last one are common."""
+    _scripted_rewards(tmp_path, [0, 0, np.float32(1.5)], [True, np.array(2.0), 3], [10**400, 1])
+    assert open_trace(tmp_path).episodes["return"].tolist() == [1.5, 6.0, math.inf]
+
+
+def test_returns_near_the_end_of_floats_do_not_break_the_summary(tmp_path: Path) -> None:
+    _scripted_rewards(tmp_path, [1.7e308], [-1.7e308], [5e-324], [1.7e308])
+    summary = _summary(tmp_path, columns=True)
+    assert summary["return"]["max"] == summary["rewards"]["max"] == 1.7e308
+    assert summary["return"]["std"] is None  # beyond what a float holds
+
+
+def test_storage_counts_every_byte_of_the_directory(tmp_path: Path) -> None:
+    _record(tmp_path, CountingEnv(length=50), 20)
+    storage = _summary(tmp_path)["storage"]
+    assert storage["bytes"] == sum(path.stat().st_size for path in tmp_path.iterdir())
+    columns = storage["columns"]
+    assert columns["observations"]["raw_bytes"] == 20 * 51 * 2 * 8
+    assert columns["rewards"]["raw_bytes"] == 20 * 50 * 8
+    values = sum(column["raw_bytes"] for name, column in columns.items() if name != "fragments")
+    assert storage["compression_ratio"] == pytest.approx(values / storage["bytes"])
+    assert sum(column["stored_bytes"] for column in columns.values()) < storage["bytes"]
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_groups_by_split_and_writer_divide_the_trace(tmp_path: Path) -> None:
+    _record(tmp_path, CountingEnv(length=3), 4, uid="a")
+    _record(tmp_path, CountingEnv(length=5), 2, uid="b", split="eval", on_exist="append")
+    _record(tmp_path, CountingEnv(length=7), 1, uid="c", on_exist="append")
+    by_split = _summary(tmp_path, by="split", columns=True)
+    by_writer = _summary(tmp_path, by="writer")
+    assert {name: group["episodes"] for name, group in by_split["groups"].items()} == {"train": 5, "eval": 2}
+    assert {name: group["steps"] for name, group in by_writer["groups"].items()} == {"a": 12, "b": 10, "c": 7}
+    assert by_split["groups"]["eval"]["length"]["mean"] == 5
+    assert sum(group["storage"]["bytes"] for group in by_writer["groups"].values()) == by_split["storage"]["bytes"]
+    assert [by_split["groups"][name]["rewards"]["count"] for name in ("train", "eval")] == [19, 10]
+    assert by_split["rewards"]["count"] == 29
+
+
+def test_groups_by_outcome_describe_the_rows_of_their_episodes(tmp_path: Path) -> None:
+    """Episodes of several outcomes share chunks, so that rows must be told apart."""
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    random = np.random.default_rng(1)
+    script, actions = [], []
+    for number in range(30):
+        steps = [Told(random.normal(size=2), random.normal()) for _ in range(random.integers(1, 9))]
+        if number % 3:
+            steps[-1] = steps[-1]._replace(terminated=number % 3 == 1, truncated=number % 3 == 2)
+        script.append((random.normal(size=2), steps))
+        actions.append(random.integers(0, 4, len(steps)).tolist())
+    _play(tmp_path, ScriptedEnv(space, spaces.Discrete(4), script), actions)
+    summary = _summary(tmp_path, by="outcome", columns=True)
+    assert list(summary["groups"]) == ["terminated", "truncated", "cut"]
+    for outcome, group in summary["groups"].items():
+        episodes = [episode for episode in open_trace(tmp_path) if episode.outcome == outcome]
+        observations = np.concatenate([episode.observations for episode in episodes])
+        rewards = np.concatenate([episode.rewards for episode in episodes])
+        values, counts = np.unique(np.concatenate([episode.actions for episode in episodes]), return_counts=True)
+        assert group["episodes"] == len(episodes)
+        assert group["storage"] is None
+        assert [known["mean"] for known in group["observations"][0]["dimensions"]] == pytest.approx(
+            observations.mean(axis=0).tolist()
+        )
+        assert group["rewards"]["std"] == pytest.approx(rewards.std())
+        assert group["actions"][0]["dimensions"][0]["values"] == np.stack([values, counts], 1).tolist()
+
+
+def test_an_unknown_grouping_is_refused(tmp_path: Path) -> None:
+    TraceRecordingWrapper(CountingEnv(), tmp_path).close()
+    with pytest.raises(InvalidOption, match="split, writer, outcome"):
+        summarize(open_trace(tmp_path), by="seed")
+
+
+# -- columns ----------------------------------------------------------------------------------------------------------
+
+
+class EverythingEnv(gymnasium.Env[Any, Any]):
+    """Observations and actions of many kinds, nested."""
+
+    observation_space = spaces.Dict(
+        {
+            "image": spaces.Box(0, 255, (12, 12, 3), np.uint8),
+            "speed": spaces.Box(-np.inf, np.inf, (3,), np.float32),
+            "task": spaces.Tuple([spaces.Discrete(3, start=-1), spaces.Text(9)]),
+        }
+    )
+    action_space = spaces.Dict(
+        {"buttons": spaces.MultiBinary(2), "force": spaces.Box(-1, 1, ()), "gears": spaces.MultiDiscrete([2, 5])}
+    )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed == 0:
+            self.observation_space.seed(0)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation_space.sample(), 1.0, bool(self.np_random.random() < 0.1), False, {}
+
+
+def test_every_leaf_is_described_as_suits_its_space(tmp_path: Path) -> None:
+    _record(tmp_path, EverythingEnv(), 12)
+    summary = _summary(tmp_path, columns=True)
+    episodes = list(open_trace(tmp_path))
+    leaves = {tuple(leaf["path"]): leaf for leaf in summary["observations"] + summary["actions"]}
+
+    image = np.concatenate([episode.observations["image"] for episode in episodes]).astype(float)
+    whole = leaves["observations", "image"]["all"]
+    assert (whole["count"], whole["min"], whole["max"]) == (image.size, image.min(), image.max())
+    assert (whole["mean"], whole["std"]) == pytest.approx((image.mean(), image.std()))
+
+    speed = np.concatenate([episode.observations["speed"] for episode in episodes]).astype(float)
+    dimensions = leaves["observations", "speed"]["dimensions"]
+    assert [known["index"] for known in dimensions] == [[0], [1], [2]]
+    assert [known["std"] for known in dimensions] == pytest.approx(speed.std(axis=0).tolist())
+    assert [known["min"] for known in dimensions] == speed.min(axis=0).tolist()
+
+    force = np.concatenate([episode.actions["force"] for episode in episodes]).astype(float)
+    assert leaves["actions", "force"]["dimensions"][0]["mean"] == pytest.approx(force.mean())
+
+    for path, rows in {
+        ("observations", "task", 0): [episode.observations["task"][0] for episode in episodes],
+        ("actions", "buttons"): [episode.actions["buttons"] for episode in episodes],
+        ("actions", "gears"): [episode.actions["gears"] for episode in episodes],
+    }.items():
+        joined = np.concatenate(rows)
+        for known in leaves[path]["dimensions"]:
+            values, counts = np.unique(joined[(slice(None), *known["index"])], return_counts=True)
+            assert known["values"] == np.stack([values, counts], 1).tolist()
+
+    texts = [text for episode in episodes for text in episode.observations["task"][1]]
+    told = leaves["observations", "task", 1]
+    assert (told["rows"], told["distinct"], told["distinct_is_exact"]) == (len(texts), len(set(texts)), True)
+    assert told["examples"] == [repr(str(text)) for text in dict.fromkeys(texts)][:3]
+    assert all(leaf["misfits"] == 0 for leaf in leaves.values())
+
+
+def test_nan_and_infinities_are_counted_and_left_out_of_the_moments(tmp_path: Path) -> None:
+    rows = np.array([[1, np.nan], [2, np.inf], [3, -np.inf], [6, 7]], np.float32)
+    script = [(rows[0], [Told(rows[1], math.nan), Told(rows[2], 2.0), Told(rows[3], math.inf, True)])]
+    _play(tmp_path, ScriptedEnv(spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(2), script), [[0, 1, 1]])
+    summary = _summary(tmp_path, columns=True)
+    clean, dirty = summary["observations"][0]["dimensions"]
+    assert (clean["count"], clean["nan"], clean["inf"], clean["mean"]) == (4, 0, 0, 3)
+    assert (dirty["count"], dirty["nan"], dirty["inf"]) == (1, 1, 2)
+    assert dirty["mean"] == dirty["min"] == dirty["max"] == 7
+    assert dirty["std"] == 0
+    rewards = summary["rewards"]
+    assert (rewards["count"], rewards["nan"], rewards["inf"], rewards["values"]) == (1, 1, 1, [[2.0, 1]])
+
+
+@pytest.mark.filterwarnings("ignore:observations")
+def test_values_that_do_not_match_their_space_are_used_where_they_are_numbers_and_counted_where_not(
+    tmp_path: Path,
+) -> None:
+    space = spaces.Box(-9, 9, (2,), np.float32)
+    fits = np.array([1, 2], np.float32)
+    wide, odd = np.array([3.0, 4.0]), np.zeros(3)  # another dtype; another shape
+    script = [(fits, [Told(wide), Told(odd), Told("text"), Told({"a": 1}), Told(fits, "much", True)])]
+    _play(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), [[0, 1, 0, 1, 1]])
+    summary = _summary(tmp_path, columns=True)
+    described = summary["observations"][0]
+    assert (described["rows"], described["misfits"]) == (6, 3)
+    assert [known["mean"] for known in described["dimensions"]] == pytest.approx([5 / 3, 8 / 3])
+    assert (summary["rewards"]["count"], summary["rewards"]["misfits"]) == (4, 1)
+
+
+@pytest.mark.filterwarnings("ignore:observations")
+def test_observations_without_the_structure_of_their_space_are_misfits(tmp_path: Path) -> None:
+    space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(0, 1, (1,))})
+    good = {"a": 1, "b": np.ones(1, np.float32)}
+    script = [(good, [Told({"a": 1}), Told(good, terminated=True)])]
+    _play(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), [[0, 0]])
+    for leaf in _summary(tmp_path, columns=True)["observations"]:
+        assert (leaf["rows"], leaf["misfits"]) == (3, 1)
+
+
+def test_values_of_a_custom_space_are_told_apart_and_shown(tmp_path: Path) -> None:
+    space = OddSpace()
+    script = [(space.sample(), [Told(space.sample(), terminated=True)])]
+    _play(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), [[0]])
+    leaf = _summary(tmp_path, columns=True)["observations"][0]
+    assert (leaf["rows"], leaf["distinct"]) == (2, 2)
+    assert leaf["examples"][0].startswith("{'cells':")
+
+
+def test_writers_of_different_environments_are_described_apart(tmp_path: Path) -> None:
+    _record(tmp_path, CountingEnv(shape=(2,)), 2)
+    _record(tmp_path, CountingEnv(shape=(3,)), 1, on_exist="append")
+    summary = _summary(tmp_path, columns=True)
+    assert sorted((leaf["shape"], leaf["rows"]) for leaf in summary["observations"]) == [([2], 12), ([3], 6)]
+    assert len(summary["actions"]) == 1
+
+
+def test_columns_leave_out_episodes_that_are_still_going_on(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
+    env.reset()
+    for _ in range(3):
+        env.step(0)
+    env.reset()
+    env.step(0)
+    env.flush()
+    summary = _summary(tmp_path, columns=True)
+    env.close()
+    assert (summary["rewards"]["count"], summary["observations"][0]["rows"]) == (3, 4)
+
+
+def test_a_damaged_chunk_is_an_error_for_columns_and_none_for_the_index(tmp_path: Path) -> None:
+    _record(tmp_path, CountingEnv(length=500), 4)
+    (batch,) = tmp_path.glob("*.gtb")
+    whole = _summary(tmp_path)
+    data = bytearray(batch.read_bytes())
+    data[len(data) // 2] ^= 1
+    batch.write_bytes(data)
+    trace = open_trace(tmp_path)
+    assert _summary(tmp_path) == whole
+    with pytest.raises(CorruptTrace):
+        summarize(trace, columns=True)
+
+
+def test_progress_ends_with_all_steps(tmp_path: Path) -> None:
+    _record(tmp_path, CountingEnv(length=10), 4)
+    told: list[tuple[int, int]] = []
+    summarize(open_trace(tmp_path), columns=True, by="outcome", on_progress=lambda *numbers: told.append(numbers))
+    assert told[-1] == (40, 40)
+
+
+# -- distributions ----------------------------------------------------------------------------------------------------
+
+finite_floats = st.floats(allow_nan=False, allow_infinity=False)
+moderate = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(st.lists(moderate, min_size=1, max_size=20), min_size=1, max_size=6))
+def test_moments_of_pieces_are_the_moments_of_the_whole(pieces: list[list[float]]) -> None:
+    parts, stream = Moments(1), Moments(1)
+    for piece in pieces:
+        rows = np.array(piece)[:, None]
+        stream.add(rows)
+        part = Moments(1)
+        part.add(rows)
+        parts.merge(part)
+    whole = np.concatenate([np.array(piece) for piece in pieces])
+    for moments in (parts, stream):
+        (known,) = moments.result()
+        assert (known["count"], known["min"], known["max"]) == (len(whole), whole.min(), whole.max())
+        assert known["mean"] == pytest.approx(whole.mean(), abs=1e-6)
+        assert known["std"] == pytest.approx(whole.std(), rel=1e-9, abs=1e-6)
+
+
+def test_moments_lose_no_precision_far_from_zero() -> None:
+    """A sum of squares minus the square of the sum would leave nothing of a deviation of 1 at 1e12."""
+    random = np.random.default_rng(0)
+    noise = random.normal(size=(100_000, 1))
+    moments = Moments(1)
+    for block in np.array_split(noise + 1e12, 37):
+        moments.add(block)
+    (known,) = moments.result()
+    assert known["std"] == pytest.approx(noise.std(), rel=1e-4)
+    assert known["mean"] - 1e12 == pytest.approx(noise.mean(), abs=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int8, np.int64, np.float16])
+def test_moments_of_every_dtype_and_of_nothing(dtype: Any) -> None:
+    rows = np.array([[0], [1], [1]], dtype)
+    moments = Moments(1)
+    moments.add(rows[:0])
+    assert moments.result()[0]["mean"] is None
+    moments.add(rows)
+    assert moments.result()[0]["mean"] == pytest.approx(2 / 3)
+    assert moments.result()[0]["std"] == pytest.approx(math.sqrt(2) / 3)
+
+
+@given(st.lists(st.lists(finite_floats, max_size=30), min_size=1, max_size=6), st.integers(0, 40))
+@example([[1.7e308, -1.7e308], [5e-324]], 0)
+@example([[5e-324, 1e-323], [1.0]], 0)
+@example([[-1.0], [-0.0, 0.0]], 0)
+def test_a_histogram_counts_every_value_in_its_bin_however_the_values_came(
+    pieces: list[list[float]], most: int
+) -> None:
+    stream, merged = Tally(most), Tally(most)
+    for piece in pieces:
+        stream.add(np.array(piece))
+        part = Tally(most)
+        part.add(np.array(piece))
+        merged.merge(part)
+    whole = np.array([value for piece in pieces for value in piece])
+    result = stream.result()
+    assert result == merged.result()
+    if "values" in result:
+        values, counts = np.unique(whole, return_counts=True)
+        assert result["values"] == [list(pair) for pair in zip(values.tolist(), counts.tolist())]
+        return
+    edges, counts = np.array(result["histogram"]["edges"]), result["histogram"]["counts"]
+    places = np.clip(np.searchsorted(edges, whole, side="right") - 1, 0, len(counts) - 1)
+    assert np.bincount(places, minlength=len(counts)).tolist() == counts
+    assert len(counts) <= 64
+
+
+def test_rewards_are_listed_while_few_and_a_histogram_when_many(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    _scripted_rewards(tmp_path / "few", random.integers(0, 20, 300).astype(float).tolist())
+    _scripted_rewards(tmp_path / "many", random.normal(size=DISTINCT_VALUES + 1).tolist())
+    _scripted_rewards(tmp_path / "scattered", random.normal(size=30).tolist())
+    assert len(_summary(tmp_path / "few", columns=True)["rewards"]["values"]) == 20
+    for name, count in (("many", DISTINCT_VALUES + 1), ("scattered", 30)):
+        assert sum(_summary(tmp_path / name, columns=True)["rewards"]["histogram"]["counts"]) == count
+
+
+def test_variety_stops_telling_values_apart_and_says_so() -> None:
+    variety, other = Variety(), Variety()
+    variety.add([f"text {i}" for i in range(KNOWN_VALUES - 1)])
+    assert variety.result()["distinct_is_exact"]
+    other.add(["text 0", "another", "a third"])
+    variety.merge(other)
+    assert variety.result()["distinct"] == KNOWN_VALUES
+    assert not variety.result()["distinct_is_exact"]
+    assert variety.count == KNOWN_VALUES + 2

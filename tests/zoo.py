@@ -1,0 +1,211 @@
+"""Environments and values that try a recorder: reused buffers, odd values, and a way to compare bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces import GraphInstance
+
+
+class Told(NamedTuple):
+    """What an environment says after one step."""
+
+    observation: Any
+    reward: Any = 1.0
+    terminated: Any = False
+    truncated: Any = False
+    info: Any = None
+
+
+class ScriptedEnv(gymnasium.Env[Any, Any]):
+    """Tells what it is told to tell: a list of episodes, each a reset observation and a list of Told.
+
+    What it hands out is a copy, which it spoils as soon as it is called again, as environments do that reuse buffers.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any, episodes: list[tuple[Any, list[Told]]]):
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self._episodes = iter(episodes)
+        self._steps: Iterator[Told] = iter(())
+        self._handed_out: list[Any] = []
+        self.calls: list[Any] = []
+
+    def _hand_out(self, value: Any) -> Any:
+        value = duplicate(value)
+        self._handed_out.append(value)
+        return value
+
+    def spoil(self) -> None:
+        for value in self._handed_out:
+            spoil(value)
+        self._handed_out.clear()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.calls.append(("reset", seed, options))
+        self.spoil()
+        first, steps = next(self._episodes)
+        self._steps = iter(steps)
+        return self._hand_out(first), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.calls.append("step")
+        self.spoil()
+        told = next(self._steps)
+        info = {} if told.info is None else told.info
+        return (
+            self._hand_out(told.observation),
+            self._hand_out(told.reward),
+            told.terminated,
+            told.truncated,
+            self._hand_out(info),
+        )
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class CountingEnv(gymnasium.Env[Any, Any]):
+    """Observation: how many steps since the reset, in a buffer that is used again and again. Ends after `length`."""
+
+    metadata = {"render_modes": ["rgb_array_list"]}  # noqa: RUF012
+
+    def __init__(self, length: int = 5, shape: tuple[int, ...] = (2,), render_mode: str | None = None):
+        self.observation_space = spaces.Box(0, 2**31, shape, np.int64)
+        self.action_space = spaces.Discrete(4)
+        self.render_mode = render_mode
+        self.length = length
+        self.calls: list[str] = []
+        self._buffer = np.zeros(shape, np.int64)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.calls.append("reset")
+        self._buffer[...] = 0
+        return self._buffer, {"reset": True}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.calls.append("step")
+        self._buffer += 1
+        count = int(self._buffer.flat[0])
+        return self._buffer, float(count), count >= self.length, False, {"count": count, "action": action}
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class ImageEnv(CountingEnv):
+    """Like CountingEnv, with images of 64 x 80 x 3 whose first pixels are noise."""
+
+    def __init__(self, length: int = 5):
+        super().__init__(length)
+        self.observation_space = spaces.Box(0, 255, (64, 80, 3), np.uint8)
+        self._image = np.zeros((64, 80, 3), np.uint8)
+        self._count = 0
+
+    def _paint(self) -> Any:
+        self._image[...] = self._count % 251
+        self._image[:4] = np.random.default_rng(self._count).integers(0, 256, (4, 80, 3))
+        return self._image
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._count = 0
+        return self._paint(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._count += 1
+        return self._paint(), float(self._count), self._count >= self.length, False, {}
+
+
+class OddSpace(spaces.Space[Any]):
+    """A space that only its own package knows."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        random = self.np_random
+        return {"cells": [int(n) for n in random.integers(0, 9, 3)], ("a", 1): random.normal(size=2), "none": None}
+
+    def contains(self, x: Any) -> bool:
+        return isinstance(x, dict)
+
+
+def duplicate(value: Any) -> Any:
+    """A copy that shares no memory and keeps everything: byte order, memory layout, signs and payloads of NaN."""
+    if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            copy = np.empty(value.shape, object)
+            for place in np.ndindex(value.shape):
+                copy[place] = duplicate(value[place])
+            return copy
+        copy = np.copy(value, order="K")
+        if not (value.flags.c_contiguous or value.flags.f_contiguous):  # a view with gaps stays one
+            wide = np.empty((*value.shape[:-1], value.shape[-1] * 2), value.dtype)
+            view = wide[..., ::2]
+            view[...] = value
+            return view
+        return copy
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(duplicate, value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(duplicate, value))
+    if isinstance(value, Mapping):
+        return {key: duplicate(item) for key, item in value.items()}
+    return value
+
+
+def spoil(value: Any) -> None:
+    """Overwrites everything in value that can be overwritten."""
+    if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            for item in value.flat:
+                spoil(item)
+            value[...] = "spoilt"
+        elif value.flags.writeable and value.size:
+            value[...] = np.frombuffer(bytes(b ^ 0x55 for b in value.tobytes()), value.dtype).reshape(value.shape)
+    elif isinstance(value, dict):
+        for item in value.values():
+            spoil(item)
+        value.clear()
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            spoil(item)
+        if isinstance(value, list):
+            value.clear()
+
+
+def bits(value: Any) -> Any:
+    """A form of any value that is equal only for values of the same types, dtypes, shapes and bits."""
+    if isinstance(value, np.ndarray):
+        if value.dtype == object:
+            return "objects", value.shape, tuple(bits(value[place]) for place in np.ndindex(value.shape))
+        return "array", value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, np.generic):
+        return "scalar", value.dtype.str, value.tobytes()
+    if type(value) is float:
+        return "float", np.float64(value).tobytes()
+    if type(value) is complex:
+        return "complex", np.complex128(value).tobytes()
+    if isinstance(value, GraphInstance):
+        return "graph", tuple(map(bits, value))
+    if type(value) in (list, tuple):
+        return type(value).__name__, tuple(map(bits, value))
+    if isinstance(value, Mapping):
+        return "map", frozenset((bits(key), bits(item)) for key, item in value.items())
+    return type(value).__name__, value
+
+
+def row_bits(value: Any) -> Any:
+    """As bits, but a number is the same whether it is a NumPy scalar, an array of no dimensions or plain Python."""
+    if type(value) in (bool, float) or (type(value) is int and -(1 << 63) <= value < 1 << 63):
+        value = np.asarray(value)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
+        return "array", value.dtype.str, value.shape, value.tobytes()
+    return bits(value)
