@@ -132,12 +132,11 @@ def _joined_notes(pieces: list[Piece], path: Path, copy: bool) -> Array:
 def densified(items: list[Any]) -> Array | None:
     """items as one array if all are values of one dtype and shape, None otherwise."""
     kinds = set(map(type, items))
-    if kinds <= {float, np.float64}:  # the same to the writer, so which of them comes depends on where chunks end
-        return np.array(items, np.float64) if items else None
-    if len(kinds) != 1:
+    if not kinds:
         return None
-    kind = kinds.pop()
-    if kind is np.ndarray or issubclass(kind, np.generic):
+    if kinds <= {float, np.float64}:  # the same to the writer, so which of them comes depends on where chunks end
+        return np.array(items, np.float64)
+    if all(kind is np.ndarray or issubclass(kind, np.generic) for kind in kinds):
         dtype, shape = items[0].dtype, items[0].shape
         if dtype.kind not in "biufc" or not all(item.dtype == dtype and item.shape == shape for item in items):
             return None
@@ -145,9 +144,9 @@ def densified(items: list[Any]) -> Array | None:
         for i, item in enumerate(items):
             array[i] = item
         return array
-    if kind is bool:
+    if kinds == {bool}:
         return np.array(items, bool)
-    if kind is int and all(-(1 << 63) <= item < 1 << 63 for item in items):
+    if kinds == {int} and all(-(1 << 63) <= item < 1 << 63 for item in items):
         return np.array(items, np.int64)
     return None
 

@@ -47,6 +47,14 @@ class Start(NamedTuple):
     monotonic: int
 
 
+class OpenRun(NamedTuple):
+    """A run of steps that another recorder began: slots of the last observation, None between filtered runs."""
+
+    start: Start
+    steps: int
+    slots: tuple[Any, ...] | None
+
+
 class Block:
     """A run of rows: a flat list with as many slots a row as there are leaves, plus marks, notes and frames."""
 

@@ -309,7 +309,7 @@ def _add_reward_sums(fragments: Array, rewards: Array) -> None:
 
 
 def _packed_state(state: dict[str, Any]) -> bytes:
-    """{"rng_state": state}; of PCG64, NumPy's usual generator, put together from parts because short episodes need many."""
+    """{"rng_state": state}; of PCG64, NumPy's usual generator, put together from parts: short episodes need many."""
     if state.get("bit_generator") != "PCG64":
         return pack_lenient({"rng_state": state})[0]
     numbers = state["state"]

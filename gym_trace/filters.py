@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class RewardClasses:
             raise InvalidOption(f"reward_classes={list(classes)!r}: give one or more finite numbers")
         self.classes = values
         self.counts = [0] * len(values)
-        self._bounds = [low / 2 + high / 2 for low, high in zip(values, values[1:])]  # between neighbouring classes
+        self._bounds = [low / 2 + high / 2 for low, high in pairwise(values)]  # between neighbouring classes
         self._random = np.random.default_rng(seed)
 
     def keeps(self, reward: float) -> bool:

@@ -207,7 +207,7 @@ class Trace:
             begin, end = int(self._bounds[number]), int(self._bounds[number + 1])
             mine = np.zeros(end - begin, bool)
             mine[wanted[(wanted >= begin) & (wanted < end)] - begin] = True
-            if not mine.any() and not (skip and len(wanted) == len(self)):
+            if not mine.any() and len(wanted) < len(self):
                 continue
             if writer.damage and not skip:
                 raise _as_error(writer.damage[0])
@@ -240,7 +240,6 @@ class Trace:
 
     def call_back(self, episode_cb: EpisodeCallback | None, max_episodes: int | None = None) -> int:
         """As scan_recorded_traces."""
-        roots = frozenset(("observations", "actions", "rewards"))
         count = 0
         limit = len(self) if max_episodes is None else max_episodes
         if limit <= 0:
@@ -248,7 +247,7 @@ class Trace:
         for writer in self.stored:
             if writer.damage:
                 raise _as_error(writer.damage[0])
-            for observations, actions, rewards in writer.arrays(roots):
+            for observations, actions, rewards in writer.arrays():
                 count += 1
                 if (episode_cb is not None and episode_cb(observations, actions, rewards)) or count >= limit:
                     return count

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gym_trace.blocks import (
     BEGIN,
@@ -24,6 +24,7 @@ from gym_trace.blocks import (
     TRUNCATED,
     VALUES_BYTES,
     Block,
+    OpenRun,
     RowFormat,
     Start,
 )
@@ -36,14 +37,6 @@ from gym_trace.values import copied
 from gym_trace.writing import SegmentWriter
 
 _live: weakref.WeakSet[Recorder] = weakref.WeakSet()
-
-
-class OpenRun(NamedTuple):
-    """A run of steps that another recorder began: slots of the last observation, None between filtered runs."""
-
-    start: Start
-    steps: int
-    slots: tuple[Any, ...] | None
 
 
 class Recorder:
@@ -109,6 +102,7 @@ class Recorder:
         self._run_base = 0  # absolute row of the leading observation, less the index of the first step
         self._last_row: tuple[Any, ...] = ()
         self._deferred: OpenRun | None = None
+        self._early_notes: dict[str, Any] = {}  # annotations of a row that may never come
         self.episode: Start | None = None
         self.rows: list[Any] | None = None
         self.limit = self._capacity
@@ -203,14 +197,19 @@ class Recorder:
             self.block.marks.append((self._position(), END, (outcome, *times)))
         self._ended = True
         self.rows = None
+        self._early_notes = {}
 
     def annotate(self, values: dict[str, Any]) -> None:
         """Gives the next row more values."""
+        copies = {name: copied(value) for name, value in values.items()}
+        if self._ended or self._deferred is not None:  # there may be no next row
+            self._early_notes.update(copies)
+            return
         if self.rows is not None and (len(self.rows) >= self.limit or self._value_bytes >= VALUES_BYTES):
             self.make_room()
         if self.rows is not None:
-            self.block.notes.append((self._position(), {name: copied(value) for name, value in values.items()}))
-            self._value_bytes += sum(getattr(value, "nbytes", 64) for value in values.values())
+            self.block.notes.append((self._position(), copies))
+            self._value_bytes += sum(getattr(value, "nbytes", 64) for value in copies.values())
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
@@ -238,6 +237,9 @@ class Recorder:
             self.lead(first_step, slots[:-1])
         if len(self.rows) >= self._capacity or self._value_bytes >= VALUES_BYTES:
             self._turn_over()
+        if self._early_notes:
+            self.block.notes.append((self._position(), self._early_notes))
+            self._early_notes = {}
         self.limit = self._capacity
         if self._out.failure is not None:  # it may have come while the limit was being set
             self.limit = 0

@@ -85,7 +85,7 @@ def _restore(plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
     if kind == "MultiBinary":
         return spaces.MultiBinary(list(shape) if len(shape) != 1 else shape[0])
     if kind == "Dict":
-        return spaces.Dict({key: _restore(child) for key, child in plain["spaces"]})
+        return spaces.Dict([(key, _restore(child)) for key, child in plain["spaces"]])  # a dict would be sorted
     if kind == "Tuple":
         return spaces.Tuple([_restore(child) for child in plain["spaces"]])
     if kind == "Text":

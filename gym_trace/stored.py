@@ -11,12 +11,14 @@ from gym_trace.assembly import Layouts, Piece, assemble
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch import PART, BatchReader, Chunk, Damage, join_fragments
+from gym_trace.format.buffers import Buffers
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.manifest import read_manifest
 from gym_trace.layout import put_together
 from gym_trace.table import Parts, parts_of, step_offsets
 from gym_trace.values import Array, copied
 
+_CALLBACK_ROOTS = frozenset(("observations", "actions", "rewards"))
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations"))
 
 
@@ -189,7 +191,8 @@ class StoredWriter:
             if not mine.any():
                 continue
             try:
-                chunk = self.chunk(number, roots)
+                # How its episodes began is read too: to leave out a chunk is plainer than to forget a seed.
+                chunk = self.chunk(number, roots if on_damage is None else roots | {"starts"})
                 if on_damage is not None:
                     for path in chunk.columns:
                         chunk.array(path)
@@ -230,56 +233,57 @@ class StoredWriter:
         wanted[of_fragment[wanted_fragments & (of_fragment >= 0)]] = True
         return parts._replace(of_fragment=of_fragment, fragments=left[parts.fragments]), wanted
 
-    def arrays(self, roots: frozenset[str]) -> Iterator[tuple[Any, Any, Array]]:
+    def arrays(self) -> Iterator[tuple[Any, Any, Array]]:
         """(observations, actions, rewards) of each episode: the quick way through a whole trace."""
-        parts, layouts = self.parts, self.layouts
-        observation_paths = [leaf.path for leaf in layouts.observations.leaves()]
-        action_paths = [leaf.path for leaf in layouts.actions.leaves()]
+        parts = self.parts
         alone = (np.diff(parts.first) == 1) & (parts.table["steps"] > 0)  # no steps have no dtype of their own
         alone[parts.trimmed] = False
         pending: dict[int, list[tuple[int, Piece]]] = {}
-        for number in range(self.chunk_count):
-            begin, end = self.chunk_bounds[number : number + 2].tolist()
+        buffers, bounds = Buffers(), self.chunk_bounds
+        numbers = [n for n in range(self.chunk_count) if (parts.of_fragment[bounds[n] : bounds[n + 1]] >= 0).any()]
+        for number in numbers:
+            chunk = self.chunk(number, _CALLBACK_ROOTS)
+            sliced = None  # lets go of the chunk before
+            for path in chunk.columns:
+                chunk.array(path, buffers.take)
+            begin, end = bounds[number : number + 2].tolist()
             rows = parts.of_fragment[begin:end]
-            if not (rows >= 0).any():
-                continue
-            chunk = self.chunk(number, roots)
-            table = self.fragments[begin:end]
-            o, s = (offsets.tolist() for offsets in step_offsets(table))
-            paths = [*observation_paths, *action_paths, ("rewards",)]
-            typed = {path: chunk.array(path) for path in paths if path in chunk}
-            quick = len(typed) == len(paths) and all(array.dtype != object for array in typed.values())
-            if quick:
-                whole = alone[rows] & (rows >= 0)
-                seen = [typed[path] for path in observation_paths]
-                done = [typed[path] for path in action_paths]
-                rewards = typed["rewards",]
-                flat = layouts.is_flat
+            o, s = (offsets.tolist() for offsets in step_offsets(self.fragments[begin:end]))
+            sliced = self._slicer(chunk)
+            whole = (alone[rows] & (rows >= 0)).tolist()
             for i, row in enumerate(rows.tolist()):
-                if row < 0:
-                    continue
-                if quick and whole[i]:
-                    o0, o1, s0, s1 = o[i], o[i + 1], s[i], s[i + 1]
-                    if flat:
-                        yield seen[0][o0:o1], done[0][s0:s1], rewards[s0:s1]
-                    else:
+                if whole[i] and sliced is not None:
+                    yield sliced(o[i], o[i + 1], s[i], s[i + 1])
+                elif row >= 0:
+                    piece = Piece(chunk, number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), 0)
+                    items = pending.setdefault(row, [])
+                    items.append((begin + i, piece))
+                    if _is_whole(parts, row, items):
+                        pieces, trimmed = [piece for _, piece in pending.pop(row)], bool(parts.trimmed[row])
                         yield (
-                            put_together(layouts.observations, [array[o0:o1] for array in seen]),
-                            put_together(layouts.actions, [array[s0:s1] for array in done]),
-                            rewards[s0:s1],
+                            assemble("observations", pieces, self.layouts, trimmed, copy=False),
+                            assemble("actions", pieces, self.layouts, trimmed, copy=False),
+                            assemble("rewards", pieces, self.layouts, trimmed, copy=False),
                         )
-                    continue
-                piece = Piece(chunk, number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), 0)
-                items = pending.setdefault(row, [])
-                items.append((begin + i, piece))
-                if _is_whole(parts, row, items):
-                    pieces = [piece for _, piece in pending.pop(row)]
-                    trimmed = bool(parts.trimmed[row])
-                    yield (
-                        assemble("observations", pieces, layouts, trimmed, copy=False),
-                        assemble("actions", pieces, layouts, trimmed, copy=False),
-                        assemble("rewards", pieces, layouts, trimmed, copy=False),
-                    )
+
+    def _slicer(self, chunk: Chunk) -> Callable[[int, int, int, int], tuple[Any, Any, Array]] | None:
+        """A function that cuts an episode out of the columns of a chunk; None if they are not all typed."""
+        layouts = self.layouts
+        seen_paths = [leaf.path for leaf in layouts.observations.leaves()]
+        done_paths = [leaf.path for leaf in layouts.actions.leaves()]
+        paths = [*seen_paths, *done_paths, ("rewards",)]
+        if not all(path in chunk and chunk.array(path).dtype != object for path in paths):
+            return None
+        seen, done = [chunk.array(path) for path in seen_paths], [chunk.array(path) for path in done_paths]
+        rewards = chunk.array(("rewards",))
+        if layouts.is_flat:
+            (observations,), (actions,) = seen, done
+            return lambda o, p, s, t: (observations[o:p], actions[s:t], rewards[s:t])
+        return lambda o, p, s, t: (
+            put_together(layouts.observations, [array[o:p] for array in seen]),
+            put_together(layouts.actions, [array[s:t] for array in done]),
+            rewards[s:t],
+        )
 
 
 def _is_whole(parts: Parts, row: int, items: list[tuple[int, Piece]]) -> bool:

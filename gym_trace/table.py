@@ -57,7 +57,7 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
     order = np.flatnonzero(carries)
     if not np.all(np.diff(fragments["episode"][order].astype(np.int64)) >= 0):
         order = order[np.argsort(fragments["episode"][order], kind="stable")]
-    sorted_ = fragments[order]
+    sorted_ = _taken(fragments, order)
     episode, first_step = sorted_["episode"], sorted_["first_step"].astype(np.int64)
     steps, flags = sorted_["steps"].astype(np.int64), sorted_["flags"]
     opens = np.ones(len(order), bool)  # whether a part begins here
@@ -86,7 +86,7 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
     if alive:
         complete = ended | (flags[last] & wire.STOPS > 0) | _stopped_later(fragments, episode[last], order[last])
         rank = rank[complete[rank]]
-    table = table[rank]
+    table = _taken(table, rank)
     table["index"] = np.arange(len(rank))
 
     sizes = np.diff(bounds)
@@ -101,8 +101,8 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
 
 def _join_episode_facts(table: Array, fragments: Array) -> Array:
     """Fills in what the first and the last fragment of an episode say, in all its parts; returns which have ended."""
-    starts = fragments[fragments["flags"] & wire.STARTS > 0]
-    ends = fragments[fragments["flags"] & wire.ENDS > 0]
+    starts = _taken(fragments, np.flatnonzero(fragments["flags"] & wire.STARTS))
+    ends = _taken(fragments, np.flatnonzero(fragments["flags"] & wire.ENDS))
     start, started = _found(starts["episode"], table["episode_id"])
     end, ended = _found(ends["episode"], table["episode_id"])
     table["seed"] = wire.NO_SEED
@@ -120,6 +120,12 @@ def _join_episode_facts(table: Array, fragments: Array) -> Array:
         elapsed = ends["duration"] + ends["clock_drift"]
         table["end_time"].view(np.int64)[both] = table["start_time"].view(np.int64)[both] + elapsed[end][both]
     return ended
+
+
+def _taken(table: Array, rows: Array) -> Array:
+    """table[rows]; of a million episodes mostly all rows in their order, which need not be copied."""
+    same = len(rows) == len(table) and np.array_equal(rows, np.arange(len(rows)))
+    return table if same else table[rows]
 
 
 def _found(among: Array, wanted: Array) -> tuple[Array, Array]:

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE = range(1, 11)
 MAX_NESTING = 16  # of extension types in each other: msgpack takes 45 kB of the C stack, which is short, for each
-_DTYPE = re.compile(r"[<>|][biufc]\d{1,3}|[<|][SU]\d{1,9}|[<>][mM]8(\[[0-9a-zA-Z]{1,12}\])?")
+_DTYPE = re.compile(r"[<>|][biufc]\d{1,3}|[<>|][SU]\d{1,9}|[<>][mM]8(\[[0-9a-zA-Z]{1,12}\])?")
 
 
 class Misfit(NamedTuple):
@@ -221,7 +221,8 @@ def _from_extension(code: int, payload: bytes, depth: int) -> Any:
         return np.frombuffer(raw, dtype_from(text)).reshape([int(n) for n in shape]).copy()
     if code == SCALAR:
         text, raw = _unpack(payload, depth)
-        return np.frombuffer(raw, dtype_from(text), 1)[0]
+        dtype = dtype_from(text)
+        return np.frombuffer(raw, dtype, 1)[0] if dtype.itemsize else dtype.type()  # an empty text has no bytes
     if code == BIGINT:
         return int.from_bytes(payload, "little", signed=True)
     if code == TUPLE:

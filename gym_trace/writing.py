@@ -72,8 +72,9 @@ class SegmentWriter:
     def put(self, segment: Segment) -> None:
         """Takes a segment, to be written in its turn."""
         with self._room:
-            self._segments.append(segment)
-            self._waiting += segment.size
+            if self.failure is None:
+                self._segments.append(segment)
+                self._waiting += segment.size
         if self._waiting >= self._chunk_bytes:
             self._wake.set()
 
@@ -129,6 +130,8 @@ class SegmentWriter:
     def _drain(self, everything: bool) -> None:
         """Writes whole chunks while there are any, and with everything=True also what does not fill one."""
         with self._draining:
+            if self.failure is not None:
+                self.abandon()  # by the one that holds the lock: nobody is writing
             if self.failure is not None or self._finished:
                 return
             try:
@@ -140,6 +143,7 @@ class SegmentWriter:
                     self.writer.seal_if_due()
             except Exception as error:  # whatever it is, it must reach the caller's thread
                 self.fail(error)
+                self.abandon()
 
     def _write_chunk(self) -> None:
         group: list[Segment] = []
@@ -164,8 +168,8 @@ class SegmentWriter:
             self._segments.clear()
             self._waiting = 0
             self._room.notify()
+        self._wake.set()
         self._notice()
-        self.abandon()
 
     def _finish(self) -> None:
         self._drain(everything=True)
@@ -178,3 +182,4 @@ class SegmentWriter:
                     self.writer.close(self._summary())
                 except Exception as error:  # as in _drain
                     self.fail(error)
+                    self.abandon()

@@ -22,7 +22,7 @@ _NDARRAY, _SCALAR, _TUPLE, _GRAPH, _COMPLEX, _OBJECTS, _UNSTORED, _ABSENT = 1, 2
 
 
 def describe_trace(directory: Path) -> list[dict[str, Any]]:
-    """A document a writer: split, damage (file, start, end) and episodes."""
+    """A document a writer, by their ids: split, damage (file, start, end) and episodes."""
     trace = open_trace(directory)
     episodes: dict[str, list[dict[str, Any]]] = {writer: [] for writer in trace.writers}
     with warnings.catch_warnings():
@@ -37,7 +37,7 @@ def describe_trace(directory: Path) -> list[dict[str, Any]]:
             "damage": sorted([name, start, end] for name, start, end in damage if name.startswith(stored.writer + ".")),
             "episodes": in_order(episodes[stored.writer]),
         }
-        for stored in trace.stored
+        for stored in sorted(trace.stored, key=lambda stored: stored.writer)
     ]
 
 

@@ -24,6 +24,7 @@ class Record:
     blobs: list[bytes]
     flags: int = 0
     claims: dict[str, int] = field(default_factory=dict)  # what the header says instead of the truth
+    fragments: Any = None  # of a chunk: what the index is to say of it
 
     @property
     def columns(self) -> dict[tuple[Any, ...], int]:
@@ -50,9 +51,8 @@ class Record:
         self.metadata["columns"][place] = list(column)
 
     def change_fragments(self, change: Callable[[Any], Any]) -> None:
-        table = self.table("fragments", wire.FRAGMENT)
-        changed = change(table)
-        self.put_table("fragments", table if changed is None else changed)
+        self.fragments = change(self.table("fragments", wire.FRAGMENT))
+        self.put_table("fragments", self.fragments)
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Forgery:
                 pieces[0] = _claiming(pieces[0], record.claims)
             data += b"".join(pieces)
             if record.kind == wire.CHUNK and reindexed and self.sealed:
-                table = record.table("fragments", wire.FRAGMENT)
+                table = record.fragments
                 rows = sum(table["steps"].tolist()) + int(np.count_nonzero(table["flags"] & wire.LEADS))
                 places.append((start, len(data) - start, len(table), rows))
                 tables.append(table)
@@ -126,6 +126,9 @@ def taken_apart(path: Path) -> Forgery:
         for descriptor in metadata.get("columns", []):
             blobs.append(data[at : at + descriptor[STORED]])
             at += wire.aligned(descriptor[STORED])
-        records.append(Record(raw.type, metadata, blobs, raw.flags))
+        record = Record(raw.type, metadata, blobs, raw.flags)
+        if raw.type == wire.CHUNK:
+            record.fragments = record.table("fragments", wire.FRAGMENT)
+        records.append(record)
         offset = raw.end
     return Forgery(header.file_id, header.batch, records, offset < len(data))

@@ -26,7 +26,7 @@ import numpy as np
 from forgery import Forgery, Record, taken_apart
 from telltale import record
 
-from gym_trace import check_trace, open_trace, repair_trace
+from gym_trace import check_trace, open_trace, repair_trace, summarize
 from gym_trace.errors import TraceError
 from gym_trace.format import wire
 
@@ -70,6 +70,7 @@ def read_everything(directory: Path, repaired: Path | None = None) -> collection
         attempt("call back", lambda: open_trace(directory).call_back(lambda o, a, r: None))
         attempt("get", lambda: [_use(trace[i]) for trace in [open_trace(directory)] for i in (0, -1) if len(trace)])
         attempt("about", lambda: _about(directory))
+        attempt("summarize", lambda: summarize(open_trace(directory), columns=True))
         attempt("check", lambda: check_trace(directory))
         if repaired is not None:
             attempt("repair", lambda: _repair(directory, repaired))

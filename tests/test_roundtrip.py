@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
-from zoo import OddSpace, ScriptedEnv, Told, bits, duplicate, row_bits, spoil
+from zoo import OddSpace, ScriptedEnv, Told, bits, duplicate, row_bits, small_blocks, spoil
 
 from gym_trace import open_trace, scan_recorded_traces
 from gym_trace.wrappers import TraceRecordingWrapper
@@ -399,23 +399,35 @@ ANY_REWARD = st.one_of(
 )
 
 
-@given(scripts(MATCHING, breaks=False))
-def test_values_of_any_space_come_back_bit_for_bit(tmp_path_factory: Any, script: Any) -> None:
+block_sizes = st.fixed_dictionaries(
+    {
+        "rows": st.sampled_from([1, 5, 512]),
+        "chunk": st.sampled_from([1, 300, 1 << 20]),
+        "frame": st.sampled_from([20, 4096]),
+        "values": st.sampled_from([1, 200, 1 << 20]),
+    }
+)
+
+
+@given(scripts(MATCHING, breaks=False), block_sizes)
+def test_values_of_any_space_come_back_bit_for_bit(tmp_path_factory: Any, script: Any, sizes: Any) -> None:
     observation_space, action_space, episodes, flushes = script
     env = ScriptedEnv(observation_space, action_space, [(first, steps) for _, first, steps, _ in episodes])
     directory = tmp_path_factory.mktemp("trace")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), small_blocks(**sizes):
         warnings.simplefilter("error")  # what matches its space is never complained of
         recorded = record(directory, env, episodes, flushes)
         check_trace(directory, env, recorded)
 
 
-@given(scripts(MATCHING + ODD * 2, breaks=True))
-def test_values_that_do_not_match_their_space_come_back_exactly(tmp_path_factory: Any, script: Any) -> None:
+@given(scripts(MATCHING + ODD * 2, breaks=True), block_sizes)
+def test_values_that_do_not_match_their_space_come_back_exactly(
+    tmp_path_factory: Any, script: Any, sizes: Any
+) -> None:
     observation_space, action_space, episodes, flushes = script
     env = ScriptedEnv(observation_space, action_space, [(first, steps) for _, first, steps, _ in episodes])
     directory = tmp_path_factory.mktemp("trace")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), small_blocks(**sizes):
         warnings.simplefilter("ignore")
         recorded = record(directory, env, episodes, flushes)
     check_trace(directory, env, recorded)
@@ -432,10 +444,10 @@ def shape_of(columns: Any) -> Any:
 def test_what_is_read_does_not_depend_on_where_chunks_end(tmp_path_factory: Any, script: Any) -> None:
     observation_space, action_space, episodes, flushes = script
     read = []
-    for places in (set(), flushes, set(range(100))):
+    for places, sizes in ((set(), {"rows": 512}), (flushes, {}), (set(range(100)), {"frame": 20})):
         env = ScriptedEnv(observation_space, action_space, [(first, steps) for _, first, steps, _ in episodes])
         directory = tmp_path_factory.mktemp("trace")
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), small_blocks(**sizes):
             warnings.simplefilter("ignore")
             record(directory, env, episodes, places)
         read.append([(shape_of(e.observations), shape_of(e.actions)) for e in open_trace(directory)])

@@ -9,6 +9,7 @@ import logging
 import pickle
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,13 @@ from gymnasium.wrappers import (
     RecordEpisodeStatistics,
     TimeLimit,
 )
-from zoo import CountingEnv, ImageEnv, OddSpace, ScriptedEnv, Told, bits
+from hypothesis import given
+from hypothesis import strategies as st
+from zoo import CountingEnv, ImageEnv, OddSpace, ScriptedEnv, Told, bits, small_blocks
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import InvalidOption, RecordingError, TraceExists, UnstorableValue
+from gym_trace.format.writer import TraceWriter
 
 
 def play(env: Any, episodes: int, seed: int | None = 0) -> list[Any]:
@@ -763,7 +767,7 @@ def test_what_is_recorded_is_flushed_without_being_asked(tmp_path: Path) -> None
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path, flush_seconds=0.01)
     play(env, 1)
     trace = open_trace(tmp_path)
-    waited = __import__("threading").Event()
+    waited = threading.Event()
     for _ in range(1000):
         if len(trace):
             break
@@ -874,6 +878,105 @@ def test_a_copy_between_filtered_steps_goes_on_filtering(tmp_path: Path) -> None
     env.close()
     parts = [e for e in open_trace(tmp_path) if e.writer != "first"]
     assert [(p.first_step, p.observations[:, 0].tolist()) for p in parts] == [(3, [3, 4])]
+
+
+class Model:
+    """What a recorder should have recorded of a CountingEnv or ImageEnv, part by part."""
+
+    def __init__(self, env: Any):
+        self.env = env
+        self.parts: list[dict[str, Any]] = []
+        self.count: int | None = None  # steps since the last reset
+        self.is_open = False  # whether a further step would be recorded
+        self.is_over = False  # whether the last step has ended the episode
+        self.continues = False  # whether a further step goes into the last part
+        self.note: Any = None
+
+    def reset(self) -> None:
+        self.count, self.is_open, self.is_over, self.continues, self.note = 0, True, False, True, None
+        self.parts.append({"first_step": 0, "actions": [], "notes": [], "over": False})
+        self.env.reset()
+
+    def annotate(self, value: int) -> None:
+        self.note = value if self.is_open else None
+        self.env.annotate(value=value)
+
+    def step(self, action: int) -> None:
+        if self.count is None:
+            return
+        if self.is_open and not self.continues:
+            self.parts.append({"first_step": self.count, "actions": [], "notes": [], "over": False})
+        self.count += 1
+        over = self.env.step(action)[2]
+        if self.is_open:
+            self.parts[-1]["actions"].append(action)
+            self.parts[-1]["notes"].append(self.note)
+            self.parts[-1]["over"] = self.is_over = over
+            self.continues = not over
+        self.note = None
+
+    def twin(self) -> Model:
+        """A copy of the environment, and what its recorder should record."""
+        other = Model(copy.deepcopy(self.env))
+        other.count = self.count
+        other.is_open = self.is_open and not self.is_over
+        return other
+
+
+calls = st.one_of(
+    st.tuples(st.just("reset")),
+    st.tuples(st.just("step"), st.integers(0, 3)),
+    st.tuples(st.just("step"), st.integers(0, 3)),
+    st.tuples(st.just("step"), st.integers(0, 3)),
+    st.tuples(st.just("annotate"), st.integers(0, 99)),
+    st.tuples(st.just("flush")),
+    st.tuples(st.just("copy")),
+)
+
+
+@given(
+    st.lists(calls, max_size=60),
+    st.sampled_from([CountingEnv, ImageEnv]),
+    st.integers(1, 30),
+    st.fixed_dictionaries({"rows": st.sampled_from([1, 6, 512]), "chunk": st.sampled_from([1, 500, 100_000])}),
+    st.sampled_from([0, 1000]),
+)
+def test_any_sequence_of_calls_is_recorded(
+    tmp_path_factory: Any, script: Any, kind: Any, length: int, sizes: Any, flush_seconds: int
+) -> None:
+    directory = tmp_path_factory.mktemp("trace")
+    with small_blocks(**sizes):
+        models = [Model(TraceRecordingWrapper(kind(length), directory, uid="original", flush_seconds=flush_seconds))]
+        for name, *arguments in script:
+            model = models[-1]
+            if name == "copy":
+                models.append(model.twin())  # goes on in place of the original, which stays open
+            elif name == "flush":
+                model.env.flush()
+            else:
+                getattr(model, name)(*arguments)
+        for model in models:
+            model.env.close()
+    found: dict[str, list[Any]] = {}
+    trace = open_trace(directory)
+    for part in trace:
+        found.setdefault(part.writer, []).append(part)
+    bare = kind(length)
+    images = [bare.reset()[0].copy()] + [bare.step(0)[0].copy() for _ in range(60)]
+    for model in models:
+        parts = found.pop(model.env._recorder.writer_id, [])
+        assert [part.first_step for part in parts] == [expected["first_step"] for expected in model.parts]
+        for part, expected in zip(parts, model.parts):
+            assert part.actions.tolist() == expected["actions"]
+            end = part.first_step + len(part) + 1
+            assert bits(part.observations) == bits(np.array(images[part.first_step : end]))
+            assert part.terminations.tolist() == [expected["over"] and i == len(part) - 1 for i in range(len(part))]
+            if any(note is not None for note in expected["notes"]):
+                assert part.annotations["value"].tolist() == expected["notes"]
+            else:
+                assert not any(value is not None for value in part.annotations.get("value", []))
+    assert found == {}
+    assert trace.damage == []
 
 
 def is_third(step: int) -> bool:
@@ -1047,6 +1150,38 @@ def test_a_wrapper_of_the_recorder_reaches_its_methods(tmp_path: Path) -> None:
     env.step(0)
     env.close()
     assert open_trace(tmp_path)[0].annotations["value"].tolist() == [1.0]
+
+
+def test_a_value_that_cannot_be_stored_closes_no_file_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+    write = TraceWriter.write
+
+    def slow_write(self: Any, *arguments: Any) -> None:
+        writing.set()
+        assert go_on.wait(30)
+        write(self, *arguments)
+
+    monkeypatch.setattr(TraceWriter, "write", slow_write)
+    fitting = [Told(np.full(2, i, np.float32)) for i in range(3)]
+    steps = [*fitting, Told(object()), *fitting, *fitting]
+    env = ScriptedEnv(spaces.Box(-9, 9, (2,)), spaces.Discrete(2), [(np.zeros(2, np.float32), steps)])
+    with small_blocks(rows=4, chunk=1 << 20), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        wrapped = TraceRecordingWrapper(env, tmp_path, flush_seconds=0.01)
+        wrapped.reset()
+        for _ in fitting:
+            wrapped.step(0)
+        assert writing.wait(30)
+        with pytest.raises(RecordingError, match="object"):
+            for _ in steps[3:]:
+                wrapped.step(0)  # the thread that writes is still at it
+        go_on.set()
+        wrapped.close()
+    (episode,) = open_trace(tmp_path)
+    assert episode.observations[:, 0].tolist() == [0, 0, 1, 2][: len(episode) + 1]
+    assert len(episode) >= 1
 
 
 def test_a_value_that_cannot_be_stored_ends_the_recording_but_not_the_run(tmp_path: Path) -> None:

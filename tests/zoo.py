@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 import gymnasium
 import numpy as np
@@ -209,3 +211,15 @@ def row_bits(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
         return "array", value.dtype.str, value.shape, value.tobytes()
     return bits(value)
+
+
+@contextmanager
+def small_blocks(rows: int = 4, chunk: int = 300, frame: int = 4096, values: int = 200) -> Iterator[None]:
+    """Recorders made within have blocks of so many rows, so that short runs meet all their boundaries.
+
+    chunk: bytes that make a chunk. frame: bytes from which on a value is a frame, more than a number has. values: bytes of MessagePack values
+    that fill a block.
+    """
+    sizes = {"SMALL_BLOCK": rows, "SMALL_CHUNK": chunk, "FRAME_CHUNK": chunk, "FRAME_BYTES": frame}
+    with mock.patch.multiple("gym_trace.blocks", **sizes), mock.patch("gym_trace.recording.VALUES_BYTES", values):
+        yield

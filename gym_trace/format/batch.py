@@ -160,12 +160,12 @@ class Chunk:
         """A column as it is stored."""
         return self._blobs[path]
 
-    def array(self, path: Path) -> Array:
-        """The decoded rows of a column: the same writable array at every call."""
+    def array(self, path: Path, room: Callable[[int], Array] | None = None) -> Array:
+        """The decoded rows of a column: the same writable array at every call. room: as for decode."""
         if path not in self._decoded:
             column, blob = self._blobs[path]
             try:
-                self._decoded[path] = decode(column, blob)
+                self._decoded[path] = decode(column, blob, room)
             except CorruptTrace as error:
                 raise self._located(error) from error
         return self._decoded[path]
@@ -410,7 +410,7 @@ class BatchReader:
 
 def _read(file: Any, offset: int, length: int) -> bytes:
     """Up to length bytes at offset; fewer only at the end of the file."""
-    if offset < 0:
+    if not 0 <= offset < 1 << 63:
         return b""
     file.seek(offset)
     data: bytes = file.read(length)

@@ -203,15 +203,17 @@ def _filter(flat: Array, encoding: int, item_size: int, mixed: Array) -> Array:
 # Decoding
 
 
-def decode(column: Column, blob: bytes | memoryview) -> Array:
-    """The rows of a column as a fresh writable array; of a msgpack column, an array of objects.
+def decode(column: Column, blob: bytes | memoryview, room: Callable[[int], Array] | None = None) -> Array:
+    """The rows of a column as a writable array of the caller's own; of a msgpack column, an array of objects.
+
+    room: gives byte arrays of a size to decode into; None: fresh ones.
 
     Raises CorruptTrace. The memory taken is bounded by what parse_column has allowed.
     """
     try:
         if column.dtype == MSGPACK:
             return _decode_values(column, blob)
-        return _decode_typed(column, blob)
+        return _decode_typed(column, blob, room or _fresh)
     except MemoryError as error:
         raise CorruptTrace(f"a column claims {column.full_size} bytes, more than there is memory for") from error
 
@@ -222,12 +224,16 @@ def packed_values(column: Column, blob: bytes | memoryview) -> list[bytes]:
     return [bytes(view[a:b]) for a, b in bounds]
 
 
-def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:
+def _fresh(size: int) -> Array:
+    return np.empty(size, np.uint8)
+
+
+def _decode_typed(column: Column, blob: bytes | memoryview, room: Callable[[int], Array]) -> Array:
     row_size, rows = column.row_size, column.rows
     kept = min(rows, 1) if column.encoding & CONSTANT else rows
-    flat = np.empty(kept * row_size, np.uint8)
+    flat = room(kept * row_size)
     if column.encoding & SHUFFLE:
-        planes = np.empty_like(flat)
+        planes = room(flat.size)
         _inflate(column, blob, planes)
         _unshuffle(planes, flat, _item_size(column.dtype))
     else:
@@ -235,7 +241,8 @@ def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:
     if column.encoding & XOR:
         _undo_xor(flat.reshape(kept, row_size) if row_size else flat.reshape(kept, 0))
     if column.encoding & CONSTANT:
-        flat = np.tile(flat, rows)
+        row, flat = flat, room(rows * row_size)
+        flat.reshape(rows, row_size)[:] = row
     dtype = np.dtype(column.dtype) if column.dtype.startswith("|V") else dtype_from(column.dtype)
     return flat.view(dtype).reshape(rows, *column.shape)
 

@@ -110,7 +110,7 @@ function findWriters(directory) {
     if (number === undefined) files.manifest = name;
     else if (!files.batches.has(Number(number))) files.batches.set(Number(number), name);
   }
-  return writers;
+  return new Map([...writers].sort(([a], [b]) => (a < b ? -1 : 1)));
 }
 
 function readJournal(directory, name) {

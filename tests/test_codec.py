@@ -1,0 +1,194 @@
+"""Columns as bytes: every encoding decodes to the same bits, and what does not fit is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from zoo import bits
+
+from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.format import wire
+from gym_trace.format.codec import Column, ColumnEncoder, decode, parse_column
+from gym_trace.values import pack
+
+ZSTD, SHUFFLE, XOR, CONSTANT = 1, 2, 4, 8
+DTYPES = ["<f4", "<i8", "|u1", "|b1", "<c8", "<f2", "<u2", "<c16", "<f16"]
+
+
+def rows_of(dtype: str, count: int, shape: tuple[int, ...], seed: int, smooth: bool) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    size = count * int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(size, np.uint8) if smooth else np.frombuffer(random.bytes(size), np.uint8).copy()
+    if smooth and size:
+        raw[:: max(1, size // 7)] = 1
+    if dtype == "|b1":
+        raw &= 1
+    return raw.view(dtype).reshape(count, *shape)
+
+
+def by_the_document(rows: np.ndarray, encoding: int) -> tuple[Column, bytes]:
+    """A column under a given encoding, made as docs/FORMAT.md says, one byte after the other."""
+    width = int(np.prod(rows.shape[1:])) * rows.dtype.itemsize
+    kept = [bytearray(row.tobytes()) for row in (rows[:1] if encoding & CONSTANT else rows)]
+    if encoding & XOR:
+        kept = kept[:1] + [bytearray(a ^ b for a, b in zip(row, before)) for before, row in zip(kept, kept[1:])]
+    raw = b"".join(kept)
+    if encoding & SHUFFLE:
+        w = rows.dtype.itemsize
+        raw = bytes(raw[i * w + j] for j in range(w) for i in range(len(raw) // w))
+    blob = zstandard.ZstdCompressor().compress(raw) if encoding & ZSTD else raw
+    assert len(raw) == len(kept) * width
+    return Column(("a",), rows.dtype.str, rows.shape[1:], len(rows), encoding, len(blob), len(raw), crc32(blob)), blob
+
+
+@pytest.mark.parametrize("encoding", range(16))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_encoding_decodes_as_the_document_says(dtype: str, encoding: int) -> None:
+    for count, shape in ((1, ()), (5, (3,)), (4, (2, 5)), (9, (80,)), (3, (0,)), (0, (2,))):
+        rows = rows_of(dtype, count, shape, seed=count, smooth=False)
+        if encoding & CONSTANT and count:
+            rows = np.repeat(rows[:1], count, axis=0)
+        column, blob = by_the_document(rows, encoding)
+        decoded = decode(parse_column(list(column)), blob)
+        assert bits(decoded) == bits(rows)
+        assert decoded.flags.writeable
+
+
+@given(
+    st.sampled_from(DTYPES),
+    st.lists(st.integers(0, 40), min_size=1, max_size=4),
+    st.sampled_from([(), (1,), (3,), (7, 5), (0,), (600,)]),
+    st.integers(0, 9),
+    st.booleans(),
+)
+def test_what_an_encoder_has_encoded_is_decoded(
+    dtype: str, counts: list[int], shape: tuple[int, ...], seed: int, smooth: bool
+) -> None:
+    encoder = ColumnEncoder(("observations", "x", 1), level=1)
+    for i, count in enumerate(counts):
+        rows = rows_of(dtype, count, shape, seed + i, smooth)
+        column, blob = encoder.encode(rows)
+        assert (column.stored, column.crc) == (len(blob), crc32(blob))
+        assert column.full_size == rows.nbytes
+        assert bits(decode(parse_column([list(column.path), *column[1:]]), blob)) == bits(rows)
+
+
+def test_blobs_do_not_change_when_the_encoder_goes_on() -> None:
+    encoder = ColumnEncoder(("a",), level=1)
+    pieces = [np.cumsum(rows_of("<i8", 3000, (4,), seed, True), axis=0) for seed in range(4)]
+    encoded = [encoder.encode(piece) for piece in pieces]
+    for piece, (column, blob) in zip(pieces, encoded):
+        assert bits(decode(column, blob)) == bits(piece)
+
+
+def test_numbers_that_are_equal_but_differ_in_their_bits_are_not_taken_for_constant() -> None:
+    for values in ([0.0, -0.0, 0.0], [0.0, 0.0, -0.0, 0.0, 0.0], [np.nan, np.float32(-np.nan), np.nan]):
+        rows = np.array(values, np.float32)
+        column, blob = ColumnEncoder(("a",), 1).encode(rows)
+        assert bits(decode(column, blob)) == bits(rows)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 1000])
+def test_equal_rows_are_stored_once(count: int) -> None:
+    rows = np.full((count, 50), 3.25)
+    column, blob = ColumnEncoder(("a",), 1).encode(rows)
+    assert bits(decode(column, blob)) == bits(rows)
+    assert len(blob) <= 400
+    if count > 1:
+        assert column.encoding & CONSTANT
+
+
+@given(st.lists(st.one_of(st.binary(max_size=40), st.integers(), st.just("same")), max_size=30))
+def test_values_are_decoded_one_a_row(values: list[Any]) -> None:
+    column, blob = ColumnEncoder(("a",), 1).encode_values([pack(value) for value in values])
+    decoded = decode(parse_column([list(column.path), *column[1:]]), blob)
+    assert decoded.dtype == object
+    assert [bits(value) for value in decoded] == [bits(value) for value in values]
+
+
+def test_rows_of_equal_values_share_nothing() -> None:
+    column, blob = ColumnEncoder(("a",), 1).encode_values([pack({"a": [1]})] * 5)
+    decoded = decode(column, blob)
+    decoded[0]["a"].append(2)
+    assert [row["a"] for row in decoded] == [[1, 2], [1], [1], [1], [1]]
+
+
+def test_more_values_than_a_trace_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_VALUES", 1000)
+    with pytest.raises(UnstorableValue, match="too many"):
+        ColumnEncoder(("infos",), 1).encode_values([pack(str(i) * 100) for i in range(20)])
+
+
+GOOD: list[Any] = [["a"], "<f4", [2], 3, 0, 24, 24, 0]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (0, []), (0, [1.5]), (0, None), (0, [["x"]]), (1, "|O"), (1, "f4"), (1, 3), (1, "|V80"), (1, "msgpack\0"),
+        (2, [3]), (2, [-2]), (2, "2"), (2, [2.0]), (2, [1] * 40), (2, [1 << 62, 4]), (2, [True]), (3, -1), (3, 4),
+        (3, 1 << 40), (3, "3"), (3, True), (4, 16), (4, -1), (4, 8), (5, 23), (5, -1), (6, 25), (6, 1 << 40), (7, -1),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_descriptor_that_does_not_add_up_is_refused(place: int, value: Any) -> None:
+    parse_column(GOOD)
+    bad = list(GOOD)
+    bad[place] = value
+    with pytest.raises(CorruptTrace):
+        parse_column(bad)
+
+
+@pytest.mark.parametrize("descriptor", [None, 1, [], GOOD[:7], [*GOOD, 1], "abcdefgh", {}], ids=repr)
+def test_a_descriptor_of_another_form_is_refused(descriptor: Any) -> None:
+    with pytest.raises(CorruptTrace):
+        parse_column(descriptor)
+
+
+@pytest.mark.parametrize(
+    "descriptor",
+    [
+        [["a"], "msgpack", [], 1 << 30, 8, 1, 1, 0],  # a row of one byte, a billion times
+        [["a"], "msgpack", [], 3, 0, 4, 4, 0],  # no room for the lengths
+        [["a"], "msgpack", [], 1, 4, 5, 5, 0],
+        [["a"], "msgpack", [], 1, 1, 5, 1 << 30, 0],
+        [["a"], "<f8", [1 << 20], 1 << 20, 8 | 1, 9, 1 << 23, 0],
+    ],
+    ids=repr,
+)
+def test_a_column_that_would_take_too_much_memory_is_refused(descriptor: Any) -> None:
+    with pytest.raises(CorruptTrace):
+        parse_column(descriptor)
+
+
+def test_a_blob_that_does_not_fill_its_column_is_refused() -> None:
+    rows = rows_of("<f4", 100, (10,), 1, smooth=True)
+    column, blob = by_the_document(rows, ZSTD)
+    compress = zstandard.ZstdCompressor().compress
+    bombs = [
+        b"",
+        blob[:-1],
+        blob[: len(blob) // 2],
+        b"\0" * len(blob),
+        compress(bytes(column.raw - 1)),
+        compress(bytes(column.raw + 1)),
+        compress(bytes(10**7)),
+        zstandard.ZstdCompressor(write_content_size=False).compress(rows.tobytes()),
+    ]
+    for bomb in bombs:
+        with pytest.raises(CorruptTrace):
+            decode(column._replace(stored=len(bomb)), bomb)
+
+
+@pytest.mark.parametrize("lengths", [[5, 5], [1, 1], [9, 0], [0xFFFFFFFF, 1], [3, 6]])
+def test_values_that_do_not_fill_their_column_are_refused(lengths: list[int]) -> None:
+    raw = np.array(lengths, "<u4").tobytes() + b"\x01\x02\x03"
+    column = Column(("a",), "msgpack", (), len(lengths), 0, len(raw), len(raw), 0)
+    with pytest.raises(CorruptTrace):
+        decode(column, raw)

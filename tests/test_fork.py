@@ -1,0 +1,345 @@
+"""Every step is saved exactly once, however processes fork and whichever orderly way they end."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from telltale import TellTaleEnv, all_steps, play_episodes, steps_of
+
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+# What all scripts begin with: an environment whose observations tell the process, the branch, the episode and the step.
+_PREAMBLE = """
+import multiprocessing, os, signal, sys, threading, time
+import gymnasium, numpy as np
+from gymnasium import spaces
+from gym_trace import TraceRecordingWrapper
+
+class Env(gymnasium.Env):
+    observation_space = spaces.Box(-np.inf, np.inf, (4,))
+    action_space = spaces.Discrete(9)
+    process, branch, episode, t = 0, 0, -1, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.t = self.episode + 1, 0
+        return self.observation(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observation(), float(self.t), False, False, {}
+
+    def observation(self):
+        return np.array([self.process, self.branch, self.episode, self.t], np.float32)
+
+def start(**options):
+    return TraceRecordingWrapper(Env(), sys.argv[1], on_exist="append", **options)
+
+def steps(env, count):
+    for _ in range(count):
+        env.step(0)
+"""
+
+
+def start_script(script: str, directory: Path, *words: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "error", "-c", _PREAMBLE + script, str(directory), *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run_script(script: str, directory: Path, *words: object) -> str:
+    process = start_script(script, directory, *words)
+    said, complaints = process.communicate(timeout=60)
+    assert (process.returncode, complaints) == (0, "")
+    return said
+
+
+def recorded(directory: Path) -> collections.Counter[tuple[int, ...]]:
+    """How often each step was recorded, as (process, branch, episode, t) of the observation it led to."""
+    report = check_trace(directory)
+    assert (report.damages, report.remarks) == ([], [])
+    found: collections.Counter[tuple[int, ...]] = collections.Counter()
+    for episode in open_trace(directory):
+        rows = episode.observations.astype(int)
+        assert rows[:, 3].tolist() == list(range(episode.first_step, episode.first_step + len(episode) + 1))
+        assert episode.rewards.tolist() == rows[1:, 3].tolist()
+        found.update(map(tuple, rows[1:].tolist()))
+    return found
+
+
+def expected(*runs: tuple[int, int, int, int, int]) -> collections.Counter[tuple[int, ...]]:
+    """Each once: the steps of runs of (process, branch, episode, first t, last t)."""
+    return collections.Counter((p, b, e, t) for p, b, e, first, last in runs for t in range(first, last + 1))
+
+
+def test_four_processes_that_fork_mid_episode_record_everything_once(tmp_path):
+    script = """
+number = int(sys.argv[2])
+env = start()
+env.unwrapped.process = number
+for _ in range(2):
+    env.reset()
+    steps(env, 40)
+env.reset()
+steps(env, 3)
+child = os.fork()
+env.unwrapped.branch = int(not child)
+steps(env, 3 + number)
+env.reset()
+steps(env, 5)
+env.close()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    processes = [start_script(script, tmp_path / "t", number) for number in range(4)]
+    for process in processes:
+        assert process.communicate(timeout=60)[1] == ""
+        assert process.returncode == 0
+    runs = []
+    for p in range(4):
+        runs += [(p, 0, 0, 1, 40), (p, 0, 1, 1, 40), (p, 0, 2, 1, 6 + p), (p, 0, 3, 1, 5)]
+        runs += [(p, 1, 2, 4, 6 + p), (p, 1, 3, 1, 5)]
+    assert recorded(tmp_path / "t") == expected(*runs)
+    assert len(open_trace(tmp_path / "t").writers) == 8
+
+
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit()", "env.close()"])
+def test_a_child_that_takes_no_step_writes_no_file(tmp_path, end):
+    script = f"""
+env = start()
+env.reset()
+steps(env, 5)
+if not (child := os.fork()):
+    {end}
+else:
+    os.waitpid(child, 0)
+    steps(env, 5)
+"""
+    run_script(script, tmp_path / "t")
+    assert recorded(tmp_path / "t") == expected((0, 0, 0, 1, 10))
+    assert len(list((tmp_path / "t").iterdir())) == 2
+
+
+def test_a_child_that_is_lost_harms_neither_the_parent_nor_what_it_has_written(tmp_path):
+    script = """
+env = start(flush_seconds=0.02)
+env.reset()
+steps(env, 5)
+if not (child := os.fork()):
+    env.unwrapped.branch = 1
+    steps(env, 5)
+    env.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(child, 0)
+steps(env, 5)
+env.close()
+"""
+    run_script(script, tmp_path / "t")
+    trace = open_trace(tmp_path / "t")
+    assert sorted((len(episode), episode.first_step, episode.outcome) for episode in trace) == [
+        (5, 5, "lost"), (10, 0, "closed")
+    ]  # fmt: skip
+    assert check_trace(tmp_path / "t").damages == []
+
+
+def test_children_of_children_record_on(tmp_path):
+    script = """
+env = start()
+env.reset()
+for branch in range(4):
+    env.unwrapped.branch = branch
+    steps(env, 2)
+    if child := os.fork():
+        os.waitpid(child, 0)
+        break
+"""
+    run_script(script, tmp_path / "t")
+    assert recorded(tmp_path / "t") == expected(*((0, b, 0, 2 * b + 1, 2 * b + 2) for b in range(4)))
+
+
+def test_multiprocessing_workers_save_when_they_end(tmp_path):
+    script = """
+def work(env, branch):
+    if env is None:
+        env = start()
+        env.reset()
+    env.unwrapped.branch = branch
+    steps(env, 5)
+
+shared = start()
+shared.reset()
+fork = multiprocessing.get_context("fork")
+workers = [fork.Process(target=work, args=args) for args in ((shared, 1), (shared, 2), (None, 3), (None, 4))]
+for worker in workers:
+    worker.start()
+for worker in workers:
+    worker.join()
+    assert worker.exitcode == 0
+steps(shared, 5)
+"""
+    run_script(script, tmp_path / "t")
+    assert recorded(tmp_path / "t") == expected(*((0, branch, 0, 1, 5) for branch in range(5)))
+
+
+def test_spawned_workers_save_when_they_end(tmp_path):
+    (tmp_path / "script.py").write_text(
+        _PREAMBLE
+        + """
+def work(env):
+    env.unwrapped.branch = 1
+    steps(env, 5)
+
+if __name__ == "__main__":
+    env = start()
+    env.reset()
+    steps(env, 2)
+    worker = multiprocessing.get_context("spawn").Process(target=work, args=(env,))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+    steps(env, 2)
+"""
+    )
+    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "t"], check=True, timeout=60)
+    assert recorded(tmp_path / "t") == expected((0, 0, 0, 1, 4), (0, 1, 0, 3, 7))
+
+
+def test_forks_from_another_thread_lose_nothing(tmp_path):
+    script = """
+env = start(flush_seconds=0.01)
+env.reset()
+done = threading.Event()
+
+def fork_now_and_then():
+    for _ in range(25):
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+        time.sleep(0.002)
+    done.set()
+
+thread = threading.Thread(target=fork_now_and_then)
+thread.start()
+count = 0
+while not done.is_set() or count < 2000:
+    steps(env, 1)
+    count += 1
+thread.join()
+env.close()
+print(count)
+"""
+    count = int(run_script(script, tmp_path / "t"))
+    assert recorded(tmp_path / "t") == expected((0, 0, 0, 1, count))
+
+
+def test_the_parent_goes_on_flushing_after_a_fork(tmp_path):
+    script = """
+env = start(flush_seconds=0.02)
+env.reset()
+steps(env, 5)
+if not (child := os.fork()):
+    os._exit(0)
+os.waitpid(child, 0)
+steps(env, 5)
+print("stepped", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", _PREAMBLE + script, str(tmp_path / "t")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "stepped\n"
+        patience = time.monotonic() + 30
+        while _steps_on_disk(tmp_path / "t") < 10 and time.monotonic() < patience:
+            time.sleep(0.01)
+        assert _steps_on_disk(tmp_path / "t") == 10
+        process.kill()
+
+
+def _steps_on_disk(directory: Path) -> int:
+    return sum(int(writer.fragments["steps"].sum()) for writer in open_trace(directory).stored)
+
+
+# -- ends of processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("raise ValueError('of the run')", 1),
+        ("del env", 0),
+        ("threading.Thread(target=time.sleep, args=(0.1,)).start()", 0),
+        ("env.close(); env.close()", 0),
+        ("env.loop = env; env = None", 0),
+        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(9)", -signal.SIGINT),
+    ],
+)
+def test_an_orderly_end_saves_everything(tmp_path, end, code):
+    script = f"""
+env = start(flush_seconds=1000)
+env.reset()
+steps(env, 5)
+{end}
+"""
+    process = start_script(script, tmp_path / "t")
+    complaints = process.communicate(timeout=60)[1]
+    assert process.returncode == code
+    assert "gym_trace" not in complaints
+    assert recorded(tmp_path / "t") == expected((0, 0, 0, 1, 5))
+    assert [episode.outcome for episode in open_trace(tmp_path / "t")] == ["closed"]
+
+
+def test_sigterm_that_becomes_an_exception_saves_everything(tmp_path):
+    script = """
+def stop(*_):
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, stop)
+env = start(flush_seconds=1000)
+env.reset()
+steps(env, 5)
+print("stepped", flush=True)
+while True:
+    steps(env, 1)
+"""
+    process = start_script(script, tmp_path / "t")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "stepped\n"
+    process.terminate()
+    complaints = process.communicate(timeout=60)[1]
+    assert (process.returncode, complaints) == (143, "")
+    found = recorded(tmp_path / "t")
+    assert found == expected((0, 0, 0, 1, len(found)))
+    assert len(found) >= 5
+
+
+def test_garbage_collection_saves_everything(tmp_path):
+    env: Any = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", record_infos=True, flush_seconds=1000.0)
+    play_episodes(env, 5, flush_every=0)
+    env.myself = env
+    del env
+    gc.collect()
+    assert check_trace(tmp_path / "t").remarks == []
+    assert steps_of(open_trace(tmp_path / "t")) == all_steps()
+
+
+def test_closing_twice_and_stepping_on_is_fine(tmp_path):
+    env = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", record_infos=True)
+    play_episodes(env, 5)
+    env.close()
+    env.close()
+    observation, *_ = env.step(0)
+    assert observation.dtype == np.float32
+    assert steps_of(open_trace(tmp_path / "t")) == all_steps()

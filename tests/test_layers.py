@@ -1,0 +1,158 @@
+"""The house rules that imports and sources can show: who knows whom, and what is never used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import gym_trace
+
+HOUSE = Path(gym_trace.__file__).parent
+COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
+
+# From the bottom up. A module imports from its own layer and from those below.
+LAYERS = [
+    {"errors", "values", "layout", "spaces", "episode", "environment", "filters", "distributions"},
+    {"format"},
+    {"table", "blocks", "encoder", "writing", "recording", "assembly", "stored", "ahead", "examination"},
+    {"wrappers", "playback", "recovery"},
+    {"statistics", "description", "rollout", "replay"},
+]
+NEVER_LOADED = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "ctypes"}
+NEVER_CALLED = {"eval", "exec", "compile", "__import__", "breakpoint", "print"}
+
+
+def sources() -> list[Path]:
+    return sorted(HOUSE.rglob("*.py"))
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(HOUSE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """The absolute names of all that is imported anywhere in a file, also in functions."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports_of(path: Path) -> set[str]:
+    """The modules of the library that a file imports, without the library's name."""
+    modules = {module_of(source) for source in sources()} - {""}
+    found = set()
+    for name in imports_of(path):
+        if name.startswith("gym_trace."):
+            inner = name.removeprefix("gym_trace.")
+            while inner and inner not in modules:
+                inner = inner.rpartition(".")[0]
+            found.add(inner)
+    return found - {""}
+
+
+def layer_of(module: str) -> int:
+    top = module.partition(".")[0]
+    found = [number for number, layer in enumerate(LAYERS) if top in layer]
+    assert found, f"gym_trace/{top}.py belongs to no layer: say to which in {Path(__file__).name}"
+    return found[0]
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_imports_point_downwards(path: Path) -> None:
+    module = module_of(path)
+    if module:  # the public names are above all
+        for imported in own_imports_of(path):
+            assert layer_of(imported) <= layer_of(module), f"{module} must not know {imported}"
+
+
+def test_no_module_knows_itself_by_a_detour() -> None:
+    graph = {module_of(path): own_imports_of(path) - {module_of(path)} for path in sources() if module_of(path)}
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_the_library_knows_nothing_of_the_command_line_or_of_pickles(path: Path) -> None:
+    tops = {name.partition(".")[0] for name in imports_of(path)}
+    assert not tops & {"click", "rich", "gym_trace_cli"}
+    assert not tops & NEVER_LOADED
+    if module_of(path) != "format.wire":
+        assert "struct" not in tops, "only format/wire.py packs bytes"
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_no_source_text_is_run_and_nothing_is_printed(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id not in NEVER_CALLED, f"line {node.lineno}"
+        if isinstance(node, ast.keyword):
+            assert node.arg != "allow_pickle", f"line {node.value.lineno}"
+
+
+@pytest.mark.parametrize("path", [*sources(), *sorted(COMMANDS.glob("*.py"))], ids=lambda path: path.stem)
+def test_no_file_is_too_long_to_be_read_at_once(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 420
+    assert path.stem != "utils"
+
+
+def modules_after(script: str) -> set[str]:
+    shown = f"{script}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True, timeout=60)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_importing_the_library_loads_nothing_else() -> None:
+    loaded = modules_after("import gym_trace")
+    assert not loaded & {"gymnasium", "numpy", "msgpack", "zstandard", "click", "rich", "pygame", "mujoco", "ale_py"}
+
+
+def test_reading_loads_no_gymnasium() -> None:
+    loaded = modules_after("import gym_trace; gym_trace.open_trace, gym_trace.scan_recorded_traces")
+    assert "numpy" in loaded
+    assert not loaded & {"gymnasium", "click", "rich"}
+
+
+def test_recording_loads_no_optional_package() -> None:
+    loaded = modules_after("import gym_trace; gym_trace.TraceRecordingWrapper")
+    assert "gymnasium" in loaded
+    assert not loaded & {"click", "rich", "pygame", "mujoco", "ale_py", "minigrid", "torch", "jax"}
+
+
+@pytest.mark.parametrize("name", gym_trace.__all__)
+def test_public_names_exist_and_are_documented(name: str) -> None:
+    thing = getattr(gym_trace, name)
+    assert thing.__doc__
+    assert name in dir(gym_trace)
+    if isinstance(thing, type):
+        for member, value in vars(thing).items():
+            if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+                assert value.__doc__ or member in thing.__doc__, f"{name}.{member} has no docstring"
+
+
+def test_what_is_not_there_is_said_as_python_says_it() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = gym_trace.no_such_name  # type: ignore[attr-defined]
+
+
+def test_every_error_is_a_trace_error_and_drawn_in_the_tree() -> None:
+    for name in gym_trace.errors.__all__:
+        error = getattr(gym_trace.errors, name)
+        assert issubclass(error, gym_trace.errors.TraceError)
+        assert error.__doc__
+        assert name in str(gym_trace.errors.__doc__)

@@ -1,0 +1,250 @@
+"""Any value as MessagePack and back, exactly, and nothing hostile let in."""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import enum
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from gymnasium.spaces import GraphInstance
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as stnp
+from zoo import bits, duplicate, spoil
+
+from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.values import ABSENT, Misfit, Unstored, copied, is_plain_dtype, objects, pack, pack_lenient, unpack
+
+dtypes = st.one_of(
+    stnp.boolean_dtypes(),
+    stnp.integer_dtypes(endianness="="),
+    stnp.unsigned_integer_dtypes(endianness=">"),
+    stnp.floating_dtypes(endianness="="),
+    stnp.floating_dtypes(endianness=">", sizes=(16, 32, 64)),
+    stnp.complex_number_dtypes(endianness="="),
+    stnp.unicode_string_dtypes(max_len=5),
+    stnp.byte_string_dtypes(max_len=5),
+    stnp.datetime64_dtypes(),
+    stnp.timedelta64_dtypes(),
+)
+arrays = stnp.arrays(dtypes, stnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+texts = st.text(st.characters())  # lone surrogates among them
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.integers(-(2**200), 2**200), st.floats(), st.complex_numbers(), texts,
+    st.binary(), arrays.filter(lambda array: array.size > 0).map(lambda array: array.flat[0]),
+)  # fmt: skip
+keys = st.one_of(texts, st.integers(-(2**70), 2**70), st.none(), st.booleans(), st.tuples(st.integers(), texts))
+values = st.recursive(
+    st.one_of(scalars, arrays),
+    lambda children: st.one_of(
+        st.lists(children, max_size=3),
+        st.lists(children, max_size=3).map(tuple),
+        st.dictionaries(keys, children, max_size=3),
+        st.lists(children, max_size=3).map(lambda items: objects(items)),
+        st.tuples(children, children, children).map(lambda parts: GraphInstance(*parts)),
+    ),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_values_come_back_exactly(value: Any) -> None:
+    assert bits(unpack(pack(value))) == bits(value)
+    packed, replaced = pack_lenient(value)
+    assert (bits(unpack(packed)), replaced) == (bits(value), [])
+
+
+@given(values)
+def test_a_copy_shares_nothing_with_its_original(value: Any) -> None:
+    original = duplicate(value)
+    before = bits(original)
+    copy = copied(original)
+    spoil(original)
+    assert bits(copy) == before
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.str_(""), np.bytes_(b""), np.array(["", ""]), np.zeros((0, 3), np.float16), np.zeros((2, 0), ">i4"),
+        np.array(None), np.array([[None, [1]], [{}, ()]], object), np.datetime64("NaT"), np.longdouble(1) / 3,
+        np.clongdouble(1 + 2j), -0.0, [[]], ((),), {}, 2**63, 2**64, -(2**63) - 1, -(2**64), {2**64: {2**65: [2**66]}},
+        ABSENT, Misfit([1, (2,)]), Unstored("a.B", "<b>"), "\ud800\udfff", "\x00", GraphInstance(np.zeros((1, 2)), None, None),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_values_at_the_edge_come_back_exactly(value: Any) -> None:
+    assert bits(unpack(pack(value))) == bits(value)
+
+
+class Colour(enum.IntEnum):
+    RED = 2**80
+
+
+class Name(str):
+    pass
+
+
+def test_values_of_a_subclass_come_back_as_what_they_are_underneath() -> None:
+    point = collections.namedtuple("point", "x y")
+    given_values = [
+        Colour.RED, Name("n"), collections.OrderedDict(a=1), collections.defaultdict(list, b=[2]), point(1, 2),
+        np.zeros((1, 2)).view(np.recarray), collections.Counter("aa"), bytearray(b"x"), type("L", (list,), {})([1]),
+    ]  # fmt: skip
+    expected = [2**80, "n", {"a": 1}, {"b": [2]}, (1, 2), np.zeros((1, 2)), {"a": 2}, b"x", [1]]
+    assert bits(unpack(pack(given_values))) == bits(expected)
+
+
+class Thing:
+    def __init__(self) -> None:
+        self.loop = self
+
+    def __repr__(self) -> str:
+        return "<thing>" * 1000
+
+
+UNSTORABLE = [
+    Thing(),
+    {1, 2},
+    datetime.datetime(2026, 11, 21),
+    print,
+    Thing,
+    np.zeros(2, [("a", int)]),
+    range(3),
+    np.array([Thing()], object),
+    iter([]),
+]
+
+
+@pytest.mark.parametrize("value", UNSTORABLE, ids=lambda value: type(value).__name__)
+def test_what_has_no_exact_form_is_refused_by_name(value: Any) -> None:
+    for wrapped in (value, [value], {"key": (1, value)}):
+        with pytest.raises(UnstorableValue, match="cannot be stored") as caught:
+            pack(wrapped)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", UNSTORABLE, ids=lambda value: type(value).__name__)
+def test_a_lenient_packer_keeps_all_but_what_has_no_form(value: Any) -> None:
+    packed, replaced = pack_lenient({"good": np.float32(1), "bad": [value, 2]})
+    found = unpack(packed)
+    assert bits(found["good"]) == bits(np.float32(1))
+    assert found["bad"][1] == 2
+    assert len(replaced) == 1
+    placeholder = found["bad"][0]
+    if isinstance(placeholder, np.ndarray):
+        (placeholder,) = placeholder
+    assert isinstance(placeholder, Unstored)
+    assert len(placeholder.text) <= 1000
+
+
+def test_a_value_that_contains_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(UnstorableValue):
+        pack(loop)
+    packed, replaced = pack_lenient({"loop": loop})
+    assert replaced
+    unpack(packed)
+    deep: Any = None
+    for _ in range(5000):
+        deep = (deep,)
+    with pytest.raises(UnstorableValue):
+        pack(deep)
+    unpack(pack_lenient(deep)[0])
+
+
+def test_a_key_that_cannot_be_stored_replaces_the_map() -> None:
+    packed, replaced = pack_lenient({"a": 1, frozenset([1]): 2})
+    assert replaced
+    assert unpack(packed) is not None
+
+
+def nested(code: int, *payload: Any) -> bytes:
+    packed: bytes = msgpack.packb(msgpack.ExtType(code, b"".join(payload)))
+    return packed
+
+
+HOSTILE = [
+    b"",
+    b"\xc1",
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\x91" * 100_000,
+    msgpack.packb(1) + b"\0",
+    nested(1, msgpack.packb(["<f4", [1 << 40], b"abcd"])),
+    nested(1, msgpack.packb(["<f4", [3], b"abcd"])),
+    nested(1, msgpack.packb(["|O", [1], b"abcdefgh"])),
+    nested(1, msgpack.packb(["<f4,<f4", [1], b"abcdefgh"])),
+    nested(1, msgpack.packb(["<U999999999", [1], b""])),
+    nested(1, msgpack.packb(["<U999999999", [0], b""])),
+    nested(1, msgpack.packb("x")),
+    nested(2, msgpack.packb(["<f8", b"123"])),
+    nested(2, msgpack.packb(["(1000000,1000000)f8", b"12345678"])),
+    nested(4, b"\x01"),
+    nested(5, msgpack.packb([1])),
+    nested(6, b"123"),
+    nested(7, msgpack.packb([[1 << 40], [None]])),
+    nested(7, msgpack.packb([[2, -1], [1, 2, 3]])),
+    nested(8, msgpack.packb([1])),
+    b"\x81" + nested(1, msgpack.packb(["<f4", [1], b"abcd"])) + b"\x01",  # an array cannot be a key
+    msgpack.packb("x").replace(b"x", b"\xff"),
+]
+
+
+@pytest.mark.parametrize("packed", HOSTILE, ids=lambda packed: packed[:12].hex() or "empty")
+def test_what_is_not_a_value_is_refused(packed: bytes) -> None:
+    with pytest.raises(CorruptTrace):
+        unpack(packed)
+
+
+def test_deeply_nested_extensions_are_refused() -> None:
+    packed = msgpack.packb(None)
+    for _ in range(3000):
+        packed = nested(4, b"\x91", packed)
+    with pytest.raises(CorruptTrace):
+        unpack(packed)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_value_or_refused(packed: bytes) -> None:
+    try:
+        unpack(packed)
+    except CorruptTrace:
+        pass
+
+
+@given(st.integers(1, 10), st.binary(max_size=60), st.booleans())
+def test_any_payload_of_an_extension_is_a_value_or_refused(code: int, payload: bytes, listed: bool) -> None:
+    try:
+        unpack(nested(code, msgpack.packb([payload, [2], payload]) if listed else payload))
+    except CorruptTrace:
+        pass
+
+
+def test_an_unknown_extension_is_handed_on() -> None:
+    assert unpack(nested(77, b"later")) == msgpack.ExtType(77, b"later")
+
+
+@pytest.mark.parametrize("text", ["<f4", "|b1", "|u1", ">i8", "<U5", "|S3", "<M8[ns]", "<m8", "<c16", "<f16"])
+def test_plain_dtypes_are_known(text: str) -> None:
+    assert is_plain_dtype(text)
+    assert np.dtype(text).str in (text, text.replace("<", ">"), text.replace(">", "<"))
+
+
+@pytest.mark.parametrize("text", ["|O", "O", "f4,f4", "(2,)f4", "<f4\n", "", "|V8", None, 4, "{'a': 1}", "<fx", "<f4 "])
+def test_other_dtypes_are_refused(text: Any) -> None:
+    assert not is_plain_dtype(text)
+
+
+def test_arrays_of_objects_hold_their_items_as_they_are() -> None:
+    for items in ([], [[1, 2], [3, 4]], [np.zeros(2), np.zeros(2)], [np.array(1), np.array(2)], ["ab", "cd"], [1, None]):
+        array = objects(list(items))
+        assert array.dtype == object
+        assert array.shape == (len(items),)
+        assert all(held is item for held, item in zip(array, items))

@@ -1,0 +1,81 @@
+"""A recording that is to be killed: a run that depends on nothing but its own steps, and tells how far it is.
+
+python victim.py cartpole|frames DIRECTORY PROGRESS FLUSH_SECONDS
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from gym_trace import TraceRecordingWrapper
+
+MAX_STEPS = 1 << 20  # that the progress file has room for
+
+
+class FramesEnv(gymnasium.Env[Any, Any]):
+    """Noise of (64, 64, 3) bytes, in a buffer that is used again for each frame; 50 steps an episode."""
+
+    observation_space = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, seconds_a_step: float):
+        self._seconds = seconds_a_step
+        self._buffer = np.zeros((64, 64, 3), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._t = 0
+        self._noise = self.np_random.integers(0, 256, self._buffer.shape, np.uint8)
+        self._buffer[:] = self._noise
+        return self._buffer, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._t += 1
+        time.sleep(self._seconds)
+        np.add(self._noise, np.uint8(self._t * (action + 1)), out=self._buffer)
+        return self._buffer, float(self._t), self._t == 50, False, {}
+
+
+def make(kind: str, seconds_a_step: float = 0.0) -> gymnasium.Env[Any, Any]:
+    return gymnasium.make("CartPole-v1") if kind == "cartpole" else FramesEnv(seconds_a_step)
+
+
+def play(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[Any, ...]]:
+    """Steps without end. Yields (reset observation,) at each reset and (action, *what step returned) at each step."""
+    chance = np.random.default_rng(1)
+    episode = 0
+    while True:
+        yield (env.reset(seed=episode)[0],)
+        episode += 1
+        over = False
+        while not over:
+            action = int(chance.integers(2))
+            told = env.step(action)
+            over = told[2] or told[3]
+            yield action, *told
+
+
+def main(kind: str, directory: str, progress: str, flush_seconds: str) -> None:
+    times = np.memmap(progress, np.int64, "r+", shape=(MAX_STEPS + 1,))  # how many steps, then when each was done
+    env = TraceRecordingWrapper(make(kind, 2e-4), directory, uid="w", flush_seconds=float(flush_seconds))
+    for happened in play(env):
+        if len(happened) > 1:
+            steps = int(times[0]) + 1
+            times[steps] = time.monotonic_ns()
+            times[0] = steps
+
+
+def new_progress(path: Path) -> Any:
+    return np.memmap(path, np.int64, "w+", shape=(MAX_STEPS + 1,))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
