@@ -122,14 +122,15 @@ class Examination:
             problem = "the schema is lost, and with it what the columns mean"
         except CorruptTrace as error:
             layouts, problem = None, error.problem
-        present = dict(self.files.batches)
-        for number in range(max(present, default=-1) + 1):
-            if number not in present:
-                self._missing(self.directory / batch_name(self.files.writer, number))
-            elif layouts is None:
-                self._unreadable(present[number], problem)
+        expected = 0
+        for number, path in sorted(self.files.batches.items()):
+            if number > expected:
+                self._missing(range(expected, number))
+            expected = number + 1
+            if layouts is None:
+                self._unreadable(path, problem)
             else:
-                yield from self._batch(present[number], layouts)
+                yield from self._batch(path, layouts)
 
     def finish(self) -> None:
         """What is to be said when all chunks were read."""
@@ -209,10 +210,12 @@ class Examination:
         else:
             self._lost(Damage(str(path), 0, size, problem), [], exact=False)
 
-    def _missing(self, path: Path) -> None:
+    def _missing(self, numbers: range) -> None:
+        path = self.directory / batch_name(self.files.writer, numbers[0])
         if not path.exists():
-            self._journal.missing.add(path.name)
-            self._lost(Damage(str(path), 0, 0, MISSING), [], exact=False)
+            more = f", and {len(numbers) - 1} after it" if len(numbers) > 1 else ""
+            self._journal.missing.append(numbers)
+            self._lost(Damage(str(path), 0, 0, MISSING + more), [], exact=False)
 
     def _lost(self, damage: Damage, steps: list[LostSteps], exact: bool) -> None:
         self._report.damages.append(damage)

@@ -8,10 +8,11 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from multiprocessing.util import Finalize, register_after_fork
+from multiprocessing.util import register_after_fork
 from pathlib import Path
 from typing import Any
 
+from gym_trace import forks
 from gym_trace.blocks import (
     BEGIN,
     CLOSED,
@@ -35,8 +36,6 @@ from gym_trace.format.directory import new_writer_id
 from gym_trace.format.writer import TraceWriter
 from gym_trace.values import copied
 from gym_trace.writing import SegmentWriter
-
-_live: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class Recorder:
@@ -78,7 +77,7 @@ class Recorder:
         self._start_afresh()
         if not lazy:
             self._out.writer = self._open_writer()
-        _live.add(self)
+        forks.watch(self)
 
     def _start_afresh(self) -> None:
         """The state of a writer that has written nothing yet."""
@@ -317,7 +316,7 @@ class Recorder:
         self._closed = True
         self.end(CLOSED)
         self._out.close(self._summary)
-        _live.discard(self)
+        forks.forget(self)
         self._complain()
         self._report()
 
@@ -329,7 +328,7 @@ class Recorder:
     def _save_when_owner_goes(self) -> None:
         owner = None if self._owner is None else self._owner()
         if owner is not None:
-            Finalize(owner, _close_quietly, args=(self,), exitpriority=100)
+            forks.close_with(owner, self)
 
     def _report(self) -> None:
         """Raises the failure, or warns of it, the first time."""
@@ -402,30 +401,3 @@ class Recorder:
         if run.slots is not None:
             self._restore_frames(run.slots)
             self.lead(run.steps, run.slots[:-1])
-
-
-def _close_quietly(recorder: Recorder) -> None:
-    """At exit and in garbage collection nobody can catch an error: say it and go on."""
-    try:
-        recorder.close()
-    except RecordingError as error:
-        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-
-
-def _before_fork() -> None:
-    for recorder in list(_live):
-        recorder.pause()
-
-
-def _after_fork_in_parent() -> None:
-    for recorder in list(_live):
-        recorder.resume()
-
-
-def _after_fork_in_child() -> None:
-    for recorder in list(_live):
-        recorder.be_reborn()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

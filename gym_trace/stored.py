@@ -10,7 +10,7 @@ import numpy as np
 from gym_trace.assembly import Layouts, Piece, assemble
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch import PART, BatchReader, Chunk, Damage, join_fragments
+from gym_trace.format.batch import PART, BatchReader, Chunk, Damage
 from gym_trace.format.buffers import Buffers
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.manifest import read_manifest
@@ -63,7 +63,7 @@ class StoredWriter:
         if known == (self.alive, len(self._readers), sum(len(b.chunks) for b in self.batches)) and known[1]:
             return False
         self._chunk_places = [(batch, i) for batch in self.batches for i in range(len(batch.chunks))]
-        self.fragments = join_fragments([batch.fragments for batch in self.batches])
+        self.fragments = wire.join_fragments([batch.fragments for batch in self.batches])
         counts = [batch.chunks["fragments"].astype(np.int64) for batch in self.batches]
         self.chunk_bounds = (
             np.concatenate([[0], np.cumsum(np.concatenate(counts))]) if counts else np.zeros(1, np.int64)

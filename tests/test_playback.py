@@ -153,7 +153,7 @@ def test_an_episode_is_joined_over_many_chunks(tmp_path: Path) -> None:
         ([4], [4]),
         ([3, 1, 1, -1], [3, 1, 1, 5]),
         (range(2, 5), [2, 3, 4]),
-        ((i for i in (0, 5)), [0, 5]),
+        pytest.param((i for i in (0, 5)), [0, 5], id="a generator"),
         (np.array([True, False, False, True, False, True]), [0, 3, 5]),
         ([False, True, False, False, False, False], [1]),
         (np.array([2, 4], np.uint8), [2, 4]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -245,6 +246,14 @@ def test_batches_that_are_missing_are_named(tmp_path, monkeypatch):
     assert kept
 
 
+def test_a_number_far_off_is_one_gap_and_takes_no_time(tmp_path):
+    batch = record(tmp_path / "t")
+    batch.rename(tmp_path / "t" / "w.999999999.gtb")
+    damages = check_trace(tmp_path / "t").damages
+    assert [damage.problem for damage in damages] == ["this batch is missing, and 999999998 after it"]
+    assert steps_of(open_trace(tmp_path / "t")) == all_steps()
+
+
 def test_a_truncated_batch_is_named_also_where_a_chunk_ends(tmp_path):
     batch = record(tmp_path / "t")
     size = batch.stat().st_size
@@ -361,3 +370,13 @@ def test_the_names_of_the_files_count_and_not_what_the_schema_says(tmp_path):
     assert report.writers == ["other"]
     assert sorted(path.name for path in (tmp_path / "r").iterdir()) == ["other.000000.gtb", "other.manifest.jsonl"]
     assert_clean(tmp_path / "r")
+
+
+def test_file_systems_without_locks_can_be_recorded_on(tmp_path, monkeypatch):
+    def flock(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr("gym_trace.format.manifest.fcntl.flock", flock)
+    record(tmp_path / "t")
+    assert_clean(tmp_path / "t")
+    assert steps_of(open_trace(tmp_path / "t")) == all_steps()

@@ -241,7 +241,7 @@ def _decode_typed(column: Column, blob: bytes | memoryview, room: Callable[[int]
     if column.encoding & XOR:
         _undo_xor(flat.reshape(kept, row_size) if row_size else flat.reshape(kept, 0))
     if column.encoding & CONSTANT:
-        row, flat = flat, room(rows * row_size)
+        row, flat = flat.reshape(kept, row_size), room(rows * row_size)
         flat.reshape(rows, row_size)[:] = row
     dtype = np.dtype(column.dtype) if column.dtype.startswith("|V") else dtype_from(column.dtype)
     return flat.view(dtype).reshape(rows, *column.shape)

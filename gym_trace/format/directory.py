@@ -14,7 +14,7 @@ from gym_trace.format.batch import PART
 
 _WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
 _MANIFEST = re.compile(_WRITER + re.escape(manifest.SUFFIX))
-_BATCH = re.compile(_WRITER + r"\.(?P<number>\d{6,9})\.gtb(?P<part>\.part)?")
+_BATCH = re.compile(_WRITER + r"\.(?P<number>\d{6}|[1-9]\d{6,8})\.gtb(?P<part>\.part)?")
 
 
 class WriterFiles:
@@ -44,10 +44,10 @@ def batch_name(writer: str, number: int) -> str:
     return f"{writer}.{number:06d}.gtb"
 
 
-def is_batch_of(writer: str, name: str) -> bool:
-    """Whether name is the name of a sealed batch of this writer."""
+def batch_number(writer: str, name: str) -> int | None:
+    """The number of a sealed batch of this writer, by its name; None if name is not that of one."""
     found = _BATCH.fullmatch(name)
-    return found is not None and found["writer"] == writer and not found["part"]
+    return int(found["number"]) if found is not None and found["writer"] == writer and not found["part"] else None
 
 
 def find_writers(directory: Path) -> list[WriterFiles]:

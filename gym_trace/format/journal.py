@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gym_trace.format.batch import PART, Damage
-from gym_trace.format.directory import WriterFiles, is_batch_of
+from gym_trace.format.batch import Damage
+from gym_trace.format.directory import WriterFiles, batch_number
 from gym_trace.format.inspection import BatchInspector
 from gym_trace.format.manifest import Line, as_json, read_lines
 
@@ -28,7 +28,7 @@ class ManifestCheck:
 
     Attributes:
         schema: of the batches, or None.
-        missing: names of batches that are known to be missing already.
+        missing: numbers of batches that are known to be missing already.
         damages: lines of the manifest that are damaged or wrong.
         lost: what the manifest lists and is not there, batches or their ends.
         remarks: what is worth knowing and no damage.
@@ -36,7 +36,7 @@ class ManifestCheck:
 
     def __init__(self, files: WriterFiles):
         self.schema: dict[str, Any] | None = None
-        self.missing: set[str] = set()
+        self.missing: list[range] = []
         self.damages: list[Damage] = []
         self.lost: list[Damage] = []
         self.remarks: list[str] = []
@@ -90,15 +90,16 @@ class ManifestCheck:
 
     def _batch_line(self, entry: dict[str, Any], directory: Path) -> str | None:
         name, size = entry.get("file"), entry.get("bytes")
-        if not isinstance(name, str) or not is_batch_of(self._files.writer, name):
+        number = batch_number(self._files.writer, name) if isinstance(name, str) else None
+        if not isinstance(name, str) or number is None:
             return "names a file that is none of this writer's"
         self._listed.add(name)
         size = size if isinstance(size, int) else 0
         path, seen = directory / name, self._seen.get(name)
         if seen is None:
             # Damaged beyond reading, not sealed when we looked, or sealed since: all that is no fault of this line.
-            known = {batch.name.removesuffix(PART) for batch in self._files.batches.values()} | self.missing
-            if name not in known and not path.exists():
+            known = number in self._files.batches or any(number in numbers for numbers in self.missing)
+            if not known and not path.exists():
                 self.lost.append(Damage(str(path), 0, size, MISSING))
             return None
         if not seen.clean:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -26,8 +27,13 @@ class ManifestWriter:
     def __init__(self, path: Path, schema: dict[str, Any]):
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         if fcntl is not None:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._line({"type": "writer", **schema})
+            with contextlib.suppress(OSError):  # a file system without locks, as clusters have them
+                fcntl.flock(self._fd, fcntl.LOCK_EX)  # may wait a moment for a reader that asks whether we live
+        try:
+            self._line({"type": "writer", **schema})
+        except OSError:
+            self.close()
+            raise
 
     def batch(self, file: str, size: int, crc: int, episodes: int, steps: int) -> None:
         self._line({"type": "batch", "file": file, "bytes": size, "crc32": crc, "episodes": episodes, "steps": steps})
@@ -105,7 +111,7 @@ def _entry(raw: bytes) -> dict[str, Any] | None:
 
 
 def is_alive(path: Path) -> bool:
-    """Whether a process holds the lock of this manifest; False where the system has no such locks."""
+    """Whether a process holds the lock of this manifest; False where there are no such locks."""
     if fcntl is None:
         return False
     try:
@@ -114,8 +120,10 @@ def is_alive(path: Path) -> bool:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:
+        return False
     finally:
         os.close(fd)
     return False

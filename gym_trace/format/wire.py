@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 
@@ -161,3 +162,8 @@ def unpack_footer(raw: bytes, file_length: int, file_id: bytes) -> Footer | None
     if magic != FOOTER_MAGIC or length != file_length or file != file_id:
         return None
     return Footer(index_offset, length)
+
+
+def join_fragments(tables: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Fragment tables, one behind the other."""
+    return np.concatenate(tables) if tables else np.empty(0, FRAGMENT)

@@ -11,7 +11,7 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
-from gym_trace.format.batch import BatchWriter, sync_directory
+from gym_trace.format.batch_writer import BatchWriter, sync_directory
 from gym_trace.format.codec import Column, ColumnEncoder
 from gym_trace.format.codec import Path as ColumnPath
 from gym_trace.format.directory import batch_name

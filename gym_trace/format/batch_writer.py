@@ -1,0 +1,113 @@
+"""Writing one batch file: records are appended, and sealed with an index and a footer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path as FilePath
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from gym_trace.format import wire
+from gym_trace.format.batch import PART
+from gym_trace.format.codec import Column, ColumnEncoder, Path
+from gym_trace.values import Array, pack
+
+
+class BatchWriter:
+    """Writes one batch. Every call leaves a file that can be read up to its end.
+
+    Raises OSError as the file system does; what was written before stays readable.
+    """
+
+    def __init__(self, path: FilePath, number: int, schema: dict[str, Any]):
+        self.path = path  # of the sealed batch; until then .part is appended
+        self._part = path.with_name(path.name + PART)
+        self._file_id = os.urandom(16)
+        self._fd = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        self._sequence = 0
+        self._fragments: list[Array] = []
+        self._chunks: list[tuple[int, int, int, int]] = []
+        self._totals: dict[Path, list[int]] = {}
+        self.size = 0
+        self.crc = 0
+        self.fragments = 0
+        try:
+            self._append([wire.pack_file_header(self._file_id, number)])
+            self._record(wire.SCHEMA, pack(schema), [])
+        except OSError:
+            self.abandon()
+            raise
+
+    def write_chunk(self, fragments: Array, observation_rows: int, columns: list[tuple[Column, bytes]]) -> None:
+        """columns: the fragment table's first, then the data's."""
+        offset = self.size
+        metadata = pack({"columns": [column.descriptor() for column, _ in columns]})
+        self._record(wire.CHUNK, metadata, [blob for _, blob in columns])
+        self._fragments.append(fragments)
+        self._chunks.append((offset, self.size - offset, len(fragments), observation_rows))
+        self.fragments += len(fragments)
+        for column, _ in columns:
+            total = self._totals.setdefault(column.path, [0, 0])
+            total[0] += column.full_size
+            total[1] += column.stored
+
+    def seal(self, level: int) -> None:
+        """Writes index and footer, makes all of it durable, and gives the file its final name."""
+        tables = {
+            ("fragments",): wire.join_fragments(self._fragments),
+            ("chunks",): np.array(self._chunks, wire.CHUNK_ENTRY),
+        }
+        columns = [ColumnEncoder(path, level).encode(table) for path, table in tables.items()]
+        totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
+        metadata = pack({"columns": [column.descriptor() for column, _ in columns], "totals": totals})
+        index_offset = self.size
+        self._record(wire.INDEX, metadata, [blob for _, blob in columns])
+        self._append([wire.pack_footer(index_offset, self.size + wire.HEADER_SIZE, self._file_id)])
+        os.fsync(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        os.rename(self._part, self.path)
+        sync_directory(self.path.parent)
+
+    def sync(self) -> None:
+        """Returns when all that was written would survive a loss of power."""
+        os.fsync(self._fd)
+
+    def abandon(self) -> None:
+        """Closes the file as it is."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _record(self, kind: int, metadata: bytes, blobs: list[bytes]) -> None:
+        self._append(wire.pack_record(kind, metadata, blobs, self.size, self._sequence, self._file_id))
+        self._sequence += 1
+
+    def _append(self, pieces: list[bytes]) -> None:
+        data = memoryview(b"".join(pieces))
+        crc, start, length = crc32(data, self.crc), self.size, len(data)
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            self._take_back(start)
+            raise
+        self.size, self.crc = start + length, crc
+
+    def _take_back(self, start: int) -> None:
+        """Removes the torn record that a failed write has left, so that a later one can follow."""
+        os.ftruncate(self._fd, start)
+        os.lseek(self._fd, start, os.SEEK_SET)
+
+
+def sync_directory(path: FilePath) -> None:
+    """Makes renames and new names in a directory durable, where the system can."""
+    if os.name != "posix":
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,133 @@
+"""A full disk: one clear error or warning, everything written before it readable, and the run can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import victim
+
+from gym_trace import check_trace, open_trace, repair_trace
+
+resource = pytest.importorskip("resource")
+
+# Records frames until an error comes, goes on without being recorded, and tells what it has seen.
+_SCRIPT = """
+import json, resource, sys, warnings
+from gym_trace import TraceRecordingWrapper
+from gym_trace.errors import RecordingError
+import victim
+
+directory, limit, options, how = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+told = {"errors": [], "steps": 0, "after": 0}
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    env = TraceRecordingWrapper(victim.make("frames"), directory, uid="w", **options)
+    run = victim.play(env)
+    while told["after"] < 300 and told["steps"] < 20_000:
+        try:
+            told["after" if told["errors"] else "steps"] += len(next(run)) > 1
+            if how == "close":
+                if told["steps"] == 100:
+                    break
+            elif told["steps"] % 20 == 0:
+                env.flush()
+        except RecordingError as error:
+            told["errors"].append(str(error))
+            run = victim.play(env)
+    try:
+        env.close()
+    except RecordingError as error:
+        told["errors"].append(str(error))
+    env.close()
+told["warnings"] = [str(warning.message) for warning in warned]
+print(json.dumps(told))
+"""
+
+
+def record_until_full(directory: Path, limit: int, how: str = "step", **options: Any) -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    command = [sys.executable, "-c", _SCRIPT, str(directory), str(limit), json.dumps(options), how]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    assert process.stderr == ""
+    return json.loads(process.stdout)
+
+
+def assert_readable_up_to_the_error(directory: Path, steps: int, spare: Path) -> None:
+    """What is there is the beginning of the run, and there is more than nothing."""
+    report = check_trace(directory)
+    assert report.damages == []
+    trace = open_trace(directory)
+    run = victim.play(victim.make("frames"))
+    kept = 0
+    for episode in trace:
+        rows = [next(run)[0].tobytes()] + [next(run)[1].tobytes() for _ in range(len(episode))]
+        assert episode.observations.tobytes() == b"".join(rows)
+        kept += len(episode)
+    assert 0 < kept <= steps
+    assert repair_trace(directory, spare).steps == kept
+    assert check_trace(spare).damages == []
+
+
+@pytest.fixture(params=["limit", "tmpfs"])
+def small_disk(request, tmp_path) -> Iterator[tuple[Path, int]]:
+    """A place where no more than 600 kB can be written, and the limit of a file's size if it is that which does it."""
+    if request.param == "limit":
+        yield tmp_path / "t", 600_000
+        return
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)]
+    if not sys.platform.startswith("linux") or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("cannot mount a tmpfs")
+    yield disk / "t", 0
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_one_error_at_a_step_and_the_run_goes_on(small_disk, tmp_path):
+    directory, limit = small_disk
+    told = record_until_full(directory, limit, flush_seconds=0.05)
+    (error,) = told["errors"]
+    assert str(directory) in error
+    assert "what was written before can be read" in error
+    assert told["after"] == 300
+    assert told["warnings"] == []
+    assert_readable_up_to_the_error(directory, told["steps"], tmp_path / "r")
+
+
+def test_a_full_disk_is_one_warning_if_that_is_asked_for(small_disk, tmp_path):
+    directory, limit = small_disk
+    told = record_until_full(directory, limit, flush_seconds=0.05, on_error="warn")
+    assert told["errors"] == []
+    assert told["steps"] == 20_000
+    (warning,) = told["warnings"]
+    assert str(directory) in warning
+    assert_readable_up_to_the_error(directory, told["steps"], tmp_path / "r")
+
+
+def test_a_full_disk_that_nobody_has_seen_before_is_an_error_at_close(small_disk):
+    directory, limit = small_disk
+    told = record_until_full(directory, limit, how="close", flush_seconds=1000.0)
+    assert len(told["errors"]) == 1
+    assert told["steps"] == 100
+    assert check_trace(directory).damages == []
+
+
+def test_the_last_bytes_of_a_disk_may_be_those_of_the_index(tmp_path):
+    """Wherever the limit falls in the last kilobytes (chunk, index, footer), the steps are there or an error came."""
+    whole = record_until_full(tmp_path / "whole", 0, how="close")
+    assert whole["errors"] == []
+    size = (tmp_path / "whole" / "w.000000.gtb").stat().st_size
+    for short in (1, 63, 64, 65, 400, 700):
+        told = record_until_full(tmp_path / f"{short}", size - short, how="close")
+        assert len(told["errors"]) == 1
+        assert check_trace(tmp_path / f"{short}").damages == []
+        assert sum(map(len, open_trace(tmp_path / f"{short}"))) in (0, 100)
