@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE = range(1, 11)
 MAX_NESTING = 16  # of extension types in each other: msgpack takes 45 kB of the C stack, which is short, for each
-_DTYPE = re.compile(r"[<>|][biufc]\d{1,3}|[<>|][SU]\d{1,9}|[<>][mM]8(\[[0-9a-zA-Z]{1,12}\])?")
+_DTYPE = re.compile(r"[<>|][biufc]\d{1,3}|[<>|][SU]\d{1,7}|[<>][mM]8(\[[0-9a-zA-Z]{1,12}\])?")
 
 
 class Misfit(NamedTuple):

@@ -15,7 +15,6 @@ import random
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import warnings
@@ -311,5 +310,4 @@ def _too_slow(*_: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     main()

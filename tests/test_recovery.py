@@ -17,7 +17,10 @@ from zoo import ScriptedEnv, Told
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
 from gym_trace.episode import Episode
 from gym_trace.errors import InvalidOption, TraceError, TraceExists, TraceNotFound
+from gym_trace.format import wire
 from gym_trace.format.batch import BatchReader
+from gym_trace.format.writer import TraceWriter
+from gym_trace.values import pack
 
 
 def flip(path: Path, *places: int) -> None:
@@ -346,6 +349,36 @@ def test_values_that_did_not_fit_their_space_survive_a_repair_with_orphans(tmp_p
         assert list(map(repr, part.rewards)) == list(map(repr, list(whole.rewards)[mine]))
         seen = slice(mine.start, mine.stop + 1)
         assert list(map(repr, part.observations)) == list(map(repr, list(whole.observations)[seen]))
+
+
+def test_the_lanes_of_a_chunk_are_mended_each_on_its_own(tmp_path):
+    record(tmp_path / "one")
+    schema = {**open_trace(tmp_path / "one").schema, "writer": "lanes"}
+    (tmp_path / "t").mkdir()
+    writer = TraceWriter(tmp_path / "t", schema, level=1, fsync=False)
+    for number in range(5):  # two steps of lane 0 and three of lane 1 in each chunk
+        table = np.zeros(2, wire.FRAGMENT)
+        table["lane"] = table["episode"] = [0, 1]
+        table["steps"] = steps = [2, 3]
+        table["first_step"] = first = [2 * number, 3 * number]
+        table["flags"] = (wire.STARTS | wire.LEADS if number == 0 else 0) | (wire.STOPS if number == 4 else 0)
+        numbers = np.concatenate([np.arange(f, f + s) for f, s in zip(first, steps)])
+        seen = np.concatenate([np.arange(f + (number > 0), f + s + 1) for f, s in zip(first, steps)])
+        observations = np.repeat(seen[:, None], 3, axis=1).astype(np.float32)
+        columns = {("observations",): observations, ("actions",): numbers, ("rewards",): numbers.astype(float)}
+        starts = {("starts",): [pack({})] * 2} if number == 0 else {}
+        writer.write(table, {**starts, **columns})
+    writer.close({})
+    batch = tmp_path / "t" / "lanes.000000.gtb"
+    flip(batch, chunks_of(batch)[2][0] + 70)
+    report = repair_trace(tmp_path / "t", tmp_path / "r")
+    assert [run[1:] for run in report.losses[0].steps] == [(0, 4, 2), (1, 6, 3)]
+    assert [run[1:] for run in report.orphans] == [(0, 6, 1), (1, 9, 1)]
+    assert_clean(tmp_path / "r")
+    parts = sorted((part.lane, part.first_step, part.rewards.tolist()) for part in open_trace(tmp_path / "r"))
+    assert parts == [(0, 0, [0, 1, 2, 3]), (0, 7, [7, 8, 9]), (1, 0, [0, 1, 2, 3, 4, 5]), (1, 10, [10, 11, 12, 13, 14])]
+    for part in open_trace(tmp_path / "r"):
+        assert part.observations[:, 0].tolist() == list(range(part.first_step, part.first_step + len(part) + 1))
 
 
 def test_filtered_runs_survive_a_repair(tmp_path):
