@@ -115,7 +115,7 @@ MALFORMED: list[Any] = [
     {"type": "Text", "min_length": 2, "max_length": 1, "characters": "a"},
     {"type": "Sequence", "space": []},
     {"type": "Graph", "node_space": {"type": "Text"}, "edge_space": None},
-    {"type": "OneOf", "spaces": 1},
+    *([{"type": "OneOf", "spaces": 1}] if hasattr(spaces, "OneOf") else []),
     {"type": "Dict", "spaces": [[{}, {"type": "Discrete", "dtype": "<i8", "n": 2, "start": 0}]]},
 ]
 
