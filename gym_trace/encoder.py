@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.blocks import BEGIN, FLAG, LEAD, STOP, Block, Odd, RowFormat, Start
+from gym_trace.blocks import BEGIN, CUT, END, FLAG, LEAD, STOP, Block, Odd, RowFormat, Start
 from gym_trace.format import wire
 from gym_trace.layout import Leaf, Path
-from gym_trace.values import ABSENT, Array, pack, pack_lenient, unpack
+from gym_trace.starts import packed_start, stored_seed
+from gym_trace.values import ABSENT, Array, pack, unpack
 
 _PLAIN_NUMBERS = {bool, int, float, np.float64}
 _EXACT_INTEGERS = 2.0**53
@@ -41,6 +42,16 @@ class Encoder:
 
     def take(self, block: Block, last: bool) -> Segment | None:
         """What was added to block since the last call; None if nothing was. last: nothing will be added any more."""
+        run = self._lane, self._episode, self._next_step, self._start
+        taken = block.taken_marks, block.taken_notes
+        try:
+            return self._take(block, last)
+        except BaseException:  # Ctrl-C may fall here: whoever asks again must be given the same
+            self._lane, self._episode, self._next_step, self._start = run
+            block.taken_marks, block.taken_notes = taken
+            raise
+
+    def _take(self, block: Block, last: bool) -> Segment | None:
         width = self._format.width
         begin, end = block.taken, len(block.rows) // width
         marks = self._marks(block, end)
@@ -49,13 +60,18 @@ class Encoder:
         fragments, starts, leads = self._fragments(marks, begin, end)
         columns: dict[Path, Rows] = {}
         if starts:
-            columns["starts",] = [self._packed_start(start) for start in starts]
+            packed = [packed_start(start) for start in starts]
+            columns["starts",] = [start for start, _ in packed]
+            for _, replaced in packed:
+                if replaced:
+                    self.complaints["reset"] = f"a value of type {replaced[0]} given to reset cannot be stored"
         self._add_columns(columns, block, begin, end, leads)
         if ("rewards",) in columns:
             _add_reward_sums(fragments, _as_numbers(columns["rewards",]))
-        block.taken = end
         size = fragments.nbytes + sum(map(_size, columns.values()))
-        return Segment(fragments, columns, size, block.frames if last else None)
+        segment = Segment(fragments, columns, size, block.frames if last else None)
+        block.taken = end
+        return segment
 
     def _marks(self, block: Block, end: int) -> list[tuple[int, int, Any]]:
         """The marks that can be dealt with when end rows are there."""
@@ -82,7 +98,7 @@ class Encoder:
             start = self._start
             begun = (0, 0, 0)
             if flags & wire.STARTS and start is not None:
-                begun = (_stored_seed(start.seed), start.utc, start.utc - start.monotonic)
+                begun = (stored_seed(start.seed), start.utc, start.utc - start.monotonic)
             duration = drift = 0
             if flags & wire.ENDS and start is not None:
                 duration = monotonic - start.monotonic
@@ -90,48 +106,38 @@ class Encoder:
             table.append((self._episode, first_step, steps, self._lane, flags, outcome, 0.0, *begun, duration, drift))
             cursor, flags, first_step = position, 0, first_step + steps
 
-        for position, kind, data in marks:
+        for i, (position, kind, data) in enumerate(marks):
+            # A Ctrl-C can come between a mark and its row: then the next mark is for the same row.
+            has_row = i + 1 == len(marks) or marks[i + 1][0] > position
             if kind == FLAG:
                 said, outcome, utc, monotonic = data
-                close(position + 1, said | wire.STOPS | wire.ENDS, outcome, utc, monotonic)
+                if has_row:
+                    close(position + 1, said | wire.STOPS | wire.ENDS, outcome, utc, monotonic)
+                elif marks[i + 1][1] == BEGIN:
+                    close(position, wire.STOPS | wire.ENDS, CUT, utc, monotonic)
+                else:
+                    close(position, wire.STOPS)
             elif kind == BEGIN:
                 self._start, has_lead = data
                 self._episode, self._lane = self._start.episode, self._start.lane
                 starts.append(self._start)
                 cursor, flags, first_step = position, wire.STARTS, 0
-                if has_lead:
+                if has_lead and has_row:
                     flags |= wire.LEADS
                     leads.append(position - begin)
                 else:
                     close(position, 0)
-            elif kind == LEAD:
+            elif kind == LEAD and has_row:
                 cursor, flags, first_step = position, wire.LEADS, data
                 leads.append(position - begin)
             elif kind == STOP:
                 close(position, wire.STOPS)
-            else:
+            elif kind == END:
                 close(position, wire.STOPS | wire.ENDS, *data)
         if cursor < end:
             close(end, 0)
         self._next_step = first_step
         return np.array(table, wire.FRAGMENT), starts, leads
-
-    def _packed_start(self, start: Start) -> bytes:
-        entry: dict[str, Any] = {}
-        if start.options is None and start.reset_info is None and _stored_seed(start.seed) != wire.SEED_ELSEWHERE:
-            return _EMPTY if start.rng_state is None else _packed_state(start.rng_state)
-        if _stored_seed(start.seed) == wire.SEED_ELSEWHERE:
-            entry["seed"] = start.seed
-        if start.options is not None:
-            entry["options"] = start.options
-        if start.rng_state is not None:
-            entry["rng_state"] = start.rng_state
-        if start.reset_info is not None:
-            entry["reset_info"] = start.reset_info
-        packed, replaced = pack_lenient(entry)
-        if replaced:
-            self.complaints["reset"] = f"a value of type {replaced[0]} given to reset cannot be stored"
-        return packed
 
     def _add_columns(self, columns: dict[Path, Rows], block: Block, begin: int, end: int, leads: list[int]) -> None:
         width, form = self._format.width, self._format
@@ -256,14 +262,6 @@ def _fits(value: int, dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "iu" and bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
 
 
-def _stored_seed(seed: Any) -> int:
-    if seed is None:
-        return wire.NO_SEED
-    if isinstance(seed, (int, np.integer)) and 0 <= seed < 1 << 63:
-        return int(seed)
-    return wire.SEED_ELSEWHERE
-
-
 def _typed_or_values(values: list[Any]) -> Rows:
     """A typed array where all values have one NumPy dtype and shape, otherwise one MessagePack value a row."""
     kinds = set(map(type, values))
@@ -306,39 +304,6 @@ def _add_reward_sums(fragments: Array, rewards: Array) -> None:
         begins = (np.cumsum(steps) - steps)[filled]
         with np.errstate(all="ignore"):  # rewards may be anything, and so may their sum
             fragments["reward_sum"][filled] = np.add.reduceat(rewards.astype(np.float64), begins)
-
-
-def _packed_state(state: dict[str, Any]) -> bytes:
-    """{"rng_state": state}; of PCG64, NumPy's usual generator, put together from parts: short episodes need many."""
-    if state.get("bit_generator") != "PCG64":
-        return pack_lenient({"rng_state": state})[0]
-    numbers = state["state"]
-    return b"".join(
-        (
-            _PCG64[0],
-            numbers["state"].to_bytes(17, "little"),
-            _PCG64[1],
-            numbers["inc"].to_bytes(17, "little"),
-            _PCG64[2],
-            b"\1" if state["has_uint32"] else b"\0",
-            _PCG64[3],
-            state["uinteger"].to_bytes(4, "big"),
-        )
-    )
-
-
-def _pcg64_parts() -> list[bytes]:
-    """What lies between the numbers in the MessagePack of a PCG64 state: integers of 17 and 4 bytes, a small one."""
-    marker = 1 << 128
-    state = {"state": {"state": marker, "inc": marker}, "has_uint32": 1, "uinteger": 0xFFFFFFFF}
-    packed = pack({"rng_state": {"bit_generator": "PCG64", **state}})
-    head, middle, tail = packed.split(marker.to_bytes(17, "little"))
-    last = b"\xa8uinteger\xce"
-    return [head, middle, tail[: tail.index(last) - 1], last]
-
-
-_EMPTY = pack({})
-_PCG64 = _pcg64_parts()
 
 
 def _size(rows: Rows) -> int:

@@ -185,9 +185,23 @@ class Recorder:
 
     def end(self, outcome: int = CUT) -> None:
         """Ends the episode, if it has not ended, after the rows that are there."""
+        self._forget_torn()
         self.end_unseen(outcome)
         self._ended = False
         self.episode = self._deferred = None
+
+    def _forget_torn(self) -> None:
+        """Takes back what was said of rows that never came, because an exception such as Ctrl-C fell in between."""
+        marks, position = self.block.marks, self._position()
+        while marks and marks[-1][0] >= position:
+            _, kind, data = marks[-1]
+            if kind in (STOP, END) or (kind == BEGIN and not data[1]):
+                break  # these need no row
+            marks.pop()
+            if kind == FLAG:
+                self._ended = False
+            elif kind == BEGIN:
+                self.episode = None
 
     def end_unseen(self, outcome: int) -> None:
         """As end(), at a step that is left out; steps that may follow belong to the same episode."""
@@ -247,10 +261,8 @@ class Recorder:
     def _turn_over(self) -> None:
         """Hands on what the block holds, and goes on in a new one."""
         self._out.wait_for_room()
-        block = self.block
-        self._last_row = self.last_observation()
-        position = self._position()
-        self._base += position
+        block, last_row, position = self.block, self.last_observation(), self._position()
+        fresh = Block(self._out.spare.pop() if self._out.spare else self.format.new_frames())
         with self._taking:
             try:
                 segment = self._encoder.take(block, last=True)
@@ -259,10 +271,10 @@ class Recorder:
                 segment = None
             if segment is not None:
                 self._out.put(segment)
-            self.block = Block(self._out.spare.pop() if self._out.spare else self.format.new_frames())
             # What is said of a row that is still to come goes with it: its annotations, the start of its episode.
-            self.block.notes += [(0, values) for at, values in block.notes if at >= position]
-            self.block.marks += [(0, kind, data) for _, kind, data in block.marks[block.taken_marks :]]
+            fresh.notes += [(0, values) for at, values in block.notes if at >= position]
+            fresh.marks += [(0, kind, data) for _, kind, data in block.marks[block.taken_marks :]]
+            self.block, self._base, self._last_row = fresh, self._base + position, last_row
         self._value_bytes = 0
         if self.rows is not None:
             self.rows = self.block.rows

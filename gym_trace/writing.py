@@ -42,7 +42,8 @@ class SegmentWriter:
         self._interval = max(0.005, flush_seconds / 2)
         self._segments: deque[Segment] = deque()
         self._waiting = 0  # bytes in _segments and in the chunk being written
-        self._room = threading.Condition()
+        self._lock = threading.Lock()  # a plain lock is let go of even where Ctrl-C falls, a condition may not be
+        self._room = threading.Condition(self._lock)
         self._wake = threading.Event()
         self._draining = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -62,7 +63,7 @@ class SegmentWriter:
 
     def wait_for_room(self) -> None:
         """Waits while a slow disk has too much to write: memory stays bounded, the run slows down."""
-        with self._room:
+        with self._lock:
             while self._waiting > self._chunk_bytes and self.failure is None and self._thread_lives():
                 self._wake.set()
                 self._room.wait(1.0)
@@ -71,7 +72,7 @@ class SegmentWriter:
 
     def put(self, segment: Segment) -> None:
         """Takes a segment, to be written in its turn."""
-        with self._room:
+        with self._lock:
             if self.failure is None:
                 self._segments.append(segment)
                 self._waiting += segment.size
@@ -157,13 +158,13 @@ class SegmentWriter:
                 self.writer = self._open_writer()
             self.writer.write(fragments, columns)
         self.spare += [segment.done_with for segment in group if segment.done_with]
-        with self._room:
+        with self._lock:
             self._waiting -= size
             self._room.notify()
 
     def fail(self, error: Exception) -> None:
         """Ends recording: what was written stays, what was not is dropped."""
-        with self._room:
+        with self._lock:
             self.failure = error
             self._segments.clear()
             self._waiting = 0

@@ -20,7 +20,7 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 LAYERS = [
     {"errors", "values", "layout", "spaces", "episode", "environment", "filters", "distributions"},
     {"format"},
-    {"table", "blocks", "encoder", "writing", "recording", "assembly", "forks", "stored", "examination"},
+    {"table", "blocks", "encoder", "starts", "writing", "recording", "assembly", "forks", "stored", "examination"},
     {"wrappers", "playback", "recovery"},
     {"statistics", "description", "rollout", "replay"},
 ]

@@ -1181,7 +1181,6 @@ def test_a_value_that_cannot_be_stored_closes_no_file_that_is_being_written(
         wrapped.close()
     (episode,) = open_trace(tmp_path)
     assert episode.observations[:, 0].tolist() == [0, 0, 1, 2][: len(episode) + 1]
-    assert len(episode) >= 1
 
 
 def test_a_value_that_cannot_be_stored_ends_the_recording_but_not_the_run(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""What is kept of a reset beside the fragment table: options, generator state, info, a large seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gym_trace.blocks import Start
+from gym_trace.format import wire
+from gym_trace.values import pack, pack_lenient
+
+
+def stored_seed(seed: Any) -> int:
+    """The seed as the fragment table has it."""
+    if seed is None:
+        return wire.NO_SEED
+    if isinstance(seed, (int, np.integer)) and 0 <= seed < 1 << 63:
+        return int(seed)
+    return wire.SEED_ELSEWHERE
+
+
+def packed_start(start: Start) -> tuple[bytes, list[str]]:
+    """The row of the column "starts", and the classes of what could not be stored."""
+    elsewhere = stored_seed(start.seed) == wire.SEED_ELSEWHERE
+    if start.options is None and start.reset_info is None and not elsewhere:
+        return (_EMPTY if start.rng_state is None else _packed_state(start.rng_state)), []
+    given = {"options": start.options, "rng_state": start.rng_state, "reset_info": start.reset_info}
+    entry = {name: value for name, value in given.items() if value is not None}
+    return pack_lenient({**entry, "seed": start.seed} if elsewhere else entry)
+
+
+def _packed_state(state: dict[str, Any]) -> bytes:
+    """{"rng_state": state}; of PCG64, NumPy's usual generator, put together from parts: short episodes need many."""
+    if state.get("bit_generator") != "PCG64":
+        return pack_lenient({"rng_state": state})[0]
+    numbers = state["state"]
+    return b"".join(
+        (
+            _PCG64[0],
+            numbers["state"].to_bytes(17, "little"),
+            _PCG64[1],
+            numbers["inc"].to_bytes(17, "little"),
+            _PCG64[2],
+            b"\1" if state["has_uint32"] else b"\0",
+            _PCG64[3],
+            state["uinteger"].to_bytes(4, "big"),
+        )
+    )
+
+
+def _pcg64_parts() -> list[bytes]:
+    """What lies between the numbers in the MessagePack of a PCG64 state: integers of 17 and 4 bytes, a small one."""
+    marker = 1 << 128
+    state = {"state": {"state": marker, "inc": marker}, "has_uint32": 1, "uinteger": 0xFFFFFFFF}
+    packed = pack({"rng_state": {"bit_generator": "PCG64", **state}})
+    head, middle, tail = packed.split(marker.to_bytes(17, "little"))
+    last = b"\xa8uinteger\xce"
+    return [head, middle, tail[: tail.index(last) - 1], last]
+
+
+_EMPTY = pack({})
+_PCG64 = _pcg64_parts()

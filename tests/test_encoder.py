@@ -1,0 +1,79 @@
+"""Marks without their rows, as an interrupt between two instructions leaves them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gym_trace.blocks import BEGIN, CUT, END, FLAG, LEAD, Block, RowFormat, Start
+from gym_trace.encoder import Encoder
+from gym_trace.format import wire
+from gym_trace.layout import Leaf
+from gym_trace.starts import packed_start
+from gym_trace.values import unpack
+
+FORM = RowFormat(Leaf(("observations",), np.dtype("<f4"), (1,)), Leaf(("actions",), np.dtype("<i8"), ()), False)
+ROW = (b"\0\0\0\0", 1, 1.0)
+LEADING = (b"\0\0\0\0", None, None)
+
+
+def start(episode: int) -> Start:
+    return Start(episode, 0, 7, None, None, None, 100, 50)
+
+
+def block(*entries: object) -> Block:
+    """A block of rows (tuples of three) and marks (kind, data) in the order in which they were appended."""
+    made = Block([])
+    for entry in entries:
+        if isinstance(entry, list):
+            made.marks.append((len(made.rows) // 3, entry[0], entry[1]))
+        else:
+            made.rows.extend(entry)  # type: ignore[arg-type]
+    return made
+
+
+def flags_and_steps(made: Block) -> list[tuple[int, int, int, int]]:
+    segment = Encoder(FORM).take(made, last=True)
+    assert segment is not None
+    rows = int(segment.fragments["steps"].sum()) + int(np.count_nonzero(segment.fragments["flags"] & wire.LEADS))
+    assert len(segment.columns.get(("observations",), [])) == rows
+    assert len(segment.columns.get(("rewards",), [])) == segment.fragments["steps"].sum()
+    return [tuple(int(row[name]) for name in ("episode", "flags", "steps", "outcome")) for row in segment.fragments]  # type: ignore[misc]
+
+
+def test_a_last_step_that_never_came_ends_the_episode_as_cut() -> None:
+    made = block(
+        [BEGIN, (start(0), True)], LEADING, ROW, [FLAG, (wire.TERMINATED, 1, 200, 150)],
+        [BEGIN, (start(1), True)], LEADING, ROW,
+    )  # fmt: skip
+    whole = wire.STARTS | wire.LEADS | wire.STOPS | wire.ENDS
+    assert flags_and_steps(made) == [(0, whole, 1, CUT), (1, wire.STARTS | wire.LEADS, 1, 0)]
+
+
+def test_a_run_that_goes_on_after_a_step_that_never_came_is_a_further_part() -> None:
+    made = block(
+        [BEGIN, (start(0), True)], LEADING, ROW, [FLAG, (wire.TERMINATED, 1, 200, 150)], [LEAD, 1], LEADING, ROW, ROW
+    )  # fmt: skip
+    assert flags_and_steps(made) == [(0, wire.STARTS | wire.LEADS | wire.STOPS, 1, 0), (0, wire.LEADS, 2, 0)]
+
+
+def test_a_generator_state_is_packed_as_messagepack_says() -> None:
+    generator = np.random.default_rng(3)
+    for i in range(300):
+        if i % 3 == 0:
+            generator.integers(0, 10, dtype=np.uint32)  # leaves half a number behind
+        state = generator.bit_generator.state
+        packed, replaced = packed_start(start(0)._replace(rng_state=state))
+        assert unpack(packed) == {"rng_state": state}
+        assert not replaced
+        generator.random(i % 5)
+
+
+def test_an_episode_whose_first_observation_never_came_has_no_rows() -> None:
+    made = block(
+        [BEGIN, (start(0), True)], [END, (CUT, 200, 150)], [BEGIN, (start(1), True)], LEADING, ROW
+    )  # fmt: skip
+    assert flags_and_steps(made) == [
+        (0, wire.STARTS, 0, 0),
+        (0, wire.STOPS | wire.ENDS, 0, CUT),
+        (1, wire.STARTS | wire.LEADS, 1, 0),
+    ]
