@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
 from gym_trace.layout import Layout, Leaf, taken_apart
-from gym_trace.values import Array, copied, pack
+from gym_trace.values import Array, copied, pack, plain_array
 
 FRAME_BYTES = 4096  # values at least this large are copied into a reused buffer, smaller ones become bytes objects
 SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 8 << 20  # raw bytes a chunk, without and with frames
@@ -107,6 +107,7 @@ class RowFormat:
             number, width = self.frame_leaves.index(leaf), self.width
 
             def pack_frame(value: Any) -> Any:
+                value = plain_array(value)
                 if type(value) is ndarray and value.dtype == dtype and value.shape == shape:
                     block = room.block
                     block.frames[number][len(block.rows) // width] = value
@@ -116,6 +117,7 @@ class RowFormat:
             return pack_frame
 
         def pack_odd(value: Any) -> Any:
+            value = plain_array(value)
             if type(value) is ndarray and value.dtype == dtype and value.shape == shape:
                 return value[()] if shape == () else value.tobytes()
             return Odd(copied(value))

@@ -60,8 +60,20 @@ def dtype_from(text: object) -> np.dtype[Any]:
         raise CorruptTrace(f"not a dtype: {text!r}") from error
 
 
+def plain_array(value: Any) -> Any:
+    """The NumPy array in lazy frames, a tensor, or an array of a subclass; any other value as it is."""
+    if type(value) is np.ndarray or isinstance(value, np.generic) or not hasattr(value, "__array__"):
+        return value
+    try:
+        array = np.asarray(value)
+    except Exception:  # anything: other people's code runs here
+        return value
+    return value if array.dtype == object and not isinstance(value, np.ndarray) else array
+
+
 def copied(value: Any) -> Any:
     """An equal value that shares no mutable memory with value; immutable and unknown objects as they are."""
+    value = plain_array(value)
     kind = type(value)
     if isinstance(value, np.ndarray):
         if value.dtype == object:
@@ -164,6 +176,9 @@ def to_extension(value: Any, pack_item: Any = pack) -> Any:
                 return to_extension(plain) if beyond else plain
         if isinstance(value, Mapping):
             return dict(value)
+        array = plain_array(value)
+        if array is not value:
+            return to_extension(array, pack_item)
     raise UnstorableValue(
         f"a value of type {_class_name(value)} cannot be stored; "
         "give numbers, text, bytes, NumPy arrays, or lists, tuples and dicts of them"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
@@ -37,7 +38,7 @@ def by_the_document(rows: np.ndarray, encoding: int) -> tuple[Column, bytes]:
     width = int(np.prod(rows.shape[1:])) * rows.dtype.itemsize
     kept = [bytearray(row.tobytes()) for row in (rows[:1] if encoding & CONSTANT else rows)]
     if encoding & XOR:
-        kept = kept[:1] + [bytearray(a ^ b for a, b in zip(row, before)) for before, row in zip(kept, kept[1:])]
+        kept = kept[:1] + [bytearray(a ^ b for a, b in zip(row, before)) for before, row in pairwise(kept)]
     raw = b"".join(kept)
     if encoding & SHUFFLE:
         w = rows.dtype.itemsize

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 # What all scripts begin with: an environment whose observations tell the process, the branch, the episode and the step.
 _PREAMBLE = """
-import multiprocessing, os, signal, sys, threading, time
+import multiprocessing, os, signal, sys, threading, time, warnings
 import gymnasium, numpy as np
 from gymnasium import spaces
 from gym_trace import TraceRecordingWrapper
@@ -217,6 +217,7 @@ if __name__ == "__main__":
 
 def test_forks_from_another_thread_lose_nothing(tmp_path):
     script = """
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads: this is about them
 env = start(flush_seconds=0.01)
 env.reset()
 done = threading.Event()

@@ -62,7 +62,9 @@ def test_the_directory_can_be_given_and_is_used(tmp_path: Path) -> None:
     taken = ten_episodes(env)
     assert Path(env.directory) == tmp_path / "traces"
     steps = []
-    playback.scan_recorded_traces(str(tmp_path / "traces"), lambda observations, actions, rewards: steps.append(len(actions)))
+    playback.scan_recorded_traces(
+        str(tmp_path / "traces"), lambda observations, actions, rewards: steps.append(len(actions))
+    )
     assert steps == [count for count, _ in taken]
     assert playback.scan_recorded_traces(env.directory, episode_cb=None) == 10
 

@@ -90,7 +90,11 @@ def test_a_real_environment_is_played_back_bit_for_bit(
         trace, map(trace.__getitem__, range(len(trace))), handed, expected, strict=True
     ):
         said = episode["said"]
-        for seen, done in ((got.observations, got.actions), (again.observations, again.actions), (observations, actions)):
+        for seen, done in (
+            (got.observations, got.actions),
+            (again.observations, again.actions),
+            (observations, actions),
+        ):
             assert [canonical(row(seen, i)) for i in range(len(said) + 1)] == list(
                 map(canonical_bits, episode["observations"])
             )

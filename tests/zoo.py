@@ -139,6 +139,16 @@ class OddSpace(spaces.Space[Any]):
         return isinstance(x, dict)
 
 
+class Lazy:
+    """An array that is made when it is asked for, as the stacked frames of gymnasium 0.29 and many tensors are."""
+
+    def __init__(self, array: Any):
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array(self.array, dtype)
+
+
 def duplicate(value: Any) -> Any:
     """A copy that shares no memory and keeps everything: byte order, memory layout, signs and payloads of NaN."""
     if isinstance(value, np.ndarray):
@@ -217,8 +227,8 @@ def row_bits(value: Any) -> Any:
 def small_blocks(rows: int = 4, chunk: int = 300, frame: int = 4096, values: int = 200) -> Iterator[None]:
     """Recorders made within have blocks of so many rows, so that short runs meet all their boundaries.
 
-    chunk: bytes that make a chunk. frame: bytes from which on a value is a frame, more than a number has. values: bytes of MessagePack values
-    that fill a block.
+    chunk: bytes that make a chunk. frame: bytes from which on a value is a frame, more than a number has. values: bytes
+    of MessagePack values that fill a block.
     """
     sizes = {"SMALL_BLOCK": rows, "SMALL_CHUNK": chunk, "FRAME_CHUNK": chunk, "FRAME_BYTES": frame}
     with mock.patch.multiple("gym_trace.blocks", **sizes), mock.patch("gym_trace.recording.VALUES_BYTES", values):

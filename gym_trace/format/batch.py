@@ -17,6 +17,7 @@ from gym_trace.values import Array, unpack
 
 PART = ".part"
 _SCAN_BLOCK = 1 << 20
+_FARTHEST = 1 << 40  # byte that is looked for: systems refuse to go much farther
 
 
 class Damage(NamedTuple):
@@ -312,7 +313,7 @@ class BatchReader:
 
 def _read(file: Any, offset: int, length: int) -> bytes:
     """Up to length bytes at offset; fewer only at the end of the file."""
-    if not 0 <= offset < 1 << 63:
+    if not 0 <= offset < _FARTHEST:
         return b""
     file.seek(offset)
     data: bytes = file.read(length)

@@ -1,0 +1,92 @@
+"""Short runs to record, and what is to be found in their traces."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from zoo import CountingEnv, ScriptedEnv, Told
+
+from gym_trace import TraceRecordingWrapper, open_trace
+
+
+def play(env: Any, episodes: int, seed: int | None = 0) -> list[Any]:
+    """Everything an environment says in some episodes with the same actions each time."""
+    random = np.random.default_rng(5)
+    said: list[Any] = []
+    for number in range(episodes):
+        said.append(copy.deepcopy(env.reset(seed=seed if number == 0 else None)))
+        over = False
+        while not over:
+            result = env.step(int(random.integers(0, 2)))
+            said.append(copy.deepcopy(result))
+            over = result[2] or result[3]
+    return said
+
+
+def manifest_entries(directory: Path) -> list[dict[str, Any]]:
+    """The lines of all manifests of a trace."""
+    paths = sorted(directory.glob("*.manifest.jsonl"))
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def outcomes(directory: Path) -> list[str]:
+    return [str(outcome) for outcome in open_trace(directory).episodes["outcome"]]
+
+
+def recorded(directory: Path, episodes: int = 1, **options: Any) -> None:
+    env = TraceRecordingWrapper(CountingEnv(), directory, **options)
+    play(env, episodes)
+    env.close()
+
+
+def record_lengths(directory: Path, lengths: list[int], env: Any = None, flush_after: int = 0, **options: Any) -> None:
+    """Episodes of the given lengths; flush_after: a chunk ends after so many steps each."""
+    wrapped = TraceRecordingWrapper(CountingEnv(length=10**6) if env is None else env, directory, **options)
+    steps = 0
+    for number, length in enumerate(lengths):
+        wrapped.reset(seed=number)
+        for step in range(length):
+            wrapped.step(step % 4)
+            steps += 1
+            if flush_after and steps % flush_after == 0:
+                wrapped.flush()
+    wrapped.close()
+
+
+def counts_of(episode: Any) -> list[int]:
+    counts: list[int] = episode.observations[:, 0].tolist()
+    return counts
+
+
+def check_counts(trace: Any, lengths: list[int]) -> None:
+    assert [counts_of(episode) for episode in trace] == [list(range(length + 1)) for length in lengths]
+
+
+NESTED = spaces.Dict(
+    {"image": spaces.Box(0, 255, (8, 8), np.uint8), "pair": spaces.Tuple([spaces.Discrete(5), spaces.Text(3)])}
+)
+
+
+def record_nested(directory: Path) -> None:
+    def observation(i: int) -> Any:
+        return {"image": np.full((8, 8), i % 200, np.uint8), "pair": (np.int64(i % 5), "abc"[: i % 3])}
+
+    objects = np.empty(2, object)
+    objects[:] = [np.arange(3), {"deep": [1]}]
+    info = {"list": [1, [2]], "array": np.arange(3.0), "objects": objects, "map": {"a": {"b": 1}}}
+    steps = [Told(observation(i), 0.5 * i, info=info) for i in range(1, 30)]
+    env = ScriptedEnv(NESTED, spaces.Box(-1, 1, (2,)), [(observation(0), steps)] * 4)
+    wrapped = TraceRecordingWrapper(env, directory, record_infos=True)
+    for number in range(4):
+        wrapped.reset(options={"a": {"b": [1, 2]}} if number % 2 else None)
+        for i in range(29):
+            wrapped.annotate(logits=np.full(2, i, np.float32), odd=[i] if i % 2 else np.arange(i))
+            wrapped.step(np.full(2, i / 40, np.float32))
+            if i % 11 == 0:
+                wrapped.flush()
+    wrapped.close()

@@ -1,0 +1,94 @@
+"""Arrays belong to whoever asked for them."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from runs import record_lengths, record_nested
+from zoo import bits
+
+from gym_trace import open_trace, scan_recorded_traces
+
+
+def everything_of(episode: Any) -> list[Any]:
+    return [
+        episode.observations,
+        episode.actions,
+        episode.rewards,
+        episode.terminations,
+        episode.truncations,
+        episode.infos,
+        episode.annotations,
+        episode.options,
+        episode.rng_state,
+    ]
+
+
+def ruin(value: Any) -> None:
+    """Writes over everything that can be written over."""
+    if isinstance(value, np.ndarray):
+        assert value.flags.writeable
+        if value.dtype == object:
+            for item in value.flat:
+                ruin(item)
+            value[...] = None
+        else:
+            value[...] = np.ones((), value.dtype) if value.dtype == bool else 77
+    elif isinstance(value, dict):
+        for item in value.values():
+            ruin(item)
+        value.clear()
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            ruin(item)
+        if isinstance(value, list):
+            value.clear()
+
+
+def test_what_is_written_into_an_episode_changes_nothing_that_is_read_later(tmp_path: Path) -> None:
+    record_nested(tmp_path)
+    expected = [bits(everything_of(episode)) for episode in open_trace(tmp_path)]
+    trace = open_trace(tmp_path)
+    for _ in range(2):
+        for i in range(4):
+            episode = trace[i]
+            assert bits(everything_of(episode)) == expected[i]
+            ruin(everything_of(episode))
+    for i, episode in enumerate(trace):
+        assert bits(everything_of(episode)) == expected[i]
+        ruin(everything_of(episode))
+    for i, episode in enumerate(trace.scan(episodes=[3, 2, 2, 0])):
+        assert bits(everything_of(episode)) == expected[[3, 2, 2, 0][i]]
+        ruin(everything_of(episode))
+
+
+def test_what_a_callback_writes_changes_nothing_that_comes_later(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [5, 0, 7, 9], flush_after=4)
+    seen: list[Any] = []
+
+    def look_and_ruin(*arrays: Any) -> None:
+        seen.append(bits(arrays))
+        ruin(arrays)
+
+    scan_recorded_traces(tmp_path, look_and_ruin)
+    expected = [bits((e.observations, e.actions, e.rewards)) for e in open_trace(tmp_path)]
+    assert seen == expected
+
+
+def test_arrays_outlive_the_trace_and_its_files(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [5, 7])
+    kept = [episode.observations for episode in open_trace(tmp_path)]
+    for path in tmp_path.iterdir():
+        path.unlink()
+    gc.collect()
+    assert [array[:, 0].tolist() for array in kept] == [list(range(6)), list(range(8))]
+
+
+def test_an_episode_keeps_its_arrays(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [5])
+    episode = open_trace(tmp_path)[0]
+    episode.observations[0] = 99
+    assert episode.observations[0, 0] == 99  # they are its reader's own

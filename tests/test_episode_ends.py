@@ -1,0 +1,360 @@
+"""However an episode or a recording ends, what was recorded is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from runs import manifest_entries, outcomes, play, recorded
+from zoo import CountingEnv, ImageEnv, bits, small_blocks
+
+import gym_trace.encoder
+from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.recording import Recorder
+
+# -- how episodes end --------------------------------------------------------------------------------------------------
+
+
+def test_reset_mid_episode_keeps_the_partial_episode_as_cut(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
+    env.reset()
+    env.step(1)
+    env.step(2)
+    env.reset()
+    env.reset()
+    env.step(3)
+    env.close()
+    trace = open_trace(tmp_path)
+    assert outcomes(tmp_path) == ["cut", "cut", "closed"]
+    assert [episode.actions.tolist() for episode in trace] == [[1, 2], [], [3]]
+    assert [len(episode.observations) for episode in trace] == [3, 1, 2]
+    assert not trace[0].terminations.any()
+
+
+def test_steps_after_the_end_are_kept_as_further_parts(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=2), tmp_path)
+    env.reset(seed=1)
+    for action in (0, 1, 2, 3):
+        env.step(action)
+    env.reset()
+    env.step(0)
+    env.close()
+    trace = open_trace(tmp_path)
+    assert [(e.episode_id, e.first_step, len(e)) for e in trace] == [(0, 0, 2), (0, 2, 1), (0, 3, 1), (1, 0, 1)]
+    assert [e.observations[:, 0].tolist() for e in trace] == [[0, 1, 2], [2, 3], [3, 4], [0, 1]]
+    assert [e.actions.tolist() for e in trace] == [[0, 1], [2], [3], [0]]
+    assert [e.seed for e in trace] == [1, 1, 1, None]
+    assert all(trace[i].terminations[-1] for i in range(3))
+
+
+def test_steps_after_the_end_keep_their_images(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(ImageEnv(length=2), tmp_path)
+    bare = ImageEnv(length=2)
+    images = [bare.reset()[0].copy()] + [bare.step(0)[0].copy() for _ in range(5)]
+    env.reset()
+    for i in range(5):
+        env.step(0)
+        if i == 2:
+            env.flush()
+    env.close()
+    parts = list(open_trace(tmp_path))
+    assert [part.first_step for part in parts] == [0, 2, 3, 4]
+    for part in parts:
+        expected = images[part.first_step : part.first_step + len(part) + 1]
+        assert bits(part.observations) == bits(np.array(expected))
+
+
+def test_episodes_longer_than_a_block_of_images_come_back(tmp_path: Path) -> None:
+    length = 1500  # a block holds about 1,090 of these images
+    env = TraceRecordingWrapper(ImageEnv(length), tmp_path)
+    env.reset()
+    for _ in range(length):
+        env.step(0)
+    env.close()
+    bare = ImageEnv(length)
+    (episode,) = open_trace(tmp_path)
+    assert (episode.observations[0] == bare.reset()[0]).all()
+    for i in range(1, length + 1):
+        assert (episode.observations[i] == bare.step(0)[0]).all(), i
+
+
+def test_an_environment_that_raises_loses_nothing_recorded_before(tmp_path: Path) -> None:
+    class Failing(CountingEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            if self.calls.count("reset") == 1:
+                self.calls.append("reset")
+                raise OSError("the simulator is gone")
+            return super().reset(**kwargs)
+
+        def step(self, action: Any) -> Any:
+            if action == 3:
+                raise ValueError("no such action")
+            return super().step(action)
+
+    env = TraceRecordingWrapper(Failing(), tmp_path)
+    env.reset()
+    env.step(0)
+    with pytest.raises(ValueError, match="no such action"):
+        env.step(3)
+    env.step(1)
+    with pytest.raises(OSError, match="simulator"):
+        env.reset()
+    env.step(2)  # of no episode that is known of
+    env.reset()
+    env.step(2)
+    env.close()
+    assert [episode.actions.tolist() for episode in open_trace(tmp_path)] == [[0, 1], [2]]
+    assert outcomes(tmp_path) == ["cut", "closed"]
+
+
+def test_seeds_options_and_generator_states_are_kept(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
+    env.reset(seed=12)
+    options = {"low": -0.01, "high": 0.01}
+    state = copy.deepcopy(env.unwrapped.np_random.bit_generator.state)
+    env.reset(options=options)
+    env.step(0)
+    options["low"] = 5.0
+    env.reset(seed=2**70)
+    env.close()
+    first, second, third = open_trace(tmp_path)
+    assert (first.seed, first.options, first.rng_state) == (12, None, None)
+    assert (second.seed, second.options) == (None, {"low": -0.01, "high": 0.01})
+    assert second.rng_state == state
+    assert third.seed == 2**70
+
+
+def test_the_state_kept_of_a_generator_makes_the_same_reset_again(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
+    env.reset()
+    env.reset()
+    env.close()
+    again = gymnasium.make("CartPole-v1").unwrapped
+    for episode in open_trace(tmp_path):
+        again.np_random.bit_generator.state = episode.rng_state
+        assert bits(again.reset()[0]) == bits(episode.observations[0])
+
+
+@pytest.mark.parametrize("kind", ["MT19937", "Philox", "SFC64", "PCG64DXSM"])
+def test_the_state_of_any_generator_of_numpy_is_kept(tmp_path: Path, kind: str) -> None:
+    inner = CountingEnv()
+    inner.np_random = np.random.Generator(getattr(np.random, kind)(3))
+    state = inner.np_random.bit_generator.state
+    env = TraceRecordingWrapper(inner, tmp_path)
+    env.reset()
+    env.close()
+    assert bits(open_trace(tmp_path)[0].rng_state) == bits(state)
+
+
+def test_a_generator_of_an_unknown_kind_does_not_stop_the_recording(tmp_path: Path) -> None:
+    class Bits:
+        state = {"bit_generator": "Mine", "state": object()}  # noqa: RUF012
+
+    class Random:
+        bit_generator = Bits()
+
+    inner = CountingEnv()
+    inner.np_random = Random()  # type: ignore[assignment]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        env = TraceRecordingWrapper(inner, tmp_path)
+        play(env, 2, seed=None)
+        env.close()
+    assert len(open_trace(tmp_path)) == 2
+
+
+def test_times_of_episodes_are_in_order(tmp_path: Path) -> None:
+    recorded(tmp_path, 3)
+    trace = open_trace(tmp_path)
+    for episode in trace:
+        assert episode.start_time <= episode.end_time
+        assert episode.start_monotonic <= episode.end_monotonic
+    starts = trace.episodes["start_time"]
+    assert (starts[1:] >= starts[:-1]).all()
+
+
+# -- closing -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_trace_is_safe_before_the_environment_is_closed(tmp_path: Path) -> None:
+    class Exploding(CountingEnv):
+        def close(self) -> None:
+            self.calls.append("close")
+            self.entries = manifest_entries(tmp_path)
+            self.outcomes = outcomes(tmp_path)
+            raise OSError("the simulator does not want to go")
+
+    inner = Exploding()
+    env = TraceRecordingWrapper(inner, tmp_path)
+    env.reset()
+    env.step(0)
+    with pytest.raises(OSError, match="does not want"):
+        env.close()
+    assert [entry["type"] for entry in inner.entries] == ["writer", "batch", "closed"]
+    assert inner.outcomes == ["closed"]
+
+
+def test_closing_twice_is_fine(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
+    play(env, 1)
+    env.close()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    env.close()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_after_closing_the_environment_goes_on_unrecorded_with_one_warning(tmp_path: Path) -> None:
+    for options in ({}, {"frame_filter": lambda step: True}):
+        inner = CountingEnv()
+        env = TraceRecordingWrapper(inner, tmp_path, on_exist="append", **options)  # type: ignore[arg-type]
+        env.reset()
+        env.step(0)
+        env.close()
+        assert env.step(0)[1] == 2.0
+        with pytest.warns(UserWarning, match="closed"):
+            env.reset()
+        env.step(0)
+        env.reset()  # a second warning would be an error
+        assert inner.calls.count("step") == 3
+        env.close()
+    assert [len(episode) for episode in open_trace(tmp_path)] == [1, 1]
+
+
+def test_leaving_a_with_block_saves(tmp_path: Path) -> None:
+    with TraceRecordingWrapper(CountingEnv(), tmp_path) as env:
+        env.reset()
+        env.step(0)
+    assert outcomes(tmp_path) == ["closed"]
+
+
+def test_a_recorder_that_is_forgotten_saves(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
+    env.reset()
+    env.step(0)
+    del env
+    gc.collect()
+    assert [entry["type"] for entry in manifest_entries(tmp_path)] == ["writer", "batch", "closed"]
+    assert outcomes(tmp_path) == ["closed"]
+
+
+@pytest.mark.parametrize("ending", ["", "raise ValueError('no close')", "sys.exit(3)", "signal.raise_signal(15)"])
+def test_a_process_that_ends_in_an_orderly_way_saves(tmp_path: Path, ending: str) -> None:
+    script = f"""
+import signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from zoo import CountingEnv
+from gym_trace import TraceRecordingWrapper
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+env = TraceRecordingWrapper(CountingEnv(), {str(tmp_path)!r}, flush_seconds=100)
+env.reset()
+for _ in range(3):
+    env.step(0)
+{ending}
+"""
+    subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    assert [entry["type"] for entry in manifest_entries(tmp_path)] == ["writer", "batch", "closed"]
+    assert len(open_trace(tmp_path)[0]) == 3
+
+
+def test_a_recorder_that_took_no_step_leaves_a_trace_without_episodes(tmp_path: Path) -> None:
+    TraceRecordingWrapper(CountingEnv(), tmp_path).close()
+    trace = open_trace(tmp_path)
+    assert len(trace) == 0
+    assert list(trace) == []
+    assert trace.observation_space == CountingEnv().observation_space
+
+
+def test_flush_lets_others_read_all_steps_so_far(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path, flush_seconds=1000)
+    play(env, 2)
+    env.flush()
+    assert len(open_trace(tmp_path)) == 2
+    env.flush()
+    env.close()
+
+
+def test_what_is_recorded_is_flushed_without_being_asked(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path, flush_seconds=0.01)
+    play(env, 1)
+    trace = open_trace(tmp_path)
+    waited = threading.Event()
+    for _ in range(1000):
+        if len(trace):
+            break
+        waited.wait(0.01)
+        trace.refresh()
+    assert len(trace) == 1
+    env.close()
+
+
+@pytest.mark.parametrize("place", ["_add_reward_sums", "_kept", "_typed_scalars", "packed_start", "_as_numbers"])
+def test_ctrl_c_while_a_block_is_encoded_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    function = getattr(gym_trace.encoder, place)
+    calls = 0
+
+    def interrupted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    monkeypatch.setattr(gym_trace.encoder, place, interrupted)
+    steps = 0
+    with small_blocks(rows=8, chunk=100):
+        env = TraceRecordingWrapper(CountingEnv(length=5), tmp_path, flush_seconds=1000)
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                env.reset()
+                for _ in range(5):
+                    env.step(0)
+                    steps += 1
+    env.close()
+    trace = open_trace(tmp_path)
+    assert sum(map(len, trace)) == steps
+    for episode in trace:
+        assert episode.observations[:, 0].tolist() == list(range(len(episode) + 1))
+
+
+@pytest.mark.parametrize(("method", "lengths"), [("_open_run", [5, 5]), ("flag", [5, 4, 5])])
+def test_ctrl_c_between_what_is_said_of_a_row_and_the_row_garbles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, lengths: list[int]
+) -> None:
+    original = getattr(Recorder, method)
+    calls = 0
+
+    def interrupted(self: Any, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2 and method == "_open_run":
+            raise KeyboardInterrupt
+        result = original(self, *arguments)
+        if calls == 2:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(Recorder, method, interrupted)
+    env = TraceRecordingWrapper(CountingEnv(length=5), tmp_path)
+    for _ in range(3):
+        with contextlib.suppress(KeyboardInterrupt):
+            env.reset()
+            for action in (0, 1, 2, 3, 0):
+                env.step(action)
+    env.close()
+    trace = open_trace(tmp_path)
+    assert [len(episode) for episode in trace] == lengths
+    for episode in trace:
+        assert episode.observations[:, 0].tolist() == list(range(len(episode) + 1))
+        assert episode.outcome == ("terminated" if len(episode) == 5 else "cut")

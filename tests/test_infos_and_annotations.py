@@ -1,0 +1,206 @@
+"""What is recorded beside observations, actions and rewards, and the warnings about it."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from runs import recorded
+from zoo import CountingEnv, ScriptedEnv, Told, bits
+
+from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.errors import UnstorableValue
+
+# -- infos -------------------------------------------------------------------------------------------------------------
+
+
+def info_episodes(infos: list[Any]) -> ScriptedEnv:
+    steps = [Told(np.int64(0), info=info) for info in infos]
+    return ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps)])
+
+
+def record_steps(env: ScriptedEnv, directory: Path, count: int, **options: Any) -> TraceRecordingWrapper:
+    wrapped = TraceRecordingWrapper(env, directory, **options)
+    wrapped.reset(seed=0)
+    for _ in range(count):
+        wrapped.step(0)
+        env.spoil()
+    return wrapped
+
+
+INFOS = [
+    {},
+    {"a": 1, "b": [1, 2.5, None, True], "c": {"d": np.arange(4)[::2], "é": "\ud800"}},
+    {"big": 2**90, "tuple": (1, (2,)), "nan": float("nan"), "array": np.array(3, np.float16), "flag": np.True_},
+    {"mixed": np.array([1, "x", None], object), "bytes": b"\0", "complex": 1j, "text": np.array(["a", "bc"])},
+    {5: "a number for a key", "date": np.datetime64("2026-11-21"), "": ""},
+]
+
+
+def test_infos_come_back_exactly(tmp_path: Path) -> None:
+    record_steps(info_episodes(INFOS), tmp_path, len(INFOS), record_infos=True).close()
+    trace = open_trace(tmp_path)
+    assert bits(trace[0].infos) == bits(INFOS)
+    assert bits(next(iter(trace)).infos) == bits(INFOS)
+    assert trace[0].reset_info == {}
+
+
+def test_only_the_infos_that_were_asked_for_are_kept(tmp_path: Path) -> None:
+    infos = [{"a": 1, "b": object()}, {"c": 2}, {"a": 3, "c": 4}]
+    record_steps(info_episodes(infos), tmp_path, 3, record_infos=["a", "c"]).close()
+    assert open_trace(tmp_path)[0].infos == [{"a": 1}, {"c": 2}, {"a": 3, "c": 4}]
+
+
+def test_infos_that_were_not_recorded_are_asked_for_in_vain(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    with pytest.raises(Exception, match="record_infos"):
+        _ = open_trace(tmp_path)[0].infos
+
+
+def test_an_info_that_cannot_be_stored_is_replaced_with_one_warning(tmp_path: Path) -> None:
+    class Thing:
+        def __repr__(self) -> str:
+            return "<a thing>"
+
+    infos = [{"thing": Thing(), "set": {1}, "a": 1}, {"nested": [{"deep": Thing()}]}, {"a": 2}]
+    env = info_episodes(infos)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        record_steps(env, tmp_path, 3, record_infos=True).close()
+    assert len([w for w in caught if "infos" in str(w.message)]) == 1
+    assert len(caught) == 1
+    got = open_trace(tmp_path)[0].infos
+    assert got[0]["a"] == 1
+    assert got[0]["thing"].text == "<a thing>"
+    assert got[0]["thing"].class_name.endswith("Thing")
+    assert got[1]["nested"][0]["deep"].text == "<a thing>"
+    assert got[2] == {"a": 2}
+
+
+def test_an_info_that_cannot_even_be_shown_does_not_stop_the_run(tmp_path: Path) -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError("no repr")
+
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    env = ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [])
+    env.reset = lambda **_: (np.int64(0), {"thing": Broken()})  # type: ignore[method-assign]
+    env.step = lambda action: (np.int64(1), 1.0, False, False, loop)  # type: ignore[method-assign,assignment,return-value]
+    wrapped = TraceRecordingWrapper(env, tmp_path, record_infos=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrapped.reset()
+        wrapped.step(0)
+        wrapped.close()
+    assert len(open_trace(tmp_path)[0]) == 1
+
+
+def test_odd_values_are_warned_of_once_a_column(tmp_path: Path) -> None:
+    steps = [Told({"x": "text", "y": np.zeros(3, np.float64)}) for _ in range(50)]
+    space = spaces.Dict({"x": spaces.Discrete(3), "y": spaces.Box(0, 1, (3,))})
+    env = ScriptedEnv(space, spaces.Discrete(2), [({"x": 1, "y": np.zeros(3, np.float32)}, steps)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wrapped = TraceRecordingWrapper(env, tmp_path)
+        wrapped.reset()
+        for i in range(50):
+            wrapped.step(np.int64(1))
+            if i % 10 == 0:
+                wrapped.flush()
+        wrapped.close()
+    messages = sorted(str(warning.message) for warning in caught)
+    assert len(messages) == 2
+    assert "observations/x" in messages[0]
+    assert "observations/y" in messages[1]
+    assert "float64" in messages[1]
+    assert "float32" in messages[1]
+    assert all(warning.filename == __file__ for warning in caught)
+
+
+# -- annotations -------------------------------------------------------------------------------------------------------
+
+
+def test_annotations_become_typed_columns(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
+    env.reset()
+    logits = np.zeros(2, np.float32)
+    for i in range(3):
+        logits[:] = i
+        env.annotate(logprob=-float(i) / 2, logits=logits, greedy=i == 0)
+        env.annotate(count=np.uint8(i))
+        env.step(0)
+        logits[:] = 99
+    env.close()
+    for episode in (open_trace(tmp_path)[0], next(iter(open_trace(tmp_path)))):
+        notes = episode.annotations
+        assert bits(notes["logprob"]) == bits(np.array([-0.0, -0.5, -1.0]))
+        assert bits(notes["logits"]) == bits(np.array([[0, 0], [1, 1], [2, 2]], np.float32))
+        assert bits(notes["count"]) == bits(np.arange(3, dtype=np.uint8))
+        assert notes["greedy"].tolist() == [True, False, False]
+
+
+def test_rows_without_an_annotation_hold_none(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=4), tmp_path)
+    env.reset()
+    for i in range(4):
+        if i == 2:
+            env.annotate(value=1.5)
+        env.step(0)
+    env.reset()
+    env.step(0)
+    env.close()
+    first, second = open_trace(tmp_path)
+    assert first.annotations["value"].tolist() == [None, None, 1.5, None]
+    assert second.annotations.get("value", np.array([None])).tolist() == [None]
+
+
+@pytest.mark.parametrize("every", [1, 7, 511, 512, 513])
+def test_annotations_stay_with_their_steps_across_blocks_and_chunks(tmp_path: Path, every: int) -> None:
+    length = 3000
+    env = TraceRecordingWrapper(CountingEnv(length), tmp_path, flush_seconds=0.02)
+    env.reset()
+    for i in range(length):
+        if i % every == 0:
+            env.annotate(step=i, vector=np.full(2, i, np.int16))
+        env.step(0)
+        if i % 700 == 699:
+            env.flush()
+    env.close()
+    for episode in (open_trace(tmp_path)[0], next(iter(open_trace(tmp_path)))):
+        steps = episode.annotations["step"]
+        assert len(steps) == length
+        for i in range(length):
+            assert steps[i] == (i if i % every == 0 else None)
+        assert episode.annotations["vector"][every].tolist() == [every, every]
+
+
+def test_an_annotation_for_a_step_that_never_comes_is_dropped(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=2), tmp_path)
+    env.annotate(value=0)  # before any reset
+    for _ in range(2):
+        env.reset()
+        env.step(0)
+        env.annotate(value=1)
+    env.reset()
+    env.step(0)
+    env.annotate(value=2)
+    env.close()
+    env.annotate(value=3)
+    for episode in open_trace(tmp_path):
+        assert episode.annotations.get("value", np.array([None])).tolist() == [None]
+
+
+def test_an_annotation_that_cannot_be_stored_is_refused_at_once_and_recording_goes_on(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
+    env.reset()
+    with pytest.raises(UnstorableValue):
+        env.annotate(model=object())
+    for _ in range(3):
+        env.step(0)
+    env.close()
+    assert len(open_trace(tmp_path)[0]) == 3

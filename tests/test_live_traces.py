@@ -1,0 +1,133 @@
+"""A trace can be read while it is written, and when its writer has died."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from runs import check_counts, counts_of, record_lengths
+from zoo import CountingEnv
+
+from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
+
+
+def test_an_episode_is_there_when_it_has_ended(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path, flush_seconds=100)
+    trace = open_trace(tmp_path)
+    assert len(trace) == 0
+    env.reset()
+    env.step(0)
+    env.flush()
+    assert trace.refresh() == 0
+    assert list(trace) == []
+    env.step(0)
+    env.flush()
+    env.step(0)
+    env.flush()
+    assert trace.refresh() == 1
+    check_counts(trace, [3])
+    assert trace[0].outcome == "terminated"
+    env.reset()
+    env.step(0)
+    env.flush()
+    assert trace.refresh() == 0
+    env.reset()
+    env.flush()
+    assert trace.refresh() == 1
+    env.close()
+    assert trace.refresh() == 1
+    assert [str(outcome) for outcome in trace.episodes["outcome"]] == ["terminated", "cut", "closed"]
+    assert trace.refresh() == 0
+    check_counts(trace, [3, 1, 0])
+
+
+def test_an_episode_opened_earlier_can_be_read_after_the_trace_has_grown(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
+    trace = None
+    for number in range(3):
+        env.reset()
+        for _ in range(3):
+            env.step(number)
+        env.flush()
+        if trace is None:
+            trace = open_trace(tmp_path)
+            first = trace[0]
+    env.close()
+    assert trace is not None
+    trace.refresh()
+    assert first.actions.tolist() == [0, 0, 0]
+    assert [episode.actions[0] for episode in trace] == [0, 1, 2]
+
+
+def test_a_new_writer_appears_at_refresh(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [1, 2], uid="b")
+    trace = open_trace(tmp_path)
+    record_lengths(tmp_path, [3], uid="a", on_exist="append")
+    assert trace.refresh() == 1
+    assert trace.writers == ["b", "a"]  # the one that began first
+    assert [len(episode) for episode in trace] == [1, 2, 3]
+    assert trace.episodes["writer"].tolist() == [0, 0, 1]
+    assert trace.episodes["index"].tolist() == [0, 1, 2]
+
+
+def test_a_trace_is_read_while_it_is_written(tmp_path: Path) -> None:
+    episodes = 300
+    env = TraceRecordingWrapper(CountingEnv(length=17), tmp_path, flush_seconds=0.01)
+
+    def run() -> None:
+        for _ in range(episodes):
+            env.reset()
+            for step in range(17):
+                env.step(step % 4)
+            threading.Event().wait(0.001)
+        env.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    trace = open_trace(tmp_path)
+    seen = 0
+    try:
+        while thread.is_alive():
+            seen += trace.refresh()
+            for i in range(max(0, len(trace) - 3), len(trace)):
+                assert counts_of(trace[i]) == list(range(18))
+    finally:
+        thread.join()
+    seen += trace.refresh()
+    assert seen == len(trace) == episodes
+    assert trace.damage == []
+    check_counts(trace, [17] * episodes)
+
+
+def test_what_a_dead_writer_left_open_is_lost_but_there(tmp_path: Path) -> None:
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from zoo import CountingEnv
+from gym_trace import TraceRecordingWrapper
+env = TraceRecordingWrapper(CountingEnv(length=4), {str(tmp_path)!r})
+for length in (4, 2):
+    env.reset(seed=length)
+    for _ in range(length):
+        env.step(3)
+env.flush()
+print("ready", flush=True)
+sys.stdin.readline()
+os._exit(9)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"ready\n"
+        trace = open_trace(tmp_path)
+        assert [str(outcome) for outcome in trace.episodes["outcome"]] == ["terminated"]
+        process.stdin.close()
+        process.wait(30)
+    assert trace.refresh() == 1
+    check_counts(trace, [4, 2])
+    lost = trace[1]
+    assert (lost.outcome, lost.seed, lost.end_time, lost.actions.tolist()) == ("lost", 2, None, [3, 3])
+    assert not lost.terminations.any()
+    assert scan_recorded_traces(tmp_path) == 2
