@@ -2,8 +2,8 @@
 
     python benchmarks/core.py [--pairs 7] [--only cartpole,pong]
 
-Each figure of the recording table is the median over pairs of runs, unwrapped and wrapped in turn, with the same seed and
-actions. The time to close the trace counts, and so does what the encoder thread takes from the loop.
+Each figure of the recording table is the median over pairs of runs, unwrapped and wrapped in turn, with the same seed
+and actions. The time to close the trace counts, and so does what the encoder thread takes from the loop.
 """
 
 from __future__ import annotations
