@@ -17,8 +17,8 @@ from gym_trace.layout import Layout, Leaf, taken_apart
 from gym_trace.values import Array, copied, pack, plain_array
 
 FRAME_BYTES = 4096  # values at least this large are copied into a reused buffer, smaller ones become bytes objects
-SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 8 << 20  # raw bytes a chunk, without and with frames
-SMALL_BLOCK = 512  # rows; what it takes is still in the processor's cache when it is encoded
+SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 12 << 20  # raw bytes a chunk, without and with frames
+SMALL_BLOCK = 2048  # rows; what it takes is still in the processor's cache when it is encoded
 VALUES_BYTES = 8 << 20  # MessagePack values that a block takes before it counts as full
 
 _NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}

@@ -22,6 +22,7 @@ from gym_trace.table import step_offsets
 from gym_trace.values import Array
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
+STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # those with a row a step
 
 
 class LostSteps(NamedTuple):
@@ -153,8 +154,7 @@ class Examination:
         except CorruptTrace as error:
             self._unreadable(path, error.problem)
             return
-        damages = list(batch.damage)
-        for damage in _merged(damages):
+        for damage in _merged(batch.damage):
             self._walk_damage(batch, damage)
         if batch.torn:
             where = f"{batch.path}: its last {batch.torn} bytes are not a whole record"
@@ -162,7 +162,7 @@ class Examination:
         elif not batch.has_end_name and not self._alive:
             self._report.remarks.append(f"{batch.path}: not sealed; the writer died")
         steps = ended = first = 0
-        clean = not damages
+        clean = not batch.damage
         for number, (offset, length, count, _) in enumerate(batch.chunks.tolist()):
             fragments = batch.fragments[first : first + count]
             first += count
@@ -243,7 +243,7 @@ def _merged(damages: list[Damage]) -> list[Damage]:
 def _verify(chunk: Chunk, fragments: Array, layouts: Layouts) -> None:
     """Decodes every column of a chunk. Raises CorruptTrace if one does not decode, is missing, or has too many rows."""
     observation_rows, steps = (int(offsets[-1]) for offsets in step_offsets(fragments))
-    rows = {"observations": observation_rows, "fragments": len(fragments)}
+    rows = {**dict.fromkeys(STEP_COLUMNS, steps), "observations": observation_rows}
     rows["starts"] = int(np.count_nonzero(fragments["flags"] & wire.STARTS))
     needed = [leaf.path for leaf in layouts.observations.leaves()] if observation_rows else []
     needed += [*(leaf.path for leaf in layouts.actions.leaves()), ("rewards",)] if steps else []
@@ -251,6 +251,6 @@ def _verify(chunk: Chunk, fragments: Array, layouts: Layouts) -> None:
         if path not in chunk:
             raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, path))}")
     for path, column in chunk.columns.items():
-        if column.rows != rows.get(str(path[0]), steps):
+        if column.rows != rows.get(str(path[0]), column.rows):
             raise CorruptTrace(f"column {'/'.join(map(str, path))} has the wrong number of rows")
         decode(*chunk.encoded(path))

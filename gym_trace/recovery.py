@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.errors import InvalidOption, RecordingError, TraceError, TraceExists
-from gym_trace.examination import CheckReport, Examination, Loss, LostSteps, Progress, examinations
+from gym_trace.examination import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
 from gym_trace.format import wire
 from gym_trace.format.batch import Chunk
 from gym_trace.format.codec import MSGPACK, Column, decode, packed_values
@@ -188,7 +188,7 @@ class _Mender:
         if orphans:
             bounds = step_offsets(fragments)[1]
             for path in columns:
-                if path[0] not in ("observations", "starts"):
+                if path[0] in STEP_COLUMNS:
                     columns[path] = _without(*chunk.encoded(path), bounds[orphans])
             sums = _sums_without_first(chunk.array(("rewards",)), bounds, orphans)
             fragments = self._adopted(fragments, orphans, sums)

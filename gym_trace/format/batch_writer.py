@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path as FilePath
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -87,7 +86,7 @@ class BatchWriter:
 
     def _append(self, pieces: list[bytes]) -> None:
         data = memoryview(b"".join(pieces))
-        crc, start, length = crc32(data, self.crc), self.size, len(data)
+        crc, start, length = wire.checksum(data, self.crc), self.size, len(data)
         try:
             while data:
                 data = data[os.write(self._fd, data) :]

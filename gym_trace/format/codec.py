@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import zstandard
@@ -141,7 +140,7 @@ class ColumnEncoder:
     def _column(
         self, dtype: str, shape: tuple[int, ...], rows: int, encoding: int, raw: int, blob: bytes
     ) -> Column:  # fmt: skip
-        return Column(self._path, dtype, shape, rows, encoding, len(blob), raw, crc32(blob))
+        return Column(self._path, dtype, shape, rows, encoding, len(blob), raw, wire.checksum(blob))
 
     def _squeezed(self, filtered: Array | bytes, plain: Array | bytes, encoding: int) -> tuple[bytes, int]:
         size = filtered.nbytes if isinstance(filtered, np.ndarray) else len(filtered)
