@@ -190,7 +190,8 @@ class Trace:
         Args:
             columns: read only these: "observations", "actions", "rewards", "terminations", "truncations", "infos",
                 "annotations". None: all.
-            episodes: a slice, indices, or a boolean array over the trace; in the order given. None: all.
+            episodes: a slice, indices, or a boolean array over the trace; in the order given (which, if it does not
+                ascend, is read episode by episode, and columns when they are asked for). None: all.
             on_damage: "raise" CorruptTrace at a damaged chunk, or "skip" it: what it broke apart comes in parts, a
                 warning tells what was skipped, and .damage lists it.
         """
@@ -198,6 +199,8 @@ class Trace:
         if on_damage not in ("raise", "skip"):
             raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')
         wanted, ordered = self._selection(episodes)
+        if not ordered and on_damage == "skip":
+            raise InvalidOption('on_damage="skip" reads a trace from front to back: give episodes in ascending order')
         if not ordered:
             return (self[int(i)] for i in wanted)
         return self._scan(roots, wanted, on_damage == "skip")

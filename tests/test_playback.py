@@ -323,3 +323,9 @@ def test_damage_is_raised_or_skipped_with_a_warning(tmp_path: Path) -> None:
     assert [item for item in found if item[1] == whole] == [(i, whole) for i in range(6) if i != 2]
     for i in (0, 1, 3, 5):
         assert counts_of(open_trace(tmp_path)[i]) == whole
+
+
+def test_skipping_damage_in_an_order_of_ones_own_is_refused(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [2, 3, 1])
+    with pytest.raises(InvalidOption, match="ascending"):
+        open_trace(tmp_path).scan(episodes=[2, 0], on_damage="skip")
