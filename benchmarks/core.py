@@ -23,9 +23,9 @@ import numpy as np
 import gym_trace
 
 CASES = {
-    "cartpole": ("CartPole-v1", 200_000),
-    "halfcheetah": ("HalfCheetah-v5", 30_000),
-    "pong": ("ALE/Pong-v5", 6_000),
+    "cartpole": ("CartPole-v1", 500_000),
+    "halfcheetah": ("HalfCheetah-v5", 60_000),
+    "pong": ("ALE/Pong-v5", 20_000),
 }
 
 

@@ -7,6 +7,7 @@ together again from one array a leaf.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ Path = tuple[str | int, ...]
 PlainSpace = dict[str, Any]
 _TYPED = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
 _MAX_DEPTH = 32
+_MAX_DIMENSIONS = 32
+_MAX_ELEMENTS = 1 << 31  # of one value; more than could be recorded
 
 
 class Leaf:
@@ -85,13 +88,20 @@ def _layout(space: PlainSpace, path: Path, depth: int) -> Layout:
         raise CorruptTrace("a space is nested too deep")
     kind = space["type"]
     if kind in _TYPED:
-        return Leaf(path, dtype_from(space["dtype"]), tuple(int(n) for n in space.get("shape", ())))
+        return Leaf(path, dtype_from(space["dtype"]), _shape(space.get("shape", ())))
     if kind == "Dict":
         keys = [str(key) for key, _ in space["spaces"]]
         return Branch(keys, [_layout(child, (*path, key), depth + 1) for key, (_, child) in zip(keys, space["spaces"])])
     if kind == "Tuple":
         return Branch(None, [_layout(child, (*path, i), depth + 1) for i, child in enumerate(space["spaces"])])
     return Leaf(path, None, ())
+
+
+def _shape(numbers: Any) -> tuple[int, ...]:
+    shape = tuple(int(n) for n in numbers)
+    if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0 or math.prod(shape) > _MAX_ELEMENTS:
+        raise CorruptTrace("a space has a shape that there cannot be")
+    return shape
 
 
 def taken_apart(layout: Layout, value: Any) -> list[Any]:

@@ -322,6 +322,16 @@ def a_schema_of_a_huge_space(forgery):
 
 
 @hostile
+def a_schema_of_a_space_of_negative_shape(forgery):
+    forgery.records[0].metadata["observation_space"]["shape"] = [-3]
+
+
+@hostile
+def a_schema_of_a_space_of_too_many_dimensions(forgery):
+    forgery.records[0].metadata["observation_space"]["shape"] = [1] * 100
+
+
+@hostile
 def a_schema_of_a_space_nested_deep(forgery):
     space = forgery.records[0].metadata["observation_space"]
     for _ in range(200):
