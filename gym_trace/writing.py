@@ -138,15 +138,17 @@ class SegmentWriter:
             try:
                 if everything:
                     self._take_rest()
-                while self._segments and (everything or self._waiting >= self._chunk_bytes):
-                    self._write_chunk()
+                rest = len(self._segments) if everything else 0  # not what comes meanwhile, or it may never end
+                while self._segments and (rest > 0 or self._waiting >= self._chunk_bytes):
+                    rest -= self._write_chunk()
                 if self.writer is not None:
                     self.writer.seal_if_due()
             except Exception as error:  # whatever it is, it must reach the caller's thread
                 self.fail(error)
                 self.abandon()
 
-    def _write_chunk(self) -> None:
+    def _write_chunk(self) -> int:
+        """Writes what makes a chunk; returns how many segments that were."""
         group: list[Segment] = []
         size = 0
         while self._segments and (not group or size + self._segments[0].size <= self._chunk_bytes):
@@ -161,11 +163,12 @@ class SegmentWriter:
         with self._lock:
             self._waiting -= size
             self._room.notify()
+        return len(group)
 
     def fail(self, error: Exception) -> None:
         """Ends recording: what was written stays, what was not is dropped."""
         with self._lock:
-            self.failure = error
+            self.failure = self.failure or error
             self._segments.clear()
             self._waiting = 0
             self._room.notify()

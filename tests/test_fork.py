@@ -53,16 +53,19 @@ def steps(env, count):
 """
 
 
+def command_of(script: str, directory: Path, *words: object) -> list[str]:
+    return [sys.executable, "-W", "error", "-c", _PREAMBLE + script, str(directory), *map(str, words)]
+
+
 def start_script(script: str, directory: Path, *words: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "error", "-c", _PREAMBLE + script, str(directory), *map(str, words)]
+    command = command_of(script, directory, *words)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def run_script(script: str, directory: Path, *words: object) -> str:
-    process = start_script(script, directory, *words)
-    said, complaints = process.communicate(timeout=60)
-    assert (process.returncode, complaints) == (0, "")
-    return said
+def run_script(script: str, directory: Path) -> str:
+    ended = subprocess.run(command_of(script, directory), capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
 
 
 def recorded(directory: Path) -> collections.Counter[tuple[int, ...]]:
