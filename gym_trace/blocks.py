@@ -16,9 +16,9 @@ from gym_trace.format import wire
 from gym_trace.layout import Layout, Leaf, taken_apart
 from gym_trace.values import Array, copied, pack, plain_array
 
-FRAME_BYTES = 4096  # values at least this large are copied into a reused buffer, smaller ones become bytes objects
+FRAME_BYTES = wire.LARGE_ROW  # values this large are copied into a reused buffer, smaller ones become bytes objects
 SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 12 << 20  # raw bytes a chunk, without and with frames
-SMALL_BLOCK = 2048  # rows; what it takes is still in the processor's cache when it is encoded
+SMALL_BLOCK, FRAME_BLOCK = 2048, 1 << 20  # rows, bytes: still in the processor's cache when they are encoded
 VALUES_BYTES = 8 << 20  # MessagePack values that a block takes before it counts as full
 
 _NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}
@@ -68,6 +68,14 @@ class Block:
         self.taken = self.taken_marks = self.taken_notes = 0  # rows, marks and notes that were encoded already
 
 
+def settled(marks: list[tuple[int, int, Any]], end: int) -> int:
+    """How many of the marks, the first ones, can be dealt with when end rows are there."""
+    for i, (position, kind, _) in enumerate(marks):
+        if position > end or (position == end and kind in (BEGIN, LEAD, FLAG)):
+            return i
+    return len(marks)
+
+
 class RowFormat:
     """The slots of a row: the leaves of the observation, those of the action, the reward, and the info if recorded."""
 
@@ -81,8 +89,10 @@ class RowFormat:
         self.frame_leaves = large if use_frames else []
         row_size = 8 + sum(leaf.row_size for leaf in leaves)
         self.chunk_bytes = FRAME_CHUNK if large else SMALL_CHUNK
-        # Rows of a block: frames are written from where they are, so that their block is a whole chunk.
-        self.capacity = max(4, min(SMALL_BLOCK if not self.frame_leaves else FRAME_CHUNK, self.chunk_bytes // row_size))
+        block_bytes = FRAME_BLOCK if self.frame_leaves else self.chunk_bytes
+        self.capacity = max(4, min(SMALL_BLOCK, block_bytes // row_size))  # rows of a block
+        # Large rows are encoded as they come, so that their buffers are soon free again.
+        self.reuses_frames = all(leaf.row_size >= wire.LARGE_ROW for leaf in self.frame_leaves)
         # What follows the observation in the row of a leading observation; no step, so never looked at.
         self.filler = (None,) * (self.width - len(self.observation_leaves))
         if max((leaf.row_size for leaf in leaves), default=0) > wire.MAX_COLUMN // 4:

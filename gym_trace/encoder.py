@@ -1,4 +1,4 @@
-"""What was added to a block, as segments of fragments and columns; and segments joined to chunks."""
+"""What was added to a block, as segments of fragments and columns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.blocks import BEGIN, CUT, END, FLAG, LEAD, STOP, Block, Odd, RowFormat, Start
+from gym_trace.blocks import BEGIN, CUT, END, FLAG, LEAD, STOP, Block, Odd, RowFormat, Start, settled
 from gym_trace.format import wire
 from gym_trace.layout import Leaf, Path
 from gym_trace.starts import packed_start, stored_seed
@@ -26,7 +26,6 @@ class Segment(NamedTuple):
     fragments: Array
     columns: dict[Path, Rows]
     size: int  # in bytes, about
-    done_with: list[Array] | None  # buffers that may be used again when this has been written
 
 
 class Encoder:
@@ -40,22 +39,22 @@ class Encoder:
         self._start: Start | None = None
         self.complaints: dict[str, str] = {}  # by column, what did not fit
 
-    def take(self, block: Block, last: bool) -> Segment | None:
-        """What was added to block since the last call; None if nothing was. last: nothing will be added any more."""
+    def take(self, block: Block) -> Segment | None:
+        """What was added to block since the last call; None if nothing was."""
         run = self._lane, self._episode, self._next_step, self._start
         taken = block.taken_marks, block.taken_notes
         try:
-            return self._take(block, last)
+            return self._take(block)
         except BaseException:  # Ctrl-C may fall here: whoever asks again must be given the same
             self._lane, self._episode, self._next_step, self._start = run
             block.taken_marks, block.taken_notes = taken
             raise
 
-    def _take(self, block: Block, last: bool) -> Segment | None:
+    def _take(self, block: Block) -> Segment | None:
         width = self._format.width
         begin, end = block.taken, len(block.rows) // width
         marks = self._marks(block, end)
-        if begin == end and not marks and not (last and block.frames):
+        if begin == end and not marks:
             return None
         fragments, starts, leads = self._fragments(marks, begin, end)
         columns: dict[Path, Rows] = {}
@@ -69,17 +68,14 @@ class Encoder:
         if ("rewards",) in columns:
             _add_reward_sums(fragments, _as_numbers(columns["rewards",]))
         size = fragments.nbytes + sum(map(_size, columns.values()))
-        segment = Segment(fragments, columns, size, block.frames if last else None)
+        segment = Segment(fragments, columns, size)
         block.taken = end
         return segment
 
     def _marks(self, block: Block, end: int) -> list[tuple[int, int, Any]]:
         """The marks that can be dealt with when end rows are there."""
         marks = block.marks[block.taken_marks :]
-        for i, (position, kind, _) in enumerate(marks):
-            if position > end or (position == end and kind in (BEGIN, LEAD, FLAG)):
-                marks = marks[:i]
-                break
+        marks = marks[: settled(marks, end)]
         block.taken_marks += len(marks)
         return marks
 
@@ -308,58 +304,3 @@ def _add_reward_sums(fragments: Array, rewards: Array) -> None:
 
 def _size(rows: Rows) -> int:
     return rows.nbytes if isinstance(rows, np.ndarray) else sum(map(len, rows))
-
-
-def joined(segments: list[Segment]) -> tuple[Array, dict[Path, Rows]]:
-    """One fragment table and one set of columns for consecutive segments; fragments that go on become one."""
-    tables, totals = _joined_tables([segment.fragments for segment in segments])
-    if len(segments) == 1:
-        return tables, segments[0].columns
-    columns: dict[Path, Rows] = {}
-    for path in dict.fromkeys(path for segment in segments for path in segment.columns):
-        pieces = [segment.columns.get(path) for segment in segments]
-        if path[0] == "annotations":  # a segment may lack one that others have
-            pieces = [
-                [_PACKED_ABSENT] * steps if piece is None else piece for piece, steps in zip(pieces, totals)
-            ]  # fmt: skip
-        columns[path] = _joined_rows([piece for piece in pieces if piece is not None])
-    return tables, columns
-
-
-def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
-    """The fragment tables as one, and how many steps each of them had."""
-    steps = [int(table["steps"].sum()) for table in tables]
-    table = np.concatenate(tables)
-    begins = np.cumsum([len(piece) for piece in tables])[:-1]
-    gone = []
-    for i in begins[(begins > 0) & (begins < len(table))].tolist():
-        before, after = table[i - 1], table[i]
-        goes_on = before["episode"] == after["episode"] and not before["flags"] & wire.STOPS
-        if (
-            goes_on
-            and before["flags"] & wire.LEADS | before["steps"]
-            and not after["flags"] & (wire.STARTS | wire.LEADS)
-        ):
-            for name in ("first_step", "seed", "start_time", "clock_offset"):
-                after[name] = before[name]
-            after["steps"] += before["steps"]
-            with np.errstate(all="ignore"):
-                after["reward_sum"] += before["reward_sum"]
-            after["flags"] |= before["flags"]
-            gone.append(i - 1)
-    return np.delete(table, gone), steps
-
-
-def _joined_rows(pieces: list[Rows]) -> Rows:
-    arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
-    if len(arrays) == len(pieces):
-        first = arrays[0]
-        if all(array.dtype == first.dtype and array.shape[1:] == first.shape[1:] for array in arrays):
-            return np.concatenate(arrays)
-    values: list[bytes] = []
-    for piece in pieces:
-        values += [pack(value) for value in piece] if isinstance(piece, np.ndarray) else piece
-    return values
-
-
-_PACKED_ABSENT = pack(ABSENT)

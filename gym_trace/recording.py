@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 import weakref
@@ -28,14 +27,16 @@ from gym_trace.blocks import (
     OpenRun,
     RowFormat,
     Start,
+    settled,
 )
+from gym_trace.chunks import ChunkWriter
 from gym_trace.encoder import Encoder
 from gym_trace.errors import InvalidOption, RecordingError
 from gym_trace.format import wire
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.writer import TraceWriter
 from gym_trace.values import copied
-from gym_trace.writing import SegmentWriter
+from gym_trace.writing import BlockWriter
 
 
 class Recorder:
@@ -76,20 +77,16 @@ class Recorder:
         self._closed = False
         self._start_afresh()
         if not lazy:
-            self._out.writer = self._open_writer()
+            self._chunks.writer = self._open_writer()
         forks.watch(self)
 
     def _start_afresh(self) -> None:
         """The state of a writer that has written nothing yet."""
         self._encoder = Encoder(self.format)
-        self._taking = threading.Lock()  # held while rows are taken out of the block
-        self._out = SegmentWriter(
-            f"gym-trace {self.writer_id}",
-            self._open_writer,
-            self._take_rest,
-            self._notice,
-            self.format.chunk_bytes,
-            self._flush_seconds,
+        self._chunks = ChunkWriter(self._open_writer, self.format.chunk_bytes)
+        name = f"gym-trace {self.writer_id}"
+        self._out = BlockWriter(
+            name, self._encoder, self._chunks, lambda: self.block, self._notice, self._flush_seconds
         )
         self._episodes = 0
         self._reported = False
@@ -260,38 +257,24 @@ class Recorder:
 
     def _turn_over(self) -> None:
         """Hands on what the block holds, and goes on in a new one."""
-        self._out.wait_for_room()
         block, last_row, position = self.block, self.last_observation(), self._position()
-        fresh = Block(self._out.spare.pop() if self._out.spare else self.format.new_frames())
-        with self._taking:
-            try:
-                segment = self._encoder.take(block, last=True)
-            except Exception as error:  # a value that cannot be stored, say: as if it could not be written
-                self._out.fail(error)
-                segment = None
-            if segment is not None:
-                self._out.put(segment)
-            # What is said of a row that is still to come goes with it: its annotations, the start of its episode.
-            fresh.notes += [(0, values) for at, values in block.notes if at >= position]
-            fresh.marks += [(0, kind, data) for _, kind, data in block.marks[block.taken_marks :]]
-            self.block, self._base, self._last_row = fresh, self._base + position, last_row
+        spare = self._out.spare
+        fresh = Block(spare.pop() if spare and self.format.reuses_frames else self.format.new_frames())
+        # What is said of a row that is still to come goes with it: its annotations, the start of its episode.
+        fresh.notes += [(0, values) for at, values in block.notes if at >= position]
+        fresh.marks += [(0, kind, data) for _, kind, data in block.marks[settled(block.marks, position) :]]
+        self._out.put(block)
+        self.block, self._base, self._last_row = fresh, self._base + position, last_row
         self._value_bytes = 0
         if self.rows is not None:
             self.rows = self.block.rows
+        self._out.work(everything=False)
         if self._encoder.complaints:
             self._complain()
 
-    def _take_rest(self) -> None:
-        """Puts what the block holds so far; called by the thread that writes."""
-        with self._taking:
-            segment = self._encoder.take(self.block, last=False)
-            if segment is not None:
-                self._out.put(segment)
-        if any(column not in self._complained for column in self._encoder.complaints):
-            self._notice()
-
     def _notice(self) -> None:
-        self.limit = 0
+        if self.failed or any(column not in self._complained for column in self._encoder.complaints):
+            self.limit = 0
 
     def steps_taken(self) -> int:
         """Steps of the episode that the rows stand for."""
@@ -317,7 +300,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Returns when all steps so far can be read by others. Raises RecordingError."""
-        self._out.flush()
+        self._out.work(everything=True)
         self._complain()
         self._report()
 

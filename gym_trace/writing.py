@@ -1,4 +1,4 @@
-"""The thread that joins segments to chunks and writes them, and how it is stopped, paused and waited for."""
+"""The thread that encodes blocks and writes them, and how it is waited for, paused and stopped."""
 
 from __future__ import annotations
 
@@ -8,42 +8,45 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gym_trace.encoder import Segment, joined
-from gym_trace.format.writer import TraceWriter
+from gym_trace.blocks import Block
+from gym_trace.chunks import ChunkWriter
+from gym_trace.encoder import Encoder
 from gym_trace.values import Array
 
 
-class SegmentWriter:
-    """Writes segments in their order, in a thread of its own that starts with the first of them.
+class BlockWriter:
+    """Writes blocks in their order, in a thread of its own.
+
+    The caller waits for the thread now and then: what the thread does takes as long either way, but both at once would
+    take turns at the interpreter lock, thousands of times a second. Yet it is done in a thread, where Ctrl-C cannot
+    tear it, and which goes on when the caller is busy.
 
     Args:
-        open_writer: makes the files when there is something to write.
-        take_rest: called when all that was recorded has to be written; puts what has not been put yet.
-        notice: called, from any thread, when the caller's thread should look at .failure.
-        chunk_bytes: how much makes a chunk.
+        current: gives the block that is being filled.
+        notice: called, from any thread, when the caller's thread should look at .failure and at complaints.
         flush_seconds: after which all that was recorded has to be written, in seconds.
     """
 
     def __init__(
         self,
         name: str,
-        open_writer: Callable[[], TraceWriter],
-        take_rest: Callable[[], None],
+        encoder: Encoder,
+        chunks: ChunkWriter,
+        current: Callable[[], Block],
         notice: Callable[[], None],
-        chunk_bytes: int,
         flush_seconds: float,
     ):
-        self.writer: TraceWriter | None = None
         self.failure: Exception | None = None
-        self.spare: list[list[Array]] = []  # buffers to be used again
+        self.spare: list[list[Array]] = []  # buffers of frames to be used again
         self._name = name
-        self._open_writer, self._take_rest, self._notice = open_writer, take_rest, notice
-        self._chunk_bytes = chunk_bytes
+        self._encoder, self._chunks = encoder, chunks
+        self._current, self._notice = current, notice
         self._interval = max(0.005, flush_seconds / 2)
-        self._segments: deque[Segment] = deque()
-        self._waiting = 0  # bytes in _segments and in the chunk being written
+        self._blocks: deque[Block] = deque()
         self._lock = threading.Lock()  # a plain lock is let go of even where Ctrl-C falls, a condition may not be
-        self._room = threading.Condition(self._lock)
+        self._turned = threading.Condition(self._lock)
+        self._asked = self._done = 0  # turns of the thread that were asked for, and those that it has taken
+        self._all_asked = False  # whether the next turn is to write everything
         self._wake = threading.Event()
         self._draining = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -61,27 +64,24 @@ class SegmentWriter:
                 return
             self._thread = thread
 
-    def wait_for_room(self) -> None:
-        """Waits while a slow disk has too much to write: memory stays bounded, the run slows down."""
+    def put(self, block: Block) -> None:
+        """Takes a full block."""
+        self._blocks.append(block)
+
+    def work(self, everything: bool) -> None:
+        """Has the blocks encoded, and whole chunks written, or all that was recorded; returns when that is done.
+
+        If it cannot be done, .failure says why.
+        """
         with self._lock:
-            while self._waiting > self._chunk_bytes and self.failure is None and self._thread_lives():
+            self._asked += 1
+            turn = self._asked
+            self._all_asked |= everything
+            while self._done < turn and self._thread_lives():
                 self._wake.set()
-                self._room.wait(1.0)
-        if self._waiting > self._chunk_bytes and not self._thread_lives():
-            self._drain(everything=False)
-
-    def put(self, segment: Segment) -> None:
-        """Takes a segment, to be written in its turn."""
-        with self._lock:
-            if self.failure is None:
-                self._segments.append(segment)
-                self._waiting += segment.size
-        if self._waiting >= self._chunk_bytes:
-            self._wake.set()
-
-    def flush(self) -> None:
-        """Returns when all that was recorded is written, or .failure says why not."""
-        self._drain(everything=True)
+                self._turned.wait(1.0)
+        if self._done < turn:
+            self._drain(everything)
 
     def pause(self) -> bool:
         """Writes everything and ends the thread, so that a fork finds no lock held; returns whether there was one."""
@@ -108,8 +108,8 @@ class SegmentWriter:
 
     def abandon(self) -> None:
         """Lets go of the files as they are; in a forked child, whose parent goes on with them."""
-        if self.writer is not None:
-            self.writer.abandon()
+        if self._chunks.writer is not None:
+            self._chunks.writer.abandon()
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
@@ -118,61 +118,53 @@ class SegmentWriter:
         while not self._stop:
             self._wake.wait(max(0.0, due - time.monotonic()))
             self._wake.clear()
-            flush = time.monotonic() >= due
-            self._drain(flush)
-            if flush:
+            with self._lock:
+                turn = self._asked
+                everything = self._all_asked or time.monotonic() >= due
+                self._all_asked = False
+            self._drain(everything)
+            if everything:
                 due = time.monotonic() + self._interval
+            with self._lock:
+                self._done = turn
+                self._turned.notify_all()
         if self._closing:
             self._finish()
+        with self._lock:
+            self._turned.notify_all()
 
     def _thread_lives(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and not self._stop and self._thread.is_alive()
 
     def _drain(self, everything: bool) -> None:
-        """Writes whole chunks while there are any, and with everything=True also what does not fill one."""
+        """Encodes the blocks that there are, and with everything=True also writes what does not fill a chunk."""
         with self._draining:
-            if self.failure is not None:
-                self.abandon()  # by the one that holds the lock: nobody is writing
             if self.failure is not None or self._finished:
                 return
             try:
+                for _ in range(len(self._blocks)):
+                    self._encode(self._blocks[0])
+                    self.spare.append(self._blocks.popleft().frames)
                 if everything:
-                    self._take_rest()
-                rest = len(self._segments) if everything else 0  # not what comes meanwhile, or it may never end
-                while self._segments and (rest > 0 or self._waiting >= self._chunk_bytes):
-                    rest -= self._write_chunk()
-                if self.writer is not None:
-                    self.writer.seal_if_due()
+                    self._encode(self._current())
+                    self._chunks.write()
+                if self._chunks.writer is not None:
+                    self._chunks.writer.seal_if_due()
             except Exception as error:  # whatever it is, it must reach the caller's thread
-                self.fail(error)
-                self.abandon()
+                self._fail(error)
 
-    def _write_chunk(self) -> int:
-        """Writes what makes a chunk; returns how many segments that were."""
-        group: list[Segment] = []
-        size = 0
-        while self._segments and (not group or size + self._segments[0].size <= self._chunk_bytes):
-            group.append(self._segments.popleft())
-            size += group[-1].size
-        fragments, columns = joined(group)
-        if len(fragments):
-            if self.writer is None:
-                self.writer = self._open_writer()
-            self.writer.write(fragments, columns)
-        self.spare += [segment.done_with for segment in group if segment.done_with]
-        with self._lock:
-            self._waiting -= size
-            self._room.notify()
-        return len(group)
+    def _encode(self, block: Block) -> None:
+        segment = self._encoder.take(block)
+        if segment is not None:
+            self._chunks.add(segment)
+        if self._encoder.complaints:
+            self._notice()
 
-    def fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """Ends recording: what was written stays, what was not is dropped."""
-        with self._lock:
-            self.failure = self.failure or error
-            self._segments.clear()
-            self._waiting = 0
-            self._room.notify()
-        self._wake.set()
+        self.failure = error
+        self._blocks.clear()
+        self.abandon()
         self._notice()
 
     def _finish(self) -> None:
@@ -181,9 +173,9 @@ class SegmentWriter:
             if self._finished:
                 return
             self._finished = True
-            if self.writer is not None and self.failure is None:
+            writer = self._chunks.writer
+            if writer is not None and self.failure is None:
                 try:
-                    self.writer.close(self._summary())
+                    writer.close(self._summary())
                 except Exception as error:  # as in _drain
-                    self.fail(error)
-                    self.abandon()
+                    self._fail(error)

@@ -9,14 +9,17 @@ import numpy as np
 import zstandard
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
-from gym_trace.format import wire
+from gym_trace.format import transforms, wire
 from gym_trace.values import Array, dtype_from, objects, unpack
 
-ZSTD, SHUFFLE, XOR, CONSTANT = 1, 2, 4, 8
+ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16
 MSGPACK = "msgpack"
 _MAX_WINDOW = 128 << 20
 _VALUE_SIZE = 64  # bytes that a decoded value takes at least, if it is no more than that
 _SAMPLE_BYTES = 128 << 10  # on which the encodings of a column are tried
+_PIECE_BYTES = 512 << 10  # of large rows are filtered and compressed at a time, while the processor's cache holds them
+_CHANGES_BYTES = 4 << 20  # of rows that are compared at a time, which touches less memory
+_WORTHWHILE = 0.98  # large rows that do not get smaller than this are not compressed at all
 _LEAST_BYTES = 256  # fewer are not worth the call, which hands the interpreter lock to the loop being recorded
 _RETRY_AFTER = 64  # chunks, after which the encodings of a column are tried again
 
@@ -69,10 +72,10 @@ def parse_column(descriptor: Any) -> Column:
         raise CorruptTrace("a column path is malformed")
     if rows > wire.MAX_ROWS:
         raise CorruptTrace(f"a column claims {rows} rows, more than the limit of {wire.MAX_ROWS}")
-    if encoding > 15 or (not encoding & ZSTD and stored != raw):
+    if encoding > 31 or (not encoding & ZSTD and stored != raw):
         raise CorruptTrace("a column encoding is malformed")
     if dtype == MSGPACK:
-        if encoding & (SHUFFLE | XOR) or (not encoding & CONSTANT and raw < rows * wire.LENGTH.itemsize):
+        if encoding & (SHUFFLE | XOR | CHANGES) or (not encoding & CONSTANT and raw < rows * wire.LENGTH.itemsize):
             raise CorruptTrace("a msgpack column is malformed")
         size = rows * _VALUE_SIZE + (rows if encoding & CONSTANT else 1) * raw
         if raw > wire.MAX_VALUES or size > 2 * wire.MAX_VALUES:
@@ -84,7 +87,12 @@ def parse_column(descriptor: Any) -> Column:
         if not is_table and dtype_from(dtype).itemsize == 0:
             raise CorruptTrace(f"not a dtype of a column: {dtype}")
         size = rows * column.row_size
-        if raw != (min(rows, 1) * column.row_size if encoding & CONSTANT else size):
+        if encoding & CHANGES:
+            fits = not encoding & ~(ZSTD | CHANGES) and rows > 0 and column.row_size >= wire.LARGE_ROW
+            fits = fits and column.row_size <= raw <= 8 * size
+        else:
+            fits = raw == (min(rows, 1) * column.row_size if encoding & CONSTANT else size)
+        if not fits:
             raise CorruptTrace("the size of a column does not fit its rows")
     if max(size, raw) > wire.MAX_COLUMN or len(column.shape) > 32:
         raise CorruptTrace(f"a column claims {max(size, raw)} bytes, more than the limit of {wire.MAX_COLUMN}")
@@ -95,25 +103,54 @@ def parse_column(descriptor: Any) -> Column:
 # Encoding
 
 
+def is_large(rows: Array) -> bool:
+    """Whether the rows are such as are best encoded piece by piece."""
+    return len(rows) > 0 and _is_large(rows.nbytes // len(rows))
+
+
+def _is_large(row_size: int) -> bool:
+    return row_size >= wire.LARGE_ROW
+
+
 class ColumnEncoder:
-    """Encodes the pieces of one column, chunk after chunk, under the encoding that has proved best on its rows."""
+    """Encodes one column, chunk after chunk, under the encoding that has proved best on its rows."""
 
     def __init__(self, path: Path, level: int):
         self._path = path
-        self._compress: Callable[[Any], bytes] = zstandard.ZstdCompressor(level=level).compress
+        self._compressor = zstandard.ZstdCompressor(level=level)
+        self._compress: Callable[[Any], bytes] = self._compressor.compress
         self._encoding = 0
-        self._scratch = np.empty(0, np.uint8)
+        self._compressible = True
         self._chunks_until_trial = 0
+        self._stream: _Stream | None = None
+
+    def feed(self, rows: Array) -> None:
+        """Encodes some of the large rows of a chunk; they can be overwritten after it. All of one dtype and shape."""
+        flat = transforms.as_bytes(rows)
+        if self._stream is None:
+            encoding = self._choice(flat, rows.dtype.itemsize) | ZSTD * self._compressible
+            self._stream = _Stream(self._compressor, rows.dtype, rows.shape[1:], encoding)
+        self._stream.feed(flat)
+
+    def finish(self) -> tuple[Column, bytes]:
+        """The column of all rows fed since the last call."""
+        stream, self._stream = self._stream, None
+        assert stream is not None
+        blob = stream.finish()
+        return self._column(stream.dtype.str, stream.shape, stream.rows, stream.encoding, stream.raw, blob), blob
 
     def encode(self, rows: Array) -> tuple[Column, bytes]:
         """rows: any array of shape (rows, *row shape) and a plain little-endian or void dtype, C-contiguous."""
-        flat = _as_bytes(rows)
+        if is_large(rows):
+            self.feed(rows)
+            return self.finish()
+        flat = transforms.as_bytes(rows)
         constant = len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat)
         if constant:
             flat, encoding = flat[:1], 0
         else:
             encoding = self._choice(flat, rows.dtype.itemsize)
-        filtered = _filter(flat, encoding, rows.dtype.itemsize, self._scratch_like(flat, encoding))
+        filtered = _filter(flat, encoding, rows.dtype.itemsize)
         blob, encoding = self._squeezed(filtered, flat, encoding)
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
         return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, blob), blob
@@ -130,12 +167,6 @@ class ColumnEncoder:
             raise UnstorableValue(f"{'/'.join(map(str, self._path))}: {len(raw)} bytes at once, too many for a trace")
         blob, encoding = self._squeezed(raw, raw, 0)
         return self._column(MSGPACK, (), len(packed), encoding | CONSTANT * constant, len(raw), blob), blob
-
-    def _scratch_like(self, flat: Array, encoding: int) -> Array:
-        """Memory for XORed rows. Kept, because the first touch of fresh memory costs more than the XOR itself."""
-        if encoding & XOR and self._scratch.size < flat.size:
-            self._scratch = np.empty(flat.size, np.uint8)
-        return self._scratch[: flat.size].reshape(flat.shape) if encoding & XOR else flat
 
     def _column(
         self, dtype: str, shape: tuple[int, ...], rows: int, encoding: int, raw: int, blob: bytes
@@ -155,47 +186,87 @@ class ColumnEncoder:
         self._chunks_until_trial -= 1
         if self._chunks_until_trial < 0 and flat.size:
             sample = np.ascontiguousarray(flat[: max(8, _SAMPLE_BYTES // max(1, flat.shape[1]))])
-            candidates = [0, XOR] if item_size == 1 else [0, SHUFFLE, XOR, SHUFFLE | XOR]
-            mixed = np.empty_like(sample)
-            sizes = {c: len(self._compress(_filter(sample, c, item_size, mixed))) for c in candidates}
-            # Filters cost time: a costlier one has to be smaller by 2 %.
-            self._encoding = min(candidates, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
+            sizes = {c: self._size_under(c, sample, item_size) for c in _candidates(flat, item_size)}
+            # Transforms cost time: a costlier one has to be smaller by 2 %.
+            self._encoding = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
+            self._compressible = sizes[self._encoding] < _WORTHWHILE * sample.nbytes
+            if not self._compressible:
+                self._encoding = 0
             # A column that has just begun may not look like the rest of it: try the first full chunks again soon.
             self._chunks_until_trial = _RETRY_AFTER if sample.nbytes >= _SAMPLE_BYTES else 2
         return self._encoding
 
+    def _size_under(self, encoding: int, sample: Array, item_size: int) -> int:
+        if not _is_large(sample.shape[1]):
+            return len(self._compress(_filter(sample, encoding, item_size)))
+        stream = _Stream(self._compressor, np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,), encoding | ZSTD)
+        stream.feed(sample)
+        return len(stream.finish())
 
-def _as_bytes(rows: Array) -> Array:
-    """A (rows, row size) view of the bytes of a C-contiguous array."""
-    row_size = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
-    if rows.size == 0:
-        return np.empty((len(rows), row_size), np.uint8)
-    return rows.reshape(-1).view(np.uint8).reshape(len(rows), row_size)
+
+def _candidates(flat: Array, item_size: int) -> list[int]:
+    """The encodings that may suit the rows."""
+    shuffles = [SHUFFLE, SHUFFLE | XOR] if item_size > 1 else []
+    return [0, XOR, *shuffles, *([CHANGES] if _is_large(flat.shape[1]) else [])]
 
 
 def _all_rows_equal(flat: Array) -> bool:
     if flat[0].tobytes() != flat[-1].tobytes() or flat[0].tobytes() != flat[len(flat) // 2].tobytes():
         return False
-    return bool((_widest(flat[1:]) == _widest(flat[:-1])).all())
+    return bool((transforms.widest(flat[1:]) == transforms.widest(flat[:-1])).all())
 
 
-def _widest(flat: Array) -> Array:
-    """The same bytes as rows of the widest integers that divide a row: wide loops are fast loops."""
-    for dtype in (np.uint64, np.uint32, np.uint16):
-        if flat.shape[1] % np.dtype(dtype).itemsize == 0:
-            return flat.view(dtype)
-    return flat
-
-
-def _filter(flat: Array, encoding: int, item_size: int, mixed: Array) -> Array:
-    """The bytes of flat under the filters of encoding; mixed: room for the XORed rows."""
+def _filter(flat: Array, encoding: int, item_size: int) -> Array:
+    """The bytes of flat under the transforms of encoding."""
     if encoding & XOR:
-        mixed[:1] = flat[:1]
-        np.bitwise_xor(_widest(flat[1:]), _widest(flat[:-1]), out=_widest(mixed[1:]))
-        flat = mixed
-    if encoding & SHUFFLE:
-        return np.ascontiguousarray(flat.reshape(-1, item_size).T).reshape(-1)
-    return flat.reshape(-1)
+        flat = transforms.xor(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat))
+    return transforms.shuffle(flat, item_size) if encoding & SHUFFLE else flat.reshape(-1)
+
+
+class _Stream:
+    """The large rows of one chunk, transformed and compressed as they come."""
+
+    def __init__(
+        self, compressor: zstandard.ZstdCompressor, dtype: np.dtype[Any], shape: tuple[int, ...], encoding: int
+    ):
+        self.dtype, self.shape, self.encoding = dtype, shape, encoding
+        row_size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        self.rows = self.raw = 0
+        self._object = compressor.compressobj() if encoding & ZSTD else None
+        self._blobs: list[bytes] = []
+        self._step = max(1, (_CHANGES_BYTES if encoding & CHANGES else _PIECE_BYTES) // row_size)
+        self._room = np.empty((self._step if encoding & (XOR | CHANGES) else 0, row_size), np.uint8)
+        self._before = np.zeros(row_size, np.uint8)
+
+    def feed(self, flat: Array) -> None:
+        if self.rows == 0 and self.encoding & CHANGES:  # the first row is kept whole
+            self._add(flat[0])
+            self._before[:] = flat[0]
+            self.rows, flat = 1, flat[1:]
+        for i in range(0, len(flat), self._step):
+            self._add(self._transformed(flat[i : i + self._step]))
+        self.rows += len(flat)
+
+    def _transformed(self, piece: Array) -> Array | bytes:
+        room, before, last = self._room[: len(piece)], self._before, piece[-1]
+        if self.encoding & CHANGES:
+            result: Array | bytes = transforms.changes(piece, before, room.view(np.bool_))
+        else:
+            if self.encoding & XOR:
+                piece = transforms.xor(piece, before, room)
+            result = transforms.shuffle(piece, self.dtype.itemsize) if self.encoding & SHUFFLE else piece
+        before[:] = last
+        return result
+
+    def _add(self, data: Array | bytes) -> None:
+        raw = data if isinstance(data, bytes) else data.data
+        self.raw += memoryview(raw).nbytes
+        self._blobs.append(bytes(raw) if self._object is None else self._object.compress(raw))
+
+    def finish(self) -> bytes:
+        if self._object is not None:
+            self._blobs.append(self._object.flush())
+        return b"".join(self._blobs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -230,20 +301,23 @@ def _fresh(size: int) -> Array:
 def _decode_typed(column: Column, blob: bytes | memoryview, room: Callable[[int], Array]) -> Array:
     row_size, rows = column.row_size, column.rows
     kept = min(rows, 1) if column.encoding & CONSTANT else rows
-    flat = room(kept * row_size)
-    if column.encoding & SHUFFLE:
-        planes = room(flat.size)
-        _inflate(column, blob, planes)
-        _unshuffle(planes, flat, _item_size(column.dtype))
+    flat = room(kept * row_size).reshape(kept, row_size)
+    if column.encoding & (SHUFFLE | CHANGES):
+        transformed = room(column.raw)
+        _inflate(column, blob, transformed)
+        if column.encoding & CHANGES:
+            transforms.undo_changes(transformed, flat)
+        else:
+            transforms.undo_shuffle(transformed, flat, _item_size(column.dtype))
     else:
-        _inflate(column, blob, flat)
+        _inflate(column, blob, flat.reshape(-1))
     if column.encoding & XOR:
-        _undo_xor(flat.reshape(kept, row_size) if row_size else flat.reshape(kept, 0))
+        transforms.undo_xor(flat)
     if column.encoding & CONSTANT:
-        row, flat = flat.reshape(kept, row_size), room(rows * row_size)
-        flat.reshape(rows, row_size)[:] = row
+        row, flat = flat, room(rows * row_size).reshape(rows, row_size)
+        flat[:] = row
     dtype = np.dtype(column.dtype) if column.dtype.startswith("|V") else dtype_from(column.dtype)
-    return flat.view(dtype).reshape(rows, *column.shape)
+    return flat.reshape(-1).view(dtype).reshape(rows, *column.shape)
 
 
 def _inflate(column: Column, blob: bytes | memoryview, out: Array) -> None:
@@ -252,7 +326,7 @@ def _inflate(column: Column, blob: bytes | memoryview, out: Array) -> None:
         out[:] = np.frombuffer(blob, np.uint8)
         return
     try:
-        if zstandard.frame_content_size(blob) != column.raw:
+        if zstandard.frame_content_size(blob) not in (column.raw, -1):  # -1: it does not say
             raise CorruptTrace("a compressed column does not have the size it should")
         reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(blob)
         target: Any = memoryview(out)  # type: ignore[arg-type]
@@ -264,21 +338,6 @@ def _inflate(column: Column, blob: bytes | memoryview, out: Array) -> None:
             raise CorruptTrace("a compressed column does not have the size it should")
     except zstandard.ZstdError as error:
         raise CorruptTrace(f"a column does not decompress: {error}") from error
-
-
-def _unshuffle(planes: Array, out: Array, item_size: int) -> None:
-    elements, sources = out.reshape(-1, item_size), planes.reshape(item_size, -1)
-    for j in range(item_size):  # one strided pass a byte is several times faster than one transposing copy
-        elements[:, j] = sources[j]
-
-
-def _undo_xor(flat: Array) -> None:
-    wide = _widest(flat)
-    if wide.shape[1] <= 64:
-        np.bitwise_xor.accumulate(wide, axis=0, out=wide)
-        return
-    for i in range(1, len(wide)):
-        np.bitwise_xor(wide[i], wide[i - 1], out=wide[i])
 
 
 def _decode_values(column: Column, blob: bytes | memoryview) -> Array:

@@ -18,6 +18,7 @@ MAX_COLUMN = 2 << 30  # bytes of a column once decoded
 MAX_VALUES = 64 << 20  # bytes of the values of a msgpack column, which take many times that in memory
 MAX_ROWS = 1 << 24  # of a column
 MAX_TABLE = 1 << 20  # rows of a fragment table or a table of chunks
+LARGE_ROW = 4096  # bytes from which on the rows of a column are shuffled one by one
 
 FILE_MAGIC = b"\x89GTB\r\n\x1a\n"
 SYNC = b"\xf7GTREC\r\n"

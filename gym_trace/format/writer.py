@@ -40,6 +40,7 @@ class TraceWriter:
         self._level = level
         self._fsync = fsync
         self._encoders: dict[ColumnPath, ColumnEncoder] = {}
+        self._fed: dict[ColumnPath, None] = {}
         self._batch: BatchWriter | None = None
         self._opened_at = 0.0
         self._batches = 0
@@ -52,8 +53,13 @@ class TraceWriter:
             raise InvalidOption(f"uid={self.writer!r} is taken in {directory}; pass another one, or none") from error
 
     def write(self, fragments: Array, columns: Mapping[ColumnPath, Rows]) -> None:
-        """Appends one chunk. columns: typed arrays of rows, lists of MessagePack values, or what is encoded already."""
+        """Appends one chunk, which also has the columns that were fed.
+
+        columns: typed arrays of rows, lists of MessagePack values, or what is encoded already.
+        """
         encoded = [self._encoded(("fragments",), fragments)]
+        encoded += [self._encoders[path].finish() for path in self._fed]
+        self._fed.clear()
         encoded += [self._encoded(path, rows) for path, rows in columns.items()]
         leads = int(np.count_nonzero(fragments["flags"] & wire.LEADS))
         steps = int(fragments["steps"].sum())
@@ -63,6 +69,11 @@ class TraceWriter:
         self.bytes = self._in_sealed + self.batch().size
         if self._fsync:
             self.batch().sync()
+
+    def feed(self, path: ColumnPath, rows: Array) -> None:
+        """Takes some of the large rows of a column of the next chunk; all of one dtype and shape, copied."""
+        self._fed[path] = None
+        self._encoder(path).feed(rows)
 
     def batch(self) -> BatchWriter:
         if self._batch is None:
@@ -114,7 +125,10 @@ class TraceWriter:
     def _encoded(self, path: ColumnPath, rows: Rows) -> tuple[Column, bytes]:
         if isinstance(rows, tuple):
             return rows
-        encoder = self._encoders.get(path)
-        if encoder is None:
-            encoder = self._encoders[path] = ColumnEncoder(path, self._level)
+        encoder = self._encoder(path)
         return encoder.encode_values(rows) if isinstance(rows, list) else encoder.encode(rows)
+
+    def _encoder(self, path: ColumnPath) -> ColumnEncoder:
+        if path not in self._encoders:
+            self._encoders[path] = ColumnEncoder(path, self._level)
+        return self._encoders[path]

@@ -6,7 +6,7 @@ import { crc32 } from "node:zlib";
 import { decompress } from "fzstd";
 import { unpackMetadata } from "./values.mjs";
 
-const HEADER = 64;
+const HEADER = 64, LARGE_ROW = 4096;
 const FILE_MAGIC = Buffer.from("894754420d0a1a0a", "hex");
 const SYNC_MARK = Buffer.from("f747545245430d0a", "hex");
 const FOOTER_MAGIC = Buffer.from("89475442454e440a", "hex");
@@ -52,7 +52,8 @@ function decodeColumn(blob, [path, dtype, shape, rows, encoding, stored, raw, cr
   } else {
     const width = elementSize(dtype), rowSize = width * product(shape);
     demand(bytes.length === kept * rowSize, `rows of column ${path.join("/")}`);
-    if (encoding & SHUFFLE) bytes = unshuffle(bytes, width);
+    if (encoding & SHUFFLE && rowSize < LARGE_ROW) bytes = unshuffle(bytes, width);
+    else if (encoding & SHUFFLE) for (let at = 0; at < bytes.length; at += rowSize) unshuffle(bytes.subarray(at, at + rowSize), width).copy(bytes, at);
     if (encoding & XOR) undoXor(bytes, rowSize);
     column.rows = Array.from({ length: kept }, (_, i) => bytes.subarray(i * rowSize, (i + 1) * rowSize));
   }

@@ -1,0 +1,140 @@
+"""What is done to the bytes of rows before compression, and undone after it (docs/FORMAT.md, section 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import wire
+from gym_trace.values import Array
+
+_COUNT = np.dtype("<u4")
+
+
+def as_bytes(rows: Array) -> Array:
+    """A (rows, row size) view of the bytes of a C-contiguous array."""
+    row_size = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
+    if rows.size == 0:
+        return np.empty((len(rows), row_size), np.uint8)
+    return rows.reshape(-1).view(np.uint8).reshape(len(rows), row_size)
+
+
+def widest(flat: Array) -> Array:
+    """The same bytes as rows of the widest integers that divide a row: wide loops are fast loops."""
+    for dtype in (np.uint64, np.uint32, np.uint16):
+        if flat.shape[1] % np.dtype(dtype).itemsize == 0:
+            return flat.view(dtype)
+    return flat
+
+
+# -- XOR with the row before ------------------------------------------------------------------------------------------
+
+
+def xor(flat: Array, before: Array, out: Array) -> Array:
+    """Each row XORed with the one before it, which for the first one is given."""
+    np.bitwise_xor(widest(flat[:1]), widest(before[None]), out=widest(out[:1]))
+    np.bitwise_xor(widest(flat[1:]), widest(flat[:-1]), out=widest(out[1:]))
+    return out
+
+
+def undo_xor(flat: Array) -> None:
+    """Undoes, in place, what xor() did after a row of zeros."""
+    wide = widest(flat)
+    if wide.shape[1] <= 64:
+        np.bitwise_xor.accumulate(wide, axis=0, out=wide)
+        return
+    for i in range(1, len(wide)):
+        np.bitwise_xor(wide[i], wide[i - 1], out=wide[i])
+
+
+# -- bytes grouped by their place in the element ----------------------------------------------------------------------
+
+
+def shuffle(flat: Array, item_size: int) -> Array:
+    """A copy with the bytes grouped, over all rows or, where rows are large, in each by itself."""
+    groups = _groups(flat)
+    return np.ascontiguousarray(flat.reshape(groups, -1, item_size).transpose(0, 2, 1)).reshape(-1)
+
+
+def undo_shuffle(planes: Array, out: Array, item_size: int) -> None:
+    """Fills out, of shape (rows, row size), with the bytes of planes in their old order."""
+    if out.size:
+        groups = _groups(out)
+        elements, sources = out.reshape(groups, -1, item_size), planes.reshape(groups, item_size, -1)
+        for j in range(item_size):  # one strided pass a byte is several times faster than one transposing copy
+            elements[:, :, j] = sources[:, j]
+
+
+def _groups(flat: Array) -> int:
+    return len(flat) if flat.shape[1] >= wire.LARGE_ROW else 1
+
+
+# -- only what has changed --------------------------------------------------------------------------------------------
+
+
+def _words(flat: Array) -> Array:
+    return flat.view("<u4") if flat.shape[1] % 4 == 0 else flat
+
+
+def _gap_type(width: int) -> np.dtype[np.unsignedinteger]:
+    return np.dtype("<u2" if width <= 1 << 16 else "<u4")
+
+
+def changes(flat: Array, before: Array, differs: Array) -> bytes:
+    """The words of each row that are not as in the one before it, and where they are.
+
+    differs: room for as many booleans as flat has words at most.
+    """
+    words, first = _words(flat), _words(before[None])
+    width = words.shape[1]
+    differs = differs.reshape(-1)[: words.size].reshape(words.shape)
+    np.not_equal(words[:1], first, out=differs[:1])
+    np.not_equal(words[1:], words[:-1], out=differs[1:])
+    at = differs.reshape(-1).nonzero()[0]
+    ends = np.searchsorted(at, np.arange(width, words.size + 1, width))
+    counts = np.diff(ends, prepend=0)
+    gaps = np.diff(at, prepend=0)
+    starts = (ends - counts)[counts > 0]
+    gaps[starts] = at[starts] % width
+    pieces = (np.uint32(len(flat)), counts.astype(_COUNT), words.reshape(-1)[at], gaps.astype(_gap_type(width)))
+    return b"".join(piece.tobytes() for piece in pieces)
+
+
+def undo_changes(data: Array, out: Array) -> None:
+    """Fills out, of shape (rows, row size), from the bytes of its first row and what changes() said of all others.
+
+    Raises CorruptTrace.
+    """
+    words = _words(out)
+    rows, width = words.shape
+    gap_type = _gap_type(width)
+    out[0] = data[: out.shape[1]]
+    offset, i = out.shape[1], 1
+
+    def take(dtype: np.dtype[np.unsignedinteger], count: int) -> Array:
+        nonlocal offset
+        begin, offset = offset, offset + count * dtype.itemsize
+        if offset > len(data):
+            raise CorruptTrace("the changes of a column end early")
+        return np.frombuffer(data, dtype, count, begin)
+
+    while i < rows:
+        count = int(take(_COUNT, 1)[0])
+        if not 0 < count <= rows - i:
+            raise CorruptTrace("the changes of a column are not those of its rows")
+        ends = take(_COUNT, count).cumsum(dtype=np.int64).tolist()
+        if ends[-1] > len(data):
+            raise CorruptTrace("the changes of a column end early")
+        values = take(words.dtype, ends[-1])
+        steps = take(gap_type, ends[-1]).cumsum(dtype=np.int64)
+        begin = 0
+        for end in ends:
+            words[i] = words[i - 1]
+            if end > begin:
+                places = steps[begin:end] - (steps[begin - 1] if begin else 0)
+                if places[-1] >= width:
+                    raise CorruptTrace("a change of a column is outside its row")
+                words[i, places] = values[begin:end]
+            begin, i = end, i + 1
+    if offset != len(data):
+        raise CorruptTrace("the changes of a column do not end with it")
