@@ -13,12 +13,13 @@ import numpy as np
 
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
+from gym_trace.frames import FramePacker, Odd
 from gym_trace.layout import Layout, Leaf, taken_apart
-from gym_trace.values import Array, copied, pack, plain_array
+from gym_trace.values import copied, pack, plain_array
 
-FRAME_BYTES = wire.LARGE_ROW  # values this large are copied into a reused buffer, smaller ones become bytes objects
-SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 12 << 20  # raw bytes a chunk, without and with frames
-SMALL_BLOCK, FRAME_BLOCK = 2048, 1 << 20  # rows, bytes: still in the processor's cache when they are encoded
+FRAME_BYTES = wire.LARGE_ROW  # of values this large rows keep what has changed, of smaller ones all bytes
+SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 16 << 20  # raw bytes a chunk, without and with frames
+SMALL_BLOCK = 2048  # rows; what it takes is still in the processor's cache when it is encoded
 VALUES_BYTES = 8 << 20  # MessagePack values that a block takes before it counts as full
 
 _NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}
@@ -26,12 +27,6 @@ ATOMS = frozenset({bool, int, float, *_NUMPY_SCALARS})  # immutable: they can be
 
 BEGIN, LEAD, FLAG, STOP, END = range(5)  # kinds of marks
 TERMINATED, TRUNCATED, CUT, CLOSED = range(1, 5)  # outcomes, as stored
-
-
-class Odd(NamedTuple):
-    """A value that does not have the dtype and shape that its space says."""
-
-    value: Any
 
 
 class Start(NamedTuple):
@@ -56,15 +51,14 @@ class OpenRun(NamedTuple):
 
 
 class Block:
-    """A run of rows: a flat list with as many slots a row as there are leaves, plus marks, notes and frames."""
+    """A run of rows: a flat list with as many slots a row as there are leaves, plus marks and notes."""
 
-    __slots__ = ("frames", "marks", "notes", "rows", "taken", "taken_marks", "taken_notes")
+    __slots__ = ("marks", "notes", "rows", "taken", "taken_marks", "taken_notes")
 
-    def __init__(self, frames: list[Array]):
+    def __init__(self) -> None:
         self.rows: list[Any] = []
         self.marks: list[tuple[int, int, Any]] = []  # row position, kind, data
         self.notes: list[tuple[int, dict[str, Any]]] = []  # row position, annotations
-        self.frames = frames  # one buffer for each leaf of large values, a place for each row
         self.taken = self.taken_marks = self.taken_notes = 0  # rows, marks and notes that were encoded already
 
 
@@ -89,17 +83,11 @@ class RowFormat:
         self.frame_leaves = large if use_frames else []
         row_size = 8 + sum(leaf.row_size for leaf in leaves)
         self.chunk_bytes = FRAME_CHUNK if large else SMALL_CHUNK
-        block_bytes = FRAME_BLOCK if self.frame_leaves else self.chunk_bytes
-        self.capacity = max(4, min(SMALL_BLOCK, block_bytes // row_size))  # rows of a block
-        # Large rows are encoded as they come, so that their buffers are soon free again.
-        self.reuses_frames = all(leaf.row_size >= wire.LARGE_ROW for leaf in self.frame_leaves)
+        self.capacity = max(4, min(SMALL_BLOCK, self.chunk_bytes // row_size))  # rows of a block
         # What follows the observation in the row of a leading observation; no step, so never looked at.
         self.filler = (None,) * (self.width - len(self.observation_leaves))
         if max((leaf.row_size for leaf in leaves), default=0) > wire.MAX_COLUMN // 4:
             raise UnstorableValue(f"one observation or action takes more than {wire.MAX_COLUMN // 4} bytes")
-
-    def new_frames(self) -> list[Array]:
-        return [np.empty((self.capacity, *leaf.shape), leaf.dtype) for leaf in self.frame_leaves]
 
     def packer(self, leaf: Leaf, room: Any) -> Callable[[Any], Any]:
         """A function that takes the value of a leaf to what a row keeps of it, copied. room: the recorder."""
@@ -114,17 +102,8 @@ class RowFormat:
             return pack_value
 
         if leaf in self.frame_leaves:
-            number, width = self.frame_leaves.index(leaf), self.width
-
-            def pack_frame(value: Any) -> Any:
-                value = plain_array(value)
-                if type(value) is ndarray and value.dtype == dtype and value.shape == shape:
-                    block = room.block
-                    block.frames[number][len(block.rows) // width] = value
-                    return None
-                return Odd(copied(value))
-
-            return pack_frame
+            packer: FramePacker = room.frame_packer(leaf)
+            return packer
 
         def pack_odd(value: Any) -> Any:
             value = plain_array(value)

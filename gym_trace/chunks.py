@@ -10,8 +10,11 @@ from gym_trace.encoder import Rows, Segment
 from gym_trace.format import wire
 from gym_trace.format.codec import is_large
 from gym_trace.format.writer import TraceWriter
+from gym_trace.frames import FrameRows
 from gym_trace.layout import Path
 from gym_trace.values import ABSENT, Array, pack
+
+Columns = dict[Path, Array | list[bytes]]
 
 
 class ChunkWriter:
@@ -26,7 +29,7 @@ class ChunkWriter:
         self.writer: TraceWriter | None = None
         self._open_writer = open_writer
         self._chunk_bytes = chunk_bytes
-        self._segments: list[Segment] = []
+        self._pieces: list[tuple[Array, Columns]] = []
         self._size = 0
         self._kinds: dict[Path, object] = {}  # of each column so far: dtype and row shape if its rows are large
 
@@ -37,43 +40,44 @@ class ChunkWriter:
             self.write()  # large rows of two kinds cannot be in one column
         if self.writer is None:
             self.writer = self._open_writer()
-        for path, kind in kinds.items():
-            if kind is not None:
-                rows = segment.columns.pop(path)
-                assert isinstance(rows, np.ndarray)
+        small: Columns = {}
+        for path, rows in segment.columns.items():
+            if isinstance(rows, FrameRows) or (isinstance(rows, np.ndarray) and is_large(rows)):
                 self.writer.feed(path, rows)
+            else:
+                small[path] = rows
         self._kinds.update(kinds)
-        self._segments.append(segment)
+        self._pieces.append((segment.fragments, small))
         self._size += segment.size
         if self._size >= self._chunk_bytes:
             self.write()
 
     def write(self) -> None:
         """Writes what was added since the last chunk. Raises OSError."""
-        if self._segments and self.writer is not None:
-            fragments, columns = _joined(self._segments)
-            self._segments, self._size, self._kinds = [], 0, {}
+        if self._pieces and self.writer is not None:
+            fragments, columns = _joined(self._pieces)
+            self._pieces, self._size, self._kinds = [], 0, {}
             self.writer.write(fragments, columns)
 
 
 def _kind(rows: Rows) -> object:
+    if isinstance(rows, FrameRows):
+        return rows.dtype, rows.shape
     return (rows.dtype, rows.shape[1:]) if isinstance(rows, np.ndarray) and is_large(rows) else None
 
 
-def _joined(segments: list[Segment]) -> tuple[Array, dict[Path, Rows]]:
-    """One fragment table and one set of columns for consecutive segments; fragments that go on become one."""
-    tables, totals = _joined_tables([segment.fragments for segment in segments])
-    if len(segments) == 1:
-        return tables, segments[0].columns
-    columns: dict[Path, Rows] = {}
-    for path in dict.fromkeys(path for segment in segments for path in segment.columns):
-        pieces = [segment.columns.get(path) for segment in segments]
-        if path[0] == "annotations":  # a segment may lack one that others have
-            pieces = [
-                [_PACKED_ABSENT] * steps if piece is None else piece for piece, steps in zip(pieces, totals)
-            ]  # fmt: skip
-        columns[path] = _joined_rows([piece for piece in pieces if piece is not None])
-    return tables, columns
+def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
+    """One fragment table and one set of columns for consecutive pieces; fragments that go on become one."""
+    table, totals = _joined_tables([fragments for fragments, _ in pieces])
+    if len(pieces) == 1:
+        return table, pieces[0][1]
+    joined: Columns = {}
+    for path in dict.fromkeys(path for _, columns in pieces for path in columns):
+        parts = [columns.get(path) for _, columns in pieces]
+        if path[0] == "annotations":  # a piece may lack one that others have
+            parts = [[_PACKED_ABSENT] * steps if part is None else part for part, steps in zip(parts, totals)]
+        joined[path] = _joined_rows([part for part in parts if part is not None])
+    return table, joined
 
 
 def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
@@ -100,7 +104,7 @@ def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
     return np.delete(table, gone), steps
 
 
-def _joined_rows(pieces: list[Rows]) -> Rows:
+def _joined_rows(pieces: list[Array | list[bytes]]) -> Array | list[bytes]:
     arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
     if len(arrays) == len(pieces):
         first = arrays[0]

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.blocks import BEGIN, CUT, END, FLAG, LEAD, STOP, Block, Odd, RowFormat, Start, settled
+from gym_trace.blocks import BEGIN, CUT, END, FLAG, LEAD, STOP, Block, RowFormat, Start, settled
 from gym_trace.format import wire
+from gym_trace.frames import FrameRows, Odd
 from gym_trace.layout import Leaf, Path
 from gym_trace.starts import packed_start, stored_seed
 from gym_trace.values import ABSENT, Array, pack, unpack
@@ -17,7 +18,7 @@ from gym_trace.values import ABSENT, Array, pack, unpack
 _PLAIN_NUMBERS = {bool, int, float, np.float64}
 _EXACT_INTEGERS = 2.0**53
 
-Rows = Array | list[bytes]  # of a column: typed, or one MessagePack value a row
+Rows = Array | FrameRows | list[bytes]  # of a column: typed, or one MessagePack value a row
 
 
 class Segment(NamedTuple):
@@ -37,16 +38,17 @@ class Encoder:
         self._episode = 0
         self._next_step = 0
         self._start: Start | None = None
+        self._frames_before: dict[Path, Array] = {}  # of each column of frames, the last one
         self.complaints: dict[str, str] = {}  # by column, what did not fit
 
     def take(self, block: Block) -> Segment | None:
         """What was added to block since the last call; None if nothing was."""
-        run = self._lane, self._episode, self._next_step, self._start
+        run = self._lane, self._episode, self._next_step, self._start, self._frames_before
         taken = block.taken_marks, block.taken_notes
         try:
             return self._take(block)
         except BaseException:  # Ctrl-C may fall here: whoever asks again must be given the same
-            self._lane, self._episode, self._next_step, self._start = run
+            self._lane, self._episode, self._next_step, self._start, self._frames_before = run
             block.taken_marks, block.taken_notes = taken
             raise
 
@@ -66,7 +68,9 @@ class Encoder:
                     self.complaints["reset"] = f"a value of type {replaced[0]} given to reset cannot be stored"
         self._add_columns(columns, block, begin, end, leads)
         if ("rewards",) in columns:
-            _add_reward_sums(fragments, _as_numbers(columns["rewards",]))
+            rewards = columns["rewards",]
+            assert not isinstance(rewards, FrameRows)
+            _add_reward_sums(fragments, _as_numbers(rewards))
         size = fragments.nbytes + sum(map(_size, columns.values()))
         segment = Segment(fragments, columns, size)
         block.taken = end
@@ -143,34 +147,24 @@ class Encoder:
             step_rows[position] = 0
         if rows:
             for slot, leaf in enumerate(form.observation_leaves):
-                columns[leaf.path] = self._column(leaf, rows[slot::width], self._frame_rows(block, leaf, begin, end))
+                columns[leaf.path] = self._column(leaf, rows[slot::width])
         if len(leads) < end - begin:
             after = len(form.observation_leaves)
             for slot, leaf in enumerate(form.action_leaves, after):
-                frames = self._frame_rows(block, leaf, begin, end)
-                if frames is not None and leads:
-                    frames = frames[np.frombuffer(step_rows, np.bool_)]
-                columns[leaf.path] = self._column(leaf, _kept(rows[slot::width], step_rows, leads), frames)
+                columns[leaf.path] = self._column(leaf, _kept(rows[slot::width], step_rows, leads))
             slot = after + len(form.action_leaves)
             columns["rewards",] = self._rewards(_kept(rows[slot::width], step_rows, leads))
             if form.infos:
                 columns["infos",] = _kept(rows[slot + 1 :: width], step_rows, leads)
         self._add_annotations(columns, block, begin, end, step_rows, leads)
 
-    def _frame_rows(self, block: Block, leaf: Leaf, begin: int, end: int) -> Array | None:
-        if leaf not in self._format.frame_leaves:
-            return None
-        return block.frames[self._format.frame_leaves.index(leaf)][begin:end]
-
-    def _column(self, leaf: Leaf, slots: list[Any], frames: Array | None) -> Rows:
+    def _column(self, leaf: Leaf, slots: list[Any]) -> Rows:
         """The rows of one leaf: typed as the space says, or as the values are."""
         dtype, shape = leaf.dtype, leaf.shape
         if dtype is None:
             return slots
-        if frames is not None:
-            if slots.count(None) == len(slots):
-                return frames
-            return self._misfits(leaf, [frames[i] if slot is None else slot for i, slot in enumerate(slots)])
+        if leaf in self._format.frame_leaves:
+            return self._frames(leaf, slots)
         if shape == ():
             scalars = _typed_scalars(slots, dtype)
             return self._misfits(leaf, slots) if scalars is None else scalars
@@ -179,6 +173,19 @@ class Encoder:
         except TypeError:  # an Odd among the bytes
             arrays = [np.frombuffer(s, dtype).reshape(shape) if type(s) is bytes else s for s in slots]
             return self._misfits(leaf, arrays)
+
+    def _frames(self, leaf: Leaf, slots: list[Any]) -> Rows:
+        dtype = leaf.dtype
+        assert dtype is not None
+        fitting = [slot for slot in slots if type(slot) is not Odd]
+        rows = FrameRows(dtype, leaf.shape, fitting, self._frames_before.get(leaf.path))
+        after = rows.after()
+        if after is not None:
+            self._frames_before = {**self._frames_before, leaf.path: after}
+        if len(fitting) == len(slots):
+            return rows
+        arrays = (array.view(dtype).reshape(leaf.shape) for array in rows.arrays(1))
+        return self._misfits(leaf, [slot if type(slot) is Odd else next(arrays) for slot in slots])
 
     def _misfits(self, leaf: Leaf, slots: list[Any]) -> Rows:
         values = [slot.value if type(slot) is Odd else slot for slot in slots]
@@ -192,7 +199,7 @@ class Encoder:
             values = [dtype.type(v) if type(v) is int and _fits(v, dtype) else v for v in values]
         return _typed_or_values(values)
 
-    def _rewards(self, rewards: list[Any]) -> Rows:
+    def _rewards(self, rewards: list[Any]) -> Array | list[bytes]:
         kinds = set(map(type, rewards))
         if kinds <= _PLAIN_NUMBERS:
             try:
@@ -258,7 +265,7 @@ def _fits(value: int, dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "iu" and bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
 
 
-def _typed_or_values(values: list[Any]) -> Rows:
+def _typed_or_values(values: list[Any]) -> Array | list[bytes]:
     """A typed array where all values have one NumPy dtype and shape, otherwise one MessagePack value a row."""
     kinds = set(map(type, values))
     if len(kinds) == 1:
@@ -273,7 +280,7 @@ def _typed_or_values(values: list[Any]) -> Rows:
     return [pack(value) for value in values]
 
 
-def _as_numbers(rewards: Rows) -> Array:
+def _as_numbers(rewards: Array | list[bytes]) -> Array:
     """Rewards that can be summed up; NaN for each that is no single number."""
     if not isinstance(rewards, np.ndarray):
         return np.array([_as_number(unpack(packed)) for packed in rewards], np.float64)
@@ -303,4 +310,6 @@ def _add_reward_sums(fragments: Array, rewards: Array) -> None:
 
 
 def _size(rows: Rows) -> int:
+    if isinstance(rows, FrameRows):
+        return len(rows) * rows.row_size
     return rows.nbytes if isinstance(rows, np.ndarray) else sum(map(len, rows))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import time
 import warnings
 import weakref
 from collections.abc import Callable
 from multiprocessing.util import register_after_fork
-from pathlib import Path
 from typing import Any
 
 from gym_trace import forks
@@ -35,6 +35,8 @@ from gym_trace.errors import InvalidOption, RecordingError
 from gym_trace.format import wire
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.writer import TraceWriter
+from gym_trace.frames import FramePacker
+from gym_trace.layout import Leaf, Path
 from gym_trace.values import copied
 from gym_trace.writing import BlockWriter
 
@@ -48,7 +50,7 @@ class Recorder:
 
     def __init__(
         self,
-        directory: Path,
+        directory: pathlib.Path,
         schema: dict[str, Any],
         row_format: RowFormat,
         *,
@@ -75,6 +77,7 @@ class Recorder:
         self._capacity = row_format.capacity * row_format.width
         self._owner: weakref.ref[object] | None = None
         self._closed = False
+        self._frame_packers: dict[Path, FramePacker] = {}
         self._start_afresh()
         if not lazy:
             self._chunks.writer = self._open_writer()
@@ -102,7 +105,9 @@ class Recorder:
         self.episode: Start | None = None
         self.rows: list[Any] | None = None
         self.limit = self._capacity
-        self.block = Block(self.format.new_frames())
+        self.block = Block()
+        for packer in self._frame_packers.values():
+            packer.forget()
         self._pid = os.getpid()
 
     def _open_writer(self) -> TraceWriter:
@@ -243,8 +248,7 @@ class Recorder:
         if self._ended:
             first_step, slots = self.steps_taken(), self.last_observation()
             self.prepare_lead()
-            self._restore_frames(slots)
-            self.lead(first_step, slots[:-1])
+            self.lead(first_step, slots)
         if len(self.rows) >= self._capacity or self._value_bytes >= VALUES_BYTES:
             self._turn_over()
         if self._early_notes:
@@ -258,8 +262,7 @@ class Recorder:
     def _turn_over(self) -> None:
         """Hands on what the block holds, and goes on in a new one."""
         block, last_row, position = self.block, self.last_observation(), self._position()
-        spare = self._out.spare
-        fresh = Block(spare.pop() if spare and self.format.reuses_frames else self.format.new_frames())
+        fresh = Block()
         # What is said of a row that is still to come goes with it: its annotations, the start of its episode.
         fresh.notes += [(0, values) for at, values in block.notes if at >= position]
         fresh.marks += [(0, kind, data) for _, kind, data in block.marks[settled(block.marks, position) :]]
@@ -281,17 +284,23 @@ class Recorder:
         return self._base + self._position() - 1 - self._run_base
 
     def last_observation(self) -> tuple[Any, ...]:
-        """The observation slots of the last row, and copies of its frames behind them."""
+        """The observation slots of the last row; of frames, all bytes."""
         rows = self.block.rows
-        if rows:
-            at = self._position() - 1
-            frames = [frame[at].copy() for frame in self.block.frames]
-            return (*rows[at * self._width :][: len(self.format.observation_leaves)], frames)
-        return self._last_row
+        if not rows:
+            return self._last_row
+        slots = rows[-self._width :][: len(self.format.observation_leaves)]
+        for i, leaf in enumerate(self.format.observation_leaves):
+            if type(slots[i]) is tuple:
+                slots[i] = self._frame_packers[leaf.path].last()
+        return tuple(slots)
 
-    def _restore_frames(self, slots: tuple[Any, ...]) -> None:
-        for frame, kept in zip(self.block.frames, slots[-1]):
-            frame[self._position()] = kept
+    def frame_packer(self, leaf: Leaf) -> FramePacker:
+        """The one packer of a leaf of frames."""
+        return self._frame_packers.setdefault(leaf.path, FramePacker(leaf, self))
+
+    def next_row(self) -> int:
+        """The index, counted over all blocks, that the next row has."""
+        return self._base + len(self.block.rows) // self._width
 
     def _position(self) -> int:
         return len(self.block.rows) // self._width
@@ -394,5 +403,4 @@ class Recorder:
         self._deferred = None
         self.begin(run.start._replace(episode=self._episodes), None)
         if run.slots is not None:
-            self._restore_frames(run.slots)
-            self.lead(run.steps, run.slots[:-1])
+            self.lead(run.steps, run.slots)

@@ -17,11 +17,12 @@ from gymnasium.utils import RecordConstructorArgs
 from numpy import ndarray
 
 from gym_trace import environment, spaces
-from gym_trace.blocks import ATOMS, TERMINATED, TRUNCATED, Odd, RowFormat, Start
+from gym_trace.blocks import ATOMS, TERMINATED, TRUNCATED, RowFormat, Start
 from gym_trace.errors import InvalidOption
 from gym_trace.filters import EpisodeFilter, FrameFilter, RewardClasses
 from gym_trace.format import directory as trace_directory
 from gym_trace.format import wire
+from gym_trace.frames import Odd
 from gym_trace.layout import Layout, Leaf, layout_of
 from gym_trace.recording import Recorder
 from gym_trace.values import copied, pack, pack_lenient

@@ -11,7 +11,6 @@ from typing import Any
 from gym_trace.blocks import Block
 from gym_trace.chunks import ChunkWriter
 from gym_trace.encoder import Encoder
-from gym_trace.values import Array
 
 
 class BlockWriter:
@@ -37,7 +36,6 @@ class BlockWriter:
         flush_seconds: float,
     ):
         self.failure: Exception | None = None
-        self.spare: list[list[Array]] = []  # buffers of frames to be used again
         self._name = name
         self._encoder, self._chunks = encoder, chunks
         self._current, self._notice = current, notice
@@ -144,7 +142,7 @@ class BlockWriter:
             try:
                 for _ in range(len(self._blocks)):
                     self._encode(self._blocks[0])
-                    self.spare.append(self._blocks.popleft().frames)
+                    self._blocks.popleft()
                 if everything:
                     self._encode(self._current())
                     self._chunks.write()

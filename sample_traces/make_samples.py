@@ -104,6 +104,40 @@ def pong(directory: Path) -> None:
         play(env, 18)
 
 
+class PicturesEnv(gymnasium.Env[Any, Any]):
+    """Its observations are large: a picture that moves, depths of four bytes, a row of an odd size, noise."""
+
+    observation_space = spaces.Dict(
+        picture=spaces.Box(0, 255, (48, 64, 3), np.uint8),
+        depth=spaces.Box(-np.inf, np.inf, (32, 33), np.float32),
+        odd=spaces.Box(0, 255, (4097,), np.uint8),
+        noise=spaces.Box(0, 255, (4100,), np.uint8),
+    )
+    action_space = spaces.Discrete(2)
+
+    def _observation(self) -> Any:
+        random = np.random.default_rng(self._steps)
+        self._picture[5:9, self._steps : self._steps + 4] = self._steps
+        self._odd[self._steps * self._steps * 7] = self._steps
+        depth = np.linspace(0, 1, 32 * 33, dtype=np.float32).reshape(32, 33) * np.float32(1 + self._steps / 7)
+        noise = random.integers(0, 256, 4100, np.uint8)
+        return {"picture": self._picture, "depth": depth, "odd": self._odd, "noise": noise}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._steps, self._picture, self._odd = 0, np.zeros((48, 64, 3), np.uint8), np.zeros(4097, np.uint8)
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        return self._observation(), 0.0, self._steps == 12, False, {}
+
+
+def pictures(directory: Path) -> None:
+    """Large rows of every kind: few changes, bytes grouped in each row, words of one byte, not compressed at all."""
+    with record(directory, PicturesEnv()) as env:
+        episodes(env, 2)
+
+
 def halfcheetah(directory: Path) -> None:
     with record(directory, gymnasium.make("HalfCheetah-v5", max_episode_steps=60)) as env:
         episodes(env, 2)
@@ -303,7 +337,7 @@ def empty(directory: Path) -> None:
 SAMPLES: dict[str, Callable[[Path], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        cartpole, taxi, blackjack, minigrid, pong, halfcheetah, values, mismatch, filtered, outcomes, batches,
+        cartpole, taxi, blackjack, minigrid, pong, pictures, halfcheetah, values, mismatch, filtered, outcomes, batches,
         two_writers, killed, damaged, empty,
     )
 }  # fmt: skip

@@ -136,7 +136,8 @@ GOOD: list[Any] = [["a"], "<f4", [2], 3, 0, 24, 24, 0]
     [
         (0, []), (0, [1.5]), (0, None), (0, [["x"]]), (1, "|O"), (1, "f4"), (1, 3), (1, "|V80"), (1, "msgpack\0"),
         (2, [3]), (2, [-2]), (2, "2"), (2, [2.0]), (2, [1] * 40), (2, [1 << 62, 4]), (2, [True]), (3, -1), (3, 4),
-        (3, 1 << 40), (3, "3"), (3, True), (4, 16), (4, -1), (4, 8), (5, 23), (5, -1), (6, 25), (6, 1 << 40), (7, -1),
+        (3, 1 << 40), (3, "3"), (3, True), (4, 32), (4, 16), (4, -1), (4, 8), (5, 23), (5, -1), (6, 25),
+        (6, 1 << 40), (7, -1),
     ],
     ids=repr,
 )  # fmt: skip
@@ -182,7 +183,8 @@ def test_a_blob_that_does_not_fill_its_column_is_refused() -> None:
         compress(bytes(column.raw - 1)),
         compress(bytes(column.raw + 1)),
         compress(bytes(10**7)),
-        zstandard.ZstdCompressor(write_content_size=False).compress(rows.tobytes()),
+        zstandard.ZstdCompressor(write_content_size=False).compress(rows.tobytes()[:-1]),
+        zstandard.ZstdCompressor(write_content_size=False).compress(rows.tobytes() + b"\0"),
     ]
     for bomb in bombs:
         with pytest.raises(CorruptTrace):

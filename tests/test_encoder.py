@@ -22,7 +22,7 @@ def start(episode: int) -> Start:
 
 def block(*entries: object) -> Block:
     """A block of rows (tuples of three) and marks (kind, data) in the order in which they were appended."""
-    made = Block([])
+    made = Block()
     for entry in entries:
         if isinstance(entry, list):
             made.marks.append((len(made.rows) // 3, entry[0], entry[1]))

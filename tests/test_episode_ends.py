@@ -18,7 +18,7 @@ import pytest
 from runs import manifest_entries, outcomes, play, recorded
 from zoo import CountingEnv, ImageEnv, bits, small_blocks
 
-import gym_trace.encoder
+import gym_trace.recording
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.recording import Recorder
 
@@ -297,35 +297,52 @@ def test_what_is_recorded_is_flushed_without_being_asked(tmp_path: Path) -> None
     env.close()
 
 
-@pytest.mark.parametrize("place", ["_add_reward_sums", "_kept", "_typed_scalars", "packed_start", "_as_numbers"])
-def test_ctrl_c_while_a_block_is_encoded_costs_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "place", ["Recorder.last_observation", "settled", "Block.__init__", "BlockWriter.put", "BlockWriter.work"]
+)
+def test_ctrl_c_while_a_block_is_handed_on_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, when: str
 ) -> None:
-    function = getattr(gym_trace.encoder, place)
+    owner, name = _place(place)
+    function = getattr(owner, name)
     calls = 0
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 3:
+        if calls == 4 and when == "before":
             raise KeyboardInterrupt
-        return function(*arguments)
+        result = function(*arguments, **options)
+        if calls == 4:
+            raise KeyboardInterrupt
+        return result
 
-    monkeypatch.setattr(gym_trace.encoder, place, interrupted)
-    steps = 0
-    with small_blocks(rows=8, chunk=100):
+    with small_blocks(rows=8, chunk=100, frame=16):
         env = TraceRecordingWrapper(CountingEnv(length=5), tmp_path, flush_seconds=1000)
-        with contextlib.suppress(KeyboardInterrupt):
-            while True:
-                env.reset()
-                for _ in range(5):
+        monkeypatch.setattr(owner, name, interrupted)
+        interruptions = 0
+        for _ in range(12):
+            env.reset()
+            taken = 0
+            while taken < 5:
+                try:
                     env.step(0)
-                    steps += 1
-    env.close()
+                    taken += 1
+                except KeyboardInterrupt:  # before the environment's own step: it can be tried again
+                    interruptions += 1
+        env.close()
+    assert interruptions == 1
     trace = open_trace(tmp_path)
-    assert sum(map(len, trace)) == steps
+    assert [len(episode) for episode in trace] == [5] * 12
     for episode in trace:
         assert episode.observations[:, 0].tolist() == list(range(len(episode) + 1))
+
+
+def _place(name: str) -> tuple[Any, str]:
+    """The object and the name of its attribute that a dotted name in gym_trace.recording stands for."""
+    owner, _, attribute = name.rpartition(".")
+    return (getattr(gym_trace.recording, owner) if owner else gym_trace.recording), attribute
 
 
 @pytest.mark.parametrize(("method", "lengths"), [("_open_run", [5, 5]), ("flag", [5, 4, 5])])

@@ -18,9 +18,21 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 
 # From the bottom up. A module imports from its own layer and from those below.
 LAYERS = [
-    {"errors", "values", "layout", "spaces", "episode", "environment", "filters", "distributions"},
+    {"errors", "values", "layout", "frames", "spaces", "episode", "environment", "filters", "distributions"},
     {"format"},
-    {"table", "blocks", "encoder", "starts", "writing", "recording", "assembly", "forks", "stored", "examination"},
+    {
+        "table",
+        "blocks",
+        "encoder",
+        "starts",
+        "chunks",
+        "writing",
+        "recording",
+        "assembly",
+        "forks",
+        "stored",
+        "examination",
+    },
     {"wrappers", "playback", "recovery"},
     {"statistics", "description", "rollout", "replay"},
 ]

@@ -46,7 +46,7 @@ def test_samples_show_every_outcome() -> None:
 def test_samples_show_every_encoding() -> None:
     seen = {(column.dtype == codec.MSGPACK, column.encoding) for column in columns_of_samples()}
     zstd, shuffle, xor, constant = codec.ZSTD, codec.SHUFFLE, codec.XOR, codec.CONSTANT
-    typed = (0, zstd, zstd | shuffle, zstd | xor, zstd | shuffle | xor, constant, zstd | constant)
+    typed = (0, zstd, zstd | shuffle, zstd | xor, zstd | shuffle | xor, constant, zstd | constant, zstd | codec.CHANGES)
     of_values = (0, zstd, constant, zstd | constant)
     assert seen >= {(False, encoding) for encoding in typed} | {(True, encoding) for encoding in of_values}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,10 @@ from gymnasium.wrappers import (
     TimeLimit,
 )
 from runs import outcomes, play, recorded
-from zoo import CountingEnv, Lazy, OddSpace, ScriptedEnv, Told, bits, small_blocks
+from zoo import CountingEnv, Lazy, OddSpace, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import RecordingError
-from gym_trace.format.writer import TraceWriter
 
 # -- a wrapped run is the unwrapped run --------------------------------------------------------------------------------
 
@@ -329,41 +327,6 @@ def test_a_wrapper_of_the_recorder_reaches_its_methods(tmp_path: Path) -> None:
     env.step(0)
     env.close()
     assert open_trace(tmp_path)[0].annotations["value"].tolist() == [1.0]
-
-
-def test_a_value_that_cannot_be_stored_closes_no_file_that_is_being_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writing, go_on = threading.Event(), threading.Event()
-    write = TraceWriter.write
-
-    def slow_write(self: Any, *arguments: Any) -> None:
-        writing.set()
-        assert go_on.wait(30)
-        write(self, *arguments)
-
-    monkeypatch.setattr(TraceWriter, "write", slow_write)
-    fitting = [Told(np.full(2, i, np.float32)) for i in range(3)]
-    steps = [*fitting, Told(object()), *fitting, *fitting]
-    env = ScriptedEnv(spaces.Box(-9, 9, (2,)), spaces.Discrete(2), [(np.zeros(2, np.float32), steps)])
-    with small_blocks(rows=4, chunk=1 << 20), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        wrapped = TraceRecordingWrapper(env, tmp_path, flush_seconds=0.01)
-        wrapped.reset()
-        for _ in fitting:
-            wrapped.step(0)
-        assert writing.wait(30)
-        complaint = ""
-        for _ in steps[3:]:
-            try:
-                wrapped.step(0)  # the thread that writes is still at it
-            except RecordingError as error:
-                complaint = str(error)
-        assert "object" in complaint
-        go_on.set()
-        wrapped.close()
-    (episode,) = open_trace(tmp_path)
-    assert episode.observations[:, 0].tolist() == [0, 0, 1, 2][: len(episode) + 1]
 
 
 def test_a_value_that_cannot_be_stored_ends_the_recording_but_not_the_run(tmp_path: Path) -> None:

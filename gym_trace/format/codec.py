@@ -10,6 +10,7 @@ import zstandard
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import transforms, wire
+from gym_trace.frames import FrameRows
 from gym_trace.values import Array, dtype_from, objects, unpack
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16
@@ -21,6 +22,7 @@ _PIECE_BYTES = 512 << 10  # of large rows are filtered and compressed at a time,
 _CHANGES_BYTES = 4 << 20  # of rows that are compared at a time, which touches less memory
 _WORTHWHILE = 0.98  # large rows that do not get smaller than this are not compressed at all
 _LEAST_BYTES = 256  # fewer are not worth the call, which hands the interpreter lock to the loop being recorded
+_LEAST_ROWS = 4  # fewer large rows do not tell what the next ones are like
 _RETRY_AFTER = 64  # chunks, after which the encodings of a column are tried again
 
 Path = tuple[str | int, ...]
@@ -121,16 +123,20 @@ class ColumnEncoder:
         self._compress: Callable[[Any], bytes] = self._compressor.compress
         self._encoding = 0
         self._compressible = True
-        self._chunks_until_trial = 0
+        self._chunks_until_trial = self._patience = 0
         self._stream: _Stream | None = None
 
-    def feed(self, rows: Array) -> None:
+    def feed(self, rows: Array | FrameRows) -> None:
         """Encodes some of the large rows of a chunk; they can be overwritten after it. All of one dtype and shape."""
-        flat = transforms.as_bytes(rows)
         if self._stream is None:
-            encoding = self._choice(flat, rows.dtype.itemsize) | ZSTD * self._compressible
-            self._stream = _Stream(self._compressor, rows.dtype, rows.shape[1:], encoding)
-        self._stream.feed(flat)
+            shape = rows.shape if isinstance(rows, FrameRows) else rows.shape[1:]
+            sample = next(rows.arrays(8)) if isinstance(rows, FrameRows) else transforms.as_bytes(rows[:8])
+            encoding = self._choice(sample, rows.dtype.itemsize) | ZSTD * self._compressible
+            self._stream = _Stream(self._compressor, rows.dtype, shape, encoding)
+        if isinstance(rows, FrameRows):
+            self._stream.feed_frames(rows)
+        else:
+            self._stream.feed(transforms.as_bytes(rows))
 
     def finish(self) -> tuple[Column, bytes]:
         """The column of all rows fed since the last call."""
@@ -183,6 +189,8 @@ class ColumnEncoder:
 
     def _choice(self, flat: Array, item_size: int) -> int:
         """The filters for these rows: what proved smallest on a sample of them, tried again now and then."""
+        if _is_large(flat.shape[1]) and len(flat) < _LEAST_ROWS:
+            return self._encoding if self._patience else CHANGES
         self._chunks_until_trial -= 1
         if self._chunks_until_trial < 0 and flat.size:
             sample = np.ascontiguousarray(flat[: max(8, _SAMPLE_BYTES // max(1, flat.shape[1]))])
@@ -192,8 +200,9 @@ class ColumnEncoder:
             self._compressible = sizes[self._encoding] < _WORTHWHILE * sample.nbytes
             if not self._compressible:
                 self._encoding = 0
-            # A column that has just begun may not look like the rest of it: try the first full chunks again soon.
-            self._chunks_until_trial = _RETRY_AFTER if sample.nbytes >= _SAMPLE_BYTES else 2
+            # A column that has just begun may not look like the rest of it: try the first chunks again soon.
+            self._patience = min(_RETRY_AFTER, 2 * self._patience + 1)
+            self._chunks_until_trial = self._patience
         return self._encoding
 
     def _size_under(self, encoding: int, sample: Array, item_size: int) -> int:
@@ -246,6 +255,19 @@ class _Stream:
         for i in range(0, len(flat), self._step):
             self._add(self._transformed(flat[i : i + self._step]))
         self.rows += len(flat)
+
+    def feed_frames(self, frames: FrameRows) -> None:
+        if not self.encoding & CHANGES:
+            for piece in frames.arrays(self._step):
+                self.feed(piece)
+            return
+        skip = self.rows == 0
+        if skip:
+            (first,) = next(frames.arrays(1))
+            self._add(first)
+        if len(frames) > skip:
+            self._add(transforms.packed_changes(frames.slots[skip:], frames.row_size))
+        self.rows += len(frames)
 
     def _transformed(self, piece: Array) -> Array | bytes:
         room, before, last = self._room[: len(piece)], self._before, piece[-1]

@@ -6,6 +6,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
+from gym_trace.frames import Slot, word_of
 from gym_trace.values import Array
 
 _COUNT = np.dtype("<u4")
@@ -72,10 +73,6 @@ def _groups(flat: Array) -> int:
 # -- only what has changed --------------------------------------------------------------------------------------------
 
 
-def _words(flat: Array) -> Array:
-    return flat.view("<u4") if flat.shape[1] % 4 == 0 else flat
-
-
 def _gap_type(width: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype("<u2" if width <= 1 << 16 else "<u4")
 
@@ -85,19 +82,34 @@ def changes(flat: Array, before: Array, differs: Array) -> bytes:
 
     differs: room for as many booleans as flat has words at most.
     """
-    words, first = _words(flat), _words(before[None])
+    words, first = flat.view(word_of(flat.shape[1])), before.view(word_of(flat.shape[1]))
     width = words.shape[1]
     differs = differs.reshape(-1)[: words.size].reshape(words.shape)
     np.not_equal(words[:1], first, out=differs[:1])
     np.not_equal(words[1:], words[:-1], out=differs[1:])
     at = differs.reshape(-1).nonzero()[0]
-    ends = np.searchsorted(at, np.arange(width, words.size + 1, width))
-    counts = np.diff(ends, prepend=0)
-    gaps = np.diff(at, prepend=0)
-    starts = (ends - counts)[counts > 0]
-    gaps[starts] = at[starts] % width
-    pieces = (np.uint32(len(flat)), counts.astype(_COUNT), words.reshape(-1)[at], gaps.astype(_gap_type(width)))
-    return b"".join(piece.tobytes() for piece in pieces)
+    counts = np.diff(np.searchsorted(at, np.arange(0, words.size + 1, width)))
+    return _changes(counts, words.reshape(-1)[at], at % width, width)
+
+
+def packed_changes(slots: list[Slot], row_size: int) -> bytes:
+    """The same of rows of which it is known already what has changed."""
+    word = word_of(row_size)
+    width = row_size // word.itemsize
+    pairs = [(np.arange(width), np.frombuffer(s, word)) if isinstance(s, bytes) else s for s in slots]
+    counts = np.fromiter((len(places) for places, _ in pairs), np.int64, len(pairs))
+    places, words = zip(*pairs)
+    return _changes(counts, np.concatenate(words), np.concatenate(places), width)
+
+
+def _changes(counts: Array, words: Array, places: Array, width: int) -> bytes:
+    gaps = np.diff(places, prepend=0)
+    starts = (counts.cumsum() - counts)[counts > 0]
+    gaps[starts] = places[starts]
+    return b"".join(
+        (np.uint32(len(counts)).tobytes(), counts.astype(_COUNT).tobytes(), words.tobytes(),
+         gaps.astype(_gap_type(width)).tobytes())
+    )  # fmt: skip
 
 
 def undo_changes(data: Array, out: Array) -> None:
@@ -105,7 +117,7 @@ def undo_changes(data: Array, out: Array) -> None:
 
     Raises CorruptTrace.
     """
-    words = _words(out)
+    words = out.view(word_of(out.shape[1]))
     rows, width = words.shape
     gap_type = _gap_type(width)
     out[0] = data[: out.shape[1]]

@@ -16,6 +16,7 @@ from gym_trace.format.codec import Column, ColumnEncoder
 from gym_trace.format.codec import Path as ColumnPath
 from gym_trace.format.directory import batch_name
 from gym_trace.format.manifest import SUFFIX, ManifestWriter
+from gym_trace.frames import FrameRows
 from gym_trace.values import Array
 
 # A batch is sealed, and so made durable, when it has reached one of these.
@@ -70,7 +71,7 @@ class TraceWriter:
         if self._fsync:
             self.batch().sync()
 
-    def feed(self, path: ColumnPath, rows: Array) -> None:
+    def feed(self, path: ColumnPath, rows: Array | FrameRows) -> None:
         """Takes some of the large rows of a column of the next chunk; all of one dtype and shape, copied."""
         self._fed[path] = None
         self._encoder(path).feed(rows)

@@ -11,7 +11,7 @@ const FILE_MAGIC = Buffer.from("894754420d0a1a0a", "hex");
 const SYNC_MARK = Buffer.from("f747545245430d0a", "hex");
 const FOOTER_MAGIC = Buffer.from("89475442454e440a", "hex");
 const SCHEMA = 1, CHUNK = 2, INDEX = 3;
-const ZSTD = 1, SHUFFLE = 2, XOR = 4, CONSTANT = 8;
+const ZSTD = 1, SHUFFLE = 2, XOR = 4, CONSTANT = 8, CHANGES = 16;
 export const STARTS = 1, LEADS = 2, TERMINATED = 4, TRUNCATED = 8, ENDS = 32;
 
 const align = (n) => Math.ceil(n / 8) * 8;
@@ -40,8 +40,32 @@ function undoXor(bytes, rowSize) {
   for (let i = rowSize; i < bytes.length; i++) bytes[i] ^= bytes[i - rowSize];
 }
 
+function undoChanges(bytes, rowSize, rows) {
+  const word = [8, 4, 2, 1].find((size) => rowSize % size === 0), wide = rowSize / word > 65536;
+  const out = Buffer.alloc(rows * rowSize);
+  let at = bytes.copy(out, 0, 0, rowSize);
+  for (let row = 1; row < rows; ) {
+    const n = bytes.readUInt32LE(at);
+    const counts = Array.from({ length: n }, (_, i) => bytes.readUInt32LE(at + 4 + 4 * i));
+    let words = at + 4 + 4 * n, gaps = words + word * total(counts);
+    for (const count of counts) {
+      const begin = row * rowSize;
+      out.copy(out, begin, begin - rowSize, begin);
+      for (let i = 0, place = 0; i < count; i++, words += word, gaps += wide ? 4 : 2) {
+        place += wide ? bytes.readUInt32LE(gaps) : bytes.readUInt16LE(gaps);
+        demand((place + 1) * word <= rowSize, "a change outside its row");
+        bytes.copy(out, begin + place * word, words, words + word);
+      }
+      row++;
+    }
+    at = gaps;
+  }
+  demand(at === bytes.length, "size of changes");
+  return out;
+}
+
 function decodeColumn(blob, [path, dtype, shape, rows, encoding, stored, raw, crc]) {
-  if (encoding > 15) throw new Error(`encoding ${encoding} is not known`);
+  if (encoding > 31) throw new Error(`encoding ${encoding} is not known`);
   demand(blob.length === stored && crc32(blob) === crc, `column ${path.join("/")}`);
   let bytes = Buffer.from(encoding & ZSTD ? decompress(blob) : blob);
   demand(bytes.length === raw, `size of column ${path.join("/")}`);
@@ -51,6 +75,7 @@ function decodeColumn(blob, [path, dtype, shape, rows, encoding, stored, raw, cr
     column.rows = encoding & CONSTANT ? [bytes] : splitValues(bytes, rows);
   } else {
     const width = elementSize(dtype), rowSize = width * product(shape);
+    if (encoding & CHANGES) bytes = undoChanges(bytes, rowSize, rows);
     demand(bytes.length === kept * rowSize, `rows of column ${path.join("/")}`);
     if (encoding & SHUFFLE && rowSize < LARGE_ROW) bytes = unshuffle(bytes, width);
     else if (encoding & SHUFFLE) for (let at = 0; at < bytes.length; at += rowSize) unshuffle(bytes.subarray(at, at + rowSize), width).copy(bytes, at);
@@ -204,7 +229,8 @@ export class Batch {
     });
     for (const [path, raw, stored] of index.metadata.totals) {
       const columns = chunks.map((chunk) => chunk.columns.get(path.join("/"))).filter((column) => column !== undefined);
-      const sizes = columns.map((column) => (column.encoding & CONSTANT ? column.raw * column.rows.length : column.raw));
+      const sizes = columns.map(({ encoding, raw, rows }) =>
+        encoding & CONSTANT ? raw * rows.length : encoding & CHANGES ? rows[0].length * rows.length : raw);
       demand(total(sizes) === raw && total(columns.map((column) => column.stored)) === stored, "totals of the index");
     }
   }

@@ -1,0 +1,172 @@
+"""Rows that keep only what has changed give back every frame, whatever falls in between."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import transforms
+from gym_trace.format.codec import CHANGES, SHUFFLE, XOR, ZSTD, ColumnEncoder, decode, parse_column
+from gym_trace.frames import FramePacker, FrameRows, Odd
+from gym_trace.layout import Leaf
+
+SHAPES = [(70, 60), (4097,), (2050, 3), (1366, 3), (70_001,)]  # words of 8, 1, 2 and 2 bytes, and more than 65,536
+
+
+class Rows:
+    """As a recorder: a row is there when it was appended."""
+
+    def __init__(self) -> None:
+        self.slots: list[Any] = []
+
+    def next_row(self) -> int:
+        return len(self.slots)
+
+    def count_values(self, count: int) -> None:
+        pass
+
+
+def frames_of(kinds: list[int], shape: tuple[int, ...], dtype: str = "|u1") -> list[np.ndarray]:
+    """A frame for each kind: 0 like the one before, 1 a few changes, 2 the first and last word too, 3 all new."""
+    random = np.random.default_rng(zlib.crc32(repr((kinds, shape)).encode()))
+    frame = np.zeros(shape, dtype)
+    frames = []
+    for kind in kinds:
+        flat = frame.reshape(-1)
+        if kind:
+            flat[random.integers(0, flat.size, 5)] = random.integers(0, 256, 5)
+        if kind == 2:
+            flat[0] += 1
+            flat[-1] += 1
+        if kind == 3:
+            flat[:] = random.integers(0, 256, flat.size)
+        frames.append(frame.copy())
+    return frames
+
+
+def packed(frames: list[np.ndarray], torn: set[int], odd: set[int]) -> list[Any]:
+    """Slots of the frames; before those in torn another frame is packed and not appended, in place of odd ones None."""
+    rows = Rows()
+    packer = FramePacker(Leaf(("observations",), frames[0].dtype, frames[0].shape), rows)
+    for i, frame in enumerate(frames):
+        if i in torn:
+            packer(np.full_like(frame, 77))
+            packer(frames[0])
+        value = None if i in odd else frame.copy()
+        slot = packer(value)
+        if value is not None:
+            value[...] = 99  # environments use their buffers again
+        rows.slots.append(slot)
+    return rows.slots
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    st.sampled_from(SHAPES[:4]),
+    st.sets(st.integers(0, 29)),
+    st.sets(st.integers(0, 29)),
+)
+def test_slots_stand_for_the_frames_that_were_recorded(
+    kinds: list[int], shape: tuple[int, ...], torn: set[int], odd: set[int]
+) -> None:
+    frames = frames_of(kinds, shape)
+    slots = packed(frames, torn, odd)
+    assert [type(slot) is Odd for slot in slots] == [i in odd for i in range(len(slots))]
+    rows = FrameRows(np.dtype("|u1"), shape, [slot for slot in slots if type(slot) is not Odd], None)
+    expected = [frame.tobytes() for i, frame in enumerate(frames) if i not in odd]
+    for count in (1, 3, 100):
+        assert [frame.tobytes() for array in rows.arrays(count) for frame in array] == expected
+    after = rows.after()
+    assert (b"" if after is None else after.tobytes()) == (expected[-1] if expected else b"")
+
+
+def test_frames_that_hardly_change_take_little_and_others_no_more_than_they_are() -> None:
+    still = packed(frames_of([3] + [1] * 20, (70, 60)), set(), set())
+    assert [type(slot) for slot in still] == [bytes] + [tuple] * 20
+    noise = packed(frames_of([3] * 21, (70, 60)), set(), set())
+    assert {type(slot) for slot in noise} == {bytes}
+
+
+def test_the_last_frame_is_that_of_the_last_row_not_of_one_that_never_came() -> None:
+    first, second, third = frames_of([1, 1, 1], (70, 60))
+    rows = Rows()
+    packer = FramePacker(Leaf(("observations",), np.dtype("|u1"), (70, 60)), rows)
+    rows.slots += [packer(first)]
+    rows.slots += [packer(second)]
+    packer(third)
+    assert packer.last() == second.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["|u1", "<f4", "<i2"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", [0, 1, 3])
+def test_columns_fed_in_pieces_come_back(kind: int, shape: tuple[int, ...], dtype: str) -> None:
+    frames = frames_of([3] + [kind] * 24, shape, dtype)
+    encoder = ColumnEncoder(("observations",), 1)
+    encodings = set()
+    for take in ((7, 18), (1, 1, 23), (25,)):
+        begin, before, slots = 0, None, packed(frames, set(), set())
+        for count in take:
+            rows = FrameRows(np.dtype(dtype), shape, slots[begin : begin + count], before)
+            encoder.feed(rows)
+            begin, before = begin + count, rows.after()
+        column, blob = encoder.finish()
+        encodings.add(column.encoding)
+        decoded = decode(parse_column([list(column.path), *column[1:]]), blob)
+        assert decoded.dtype == dtype
+        assert decoded.tobytes() == np.array(frames).tobytes()
+        encoder.feed(np.array(frames[:9]))
+        encoder.feed(np.array(frames[9:]))
+        column, blob = encoder.finish()
+        assert decode(column, blob).tobytes() == np.array(frames).tobytes()
+    if kind == 3 and dtype == "|u1":
+        assert encodings == {0}
+
+
+@pytest.mark.parametrize(
+    "encoding", [0, ZSTD, XOR | ZSTD, SHUFFLE | ZSTD, XOR | SHUFFLE | ZSTD, CHANGES, CHANGES | ZSTD]
+)
+def test_every_encoding_of_large_rows_comes_back(monkeypatch: pytest.MonkeyPatch, encoding: int) -> None:
+    def choice(self: Any, *_: Any) -> int:
+        self._compressible = bool(encoding & ZSTD)
+        return encoding & ~ZSTD
+
+    monkeypatch.setattr(ColumnEncoder, "_choice", choice)
+    frames = np.array(frames_of([3, 1, 0, 2, 3, 1], (1100,), "<f4"))
+    column, blob = ColumnEncoder(("observations",), 1).encode(frames)
+    assert column.encoding == encoding
+    assert decode(parse_column([list(column.path), *column[1:]]), blob).tobytes() == frames.tobytes()
+
+
+@given(st.data())
+def test_changes_that_were_tampered_with_are_refused_or_fill_the_rows(data: st.DataObject) -> None:
+    frames = np.array(frames_of([3, 1, 1, 2, 0, 1], (4104,)))
+    good = bytearray(frames[0].tobytes() + transforms.changes(frames[1:], frames[0], np.empty(513 * 5, np.bool_)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(4104, len(good) - 1))
+        good[at] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, 3)) and data.draw(st.integers(4104, len(good)))
+    out = np.empty((6, 4104), np.uint8)
+    try:
+        transforms.undo_changes(np.frombuffer(bytes(good[: cut or None]), np.uint8), out)
+    except CorruptTrace:
+        return
+    assert out[0].tobytes() == frames[0].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("rows", "encoding", "raw"),
+    [(0, 16, 0), (2, 16, 4095), (2, 16, 8 * 8192 + 1), (2, 16 | 2, 8192), (2, 16 | 4, 8192), (2, 16 | 8, 4096)],
+)
+def test_a_column_of_changes_that_does_not_add_up_is_refused(rows: int, encoding: int, raw: int) -> None:
+    parse_column([["a"], "|u1", [4096], 2, 16, 5000, 5000, 0])
+    with pytest.raises(CorruptTrace):
+        parse_column([["a"], "|u1", [4096], rows, encoding, raw, raw, 0])
+    with pytest.raises(CorruptTrace):
+        parse_column([["a"], "|u1", [4095], 2, 16, 5000, 5000, 0])
