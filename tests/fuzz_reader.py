@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 from forgery import Forgery, Record, taken_apart
 from telltale import record
+from zoo import CountingEnv
 
-from gym_trace import check_trace, open_trace, repair_trace, summarize
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace, summarize
 from gym_trace.errors import TraceError
 from gym_trace.format import wire
 
@@ -253,11 +254,30 @@ def mutated_manifest(chance: random.Random, manifest: bytes) -> bytes:
 
 
 def seed_files(directory: Path) -> list[Path]:
-    """Small traces of several kinds to start from: sealed and not, with infos and notes, filtered."""
+    """Small traces of several kinds to start from: sealed and not, with infos and notes, filtered, with frames."""
     kinds: dict[str, dict[str, Any]] = {
         "sealed": {}, "open": {"closed": False}, "filtered": {"frame_filter": lambda step: step % 3 != 1}
     }  # fmt: skip
-    return [record(directory / name, **options) for name, options in kinds.items()]
+    files = [record(directory / name, **options) for name, options in kinds.items()]
+    with TraceRecordingWrapper(FramesEnv(), directory / "frames", uid="w", flush_seconds=1000.0) as env:
+        for _ in range(3):
+            env.reset()
+            for _ in range(6):
+                env.step(0)
+            env.flush()
+    return [*files, directory / "frames" / "w.000000.gtb"]
+
+
+class FramesEnv(CountingEnv):
+    """Frames of which a few words change."""
+
+    def __init__(self) -> None:
+        super().__init__(length=6, shape=(520,))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        count = int(self._buffer[0]) + 1
+        self._buffer[[0, 3 * count, -1]] = count
+        return self._buffer, float(count), count >= self.length, False, {}
 
 
 def fuzz(inputs: int, seed: int, scratch: Path) -> collections.Counter[str]:

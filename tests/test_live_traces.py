@@ -131,3 +131,25 @@ os._exit(9)
     assert (lost.outcome, lost.seed, lost.end_time, lost.actions.tolist()) == ("lost", 2, None, [3, 3])
     assert not lost.terminations.any()
     assert scan_recorded_traces(tmp_path) == 2
+
+
+def test_flushing_from_another_thread_returns_however_fast_the_run_goes_on(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=10**9), tmp_path, flush_seconds=0.01)
+    env.reset()
+    flushed = threading.Event()
+    steps = 0
+
+    def flush() -> None:
+        for _ in range(30):
+            env.flush()
+        flushed.set()
+
+    thread = threading.Thread(target=flush)
+    thread.start()
+    while not flushed.is_set() and steps < 10**7:
+        env.step(0)
+        steps += 1
+    assert flushed.is_set()
+    thread.join()
+    env.close()
+    check_counts(open_trace(tmp_path), [steps])
