@@ -36,8 +36,9 @@ class ChunkWriter:
     def add(self, segment: Segment) -> None:
         """Adds a segment to the chunk, and writes that when it is full. Raises OSError."""
         kinds = {path: _kind(rows) for path, rows in segment.columns.items()}
-        if any(self._kinds.get(path, kind) != kind for path, kind in kinds.items()):
-            self.write()  # large rows of two kinds cannot be in one column
+        mixed = any(self._kinds.get(path, kind) != kind for path, kind in kinds.items())
+        if mixed or self._size + segment.size > self._chunk_bytes:  # large rows of two kinds cannot be in one column
+            self.write()
         if self.writer is None:
             self.writer = self._open_writer()
         small: Columns = {}
