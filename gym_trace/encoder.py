@@ -41,8 +41,8 @@ class Encoder:
         self._frames_before: dict[Path, Array] = {}  # of each column of frames, the last one
         self.complaints: dict[str, str] = {}  # by column, what did not fit
 
-    def take(self, block: Block) -> Segment | None:
-        """What was added to block since the last call; None if nothing was."""
+    def take(self, block: Block) -> list[Segment]:
+        """What was added to block since the last call, as one segment, or none if nothing was."""
         run = self._lane, self._episode, self._next_step, self._start, self._frames_before
         taken = block.taken_marks, block.taken_notes
         try:
@@ -52,12 +52,12 @@ class Encoder:
             block.taken_marks, block.taken_notes = taken
             raise
 
-    def _take(self, block: Block) -> Segment | None:
+    def _take(self, block: Block) -> list[Segment]:
         width = self._format.width
         begin, end = block.taken, len(block.rows) // width
         marks = self._marks(block, end)
         if begin == end and not marks:
-            return None
+            return []
         fragments, starts, leads = self._fragments(marks, begin, end)
         columns: dict[Path, Rows] = {}
         if starts:
@@ -74,7 +74,7 @@ class Encoder:
         size = fragments.nbytes + sum(map(_size, columns.values()))
         segment = Segment(fragments, columns, size)
         block.taken = end
-        return segment
+        return [segment]
 
     def _marks(self, block: Block, end: int) -> list[tuple[int, int, Any]]:
         """The marks that can be dealt with when end rows are there."""

@@ -1,20 +1,13 @@
-"""Rows in: what a wrapper tells a recorder, and what the recorder hands on to be written. Forks and copies, too."""
+"""Rows in: what the wrapper of a single environment tells its recorder, and how copies go on."""
 
 from __future__ import annotations
 
-import os
 import pathlib
 import time
-import warnings
-import weakref
-from collections.abc import Callable
-from multiprocessing.util import register_after_fork
 from typing import Any
 
-from gym_trace import forks
 from gym_trace.blocks import (
     BEGIN,
-    CLOSED,
     CUT,
     END,
     FLAG,
@@ -29,72 +22,30 @@ from gym_trace.blocks import (
     Start,
     settled,
 )
-from gym_trace.chunks import ChunkWriter
 from gym_trace.encoder import Encoder
-from gym_trace.errors import InvalidOption, RecordingError
 from gym_trace.format import wire
-from gym_trace.format.directory import new_writer_id
-from gym_trace.format.writer import TraceWriter
 from gym_trace.frames import FramePacker
 from gym_trace.layout import Leaf, Path
+from gym_trace.recorder import Recorder
 from gym_trace.values import copied
-from gym_trace.writing import BlockWriter
 
 
-class Recorder:
+class RowRecorder(Recorder):
     """One writer of a trace, fed row by row from one thread.
 
     The hot path is the caller's: it appends whole rows to .rows while len(.rows) < .limit, and calls make_room() when
     that no longer holds. .rows is None while no run of steps is open.
     """
 
-    def __init__(
-        self,
-        directory: pathlib.Path,
-        schema: dict[str, Any],
-        row_format: RowFormat,
-        *,
-        level: int,
-        fsync: bool,
-        flush_seconds: float,
-        on_error: str = "raise",
-        summary: Callable[[], dict[str, Any]] = dict,
-        lazy: bool = False,
-    ):
-        if not flush_seconds >= 0:
-            raise InvalidOption(f"flush_seconds={flush_seconds!r}: pass a number of seconds, 0 or more")
-        if not -7 <= level <= 22:
-            raise InvalidOption(f"level={level!r}: pass a zstd level from -7 to 22")
-        if on_error not in ("raise", "warn"):
-            raise InvalidOption(f'on_error={on_error!r}: pass "raise" or "warn"')
-        self.directory = directory
+    def __init__(self, directory: pathlib.Path, schema: dict[str, Any], row_format: RowFormat, **options: Any):
         self.format = row_format
-        self._schema = schema
-        self._level, self._fsync, self._flush_seconds = level, fsync, flush_seconds
-        self._on_error = on_error
-        self._summary = summary
         self._width = row_format.width
         self._capacity = row_format.capacity * row_format.width
-        self._owner: weakref.ref[object] | None = None
-        self._closed = False
         self._frame_packers: dict[Path, FramePacker] = {}
-        self._start_afresh()
-        if not lazy:
-            self._chunks.writer = self._open_writer()
-        forks.watch(self)
+        super().__init__(directory, schema, row_format.chunk_bytes, **options)
 
     def _start_afresh(self) -> None:
-        """The state of a writer that has written nothing yet."""
-        self._encoder = Encoder(self.format)
-        self._chunks = ChunkWriter(self._open_writer, self.format.chunk_bytes)
-        name = f"gym-trace {self.writer_id}"
-        self._out = BlockWriter(
-            name, self._encoder, self._chunks, lambda: self.block, self._notice, self._flush_seconds
-        )
-        self._episodes = 0
-        self._reported = False
-        self._complained: set[str] = set()
-        self._paused = False
+        super()._start_afresh()
         self._ended = False  # the run is complete, and a further step would open another one
         self._value_bytes = 0  # of MessagePack values in the block
         self._base = 0  # rows in blocks before the one being filled
@@ -108,26 +59,12 @@ class Recorder:
         self.block = Block()
         for packer in self._frame_packers.values():
             packer.forget()
-        self._pid = os.getpid()
 
-    def _open_writer(self) -> TraceWriter:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        return TraceWriter(self.directory, self._schema, self._level, self._fsync)
+    def _new_encoder(self) -> Encoder:
+        return Encoder(self.format)
 
-    @property
-    def writer_id(self) -> str:
-        """The id that the writer's files bear."""
-        return str(self._schema["writer"])
-
-    @property
-    def failed(self) -> bool:
-        """Whether writing has failed, so that nothing is recorded any more."""
-        return self._out.failure is not None
-
-    @property
-    def next_episode(self) -> int:
-        """The id that the next episode will have."""
-        return self._episodes
+    def _current_block(self) -> Block:
+        return self.block
 
     # -- episodes and runs of steps -----------------------------------------------------------------------------------
 
@@ -275,10 +212,6 @@ class Recorder:
         if self._encoder.complaints:
             self._complain()
 
-    def _notice(self) -> None:
-        if self.failed or any(column not in self._complained for column in self._encoder.complaints):
-            self.limit = 0
-
     def steps_taken(self) -> int:
         """Steps of the episode that the rows stand for."""
         return self._base + self._position() - 1 - self._run_base
@@ -305,85 +238,7 @@ class Recorder:
     def _position(self) -> int:
         return len(self.block.rows) // self._width
 
-    # -- flushing, closing, errors ------------------------------------------------------------------------------------
-
-    def flush(self) -> None:
-        """Returns when all steps so far can be read by others. Raises RecordingError."""
-        self._out.work(everything=True)
-        self._complain()
-        self._report()
-
-    def close(self) -> None:
-        """Saves everything, seals the batch, ends the thread. Raises RecordingError if something could not be saved."""
-        if self._closed or self._pid != os.getpid():
-            return
-        self._closed = True
-        self.end(CLOSED)
-        self._out.close(self._summary)
-        forks.forget(self)
-        self._complain()
-        self._report()
-
-    def save_at_exit(self, owner: object) -> None:
-        """Closes the recorder when owner is collected, or the process ends in an orderly way, whichever comes first."""
-        self._owner = weakref.ref(owner)
-        self._save_when_owner_goes()
-
-    def _save_when_owner_goes(self) -> None:
-        owner = None if self._owner is None else self._owner()
-        if owner is not None:
-            forks.close_with(owner, self)
-
-    def _report(self) -> None:
-        """Raises the failure, or warns of it, the first time."""
-        failure = self._out.failure
-        if failure is None or self._reported:
-            return
-        self._reported = True
-        message = (
-            f"recording to {self.directory} has stopped: {failure}; what was written before can be read, "
-            "the environment can go on without being recorded"
-        )
-        if self._on_error == "raise":
-            raise RecordingError(message) from failure
-        warnings.warn(message, RuntimeWarning, stacklevel=4)
-
-    def complain(self, column: str, complaint: str) -> None:
-        """Has a warning given, once a column, at the next step."""
-        self._encoder.complaints.setdefault(column, complaint)
-        if column not in self._complained:
-            self.limit = 0
-
-    def _complain(self) -> None:
-        """Warns of values that do not match their space. In the caller's thread, where it is seen."""
-        for column, complaint in list(self._encoder.complaints.items()):
-            self._warn_once(column, complaint)
-
-    def _warn_once(self, column: str, complaint: str) -> None:
-        if column not in self._complained:
-            self._complained.add(column)
-            warnings.warn(f"{column}: {complaint}", UserWarning, stacklevel=5)
-
     # -- forks and copies ---------------------------------------------------------------------------------------------
-
-    def pause(self) -> None:
-        """Before a fork: writes what there is and ends the thread."""
-        self._paused = self._out.pause()
-
-    def resume(self) -> None:
-        """After a fork, in the parent."""
-        if self._paused:
-            self._out.start()
-
-    def be_reborn(self) -> None:
-        """After a fork, in the child: a writer of its own, going on in the middle of the episode."""
-        self._out.abandon()
-        run = self.open_run()
-        self._schema = {**self._schema, "writer": new_writer_id(), "pid": os.getpid(), "forked_from": self.writer_id}
-        self._start_afresh()
-        self.go_on_with(run)
-        self._save_when_owner_goes()
-        register_after_fork(self, Recorder._save_when_owner_goes)  # multiprocessing clears what was registered so far
 
     def open_run(self) -> OpenRun | None:
         """What another recorder needs to go on with the run that is open here, or None."""

@@ -24,7 +24,7 @@ from gym_trace.format import directory as trace_directory
 from gym_trace.format import wire
 from gym_trace.frames import Odd
 from gym_trace.layout import Layout, Leaf, layout_of
-from gym_trace.recording import Recorder
+from gym_trace.recording import RowRecorder
 from gym_trace.values import copied, pack, pack_lenient
 
 _log = logging.getLogger("gym_trace")
@@ -150,7 +150,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         classes = self._reward_classes
         self._filtered = self._frame_filter is not None or classes is not None
         form = RowFormat(observation, action, bool(self._infos), use_frames=not self._filtered)
-        self._recorder = recorder = Recorder(
+        self._recorder = recorder = RowRecorder(
             self.directory,
             self._schema,
             form,

@@ -6,11 +6,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from gym_trace.blocks import Block
 from gym_trace.chunks import ChunkWriter
-from gym_trace.encoder import Encoder
+from gym_trace.encoder import Segment
+
+
+class BlockEncoder(Protocol):
+    """Turns what was added to blocks into segments."""
+
+    complaints: dict[str, str]
+
+    def take(self, block: Any) -> list[Segment]:
+        """What was added to block since the last call."""
 
 
 class BlockWriter:
@@ -29,9 +37,9 @@ class BlockWriter:
     def __init__(
         self,
         name: str,
-        encoder: Encoder,
+        encoder: BlockEncoder,
         chunks: ChunkWriter,
-        current: Callable[[], Block],
+        current: Callable[[], Any],
         notice: Callable[[], None],
         flush_seconds: float,
     ):
@@ -40,7 +48,7 @@ class BlockWriter:
         self._encoder, self._chunks = encoder, chunks
         self._current, self._notice = current, notice
         self._interval = max(0.005, flush_seconds / 2)
-        self._blocks: deque[Block] = deque()
+        self._blocks: deque[Any] = deque()
         self._lock = threading.Lock()  # a plain lock is let go of even where Ctrl-C falls, a condition may not be
         self._turned = threading.Condition(self._lock)
         self._asked = self._done = 0  # turns of the thread that were asked for, and those that it has taken
@@ -62,7 +70,7 @@ class BlockWriter:
                 return
             self._thread = thread
 
-    def put(self, block: Block) -> None:
+    def put(self, block: Any) -> None:
         """Takes a full block."""
         self._blocks.append(block)
 
@@ -151,9 +159,8 @@ class BlockWriter:
             except Exception as error:  # whatever it is, it must reach the caller's thread
                 self._fail(error)
 
-    def _encode(self, block: Block) -> None:
-        segment = self._encoder.take(block)
-        if segment is not None:
+    def _encode(self, block: Any) -> None:
+        for segment in self._encoder.take(block):
             self._chunks.add(segment)
         if self._encoder.complaints:
             self._notice()

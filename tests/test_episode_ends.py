@@ -19,8 +19,9 @@ from runs import manifest_entries, outcomes, play, recorded
 from zoo import CountingEnv, ImageEnv, bits, small_blocks
 
 import gym_trace.recording
+import gym_trace.writing
 from gym_trace import TraceRecordingWrapper, open_trace
-from gym_trace.recording import Recorder
+from gym_trace.recording import RowRecorder
 
 # -- how episodes end --------------------------------------------------------------------------------------------------
 
@@ -299,7 +300,7 @@ def test_what_is_recorded_is_flushed_without_being_asked(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
-    "place", ["Recorder.last_observation", "settled", "Block.__init__", "BlockWriter.put", "BlockWriter.work"]
+    "place", ["RowRecorder.last_observation", "settled", "Block.__init__", "BlockWriter.put", "BlockWriter.work"]
 )
 def test_ctrl_c_while_a_block_is_handed_on_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, when: str
@@ -340,16 +341,17 @@ def test_ctrl_c_while_a_block_is_handed_on_costs_nothing(
 
 
 def _place(name: str) -> tuple[Any, str]:
-    """The object and the name of its attribute that a dotted name in gym_trace.recording stands for."""
+    """The object and the name of its attribute that a dotted name stands for."""
     owner, _, attribute = name.rpartition(".")
-    return (getattr(gym_trace.recording, owner) if owner else gym_trace.recording), attribute
+    modules = (gym_trace.recording, gym_trace.writing)
+    return (next(getattr(m, owner) for m in modules if hasattr(m, owner)) if owner else modules[0]), attribute
 
 
 @pytest.mark.parametrize(("method", "lengths"), [("_open_run", [5, 5]), ("flag", [5, 4, 5])])
 def test_ctrl_c_between_what_is_said_of_a_row_and_the_row_garbles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, lengths: list[int]
 ) -> None:
-    original = getattr(Recorder, method)
+    original = getattr(RowRecorder, method)
     calls = 0
 
     def interrupted(self: Any, *arguments: Any) -> Any:
@@ -362,7 +364,7 @@ def test_ctrl_c_between_what_is_said_of_a_row_and_the_row_garbles_nothing(
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(Recorder, method, interrupted)
+    monkeypatch.setattr(RowRecorder, method, interrupted)
     env = TraceRecordingWrapper(CountingEnv(length=5), tmp_path)
     for _ in range(3):
         with contextlib.suppress(KeyboardInterrupt):

@@ -20,20 +20,9 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 LAYERS = [
     {"errors", "values", "layout", "frames", "spaces", "episode", "environment", "filters", "distributions"},
     {"format"},
-    {
-        "table",
-        "blocks",
-        "encoder",
-        "starts",
-        "chunks",
-        "writing",
-        "recording",
-        "assembly",
-        "forks",
-        "stored",
-        "examination",
-    },
-    {"wrappers", "playback", "recovery"},
+    {"table", "blocks", "encoder", "starts", "lanes", "chunks", "writing", "forks"}
+    | {"recorder", "recording", "lane_recording", "assembly", "stored", "examination"},
+    {"wrappers", "vector_wrappers", "playback", "recovery"},
     {"statistics", "description", "rollout", "replay"},
 ]
 NEVER_LOADED = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "ctypes"}
