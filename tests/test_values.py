@@ -72,7 +72,7 @@ def test_a_copy_shares_nothing_with_its_original(value: Any) -> None:
     "value",
     [
         np.str_(""), np.bytes_(b""), np.array(["", ""]), np.zeros((0, 3), np.float16), np.zeros((2, 0), ">i4"),
-        np.array(None), np.array([[None, [1]], [{}, ()]], object), np.datetime64("NaT"), np.longdouble(1) / 3,
+        np.array(None), np.array([[None, [1]], [{}, ()]], object), np.datetime64("NaT", "s"), np.longdouble(1) / 3,
         np.clongdouble(1 + 2j), -0.0, [[]], ((),), {}, 2**63, 2**64, -(2**63) - 1, -(2**64), {2**64: {2**65: [2**66]}},
         ABSENT, Misfit([1, (2,)]), Unstored("a.B", "<b>"), "\ud800\udfff", "\x00",
         GraphInstance(np.zeros((1, 2)), None, None),
