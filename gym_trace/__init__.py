@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gym_trace.recovery import check_trace, repair_trace
     from gym_trace.rollout import record_episodes
     from gym_trace.statistics import summarize
+    from gym_trace.vector_wrappers import TraceRecordingVectorWrapper
     from gym_trace.wrappers import TraceRecordingWrapper
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Episode": "gym_trace.episode",
     "Trace": "gym_trace.playback",
+    "TraceRecordingVectorWrapper": "gym_trace.vector_wrappers",
     "TraceRecordingWrapper": "gym_trace.wrappers",
     "check_trace": "gym_trace.recovery",
     "open_trace": "gym_trace.playback",
@@ -33,6 +35,7 @@ _HOMES = {
 __all__ = [
     "Episode",
     "Trace",
+    "TraceRecordingVectorWrapper",
     "TraceRecordingWrapper",
     "check_trace",
     "errors",

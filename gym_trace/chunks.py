@@ -6,15 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gym_trace.encoder import Rows, Segment
+from gym_trace.encoder import Columns, Rows, Segment
 from gym_trace.format import wire
 from gym_trace.format.codec import is_large
 from gym_trace.format.writer import TraceWriter
 from gym_trace.frames import FrameRows
 from gym_trace.layout import Path
 from gym_trace.values import ABSENT, Array, pack
-
-Columns = dict[Path, Array | list[bytes]]
 
 
 class ChunkWriter:

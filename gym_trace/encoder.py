@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -19,13 +20,14 @@ _PLAIN_NUMBERS = {bool, int, float, np.float64}
 _EXACT_INTEGERS = 2.0**53
 
 Rows = Array | FrameRows | list[bytes]  # of a column: typed, or one MessagePack value a row
+Columns = dict[Path, Array | list[bytes]]
 
 
 class Segment(NamedTuple):
     """A piece of a chunk: a fragment table and the columns of its rows."""
 
     fragments: Array
-    columns: dict[Path, Rows]
+    columns: Mapping[Path, Rows]
     size: int  # in bytes, about
 
 
@@ -70,7 +72,7 @@ class Encoder:
         if ("rewards",) in columns:
             rewards = columns["rewards",]
             assert not isinstance(rewards, FrameRows)
-            _add_reward_sums(fragments, _as_numbers(rewards))
+            reward_sums(fragments, rewards)
         size = fragments.nbytes + sum(map(_size, columns.values()))
         segment = Segment(fragments, columns, size)
         block.taken = end
@@ -300,13 +302,14 @@ def _as_number(reward: Any) -> float:
     return math.nan
 
 
-def _add_reward_sums(fragments: Array, rewards: Array) -> None:
+def reward_sums(fragments: Array, rewards: Array | list[bytes]) -> None:
+    """Sets the reward sum of each fragment; the rewards are those of their steps, one after the other."""
     filled = np.flatnonzero(fragments["steps"])
     if filled.size:
         steps = fragments["steps"].astype(np.int64)
         begins = (np.cumsum(steps) - steps)[filled]
         with np.errstate(all="ignore"):  # rewards may be anything, and so may their sum
-            fragments["reward_sum"][filled] = np.add.reduceat(rewards.astype(np.float64), begins)
+            fragments["reward_sum"][filled] = np.add.reduceat(_as_numbers(rewards).astype(np.float64), begins)
 
 
 def _size(rows: Rows) -> int:

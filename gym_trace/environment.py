@@ -19,8 +19,8 @@ from gym_trace.errors import EnvironmentUnavailable
 _TELLING_PACKAGES = ("ale_py", "Box2D", "brax", "dm_control", "jax", "minigrid", "mujoco", "pygame", "torch")
 
 
-def describe_environment(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
-    """Plain data that names the environment and what is wrapped around it (docs/FORMAT.md, section 4)."""
+def describe_environment(env: Any) -> dict[str, Any]:
+    """Plain data that names a single or vector environment and what is around it (docs/FORMAT.md, section 4)."""
     spec, note = _spec_json(env)
     unwrapped = env.unwrapped
     return {
@@ -33,7 +33,7 @@ def describe_environment(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
     }
 
 
-def _spec_json(env: gymnasium.Env[Any, Any]) -> tuple[str | None, str]:
+def _spec_json(env: Any) -> tuple[str | None, str]:
     if env.spec is None:
         return None, "the environment has no spec"
     try:
@@ -50,15 +50,15 @@ def _spec_json(env: gymnasium.Env[Any, Any]) -> tuple[str | None, str]:
         return json.dumps(fields, default=repr), f"the spec could not be stored whole: {note}"
 
 
-def _wrappers(env: gymnasium.Env[Any, Any]) -> list[str]:
+def _wrappers(env: Any) -> list[str]:
     names = []
-    while isinstance(env, gymnasium.Wrapper):
+    while env is not env.unwrapped:
         names.append(f"{type(env).__module__}.{type(env).__qualname__}")
         env = env.env
     return names
 
 
-def versions_of(env: gymnasium.Env[Any, Any]) -> dict[str, str]:
+def versions_of(env: Any) -> dict[str, str]:
     """Versions of Python, of the libraries below us, and of the packages that the environment comes from."""
     own = [cls.__module__.partition(".")[0] for cls in type(env.unwrapped).__mro__]
     found = {"python": platform.python_version()}

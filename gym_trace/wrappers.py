@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import platform
-import socket
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,18 +12,16 @@ import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 from numpy import ndarray
 
-from gym_trace import environment, spaces
+from gym_trace import environment
 from gym_trace.blocks import ATOMS, TERMINATED, TRUNCATED, RowFormat, Start
 from gym_trace.errors import InvalidOption
 from gym_trace.filters import EpisodeFilter, FrameFilter, RewardClasses
 from gym_trace.format import directory as trace_directory
-from gym_trace.format import wire
 from gym_trace.frames import Odd
 from gym_trace.layout import Layout, Leaf, layout_of
+from gym_trace.opening import info_keys, new_schema, opened_directory
 from gym_trace.recording import RowRecorder
 from gym_trace.values import copied, pack, pack_lenient
-
-_log = logging.getLogger("gym_trace")
 
 
 class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -104,43 +98,29 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             raise InvalidOption(
                 "reward_classes and frame_filter exclude each other: both choose the steps that are kept"
             )
-        if isinstance(record_infos, str):
-            raise InvalidOption(f"record_infos={record_infos!r}: give True, False or a list of keys")
         self._episode_filter = episode_filter
         self._frame_filter = frame_filter
         self._reward_classes = None if reward_classes is None else RewardClasses(reward_classes)
         self._infos = record_infos
-        self._info_keys = None if isinstance(record_infos, bool) else tuple(record_infos)
+        self._info_keys = info_keys(record_infos)
         self._options: dict[str, Any] = {
             "level": level, "fsync": fsync, "flush_seconds": flush_seconds, "on_error": on_error
         }  # fmt: skip
-        pack(metadata)  # says what cannot be stored before anything is recorded
-        self._schema: dict[str, Any] = {
-            "format": [wire.MAJOR, wire.MINOR],
-            "writer": trace_directory.check_writer_id(uid or trace_directory.new_writer_id()),
-            "created": time.time_ns(),
-            "split": split,
-            "observation_space": spaces.describe(env.observation_space),
-            "action_space": spaces.describe(env.action_space),
-            "environment": environment.describe_environment(env),
-            "versions": environment.versions_of(env),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "platform": platform.platform(),
-            "recorder": {
+        self._schema: dict[str, Any] = new_schema(
+            env,
+            env.observation_space,
+            env.action_space,
+            split=split,
+            uid=uid,
+            metadata=metadata,
+            recorder={
                 "record_infos": record_infos if isinstance(record_infos, bool) else list(record_infos),
                 "episode_filter": episode_filter is not None,
                 "frame_filter": frame_filter is not None,
                 "reward_classes": None if reward_classes is None else [float(value) for value in reward_classes],
             },
-            "metadata": metadata,
-        }
-        if directory is None:
-            self.directory = Path(tempfile.mkdtemp(prefix="gym-trace-"))
-            _log.warning("recording to %s", self.directory)
-        else:
-            self.directory = Path(directory)
-            trace_directory.prepare(self.directory, on_exist)
+        )
+        self.directory = opened_directory(directory, on_exist)
         self._attach(lazy=False)
 
     def _attach(self, lazy: bool) -> None:

@@ -74,11 +74,14 @@ class BlockWriter:
         """Takes a full block."""
         self._blocks.append(block)
 
-    def work(self, everything: bool) -> None:
+    def work(self, everything: bool, ahead: int = 0) -> None:
         """Has the blocks encoded, and whole chunks written, or all that was recorded; returns when that is done.
 
-        If it cannot be done, .failure says why.
+        ahead: how many blocks may wait without this waiting for them. If it cannot be done, .failure says why.
         """
+        if 0 < len(self._blocks) <= ahead and self._thread_lives():
+            self._wake.set()
+            return
         with self._lock:
             self._asked += 1
             turn = self._asked

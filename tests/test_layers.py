@@ -22,7 +22,7 @@ LAYERS = [
     {"format"},
     {"table", "blocks", "encoder", "starts", "lanes", "chunks", "writing", "forks"}
     | {"recorder", "recording", "lane_recording", "assembly", "stored", "examination"},
-    {"wrappers", "vector_wrappers", "playback", "recovery"},
+    {"opening", "wrappers", "vector_wrappers", "playback", "recovery"},
     {"statistics", "description", "rollout", "replay"},
 ]
 NEVER_LOADED = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "ctypes"}

@@ -1,0 +1,159 @@
+"""Batches in: what the wrapper of a vector environment tells its recorder."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gym_trace.lanes import End, LaneBlock, LaneEncoder, Reset, Rows, Step
+from gym_trace.layout import Layout, Leaf, taken_apart
+from gym_trace.recorder import Recorder
+from gym_trace.values import Array, pack, plain_array
+
+_ROWS = 128  # of each lane that make a block, if that is not too large
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 8 << 20
+_AHEAD = 2  # blocks that may wait for the thread: NumPy lets go of the interpreter lock over such large arrays
+
+
+class LaneRecorder(Recorder):
+    """One writer of a trace, fed with steps of all lanes at a time from one thread."""
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        schema: dict[str, Any],
+        count: int,
+        mode: str,
+        observation: Layout,
+        action: Layout,
+        **options: Any,
+    ):
+        self._count, self._mode = count, mode
+        self._leaves = list(observation.leaves()), list(action.leaves())
+        row_size = 10 + sum(leaf.row_size for leaves in self._leaves for leaf in leaves)
+        self._capacity = min(_MOST_BYTES, max(_LEAST_BYTES, _ROWS * count * row_size))
+        super().__init__(directory, schema, self._capacity, **options)
+
+    def _start_afresh(self) -> None:
+        super()._start_afresh()
+        self.block = LaneBlock()
+        self._size = 0
+        self.limit = 1
+
+    def _new_encoder(self) -> LaneEncoder:
+        return LaneEncoder(self._count, self._mode, *self._leaves)
+
+    def _current_block(self) -> LaneBlock:
+        return self.block
+
+    @property
+    def recording(self) -> bool:
+        """Whether there is any use in telling more."""
+        return not (self._closed or self.failed)
+
+    def add(self, event: Reset | Step) -> None:
+        """Takes an event, whose arrays are the recorder's from now on. Raises RecordingError, once."""
+        self.block.events.append(event)
+        self._size += sum(map(_size, event.observations)) + 64
+        if isinstance(event, Step):
+            self._size += sum(map(_size, event.actions)) + sum(map(_size, event.notes.values())) + 10 * self._count
+        self._out.start()
+        if self._size >= self._capacity:
+            self._size = 0
+            self._out.put(self.block)
+            self.block = LaneBlock()
+            self._out.work(everything=False, ahead=_AHEAD)
+        if not self.limit:
+            self.limit = 1
+            self._complain()
+            self._report()
+
+    def end(self, outcome: int) -> None:
+        self.block.events.append(End(outcome, time.time_ns(), time.monotonic_ns()))
+
+    def open_run(self) -> None:
+        """Nothing: in a forked child, episodes are recorded from their next start on."""
+
+    def go_on_with(self, run: Any) -> None:
+        pass
+
+
+def _size(rows: Rows) -> int:
+    return rows.nbytes if isinstance(rows, np.ndarray) else sum(map(len, rows))
+
+
+class BatchPacker:
+    """Copies batched values of a space into rows for its leaves.
+
+    Args:
+        layout: of the space of one lane.
+        count: how many lanes there are.
+        iterate: takes a batch that has not the structure of the space to one value a lane.
+        complain: called with a column and what does not fit.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        count: int,
+        iterate: Callable[[Any], list[Any]],
+        complain: Callable[[str, str], None],
+    ):
+        self._layout, self._count = layout, count
+        self._leaves = list(layout.leaves())
+        self._iterate, self._complain = iterate, complain
+
+    def batch(self, value: Any, lanes: Array | None = None) -> list[Rows]:
+        """Rows of a value for all lanes, or of those lanes in it."""
+        try:
+            parts = self._layout.split(value)
+            return [self._rows(leaf, part, lanes) for leaf, part in zip(self._leaves, parts)]
+        except LookupError:
+            values = self._iterate(value)
+            return self.single(values if lanes is None else [values[lane] for lane in lanes])
+
+    def single(self, values: list[Any]) -> list[Rows]:
+        """Rows of one value a lane."""
+        columns = zip(*[taken_apart(self._layout, value) for value in values])
+        return [self._stacked(leaf, list(column)) for leaf, column in zip(self._leaves, columns)]
+
+    def _rows(self, leaf: Leaf, part: Any, lanes: Array | None) -> Rows:
+        if leaf.dtype is not None:
+            array = plain_array(part)
+            if isinstance(array, (list, tuple)) and leaf.dtype.kind in "iub":
+                array = np.asarray(array)
+            if isinstance(array, np.ndarray) and array.shape == (self._count, *leaf.shape):
+                chosen = array if lanes is None else array[lanes]
+                if array.dtype == leaf.dtype:
+                    return np.array(chosen, leaf.dtype, order="C", subok=False)
+                if _fits(chosen, leaf.dtype):
+                    return chosen.astype(leaf.dtype)
+        if len(part) != self._count:
+            raise LookupError
+        return self._stacked(leaf, list(part) if lanes is None else [part[lane] for lane in lanes])
+
+    def _stacked(self, leaf: Leaf, values: list[Any]) -> Rows:
+        if leaf.dtype is None:
+            return [pack(value) for value in values]
+        arrays = [plain_array(value) for value in values]
+        dtype, shape = leaf.dtype, leaf.shape
+        if all(isinstance(a, (np.ndarray, np.generic)) and a.dtype == dtype and a.shape == shape for a in arrays):
+            return np.array(arrays, leaf.dtype).reshape(len(arrays), *leaf.shape)
+        return self._packed(leaf, values)
+
+    def _packed(self, leaf: Leaf, values: list[Any]) -> list[bytes]:
+        complaint = "got values that are not as the space says; recorded exactly as they are"
+        self._complain("/".join(map(str, leaf.path)), complaint)
+        return [pack(plain_array(value)) for value in values]
+
+
+def _fits(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether whole numbers keep their values in dtype."""
+    if array.dtype.kind not in "iu" or dtype.kind not in "iu":
+        return False
+    limits = np.iinfo(dtype)
+    return array.size == 0 or (limits.min <= int(array.min()) and int(array.max()) <= limits.max)

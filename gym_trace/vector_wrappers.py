@@ -1,0 +1,243 @@
+"""The wrapper that records a vector environment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import vector
+from gymnasium.vector.utils import iterate
+
+from gym_trace.blocks import Start
+from gym_trace.lane_recording import BatchPacker, LaneRecorder
+from gym_trace.lanes import NEXT_STEP, SAME_STEP, Reset, Rows, Step
+from gym_trace.layout import Layout, layout_of
+from gym_trace.opening import info_keys, new_schema, opened_directory
+from gym_trace.values import Array, copied, pack_lenient, plain_array
+
+if not hasattr(vector, "AutoresetMode"):
+    raise ImportError("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
+
+_FINALS = ("final_obs", "final_info")
+
+
+class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """Records every step of every sub-environment to a trace, without changing what the environment does.
+
+    Each sub-environment is a lane. Episodes come back one by one, as if each lane had been recorded alone; what the
+    vector environment does to reset a lane is no step of an episode. All autoreset modes are understood; a vector
+    environment that does not say which one it has is taken to have NEXT_STEP.
+
+    Args:
+        envs: any Gymnasium vector environment.
+        directory: where the trace goes; made if it is not there. None: a fresh directory under the system's temporary
+            one, whose name is logged and found in ``.directory``.
+        record_infos: False, True for all infos, or the keys of those to record.
+        split: a word for what the episodes are for, such as "train" or "eval".
+        uid: the writer's id in file names; None makes a unique one.
+        on_exist: if the directory holds a trace: "error", "append" (a new writer beside the others), or "replace".
+        flush_seconds: what a kill -9 can lose, in seconds of steps.
+        level: zstd level, -7 to 22.
+        fsync: whether each flush waits for the disk, so that a power loss loses no more than a kill.
+        metadata: anything that MessagePack can hold, stored with the trace.
+        on_error: "raise" a RecordingError at the next step when the disk is full, or "warn"; either way once, and the
+            environment can be stepped on unrecorded.
+
+    Attributes:
+        directory: pathlib.Path of the trace.
+
+    Raises:
+        TraceExists: the directory holds a trace and on_exist is "error".
+        InvalidOption: an argument does not make sense.
+    """
+
+    directory: Path
+
+    def __init__(
+        self,
+        envs: vector.VectorEnv[Any, Any, Any],
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        record_infos: bool | Sequence[str] = False,
+        split: str = "train",
+        uid: str | None = None,
+        on_exist: str = "error",
+        flush_seconds: float = 1.0,
+        level: int = 1,
+        fsync: bool = False,
+        metadata: Any = None,
+        on_error: str = "raise",
+    ):
+        super().__init__(envs)
+        mode = (envs.metadata or {}).get("autoreset_mode", NEXT_STEP)
+        self._mode = str(getattr(mode, "value", mode))
+        self._count = envs.num_envs
+        self._infos, self._info_keys = bool(record_infos), info_keys(record_infos)
+        schema = new_schema(
+            envs,
+            envs.single_observation_space,
+            envs.single_action_space,
+            split=split,
+            uid=uid,
+            metadata=metadata,
+            recorder={
+                "record_infos": record_infos if isinstance(record_infos, bool) else list(record_infos),
+                "num_envs": self._count,
+                "autoreset_mode": self._mode,
+            },
+        )
+        self.directory = opened_directory(directory, on_exist)
+        observation = layout_of(schema["observation_space"], ("observations",))
+        action = layout_of(schema["action_space"], ("actions",))
+        self._recorder = recorder = LaneRecorder(
+            self.directory,
+            schema,
+            self._count,
+            self._mode,
+            observation,
+            action,
+            level=level,
+            fsync=fsync,
+            flush_seconds=flush_seconds,
+            on_error=on_error,
+        )
+        self._observations = self._packer(observation, envs.observation_space)
+        self._actions = self._packer(action, envs.action_space)
+        self._notes: dict[str, Rows] = {}  # annotations of the next step
+        recorder.save_at_exit(self)
+
+    def _packer(self, layout: Layout, space: Any) -> BatchPacker:
+        return BatchPacker(layout, self._count, lambda batch: list(iterate(space, batch)), self._recorder.complain)
+
+    # -- the environment's methods ------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Resets all lanes, or those in options["reset_mask"]. Episodes that have not ended are kept as "cut"."""
+        given = None if options is None else copied(options)
+        mask = None if given is None else given.pop("reset_mask", None)  # before Gymnasium takes it out of options
+        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        result = observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        if self._recorder.recording:
+            lanes = np.arange(self._count) if mask is None else np.flatnonzero(mask)
+            if seed is None or isinstance(seed, (int, np.integer)):
+                seed = [None if seed is None else int(seed) + lane for lane in range(self._count)]
+            infos_of = self._packed_info if self._infos else lambda infos, lane: None
+            starts = [
+                Start(0, lane, seed[lane], given or None, None, infos_of(infos, lane), utc, monotonic)
+                for lane in lanes.tolist()
+            ]
+            batch = self._observations.batch(observations, None if mask is None else lanes)
+            self._recorder.add(Reset(lanes, batch, starts, utc, monotonic))
+        return result
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps all lanes and records the step."""
+        recorder = self._recorder
+        if not recorder.recording:
+            return self.env.step(actions)
+        packed_actions = self._actions.batch(actions)
+        result = observations, rewards, terminations, truncations, infos = self.env.step(actions)
+        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        terminated, truncated = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
+        finals: tuple[Array, list[Rows]] | None = None
+        step_infos: list[bytes] | None = None
+        reset_infos: list[bytes] | None = None
+        ended: list[int] = []
+        if self._mode == SAME_STEP:
+            ended = np.flatnonzero(terminated | truncated).tolist()
+            finals = self._finals(infos, ended) if ended else None
+        if self._infos:  # those of the lanes that are stepped, and of those that are reset
+            reset_infos = [self._packed_info(infos, lane) for lane in range(self._count)]
+            step_infos = list(reset_infos)
+            for lane in ended:
+                step_infos[lane] = self._packed_info(infos.get("final_info", {}), lane)
+        notes, self._notes = self._notes, {}
+        recorder.add(
+            Step(
+                self._observations.batch(observations),
+                packed_actions,
+                np.array(plain_array(rewards)),
+                terminated,
+                truncated,
+                finals,
+                step_infos,
+                reset_infos,
+                notes,
+                utc,
+                monotonic,
+            )
+        )
+        return result
+
+    def close(self, **kwargs: Any) -> None:
+        """Saves the trace, then closes the environment. Closing twice is fine."""
+        try:
+            self._recorder.close()
+        finally:
+            super().close(**kwargs)
+
+    # -- more to record -----------------------------------------------------------------------------------------------
+
+    def annotate(self, **values: Any) -> None:
+        """Records further values with the next step, such as ``logprob`` or ``value``, as columns of their own.
+
+        Call it before step(). Each value has one row for each lane. Raises UnstorableValue.
+        """
+        for name, value in values.items():
+            rows = plain_array(value)
+            if len(rows) != self._count:
+                raise ValueError(f"annotate({name}=...): {len(rows)} rows for {self._count} lanes; pass one a lane")
+            typed = isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc"
+            self._notes[name] = np.array(rows) if typed else [_packed(row) for row in rows]
+
+    def flush(self) -> None:
+        """Returns when all steps so far can be read by others. Raises RecordingError if they could not be written."""
+        self._recorder.flush()
+
+    # -- batches taken apart ------------------------------------------------------------------------------------------
+
+    def _finals(self, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]] | None:
+        """The last observations of lanes that were reset in the same step."""
+        lanes = np.array(ended)
+        finals = infos.get("final_obs")
+        if finals is None:
+            self._recorder.complain("observations", "no final_obs in infos; first observations stand in for the last")
+            return None
+        if isinstance(finals, np.ndarray) and finals.dtype == object:
+            return lanes, self._observations.single([finals[lane] for lane in ended])
+        return lanes, self._observations.batch(finals, lanes)
+
+    def _packed_info(self, infos: Mapping[str, Any], lane: int) -> bytes:
+        info = _info_of(infos, lane)
+        if self._info_keys is not None:
+            info = {key: info[key] for key in self._info_keys if key in info}
+        packed, replaced = pack_lenient(info)
+        if replaced:
+            self._recorder.complain("infos", f"a value of type {replaced[0]} cannot be stored; its repr is kept")
+        return packed
+
+
+def _info_of(infos: Mapping[str, Any], lane: int) -> dict[str, Any]:
+    """The info of one lane: values under "key" belong to the lanes for which the mask under "_key" is true."""
+    info = {}
+    for key, value in infos.items():
+        if key in _FINALS or (isinstance(key, str) and key[:1] == "_" and key[1:] in infos):
+            continue
+        mask = infos.get(f"_{key}")
+        if mask is not None and not mask[lane]:
+            continue
+        if isinstance(value, Mapping):
+            info[key] = _info_of(value, lane)
+        else:
+            info[key] = value[lane] if isinstance(value, (np.ndarray, list, tuple)) and len(value) > lane else value
+    return info
+
+
+def _packed(value: Any) -> bytes:
+    return pack_lenient(value)[0]
