@@ -184,18 +184,21 @@ class LaneEncoder:
 
     def _which(self, ended: Array) -> tuple[Array, Array]:
         """Of each (time, lane): whether it is anything, and whether it is the reset that follows an end."""
-        valid = np.empty(ended.shape, np.bool_)
-        leads = np.zeros(ended.shape, np.bool_)
+        valid, leads = np.ones(ended.shape, np.bool_), np.zeros(ended.shape, np.bool_)
         open_, pending = self._lanes["open"].copy(), self._lanes["pending"].copy()
-        for t, now in enumerate(ended):
-            if self._mode == NEXT_STEP:
-                leads[t] = pending
-                open_ = open_ | pending
-                pending = now & open_ & ~pending
+        if self._mode == NEXT_STEP:
+            leads[0], leads[1:] = pending, ended[:-1]
+        regular = self._mode != DISABLED and (open_ | pending).all() and not (ended & leads).any()
+        for t, now in enumerate(() if regular else ended):  # lanes without an episode, ends in a reset: seldom
+            leads[t] = pending
+            open_ = open_ | pending
             valid[t] = open_
-            if self._mode != SAME_STEP:
-                open_ = open_ & ~(now & ~leads[t])
+            over = now & open_ & ~pending
+            pending = over & (self._mode == NEXT_STEP)
+            open_ = open_ & ~(over & (self._mode != SAME_STEP))
         ended &= valid
+        if regular and self._mode == NEXT_STEP:
+            open_, pending = ~ended[-1], ended[-1]
         self._lanes["open"], self._lanes["pending"] = open_, pending
         return valid, leads
 
