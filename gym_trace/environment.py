@@ -77,6 +77,12 @@ def _installed_version(module: str) -> str | None:
         return None
 
 
+def autoreset_mode(envs: Any) -> str:
+    """How a vector environment resets its lanes: "NextStep", which is meant by none, "SameStep" or "Disabled"."""
+    mode = (envs.metadata or {}).get("autoreset_mode", "NextStep")
+    return str(getattr(mode, "value", mode))
+
+
 def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
     """The state of the random generator of an unwrapped environment, or None if it has none that we know.
 

@@ -15,9 +15,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from gym_trace.environment import autoreset_mode
 from gym_trace.errors import InvalidOption
-from gym_trace.wrappers import TraceRecordingWrapper
+from gym_trace.lanes import DISABLED, NEXT_STEP
 
 Policy = Callable[[Any], Any]
 
@@ -34,7 +36,8 @@ class Progress:
         seed: the root seed, from which those of the episodes are derived.
         episodes: complete ones.
         steps: all, also those of the episode that is open.
-        open_steps: of the episode that is open; in the end, of the one that a limit cut short.
+        open_steps: of the episodes that are open; in the end, of those that a limit cut short.
+        open_episodes: how many those are.
         seconds: since the start.
         bytes: size of the trace's directory, at most a second old; 0 if nothing is recorded.
         mean_return, min_return, max_return: of the last 100 complete episodes; None before the first.
@@ -44,6 +47,7 @@ class Progress:
     episodes: int = 0
     steps: int = 0
     open_steps: int = 0
+    open_episodes: int = 0
     seconds: float = 0.0
     bytes: int = 0
     mean_return: float | None = None
@@ -52,7 +56,7 @@ class Progress:
 
 
 def record_episodes(
-    env: gymnasium.Env[Any, Any],
+    env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any],
     *,
     policy: Policy | None = None,
     episodes: int | None = None,
@@ -61,15 +65,16 @@ def record_episodes(
     seed: int | None = None,
     on_progress: Callable[[Progress], Any] | None = None,
 ) -> Progress:
-    """Runs an environment, normally a TraceRecordingWrapper, until the first of the limits is met.
+    """Runs an environment, normally a recording wrapper, until the first of the limits is met.
 
-    Episode k is the same in every run with the same seed: the environment and the random policy are seeded anew for
-    each one. The environment is not closed.
+    Episode k of a single environment is the same in every run with the same seed: the environment and the random policy
+    are seeded anew for each one. Of a vector environment the lanes are seeded once, and limits are looked at after each
+    step of all lanes. The environment is not closed.
 
     Args:
-        env: any single Gymnasium environment.
-        policy: called as ``policy(observation)``, returns an action; its ``reset(seed)`` is called before each episode
-            if it has one. None: random actions.
+        env: any single or vector Gymnasium environment.
+        policy: called as ``policy(observation)``, returns an action, of a vector environment a batch of them; its
+            ``reset(seed)`` is called before each episode, or once, if it has one. None: random actions.
         episodes: complete episodes to run.
         steps, seconds: end after so many, also in the middle of an episode.
         seed: 0 or more; None takes one from the system's entropy.
@@ -85,7 +90,8 @@ def record_episodes(
         if limit is not None and not limit >= 0:
             raise InvalidOption(f"{name}={limit!r}: pass 0 or more")
     progress = Progress(new_root_seed() if seed is None else seed)
-    rollout = _Rollout(env, policy, progress, on_progress)
+    kind = _VectorRollout if isinstance(env, VectorEnv) else _Rollout
+    rollout = kind(env, policy, progress, on_progress)
     rollout.run(
         sys.maxsize if episodes is None else episodes,
         sys.maxsize if steps is None else steps,
@@ -115,7 +121,7 @@ class _Rollout:
 
     def __init__(
         self,
-        env: gymnasium.Env[Any, Any],
+        env: Any,
         policy: Policy | None,
         progress: Progress,
         on_progress: Callable[[Progress], Any] | None,
@@ -149,7 +155,7 @@ class _Rollout:
         while taken < steps:
             observation, reward, terminated, truncated, _ = step(policy(observation))
             taken += 1
-            total += reward  # type: ignore[operator]  # a number, if not by its type
+            total += reward  # a number, if not by its type
             if terminated or truncated:
                 done = True
                 break
@@ -159,6 +165,7 @@ class _Rollout:
                 if self._ended:
                     break
         progress.steps, progress.open_steps = taken, 0 if done else taken - before
+        progress.open_episodes = int(progress.open_steps > 0)
         if done:
             progress.episodes += 1
             self._returns.append(float(total))
@@ -190,6 +197,50 @@ class _Rollout:
             self._next_disk = now + _DISK_SECONDS
 
 
+class _VectorRollout(_Rollout):
+    """The same of a vector environment."""
+
+    def run(self, episodes: int, steps: int, seconds: float) -> None:
+        self._most_episodes = episodes
+        super().run(episodes, steps, seconds)
+
+    def _episode(self, steps: int) -> None:
+        """All episodes, until a limit is met."""
+        env, policy, progress = self._env, self._policy, self._progress
+        mode = autoreset_mode(env)
+        observations = self._reset()
+        pending = np.zeros(env.num_envs, np.bool_)  # lanes that are reset instead of stepped
+        totals, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, np.int64)
+        while not self._ended and progress.steps < steps and progress.episodes < self._most_episodes:
+            observations, rewards, terminations, truncations, _ = env.step(policy(observations))
+            totals += rewards * ~pending
+            lengths += ~pending
+            over = (terminations | truncations) & ~pending
+            progress.steps += int(np.count_nonzero(~pending))
+            if over.any():
+                progress.episodes += int(np.count_nonzero(over))
+                self._returns.extend(totals[over].tolist())
+                totals[over], lengths[over] = 0, 0
+                if mode == DISABLED:
+                    observations, _ = env.reset(options={"reset_mask": over})
+            pending = over & (mode == NEXT_STEP)
+            if time.monotonic() >= self._next_look:
+                self._look()
+        progress.open_steps = int(lengths.sum())
+        progress.open_episodes = int(np.count_nonzero(~pending))
+        self._ended = True
+
+    def _reset(self) -> Any:
+        _, policy_seed = _seeds(self._progress.seed, 0)
+        reset_policy = getattr(self._policy, "reset", None)
+        if reset_policy is not None:
+            reset_policy(policy_seed)
+        root, count = self._progress.seed, self._env.num_envs
+        if isinstance(self._env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
+            return self._env.reset(seed=[episode_seed(root, lane) for lane in range(count)])[0]
+        return self._env.reset(seed=episode_seed(root, 0))[0]  # others may take no more than one
+
+
 class _RandomPolicy:
     """Actions drawn from the action space."""
 
@@ -201,11 +252,12 @@ class _RandomPolicy:
         return self._sample()
 
 
-def _trace_directory(env: gymnasium.Env[Any, Any]) -> Path | None:
+def _trace_directory(env: Any) -> Path | None:
     """Where the recorder among the wrappers writes to."""
-    while isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, TraceRecordingWrapper):
-            return env.directory
+    while env is not env.unwrapped:
+        directory = vars(env).get("directory")
+        if isinstance(directory, Path) and type(env).__module__.startswith("gym_trace."):
+            return directory
         env = env.env
     return None
 

@@ -13,8 +13,9 @@ from gymnasium import vector
 from gymnasium.vector.utils import iterate
 
 from gym_trace.blocks import Start
+from gym_trace.environment import autoreset_mode
 from gym_trace.lane_recording import BatchPacker, LaneRecorder
-from gym_trace.lanes import NEXT_STEP, SAME_STEP, Reset, Rows, Step
+from gym_trace.lanes import SAME_STEP, Reset, Rows, Step
 from gym_trace.layout import Layout, layout_of
 from gym_trace.opening import info_keys, new_schema, opened_directory
 from gym_trace.values import Array, copied, pack_lenient, plain_array
@@ -73,8 +74,7 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         on_error: str = "raise",
     ):
         super().__init__(envs)
-        mode = (envs.metadata or {}).get("autoreset_mode", NEXT_STEP)
-        self._mode = str(getattr(mode, "value", mode))
+        self._mode = autoreset_mode(envs)
         self._count = envs.num_envs
         self._infos, self._info_keys = bool(record_infos), info_keys(record_infos)
         schema = new_schema(

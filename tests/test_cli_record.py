@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from gym_trace_cli.record import EnvArg
@@ -189,3 +191,27 @@ def test_a_second_ctrl_c_does_not_wait_for_an_environment_that_hangs(here: Path)
     assert running.returncode == 130
     (episode,) = gym_trace.open_trace("t")
     assert (len(episode), episode.outcome) == (3, "closed")
+
+
+@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="vector environments need gymnasium 1.1")
+@pytest.mark.parametrize(
+    "words", [(), ("--autoreset", "same-step"), ("--autoreset", "disabled"), ("--vectorization-mode", "async"),
+              ("--vectorization-mode", "vector_entry_point")]
+)  # fmt: skip
+def test_vector_runs_count_the_steps_and_episodes_that_they_record(here: Path, words: tuple[str, ...]) -> None:
+    output = ok("record", "CartPole-v1", "-o", "t", "--num-envs", 3, "--steps", 200, "--seed", 5, *words).output
+    trace = gym_trace.open_trace("t")
+    told = re.search(r"recorded (\d+) episodes, the last (?:(\d+)|one) cut short: (\d+) steps", output)
+    assert told is not None
+    assert int(told[3]) == sum(map(len, trace)) in (200, 201, 202)
+    assert int(told[1]) == len(trace) > 5
+    assert int(told[2] or 1) == (trace.episodes["outcome"] == "closed").sum()
+    if "vector_entry_point" not in words:
+        seeds = {episode.lane: episode.seed for episode in trace if episode.seed is not None}
+        assert seeds == {lane: episode_seed(5, lane) for lane in range(3)}
+
+
+def test_options_of_vector_runs_need_a_number_of_environments(here: Path) -> None:
+    result = run("record", "CartPole-v1", "--autoreset", "disabled")
+    assert result.exit_code == 2
+    assert "need --num-envs" in result.output

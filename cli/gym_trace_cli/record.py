@@ -80,6 +80,18 @@ class PolicyName(NamedCallable):
     metavar="MODULE",
     help="Import the module that registers ENV_ID, such as ale_py.",
 )
+@click.option("--num-envs", type=click.IntRange(min=1), metavar="N", help="Run N of them as a vector environment.")
+@click.option(
+    "--vectorization-mode",
+    "vectorization",
+    type=click.Choice(["sync", "async", "vector_entry_point"]),
+    help="How, with --num-envs: in this process, in one process each, or as the environment itself provides.",
+)
+@click.option(
+    "--autoreset",
+    type=click.Choice(["next-step", "same-step", "disabled"]),
+    help="When, with --num-envs, an environment that has ended is reset. Default: next-step.",
+)
 @click.option("--infos", is_flag=True, help="Record infos too.")
 @click.option(
     "--on-exist",
@@ -100,6 +112,9 @@ def command(
     policy: Any,
     env_args: Sequence[tuple[str, Any]],
     imports: Sequence[str],
+    num_envs: int | None,
+    vectorization: str | None,
+    autoreset: str | None,
     quiet: bool,
     **recording: Any,
 ) -> None:
@@ -114,7 +129,9 @@ def command(
         episodes = _DEFAULT_EPISODES
     seed = new_root_seed() if seed is None else seed
     directory = Path(output or f"traces/{env_id.replace('/', '-').replace(':', '-')}")
-    env = _make_env(env_id, dict(env_args), imports)
+    if num_envs is None and (vectorization or autoreset):
+        raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
+    env = _make_env(env_id, dict(env_args), imports, num_envs, vectorization, autoreset)
     policy = _made(policy, env)
     with (
         StopSignals() as stop,
@@ -151,7 +168,14 @@ def command(
         raise SystemExit(stop.exit_code)
 
 
-def _make_env(env_id: str, env_args: dict[str, Any], imports: Sequence[str]) -> Any:
+def _make_env(
+    env_id: str,
+    env_args: dict[str, Any],
+    imports: Sequence[str],
+    num_envs: int | None,
+    vectorization: str | None,
+    autoreset: str | None,
+) -> Any:
     import gymnasium
 
     for module in imports:
@@ -161,7 +185,14 @@ def _make_env(env_id: str, env_args: dict[str, Any], imports: Sequence[str]) -> 
             raise EnvironmentUnavailable(f"--import {module}: {error}") from error
     look_in_current_directory()  # for ids of the form MODULE:ENV_ID
     try:
-        return gymnasium.make(env_id, **env_args)
+        if num_envs is None:
+            return gymnasium.make(env_id, **env_args)
+        vector_kwargs = {}
+        if autoreset is not None:
+            vector_kwargs["autoreset_mode"] = gymnasium.vector.AutoresetMode["_".join(autoreset.upper().split("-"))]
+        return gymnasium.make_vec(
+            env_id, num_envs, vectorization_mode=vectorization or "sync", vector_kwargs=vector_kwargs, **env_args
+        )
     except gymnasium.error.UnregisteredEnv as error:
         module = next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), "MODULE")
         raise EnvironmentUnavailable(
@@ -188,8 +219,12 @@ def _made(policy: Any, env: Any) -> Any:
 
 
 def _recorder(env: Any, directory: Path, seed: int, infos: bool, on_exist: str, split: str, level: int) -> Any:
+    from gymnasium.vector import VectorEnv
+
+    vector = isinstance(env, VectorEnv)
+    wrapper: Any = gym_trace.TraceRecordingVectorWrapper if vector else gym_trace.TraceRecordingWrapper
     try:
-        return gym_trace.TraceRecordingWrapper(
+        return wrapper(
             env, directory, record_infos=infos, on_exist=on_exist, split=split, level=level, metadata={"seed": seed}
         )
     except TraceExists as error:
@@ -220,11 +255,12 @@ def _state(progress: Progress) -> str:
 def _print_summary(done: Progress, directory: Path) -> None:
     from gym_trace.rollout import directory_bytes
 
-    cut_short = ", the last one cut short" if done.open_steps else ""
+    number = done.open_episodes
+    cut_short = ", the last one cut short" if number == 1 else f", the last {number} cut short" if number else ""
     speed = show.count(round(done.steps / max(done.seconds, 1e-9)))
     where = show.printable(shlex.quote(str(directory)))
     click.echo(
-        f"recorded {show.count(done.episodes + bool(done.open_steps), 'episode')}{cut_short}: "
+        f"recorded {show.count(done.episodes + number, 'episode')}{cut_short}: "
         f"{show.count(done.steps, 'step')} in {show.duration(done.seconds)} ({speed} steps/s)"
     )
     if done.mean_return is not None:
