@@ -35,6 +35,9 @@ class ChunkWriter:
         """Adds a segment to the chunk, and writes that when it is full. Raises OSError."""
         kinds = {path: _kind(rows) for path, rows in segment.columns.items()}
         mixed = any(self._kinds.get(path, kind) != kind for path, kind in kinds.items())
+        if self._pieces:  # rows that lack an annotation can be filled in only where it is not large
+            names = {path for path in (*kinds, *self._kinds) if path[0] == "annotations"}
+            mixed = mixed or any(self._kinds.get(path) != kinds.get(path) for path in names)
         if mixed or self._size + segment.size > self._chunk_bytes:  # large rows of two kinds cannot be in one column
             self.write()
         if self.writer is None:

@@ -58,11 +58,11 @@ class FramePacker:
         self._pause = self._pausing = 0  # frames that are not compared, after one that had changed all over
 
     def __call__(self, value: Any) -> Slot | Odd:
+        row = self._room.next_row()
+        before = self._frame_before(row)  # first of all: what is Odd takes the place of a frame that never came, too
         value = plain_array(value)
         if type(value) is not np.ndarray or value.dtype != self._dtype or value.shape != self._shape:
             return Odd(copied(value))
-        row = self._room.next_row()
-        before = self._frame_before(row)
         flat = np.ascontiguousarray(value).reshape(-1).view(self._word)
         if self._pausing:
             self._pausing -= 1
@@ -79,6 +79,10 @@ class FramePacker:
         self._latest = row, whole
         self._room.count_values(len(whole))
         return whole
+
+    def settle(self) -> None:
+        """Forgets a frame that never came: the next row is appended without being packed here."""
+        self._frame_before(self._room.next_row())
 
     def last(self) -> bytes:
         """All bytes of the frame in the last row that has one."""

@@ -50,7 +50,7 @@ class Recorder:
         self._on_error = on_error
         self._summary = summary
         self._owner: weakref.ref[object] | None = None
-        self._closed = False
+        self._closed = self._sealed = False
         self._start_afresh()
         if not lazy:
             self._chunks.writer = self._open_writer()
@@ -89,7 +89,6 @@ class Recorder:
         self._episodes = 0
         self._reported = False
         self._complained: set[str] = set()
-        self._paused = False
         self._pid = os.getpid()
 
     def _notice(self) -> None:
@@ -125,11 +124,12 @@ class Recorder:
 
     def close(self) -> None:
         """Saves everything, seals the batch, ends the thread. Raises RecordingError if something could not be saved."""
-        if self._closed or self._pid != os.getpid():
+        if self._sealed or self._pid != os.getpid():
             return
         self._closed = True
         self.end(CLOSED)
         self._out.close(self._summary)
+        self._sealed = True  # not before: Ctrl-C may have fallen, and then this is called again
         forks.forget(self)
         self._complain()
         self._report()
@@ -178,11 +178,11 @@ class Recorder:
 
     def pause(self) -> None:
         """Before a fork: writes what there is and ends the thread."""
-        self._paused = self._out.pause()
+        self._out.pause()
 
     def resume(self) -> None:
         """After a fork, in the parent."""
-        if self._paused:
+        if self._out.started:
             self._out.start()
 
     def be_reborn(self) -> None:

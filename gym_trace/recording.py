@@ -98,6 +98,9 @@ class RowRecorder(Recorder):
         self._open_run(slots)
 
     def _open_run(self, slots: tuple[Any, ...]) -> None:
+        for leaf in self.format.action_leaves:  # of which the row of a leading observation has nothing
+            if leaf.path in self._frame_packers:
+                self._frame_packers[leaf.path].settle()
         self._ended = False
         self.limit = self._capacity
         self.rows = self.block.rows
@@ -223,6 +226,8 @@ class RowRecorder(Recorder):
             return self._last_row
         slots = rows[-self._width :][: len(self.format.observation_leaves)]
         for i, leaf in enumerate(self.format.observation_leaves):
+            if leaf.path in self._frame_packers:
+                self._frame_packers[leaf.path].settle()
             if type(slots[i]) is tuple:
                 slots[i] = self._frame_packers[leaf.path].last()
         return tuple(slots)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from gym_trace.chunks import ChunkWriter
@@ -49,11 +51,9 @@ class BlockWriter:
         self._current, self._notice = current, notice
         self._interval = max(0.005, flush_seconds / 2)
         self._blocks: deque[Any] = deque()
-        self._lock = threading.Lock()  # a plain lock is let go of even where Ctrl-C falls, a condition may not be
-        self._turned = threading.Condition(self._lock)
-        self._asked = self._done = 0  # turns of the thread that were asked for, and those that it has taken
-        self._all_asked = False  # whether the next turn is to write everything
-        self._wake = threading.Event()
+        self._asks: SimpleQueue[tuple[bool, Any]] = SimpleQueue()  # all in C: signals and collections may fall anywhere
+        self._running = False
+        self.started = False  # whether there was anything to record
         self._draining = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop = self._closing = self._finished = False
@@ -62,13 +62,14 @@ class BlockWriter:
 
     def start(self) -> None:
         """Starts the thread, unless it runs or the interpreter is shutting down."""
+        self.started = True
         if self._thread is None and not self._stop:
-            thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread = thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._running = True
             try:
                 thread.start()
             except RuntimeError:  # shutting down: what is left is written by close()
-                return
-            self._thread = thread
+                self._running, self._thread = False, None
 
     def put(self, block: Any) -> None:
         """Takes a full block."""
@@ -79,41 +80,46 @@ class BlockWriter:
 
         ahead: how many blocks may wait without this waiting for them. If it cannot be done, .failure says why.
         """
-        if 0 < len(self._blocks) <= ahead and self._thread_lives():
-            self._wake.set()
+        done = threading.Lock()
+        done.acquire()
+        self._asks.put((everything, done))
+        if 0 < len(self._blocks) <= ahead and self._running:
             return
-        with self._lock:
-            self._asked += 1
-            turn = self._asked
-            self._all_asked |= everything
-            while self._done < turn and self._thread_lives():
-                self._wake.set()
-                self._turned.wait(1.0)
-        if self._done < turn:
-            self._drain(everything)
+        while self._running:
+            if done.acquire(timeout=1.0):
+                return
+        self._drain(everything)
 
-    def pause(self) -> bool:
-        """Writes everything and ends the thread, so that a fork finds no lock held; returns whether there was one."""
+    def pause(self) -> None:
+        """Writes everything and ends the thread, so that a fork finds no lock held."""
         thread, self._stop = self._thread, True
-        self._wake.set()
-        if thread is not None:
-            thread.join()
-        self._thread = None
-        self._stop = self._closing
-        self._drain(everything=True)
-        return thread is not None
+        try:
+            self._await_end()
+            if thread is None:
+                self._drain(everything=True)
+            else:
+                thread.join()
+        finally:
+            if not self._running:
+                self._thread = None
+            self._stop = self._closing
 
     def close(self, summary: Callable[[], dict[str, Any]]) -> None:
         """Writes everything and seals it. summary: what the manifest is to say at the end."""
         self._summary = summary
         self._closing = self._stop = True
-        self._wake.set()
-        thread = self._thread
-        if thread is threading.current_thread():
+        if self._thread is threading.current_thread():
             return  # collected as garbage in our own thread, which finishes on its way out
-        if thread is not None:
-            thread.join()
+        self._await_end()
         self._finish()
+
+    def _await_end(self) -> None:
+        """As Thread.join(), which takes a thread for dead when Ctrl-C falls into it."""
+        while self._running:
+            done = threading.Lock()
+            done.acquire()
+            self._asks.put((False, done))
+            done.acquire(timeout=0.1)
 
     def abandon(self) -> None:
         """Lets go of the files as they are; in a forked child, whose parent goes on with them."""
@@ -124,26 +130,29 @@ class BlockWriter:
 
     def _work(self) -> None:
         due = time.monotonic() + self._interval
-        while not self._stop:
-            self._wake.wait(max(0.0, due - time.monotonic()))
-            self._wake.clear()
-            with self._lock:
-                turn = self._asked
-                everything = self._all_asked or time.monotonic() >= due
-                self._all_asked = False
-            self._drain(everything)
-            if everything:
-                due = time.monotonic() + self._interval
-            with self._lock:
-                self._done = turn
-                self._turned.notify_all()
-        if self._closing:
-            self._finish()
-        with self._lock:
-            self._turned.notify_all()
-
-    def _thread_lives(self) -> bool:
-        return self._thread is not None and not self._stop and self._thread.is_alive()
+        asks: list[tuple[bool, Any]] = []
+        try:
+            while not self._stop:
+                with contextlib.suppress(Empty):
+                    asks.append(self._asks.get(timeout=min(3600.0, max(0.0, due - time.monotonic()))))
+                    while True:
+                        asks.append(self._asks.get_nowait())
+                everything = any(whole for whole, _ in asks) or time.monotonic() >= due
+                self._drain(everything)
+                if everything:
+                    due = time.monotonic() + self._interval
+                while asks:
+                    asks.pop()[1].release()
+            if self._closing:
+                self._finish()
+            else:
+                self._drain(everything=True)
+        finally:
+            self._running = False
+            while not self._asks.empty():
+                asks.append(self._asks.get_nowait())
+            for _, done in asks:
+                done.release()
 
     def _drain(self, everything: bool) -> None:
         """Encodes the blocks that there are, and with everything=True also writes what does not fill a chunk."""
@@ -151,11 +160,12 @@ class BlockWriter:
             if self.failure is not None or self._finished:
                 return
             try:
+                current = self._current()  # before the queue is looked at: it may get there meanwhile, and be full
                 for _ in range(len(self._blocks)):
                     self._encode(self._blocks[0])
                     self._blocks.popleft()
                 if everything:
-                    self._encode(self._current())
+                    self._encode(current)
                     self._chunks.write()
                 if self._chunks.writer is not None:
                     self._chunks.writer.seal_if_due()

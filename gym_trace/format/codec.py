@@ -22,7 +22,7 @@ _PIECE_BYTES = 512 << 10  # of large rows are filtered and compressed at a time,
 _CHANGES_BYTES = 4 << 20  # of rows that are compared at a time, which touches less memory
 _WORTHWHILE = 0.98  # large rows that do not get smaller than this are not compressed at all
 _LEAST_BYTES = 256  # fewer are not worth the call, which hands the interpreter lock to the loop being recorded
-_LEAST_ROWS = 4  # fewer large rows do not tell what the next ones are like
+_LEAST_ROWS = 2  # fewer large rows do not tell what the next ones are like
 _RETRY_AFTER = 64  # chunks, after which the encodings of a column are tried again
 
 Path = tuple[str | int, ...]

@@ -138,12 +138,14 @@ def undo_changes(data: Array, out: Array) -> None:
         if ends[-1] > len(data):
             raise CorruptTrace("the changes of a column end early")
         values = take(words.dtype, ends[-1])
-        steps = take(gap_type, ends[-1]).cumsum(dtype=np.int64)
+        gaps = take(gap_type, ends[-1])
         begin = 0
         for end in ends:
             words[i] = words[i - 1]
             if end > begin:
-                places = steps[begin:end] - (steps[begin - 1] if begin else 0)
+                if end - begin > width:
+                    raise CorruptTrace("a row of a column has more changes than words")
+                places = gaps[begin:end].cumsum(dtype=np.int64)
                 if places[-1] >= width:
                     raise CorruptTrace("a change of a column is outside its row")
                 words[i, places] = values[begin:end]
