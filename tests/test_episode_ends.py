@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -377,3 +379,53 @@ def test_ctrl_c_between_what_is_said_of_a_row_and_the_row_garbles_nothing(
     for episode in trace:
         assert episode.observations[:, 0].tolist() == list(range(len(episode) + 1))
         assert episode.outcome == ("terminated" if len(episode) == 5 else "cut")
+
+
+def test_closing_again_after_ctrl_c_fell_into_closing_saves_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=1000), tmp_path, flush_seconds=1000)
+    env.reset()
+    for _ in range(100):
+        env.step(0)
+    end = RowRecorder.end
+
+    def interrupted(*arguments: Any) -> None:
+        end(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RowRecorder, "end", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.close()
+    monkeypatch.undo()
+    env.close()
+    assert [(len(episode), episode.outcome) for episode in open_trace(tmp_path)] == [(100, "closed")]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals")
+def test_signal_handlers_may_flush_while_the_recorder_is_at_it(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=10**9), tmp_path, flush_seconds=0.01)
+    env.reset()
+    before = signal.signal(signal.SIGALRM, lambda *_: env.flush())
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        steps = 0
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            env.step(0)
+            env.flush()
+            steps += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    env.close()
+    assert [len(episode) for episode in open_trace(tmp_path)] == [steps]
+
+
+@pytest.mark.parametrize("seconds", [1e11, float("inf")])
+def test_flushing_can_be_put_off_for_ever(tmp_path: Path, seconds: float) -> None:
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path, flush_seconds=seconds)
+    env.reset()
+    env.step(0)
+    env.close()
+    assert [len(episode) for episode in open_trace(tmp_path)] == [1]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_trace.errors import CorruptTrace
+from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import transforms
 from gym_trace.format.codec import CHANGES, SHUFFLE, XOR, ZSTD, ColumnEncoder, decode, parse_column
 from gym_trace.frames import FramePacker, FrameRows, Odd
 from gym_trace.layout import Leaf
+from gym_trace.recording import RowRecorder
 
 SHAPES = [(70, 60), (4097,), (2050, 3), (1366, 3), (70_001,)]  # words of 8, 1, 2 and 2 bytes, and more than 65,536
 
@@ -170,3 +175,86 @@ def test_a_column_of_changes_that_does_not_add_up_is_refused(rows: int, encoding
         parse_column([["a"], "|u1", [4096], rows, encoding, raw, raw, 0])
     with pytest.raises(CorruptTrace):
         parse_column([["a"], "|u1", [4095], 2, 16, 5000, 5000, 0])
+
+
+def test_changes_in_more_places_than_a_row_has_are_refused() -> None:
+    row = np.zeros((1, 4096), np.uint8)
+    listed = np.zeros(600, np.uint64), np.zeros(600, np.uint16)
+    bad = b"".join(part.tobytes() for part in (row, np.uint32(1), np.uint32(600), *listed))
+    with pytest.raises(CorruptTrace, match="more changes than words"):
+        transforms.undo_changes(np.frombuffer(bad, np.uint8), np.empty((2, 4096), np.uint8))
+
+
+class PicturesEnv(gymnasium.Env[Any, Any]):
+    """Hands out what it is given: results of steps, or exceptions to raise."""
+
+    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], results: list[Any]):
+        self.observation_space, self.action_space, self.results = observation_space, action_space, results
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.observation_space.seed(0)
+        return self.results.pop(0), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        result = self.results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return (*result, {})
+
+
+PICTURE = spaces.Box(0, 255, (64, 64), np.uint8)
+BLACK, DOTTED = np.zeros((64, 64), np.uint8), np.zeros((64, 64), np.uint8)
+DOTTED[0, 0] = 7
+
+
+def test_an_action_whose_step_failed_does_not_count_as_the_one_before(tmp_path: Path) -> None:
+    observation = np.zeros(2, np.float32)
+    ok = (observation, 0.0, False, False)
+    env = TraceRecordingWrapper(
+        PicturesEnv(spaces.Box(-1, 1, (2,)), PICTURE, [observation, ok, ValueError("failed"), observation, ok]),
+        tmp_path,
+    )
+    env.reset()
+    env.step(BLACK)
+    with pytest.raises(ValueError, match="failed"):
+        env.step(DOTTED)
+    env.reset()
+    env.step(DOTTED)
+    env.close()
+    assert [episode.actions[:, 0, 0].tolist() for episode in open_trace(tmp_path)] == [[0], [7]]
+
+
+def test_a_frame_beside_a_value_that_cannot_be_stored_does_not_count(tmp_path: Path) -> None:
+    both = spaces.Dict(picture=PICTURE, text=spaces.Text(5))
+    told = [(DOTTED, object()), (DOTTED.astype(np.int32), "y"), (DOTTED, "z")]
+    steps = [({"picture": picture, "text": text}, 0.0, False, False) for picture, text in told]
+    first = {"picture": BLACK, "text": "x"}
+    env = TraceRecordingWrapper(PicturesEnv(both, spaces.Discrete(2), [first, *steps]), tmp_path)
+    env.reset()
+    with pytest.raises(UnstorableValue):
+        env.step(0)
+    env.step(0)
+    env.step(0)
+    with pytest.warns(UserWarning, match="int32"):
+        env.close()
+    (episode,) = open_trace(tmp_path)
+    assert [int(picture[0, 0]) for picture in episode.observations["picture"]] == [0, 7, 7]
+
+
+def test_a_frame_before_which_ctrl_c_fell_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [(DOTTED, 0.0, True, False), (DOTTED, 0.0, False, False)]
+    env = TraceRecordingWrapper(PicturesEnv(PICTURE, spaces.Discrete(2), [BLACK, *steps]), tmp_path)
+    env.reset()
+    flag = RowRecorder.flag
+
+    def interrupted(*arguments: Any) -> None:
+        flag(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RowRecorder, "flag", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        env.step(0)
+    monkeypatch.undo()
+    env.step(0)
+    env.close()
+    assert [episode.observations[:, 0, 0].tolist() for episode in open_trace(tmp_path)] == [[0], [0, 7]]

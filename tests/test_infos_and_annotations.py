@@ -204,3 +204,17 @@ def test_an_annotation_that_cannot_be_stored_is_refused_at_once_and_recording_go
         env.step(0)
     env.close()
     assert len(open_trace(tmp_path)[0]) == 3
+
+
+@pytest.mark.parametrize("given", [lambda t: t >= 2047, lambda t: t < 300, lambda t: t % 500 == 7])
+def test_large_annotations_may_be_given_with_some_steps_only(tmp_path, given):
+    env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=1000)
+    env.reset()
+    for t in range(2700):
+        if given(t):
+            env.annotate(features=np.full(1024, t, np.float32))
+        env.step(0)
+    env.close()
+    (episode,) = open_trace(tmp_path)
+    for t, value in enumerate(episode.annotations["features"]):
+        assert (isinstance(value, np.ndarray) and value.tolist() == [t] * 1024) == bool(given(t))
