@@ -44,6 +44,7 @@ wheel: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/vector.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
