@@ -49,7 +49,9 @@ CASES = {
     "CartPole-v1 x 1,024": (
         lambda: gymnasium.make_vec("CartPole-v1", num_envs=1024, vectorization_mode="vector_entry_point"), 2000
     ),
-    "CartPole-v1 x 16, SyncVectorEnv": (lambda: gymnasium.make_vec("CartPole-v1", num_envs=16), 4000),
+    "CartPole-v1 x 16, SyncVectorEnv": (
+        lambda: gymnasium.make_vec("CartPole-v1", num_envs=16, vectorization_mode="sync"), 5000
+    ),
     "random frames 84 x 84 x 4 x 64": (NoiseEnvs, 150),
 }  # fmt: skip
 
