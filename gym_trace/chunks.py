@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -77,8 +77,8 @@ def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
     for path in dict.fromkeys(path for _, columns in pieces for path in columns):
         parts = [columns.get(path) for _, columns in pieces]
         if path[0] == "annotations":  # a piece may lack one that others have
-            parts = [[_PACKED_ABSENT] * steps if part is None else part for part, steps in zip(parts, totals)]
-        joined[path] = _joined_rows([part for part in parts if part is not None])
+            parts = [[PACKED_ABSENT] * steps if part is None else part for part, steps in zip(parts, totals)]
+        joined[path] = joined_rows([part for part in parts if part is not None])
     return table, joined
 
 
@@ -106,7 +106,8 @@ def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
     return np.delete(table, gone), steps
 
 
-def _joined_rows(pieces: list[Array | list[bytes]]) -> Array | list[bytes]:
+def joined_rows(pieces: Sequence[Array | list[bytes]]) -> Array | list[bytes]:
+    """Rows of one column as one: typed if all are alike, otherwise one MessagePack value a row."""
     arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
     if len(arrays) == len(pieces):
         first = arrays[0]
@@ -118,4 +119,4 @@ def _joined_rows(pieces: list[Array | list[bytes]]) -> Array | list[bytes]:
     return values
 
 
-_PACKED_ABSENT = pack(ABSENT)
+PACKED_ABSENT = pack(ABSENT)

@@ -73,7 +73,7 @@ class Encoder:
             rewards = columns["rewards",]
             assert not isinstance(rewards, FrameRows)
             reward_sums(fragments, rewards)
-        size = fragments.nbytes + sum(map(_size, columns.values()))
+        size = fragments.nbytes + sum(map(size_of, columns.values()))
         segment = Segment(fragments, columns, size)
         block.taken = end
         return [segment]
@@ -312,7 +312,8 @@ def reward_sums(fragments: Array, rewards: Array | list[bytes]) -> None:
             fragments["reward_sum"][filled] = np.add.reduceat(_as_numbers(rewards).astype(np.float64), begins)
 
 
-def _size(rows: Rows) -> int:
+def size_of(rows: Rows) -> int:
+    """Bytes that rows take, about."""
     if isinstance(rows, FrameRows):
         return len(rows) * rows.row_size
     return rows.nbytes if isinstance(rows, np.ndarray) else sum(map(len, rows))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.encoder import size_of
 from gym_trace.lanes import End, LaneBlock, LaneEncoder, Reset, Rows, Step
 from gym_trace.layout import Layout, Leaf, taken_apart
 from gym_trace.recorder import Recorder
@@ -58,9 +59,9 @@ class LaneRecorder(Recorder):
     def add(self, event: Reset | Step) -> None:
         """Takes an event, whose arrays are the recorder's from now on. Raises RecordingError, once."""
         self.block.events.append(event)
-        self._size += sum(map(_size, event.observations)) + 64
+        self._size += sum(map(size_of, event.observations)) + 64
         if isinstance(event, Step):
-            self._size += sum(map(_size, event.actions)) + sum(map(_size, event.notes.values())) + 10 * self._count
+            self._size += sum(map(size_of, event.actions)) + sum(map(size_of, event.notes.values())) + 10 * self._count
         self._out.start()
         if self._size >= self._capacity:
             self._size = 0
@@ -80,10 +81,6 @@ class LaneRecorder(Recorder):
 
     def go_on_with(self, run: Any) -> None:
         pass
-
-
-def _size(rows: Rows) -> int:
-    return rows.nbytes if isinstance(rows, np.ndarray) else sum(map(len, rows))
 
 
 class BatchPacker:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from gym_trace.blocks import CUT, TERMINATED, TRUNCATED, Start
-from gym_trace.encoder import Columns, Segment, reward_sums
+from gym_trace.chunks import PACKED_ABSENT, joined_rows
+from gym_trace.encoder import Columns, Segment, reward_sums, size_of
 from gym_trace.format import wire
 from gym_trace.layout import Leaf
-from gym_trace.starts import packed_start, stored_seed
-from gym_trace.values import ABSENT, Array, pack
+from gym_trace.starts import NOTHING, packed_start, stored_seed
+from gym_trace.values import Array, pack
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # autoreset modes, as Gymnasium spells them
 
@@ -79,12 +79,16 @@ class LaneEncoder:
         events = block.events[block.taken :]
         lanes, episodes = self._lanes.copy(), self._episodes
         try:
-            segments = []
-            for kind, group in groupby(events, type):
-                if kind is Step:
-                    segments.append(self._steps(list(group)))  # type: ignore[arg-type]
-                else:
-                    segments += [self._reset(e) if isinstance(e, Reset) else self._end(e) for e in group]  # type: ignore[arg-type]
+            segments, steps = [], []
+            for event in [*events, None]:
+                if isinstance(event, Step):
+                    steps.append(event)
+                    continue
+                if steps:
+                    segments.append(self._steps(steps))
+                    steps = []
+                if event is not None:
+                    segments.append(self._reset(event) if isinstance(event, Reset) else self._end(event))
         except BaseException:  # whoever asks again must be given the same
             self._lanes, self._episodes = lanes, episodes
             raise
@@ -169,7 +173,7 @@ class LaneEncoder:
             if events[0].infos is not None:
                 columns["infos",] = _by_lane([event.infos or [] for event in events], steps, times * count)
             for name in dict.fromkeys(name for event in events for name in event.notes):
-                missing = [_PACKED_ABSENT] * count
+                missing = [PACKED_ABSENT] * count
                 notes = [event.notes.get(name, missing) for event in events]
                 columns["annotations", name] = _by_lane(notes, steps, times * count)
         fragments = self._fragments(events, lane, time, lead, done)
@@ -207,7 +211,7 @@ class LaneEncoder:
         kept = [event.finals for event in events]
         offsets = np.cumsum([0] + [0 if finals is None else len(finals[0]) for finals in kept])
         found = [finals for finals in kept if finals is not None]
-        rows = _joined([finals[1][leaf] for finals in found])
+        rows = joined_rows([finals[1][leaf] for finals in found])
         places = np.empty((len(events), self._count), np.int64)
         for t, finals in enumerate(kept):
             if finals is not None:
@@ -217,7 +221,7 @@ class LaneEncoder:
 
     def _autoreset_starts(self, events: list[Step], lanes: Array, times: Array) -> list[bytes]:
         if events[0].reset_infos is None:
-            return [_PACKED_NOTHING] * len(lanes)
+            return [NOTHING] * len(lanes)
         starts = []
         for lane, time in zip(lanes.tolist(), times.tolist()):
             infos = events[time].reset_infos
@@ -276,8 +280,7 @@ _LANE = np.dtype(
 
 
 def _segment(fragments: Array, columns: Columns) -> Segment:
-    size = sum(rows.nbytes if isinstance(rows, np.ndarray) else sum(map(len, rows)) for rows in columns.values())
-    return Segment(fragments, dict(columns), fragments.nbytes + size)
+    return Segment(fragments, columns, fragments.nbytes + sum(map(size_of, columns.values())))
 
 
 def _by_lane(batches: Sequence[Rows], chosen: Array, total: int) -> Rows:
@@ -288,12 +291,6 @@ def _by_lane(batches: Sequence[Rows], chosen: Array, total: int) -> Rows:
         return flat if len(chosen) == total else flat[chosen]
     packed = [row for lane in zip(*map(_packed, batches)) for row in lane]
     return [packed[i] for i in chosen.tolist()]
-
-
-def _joined(batches: Sequence[Rows]) -> Rows:
-    if _alike(batches):
-        return np.concatenate(batches)
-    return [row for batch in batches for row in _packed(batch)]
 
 
 def _inserted(column: Rows, at: Array, rows: Rows) -> Rows:
@@ -316,7 +313,3 @@ def _alike(batches: Sequence[Rows]) -> bool:
 
 def _packed(batch: Rows) -> list[bytes]:
     return [pack(row) for row in batch] if isinstance(batch, np.ndarray) else list(batch)
-
-
-_PACKED_ABSENT = pack(ABSENT)
-_PACKED_NOTHING = pack({})

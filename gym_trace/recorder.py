@@ -6,6 +6,7 @@ import os
 import pathlib
 import warnings
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from multiprocessing.util import register_after_fork
 from typing import Any
@@ -19,7 +20,7 @@ from gym_trace.format.writer import TraceWriter
 from gym_trace.writing import BlockEncoder, BlockWriter
 
 
-class Recorder:
+class Recorder(ABC):
     """One writer of a trace, fed from one thread. Its children say what a block is, and how it is encoded."""
 
     limit: int  # set to 0 when the caller's thread should look at failures and complaints
@@ -58,23 +59,25 @@ class Recorder:
 
     # -- what children provide ----------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _new_encoder(self) -> BlockEncoder:
-        raise NotImplementedError
+        """A fresh encoder of the recorder's blocks."""
 
+    @abstractmethod
     def _current_block(self) -> Any:
-        raise NotImplementedError
+        """The block that is being filled."""
 
+    @abstractmethod
     def end(self, outcome: int) -> None:
         """Ends what is open."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open_run(self) -> Any:
         """What another recorder needs to go on with what is open here, or None."""
-        raise NotImplementedError
 
+    @abstractmethod
     def go_on_with(self, run: Any) -> None:
         """Takes over from another recorder; writes nothing if no step comes."""
-        raise NotImplementedError
 
     # -----------------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ def packed_start(start: Start) -> tuple[bytes, list[str]]:
     """The row of the column "starts", and the classes of what could not be stored."""
     elsewhere = stored_seed(start.seed) == wire.SEED_ELSEWHERE
     if start.options is None and start.reset_info is None and not elsewhere:
-        return (_EMPTY if start.rng_state is None else _packed_state(start.rng_state)), []
+        return (NOTHING if start.rng_state is None else _packed_state(start.rng_state)), []
     given = {"options": start.options, "rng_state": start.rng_state, "reset_info": start.reset_info}
     entry = {name: value for name, value in given.items() if value is not None}
     return pack_lenient({**entry, "seed": start.seed} if elsewhere else entry)
@@ -59,5 +59,5 @@ def _pcg64_parts() -> list[bytes]:
     return [head, middle, tail[: tail.index(last) - 1], last]
 
 
-_EMPTY = pack({})
+NOTHING = pack({})
 _PCG64 = _pcg64_parts()

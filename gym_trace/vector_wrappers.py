@@ -14,11 +14,12 @@ from gymnasium.vector.utils import iterate
 
 from gym_trace.blocks import Start
 from gym_trace.environment import autoreset_mode
+from gym_trace.errors import InvalidOption
 from gym_trace.lane_recording import BatchPacker, LaneRecorder
 from gym_trace.lanes import SAME_STEP, Reset, Rows, Step
 from gym_trace.layout import Layout, layout_of
 from gym_trace.opening import info_keys, new_schema, opened_directory
-from gym_trace.values import Array, copied, pack_lenient, plain_array
+from gym_trace.values import Array, copied, pack, pack_lenient, plain_array
 
 if not hasattr(vector, "AutoresetMode"):
     raise ImportError("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
@@ -187,14 +188,14 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
     def annotate(self, **values: Any) -> None:
         """Records further values with the next step, such as ``logprob`` or ``value``, as columns of their own.
 
-        Call it before step(). Each value has one row for each lane. Raises UnstorableValue.
+        Call it before step(). Each value has one row for each lane. Raises UnstorableValue, InvalidOption.
         """
         for name, value in values.items():
             rows = plain_array(value)
             if len(rows) != self._count:
-                raise ValueError(f"annotate({name}=...): {len(rows)} rows for {self._count} lanes; pass one a lane")
+                raise InvalidOption(f"annotate({name}=...): {len(rows)} rows for {self._count} lanes; pass one a lane")
             typed = isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc"
-            self._notes[name] = np.array(rows) if typed else [_packed(row) for row in rows]
+            self._notes[name] = np.array(rows) if typed else [pack(row) for row in rows]
 
     def flush(self) -> None:
         """Returns when all steps so far can be read by others. Raises RecordingError if they could not be written."""
@@ -237,7 +238,3 @@ def _info_of(infos: Mapping[str, Any], lane: int) -> dict[str, Any]:
         else:
             info[key] = value[lane] if isinstance(value, (np.ndarray, list, tuple)) and len(value) > lane else value
     return info
-
-
-def _packed(value: Any) -> bytes:
-    return pack_lenient(value)[0]

@@ -18,7 +18,7 @@ from gymnasium import spaces, vector
 from zoo import bits, row_bits
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
-from gym_trace.errors import RecordingError, TraceExists
+from gym_trace.errors import RecordingError, TraceExists, UnstorableValue
 
 if not hasattr(vector, "AutoresetMode"):
     pytest.skip("vector environments need gymnasium 1.1", allow_module_level=True)
@@ -297,6 +297,8 @@ def test_annotations_have_one_row_a_lane(tmp_path: Path) -> None:
         env.step(np.array([t % 2, t % 2]))
     with pytest.raises(ValueError, match="3 rows for 2 lanes"):
         env.annotate(value=[1, 2, 3])
+    with pytest.raises(UnstorableValue):
+        env.annotate(value=[object(), 1])
     env.close()
     one, other = open_trace(tmp_path)
     assert (one.annotations["value"].tolist(), other.annotations["value"][-1]) == ([0, 1, 2, 3, 4], 14.0)
