@@ -42,6 +42,9 @@ class Start(NamedTuple):
     monotonic: int
 
 
+NOBODY = Start(0, 0, None, None, None, None, 0, 0)
+
+
 class OpenRun(NamedTuple):
     """A run of steps that another recorder began: slots of the last observation, None between filtered runs."""
 
@@ -51,15 +54,21 @@ class OpenRun(NamedTuple):
 
 
 class Block:
-    """A run of rows: a flat list with as many slots a row as there are leaves, plus marks and notes."""
+    """A run of rows: a flat list with as many slots a row as there are leaves, plus marks and notes.
 
-    __slots__ = ("marks", "notes", "rows", "taken", "taken_marks", "taken_notes")
+    Args:
+        before: the block before it, until that is encoded.
+        base: how many rows there were before it.
+        last_row: the observation slots of the row before it; of frames, all bytes.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("base", "before", "last_row", "marks", "notes", "rows")
+
+    def __init__(self, before: Block | None = None, base: int = 0, last_row: tuple[Any, ...] = ()):
+        self.before, self.base, self.last_row = before, base, last_row
         self.rows: list[Any] = []
         self.marks: list[tuple[int, int, Any]] = []  # row position, kind, data
         self.notes: list[tuple[int, dict[str, Any]]] = []  # row position, annotations
-        self.taken = self.taken_marks = self.taken_notes = 0  # rows, marks and notes that were encoded already
 
 
 def settled(marks: list[tuple[int, int, Any]], end: int) -> int:
@@ -84,8 +93,9 @@ class RowFormat:
         row_size = 8 + sum(leaf.row_size for leaf in leaves)
         self.chunk_bytes = FRAME_CHUNK if large else SMALL_CHUNK
         self.capacity = max(4, min(SMALL_BLOCK, self.chunk_bytes // row_size))  # rows of a block
-        # What follows the observation in the row of a leading observation; no step, so never looked at.
-        self.filler = (None,) * (self.width - len(self.observation_leaves))
+        # What follows the observation in the row of a leading observation, which is no step: such that what steps have
+        # there can be put together as quickly as if it were not there.
+        self.filler: tuple[Any, ...] = (*[b""] * len(self.action_leaves), 0.0, *[b""] * infos)
         if max((leaf.row_size for leaf in leaves), default=0) > wire.MAX_COLUMN // 4:
             raise UnstorableValue(f"one observation or action takes more than {wire.MAX_COLUMN // 4} bytes")
 
@@ -112,7 +122,8 @@ class RowFormat:
             return Odd(copied(value))
 
         if shape == ():
-            return lambda value: value if type(value) in ATOMS else pack_odd(value)
+            kind = dtype.type
+            return lambda value: value if type(value) is kind or type(value) is int else pack_odd(value)
 
         def pack_array(value: Any) -> Any:
             if type(value) is ndarray and value.dtype is dtype and value.shape == shape:

@@ -26,7 +26,7 @@ class ChunkWriter:
     def __init__(self, open_writer: Callable[[], TraceWriter], chunk_bytes: int):
         self.writer: TraceWriter | None = None
         self._open_writer = open_writer
-        self._chunk_bytes = chunk_bytes
+        self.chunk_bytes = chunk_bytes
         self._pieces: list[tuple[Array, Columns]] = []
         self._size = 0
         self._kinds: dict[Path, object] = {}  # of each column so far: dtype and row shape if its rows are large
@@ -38,7 +38,7 @@ class ChunkWriter:
         if self._pieces:  # rows that lack an annotation can be filled in only where it is not large
             names = {path for path in (*kinds, *self._kinds) if path[0] == "annotations"}
             mixed = mixed or any(self._kinds.get(path) != kinds.get(path) for path in names)
-        if mixed or self._size + segment.size > self._chunk_bytes:  # large rows of two kinds cannot be in one column
+        if mixed or self._size + segment.size > self.chunk_bytes:  # large rows of two kinds cannot be in one column
             self.write()
         if self.writer is None:
             self.writer = self._open_writer()
@@ -51,7 +51,7 @@ class ChunkWriter:
         self._kinds.update(kinds)
         self._pieces.append((segment.fragments, small))
         self._size += segment.size
-        if self._size >= self._chunk_bytes:
+        if self._size >= self.chunk_bytes:
             self.write()
 
     def write(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from itertools import compress
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.blocks import BEGIN, CUT, END, FLAG, LEAD, STOP, Block, RowFormat, Start, settled
+from gym_trace.blocks import BEGIN, CUT, END, FLAG, LEAD, NOBODY, STOP, Block, RowFormat, Start, settled
 from gym_trace.format import wire
 from gym_trace.frames import FrameRows, Odd
 from gym_trace.layout import Leaf, Path
@@ -31,36 +32,47 @@ class Segment(NamedTuple):
     size: int  # in bytes, about
 
 
+class Progress(NamedTuple):
+    """How far rows are encoded."""
+
+    block: Block
+    rows: int = 0  # of the block
+    marks: int = 0
+    notes: int = 0
+    start: Start = NOBODY  # of the episode that these belong to
+    next_step: int = 0
+    frames: Mapping[Path, Array] = {}  # of each column of frames, the last one
+
+
 class Encoder:
-    """Turns the rows of blocks into fragment tables and columns. Remembers the run that is open from call to call."""
+    """Turns the rows of blocks into fragment tables and columns."""
 
     def __init__(self, row_format: RowFormat):
         self._format = row_format
-        self._lane = 0
-        self._episode = 0
-        self._next_step = 0
-        self._start: Start | None = None
-        self._frames_before: dict[Path, Array] = {}  # of each column of frames, the last one
         self.complaints: dict[str, str] = {}  # by column, what did not fit
 
-    def take(self, block: Block) -> list[Segment]:
-        """What was added to block since the last call, as one segment, or none if nothing was."""
-        run = self._lane, self._episode, self._next_step, self._start, self._frames_before
-        taken = block.taken_marks, block.taken_notes
-        try:
-            return self._take(block)
-        except BaseException:  # Ctrl-C may fall here: whoever asks again must be given the same
-            self._lane, self._episode, self._next_step, self._start, self._frames_before = run
-            block.taken_marks, block.taken_notes = taken
-            raise
+    def begun(self, block: Block) -> Progress:
+        """Where it begins."""
+        return Progress(block)
 
-    def _take(self, block: Block) -> list[Segment]:
-        width = self._format.width
-        begin, end = block.taken, len(block.rows) // width
-        marks = self._marks(block, end)
+    def encoded(self, progress: Progress, blocks: list[Block], partly: bool) -> tuple[Progress, list[Segment]]:
+        """What was added to blocks since progress, a segment a block, and the progress after it."""
+        segments = []
+        for block in blocks:
+            if block is not progress.block:
+                progress = progress._replace(block=block, rows=0, marks=0, notes=0)
+            if partly or block is not blocks[-1]:
+                progress, segment = self._encoded(progress)
+                segments += segment
+        return progress, segments
+
+    def _encoded(self, progress: Progress) -> tuple[Progress, list[Segment]]:
+        block, begin, end = progress.block, progress.rows, len(progress.block.rows) // self._format.width
+        marks = block.marks[progress.marks :]
+        marks = marks[: settled(marks, end)]
         if begin == end and not marks:
-            return []
-        fragments, starts, leads = self._fragments(marks, begin, end)
+            return progress, []
+        fragments, starts, leads, next_step = self._fragments(progress, marks, end)
         columns: dict[Path, Rows] = {}
         if starts:
             packed = [packed_start(start) for start in starts]
@@ -68,44 +80,46 @@ class Encoder:
             for _, replaced in packed:
                 if replaced:
                     self.complaints["reset"] = f"a value of type {replaced[0]} given to reset cannot be stored"
-        self._add_columns(columns, block, begin, end, leads)
+        frames = dict(progress.frames)
+        self._add_columns(columns, progress, end, leads, frames)
+        notes = [note for note in block.notes[progress.notes :] if note[0] < end]
+        _add_annotations(columns, notes, begin, end, leads)
         if ("rewards",) in columns:
             rewards = columns["rewards",]
             assert not isinstance(rewards, FrameRows)
             reward_sums(fragments, rewards)
-        size = fragments.nbytes + sum(map(size_of, columns.values()))
-        segment = Segment(fragments, columns, size)
-        block.taken = end
-        return [segment]
-
-    def _marks(self, block: Block, end: int) -> list[tuple[int, int, Any]]:
-        """The marks that can be dealt with when end rows are there."""
-        marks = block.marks[block.taken_marks :]
-        marks = marks[: settled(marks, end)]
-        block.taken_marks += len(marks)
-        return marks
+        after = progress._replace(
+            rows=end,
+            marks=progress.marks + len(marks),
+            notes=progress.notes + len(notes),
+            start=starts[-1] if starts else progress.start,
+            next_step=next_step,
+            frames=frames,
+        )
+        return after, [Segment(fragments, columns, fragments.nbytes + sum(map(size_of, columns.values())))]
 
     def _fragments(
-        self, marks: list[tuple[int, int, Any]], begin: int, end: int
-    ) -> tuple[Array, list[Start], list[int]]:
-        table: list[tuple[Any, ...]] = []
+        self, progress: Progress, marks: list[tuple[int, int, Any]], end: int
+    ) -> tuple[Array, list[Start], list[int], int]:
+        """The fragments; the starts of episodes among them; which rows are leading observations; the next step."""
+        begin, start = progress.rows, progress.start
+        table: list[bytes] = []
         starts: list[Start] = []
         leads: list[int] = []
-        cursor, flags, first_step = begin, 0, self._next_step
+        cursor, flags, first_step = begin, 0, progress.next_step
 
         def close(position: int, added: int, outcome: int = 0, utc: int = 0, monotonic: int = 0) -> None:
             nonlocal cursor, flags, first_step
             flags |= added
             steps = position - cursor - bool(flags & wire.LEADS)
-            start = self._start
-            begun = (0, 0, 0)
-            if flags & wire.STARTS and start is not None:
-                begun = (stored_seed(start.seed), start.utc, start.utc - start.monotonic)
-            duration = drift = 0
-            if flags & wire.ENDS and start is not None:
+            seed = start_time = clock_offset = duration = drift = 0
+            if flags & wire.STARTS:
+                seed, start_time, clock_offset = stored_seed(start.seed), start.utc, start.utc - start.monotonic
+            if flags & wire.ENDS:
                 duration = monotonic - start.monotonic
                 drift = utc - start.utc - duration
-            table.append((self._episode, first_step, steps, self._lane, flags, outcome, 0.0, *begun, duration, drift))
+            row = start.episode, first_step, steps, start.lane, flags, outcome, 0.0
+            table.append(wire.pack_fragment(*row, seed, start_time, clock_offset, duration, drift))
             cursor, flags, first_step = position, 0, first_step + steps
 
         for i, (position, kind, data) in enumerate(marks):
@@ -120,9 +134,8 @@ class Encoder:
                 else:
                     close(position, wire.STOPS)
             elif kind == BEGIN:
-                self._start, has_lead = data
-                self._episode, self._lane = self._start.episode, self._start.lane
-                starts.append(self._start)
+                start, has_lead = data
+                starts.append(start)
                 cursor, flags, first_step = position, wire.STARTS, 0
                 if has_lead and has_row:
                     flags |= wire.LEADS
@@ -138,110 +151,106 @@ class Encoder:
                 close(position, wire.STOPS | wire.ENDS, *data)
         if cursor < end:
             close(end, 0)
-        self._next_step = first_step
-        return np.array(table, wire.FRAGMENT), starts, leads
+        return np.frombuffer(b"".join(table), wire.FRAGMENT).copy(), starts, leads, first_step
 
-    def _add_columns(self, columns: dict[Path, Rows], block: Block, begin: int, end: int, leads: list[int]) -> None:
-        width, form = self._format.width, self._format
-        rows = block.rows[begin * width : end * width]
-        step_rows = bytearray(b"\1") * (end - begin)
-        for position in leads:
-            step_rows[position] = 0
+    def _add_columns(
+        self, columns: dict[Path, Rows], progress: Progress, end: int, leads: list[int], frames: dict[Path, Array]
+    ) -> None:
+        width, form, begin = self._format.width, self._format, progress.rows
+        rows = progress.block.rows[begin * width : end * width]
         if rows:
             for slot, leaf in enumerate(form.observation_leaves):
-                columns[leaf.path] = self._column(leaf, rows[slot::width])
+                columns[leaf.path] = self._column(leaf, rows[slot::width], [], frames)
         if len(leads) < end - begin:
             after = len(form.observation_leaves)
             for slot, leaf in enumerate(form.action_leaves, after):
-                columns[leaf.path] = self._column(leaf, _kept(rows[slot::width], step_rows, leads))
+                columns[leaf.path] = self._column(leaf, rows[slot::width], leads, frames)
             slot = after + len(form.action_leaves)
-            columns["rewards",] = self._rewards(_kept(rows[slot::width], step_rows, leads))
+            columns["rewards",] = _rewards(rows[slot::width], leads)
             if form.infos:
-                columns["infos",] = _kept(rows[slot + 1 :: width], step_rows, leads)
-        self._add_annotations(columns, block, begin, end, step_rows, leads)
+                columns["infos",] = _without(rows[slot + 1 :: width], leads)
 
-    def _column(self, leaf: Leaf, slots: list[Any]) -> Rows:
-        """The rows of one leaf: typed as the space says, or as the values are."""
+    def _column(self, leaf: Leaf, slots: list[Any], leads: list[int], frames: dict[Path, Array]) -> Rows:
+        """The rows of one leaf: typed as the space says, or as the values are. leads: which of them are fillers.
+
+        frames: of each column of frames the last one, which is brought up to date.
+        """
         dtype, shape = leaf.dtype, leaf.shape
+        if dtype is not None and leaf not in self._format.frame_leaves:
+            with contextlib.suppress(TypeError):  # unless there is an Odd among them, or a plain integer
+                return np.frombuffer(b"".join(slots), dtype).reshape(len(slots) - len(leads), *shape)
+        slots = _without(slots, leads)
         if dtype is None:
             return slots
         if leaf in self._format.frame_leaves:
-            return self._frames(leaf, slots)
+            return self._frames(leaf, slots, frames)
         if shape == ():
-            scalars = _typed_scalars(slots, dtype)
-            return self._misfits(leaf, slots) if scalars is None else scalars
-        try:
-            return np.frombuffer(b"".join(slots), dtype).reshape(len(slots), *shape)
-        except TypeError:  # an Odd among the bytes
-            arrays = [np.frombuffer(s, dtype).reshape(shape) if type(s) is bytes else s for s in slots]
-            return self._misfits(leaf, arrays)
+            integers = _typed_integers(slots, dtype)
+            return self._misfits(leaf, slots) if integers is None else integers
+        return self._misfits(leaf, [np.frombuffer(s, dtype).reshape(shape) if type(s) is bytes else s for s in slots])
 
-    def _frames(self, leaf: Leaf, slots: list[Any]) -> Rows:
+    def _frames(self, leaf: Leaf, slots: list[Any], frames: dict[Path, Array]) -> Rows:
         dtype = leaf.dtype
         assert dtype is not None
         fitting = [slot for slot in slots if type(slot) is not Odd]
-        rows = FrameRows(dtype, leaf.shape, fitting, self._frames_before.get(leaf.path))
+        rows = FrameRows(dtype, leaf.shape, fitting, frames.get(leaf.path))
         after = rows.after()
         if after is not None:
-            self._frames_before = {**self._frames_before, leaf.path: after}
+            frames[leaf.path] = after
         if len(fitting) == len(slots):
             return rows
         arrays = (array.view(dtype).reshape(leaf.shape) for array in rows.arrays(1))
         return self._misfits(leaf, [slot if type(slot) is Odd else next(arrays) for slot in slots])
 
     def _misfits(self, leaf: Leaf, slots: list[Any]) -> Rows:
+        dtype = leaf.dtype
+        assert dtype is not None
         values = [slot.value if type(slot) is Odd else slot for slot in slots]
-        odd = next(value for value, slot in zip(values, slots) if type(slot) is not np.ndarray or value is not slot)
+        odd = next(v for v, slot in zip(values, slots) if type(slot) is Odd or (type(v) is int and not _fits(v, dtype)))
         self.complaints.setdefault(
             "/".join(map(str, leaf.path)),
-            f"got {_kind_of(odd)} where the space says {leaf.dtype} of shape {leaf.shape}; recorded exactly as it is",
+            f"got {_kind_of(odd)} where the space says {dtype} of shape {leaf.shape}; recorded exactly as it is",
         )
-        if leaf.shape == () and leaf.dtype is not None:  # plain integers among others: what fits the space has its type
-            dtype = leaf.dtype
+        if leaf.shape == ():  # plain integers among others: what fits the space has its type
             values = [dtype.type(v) if type(v) is int and _fits(v, dtype) else v for v in values]
         return _typed_or_values(values)
 
-    def _rewards(self, rewards: list[Any]) -> Array | list[bytes]:
-        kinds = set(map(type, rewards))
-        if kinds <= _PLAIN_NUMBERS:
-            try:
-                array = np.array(rewards, np.float64)
-            except OverflowError:
-                return [pack(reward) for reward in rewards]
-            with np.errstate(invalid="ignore"):  # of signalling NaN
-                inexact = (np.abs(array) > _EXACT_INTEGERS).any()
-            if kinds <= {float, np.float64} or not inexact:
+
+def _rewards(rewards: list[Any], leads: list[int]) -> Array | list[bytes]:
+    kinds = set(map(type, rewards))
+    if kinds <= _PLAIN_NUMBERS:
+        try:
+            array = np.array(rewards, np.float64)
+        except OverflowError:
+            return [pack(reward) for reward in _without(rewards, leads)]
+        if leads:
+            is_step = np.ones(len(array), np.bool_)
+            is_step[leads] = False
+            array = array[is_step]
+        if kinds <= {float, np.float64}:
+            return array
+        with np.errstate(invalid="ignore"):  # of signalling NaN
+            if not (np.abs(array) > _EXACT_INTEGERS).any():
                 return array
-        values = [reward.value if type(reward) is Odd else reward for reward in rewards]
-        return _typed_or_values(values)
-
-    def _add_annotations(
-        self,
-        columns: dict[Path, Rows],
-        block: Block,
-        begin: int,
-        end: int,
-        step_rows: bytearray,
-        leads: list[int],
-    ) -> None:
-        notes = [note for note in block.notes[block.taken_notes :] if note[0] < end]
-        block.taken_notes += len(notes)
-        for name in dict.fromkeys(name for _, values in notes for name in values):
-            rows: list[Any] = [ABSENT] * (end - begin)
-            for position, values in notes:
-                if name in values:
-                    rows[position - begin] = values[name]
-            kept = _kept(rows, step_rows, leads)
-            if kept:
-                columns["annotations", name] = _typed_or_values(kept)
+    return _typed_or_values([reward.value if type(reward) is Odd else reward for reward in _without(rewards, leads)])
 
 
-def _typed_scalars(slots: list[Any], dtype: np.dtype[Any]) -> Array | None:
-    """Scalars of dtype, and plain integers that fit it, as an array; None if there are others."""
-    kinds = set(map(type, slots))
-    if kinds == {dtype.type}:
-        return np.array(slots, dtype)
-    if not (kinds <= {int, dtype.type} and dtype.kind in "iu"):
+def _add_annotations(
+    columns: dict[Path, Rows], notes: list[tuple[int, dict[str, Any]]], begin: int, end: int, leads: list[int]
+) -> None:
+    for name in dict.fromkeys(name for _, values in notes for name in values):
+        rows: list[Any] = [ABSENT] * (end - begin)
+        for position, values in notes:
+            if name in values:
+                rows[position - begin] = values[name]
+        kept = _without(rows, leads)
+        if kept:
+            columns["annotations", name] = _typed_or_values(kept)
+
+
+def _typed_integers(slots: list[Any], dtype: np.dtype[Any]) -> Array | None:
+    """Scalars of dtype and plain integers that fit it, as an array; None if there are others."""
+    if dtype.kind not in "iu" or not set(map(type, slots)) <= {int, dtype.type}:
         return None
     try:
         wide = np.array(slots, np.uint64 if dtype == np.uint64 else np.int64)
@@ -253,8 +262,14 @@ def _typed_scalars(slots: list[Any], dtype: np.dtype[Any]) -> Array | None:
     return wide.astype(dtype) if limits.min <= wide.min() and wide.max() <= limits.max else None
 
 
-def _kept(slots: list[Any], step_rows: bytearray, leads: list[int]) -> list[Any]:
-    return list(compress(slots, step_rows)) if leads else slots
+def _without(slots: list[Any], leads: list[int]) -> list[Any]:
+    """slots but those at leads."""
+    if not leads:
+        return slots
+    kept = bytearray(b"\1") * len(slots)
+    for position in leads:
+        kept[position] = 0
+    return list(compress(slots, kept))
 
 
 def _kind_of(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ _AHEAD = 2  # blocks that may wait for the thread: NumPy lets go of the interpre
 class LaneRecorder(Recorder):
     """One writer of a trace, fed with steps of all lanes at a time from one thread."""
 
+    block: LaneBlock
+
     def __init__(
         self,
         directory: pathlib.Path,
@@ -41,15 +44,15 @@ class LaneRecorder(Recorder):
 
     def _start_afresh(self) -> None:
         super()._start_afresh()
-        self.block = LaneBlock()
         self._size = 0
+        self._asked: deque[Any] = deque()
         self.limit = 1
 
     def _new_encoder(self) -> LaneEncoder:
         return LaneEncoder(self._count, self._mode, *self._leaves)
 
-    def _current_block(self) -> LaneBlock:
-        return self.block
+    def _new_block(self) -> LaneBlock:
+        return LaneBlock()
 
     @property
     def recording(self) -> bool:
@@ -65,9 +68,10 @@ class LaneRecorder(Recorder):
         self._out.start()
         if self._size >= self._capacity:
             self._size = 0
-            self._out.put(self.block)
-            self.block = LaneBlock()
-            self._out.work(everything=False, ahead=_AHEAD)
+            self.block = LaneBlock(self.block)
+            self._asked.append(self._out.ask())
+            if len(self._asked) > _AHEAD:
+                self._out.wait(self._asked.popleft())
         if not self.limit:
             self.limit = 1
             self._complain()

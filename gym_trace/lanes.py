@@ -59,40 +59,61 @@ class End(NamedTuple):
 class LaneBlock:
     """Events in their order; whatever is there is complete, so another thread may take it at any time."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: LaneBlock | None = None):
+        self.before = before  # until that is encoded
         self.events: list[Reset | Step | End] = []
-        self.taken = 0
+
+
+class LaneProgress(NamedTuple):
+    """How far events are encoded."""
+
+    block: LaneBlock
+    events: int  # of the block
+    lanes: Array  # of dtype _LANE
+    episodes: int
 
 
 class LaneEncoder:
-    """Turns events into segments whose rows are ordered by lane. Remembers what is open from call to call."""
+    """Turns events into segments whose rows are ordered by lane. Not for several threads at once."""
 
     def __init__(self, count: int, mode: str, observation_leaves: list[Leaf], action_leaves: list[Leaf]):
         self.complaints: dict[str, str] = {}
         self._count, self._mode = count, mode
         self._observation_leaves, self._action_leaves = observation_leaves, action_leaves
-        self._episodes = 0
-        self._lanes = np.zeros(count, _LANE)
 
-    def take(self, block: LaneBlock) -> list[Segment]:
-        """What was added to block since the last call."""
-        events = block.events[block.taken :]
-        lanes, episodes = self._lanes.copy(), self._episodes
-        try:
-            segments, steps = [], []
-            for event in [*events, None]:
-                if isinstance(event, Step):
-                    steps.append(event)
-                    continue
-                if steps:
-                    segments.append(self._steps(steps))
-                    steps = []
-                if event is not None:
-                    segments.append(self._reset(event) if isinstance(event, Reset) else self._end(event))
-        except BaseException:  # whoever asks again must be given the same
-            self._lanes, self._episodes = lanes, episodes
-            raise
-        block.taken += len(events)
+    def begun(self, block: LaneBlock) -> LaneProgress:
+        """Where it begins."""
+        return LaneProgress(block, 0, np.zeros(self._count, _LANE), 0)
+
+    def encoded(
+        self, progress: LaneProgress, blocks: list[LaneBlock], partly: bool
+    ) -> tuple[LaneProgress, list[Segment]]:
+        """What was added to blocks since progress, and the progress after it. partly: whether the last one counts."""
+        self._lanes, self._episodes = progress.lanes.copy(), progress.episodes
+        segments: list[Segment] = []
+        taken = progress.events
+        for block in blocks:
+            if block is not progress.block:
+                taken = 0
+            if partly or block is not blocks[-1]:
+                events = block.events[taken:]
+                segments += self._segments(events)
+                taken += len(events)
+        if blocks == [progress.block] and taken == progress.events:
+            return progress, []
+        return LaneProgress(blocks[-1], taken, self._lanes, self._episodes), segments
+
+    def _segments(self, events: list[Reset | Step | End]) -> list[Segment]:
+        segments, steps = [], []
+        for event in [*events, None]:
+            if isinstance(event, Step):
+                steps.append(event)
+                continue
+            if steps:
+                segments.append(self._steps(steps))
+                steps = []
+            if event is not None:
+                segments.append(self._reset(event) if isinstance(event, Reset) else self._end(event))
         return [segment for segment in segments if len(segment.fragments)]
 
     # -- resets and ends ----------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ class Recorder(ABC):
     """One writer of a trace, fed from one thread. Its children say what a block is, and how it is encoded."""
 
     limit: int  # set to 0 when the caller's thread should look at failures and complaints
+    block: Any  # the one that is being filled
 
     def __init__(
         self,
@@ -64,8 +65,8 @@ class Recorder(ABC):
         """A fresh encoder of the recorder's blocks."""
 
     @abstractmethod
-    def _current_block(self) -> Any:
-        """The block that is being filled."""
+    def _new_block(self) -> Any:
+        """The first block."""
 
     @abstractmethod
     def end(self, outcome: int) -> None:
@@ -84,10 +85,17 @@ class Recorder(ABC):
     def _start_afresh(self) -> None:
         """The state of a writer that has written nothing yet."""
         self._encoder = self._new_encoder()
+        self.block = self._new_block()
         self._chunks = ChunkWriter(self._open_writer, self._chunk_bytes)
         name = f"gym-trace {self.writer_id}"
         self._out = BlockWriter(
-            name, self._encoder, self._chunks, self._current_block, self._notice, self._flush_seconds
+            name,
+            self._encoder,
+            self._encoder.begun(self.block),
+            self._chunks,
+            lambda: self.block,
+            self._notice,
+            self._flush_seconds,
         )
         self._episodes = 0
         self._reported = False

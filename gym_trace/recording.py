@@ -37,6 +37,8 @@ class RowRecorder(Recorder):
     that no longer holds. .rows is None while no run of steps is open.
     """
 
+    block: Block
+
     def __init__(self, directory: pathlib.Path, schema: dict[str, Any], row_format: RowFormat, **options: Any):
         self.format = row_format
         self._width = row_format.width
@@ -48,23 +50,20 @@ class RowRecorder(Recorder):
         super()._start_afresh()
         self._ended = False  # the run is complete, and a further step would open another one
         self._value_bytes = 0  # of MessagePack values in the block
-        self._base = 0  # rows in blocks before the one being filled
         self._run_base = 0  # absolute row of the leading observation, less the index of the first step
-        self._last_row: tuple[Any, ...] = ()
         self._deferred: OpenRun | None = None
         self._early_notes: dict[str, Any] = {}  # annotations of a row that may never come
         self.episode: Start | None = None
         self.rows: list[Any] | None = None
         self.limit = self._capacity
-        self.block = Block()
         for packer in self._frame_packers.values():
             packer.forget()
 
     def _new_encoder(self) -> Encoder:
         return Encoder(self.format)
 
-    def _current_block(self) -> Block:
-        return self.block
+    def _new_block(self) -> Block:
+        return Block()
 
     # -- episodes and runs of steps -----------------------------------------------------------------------------------
 
@@ -85,7 +84,7 @@ class RowRecorder(Recorder):
         self.episode = start
         position = len(self.block.rows) // self._width
         self.block.marks.append((position, BEGIN, (start, lead is not None)))
-        self._run_base = self._base + position
+        self._run_base = self.block.base + position
         if lead is not None:
             self._open_run(lead)
 
@@ -94,7 +93,7 @@ class RowRecorder(Recorder):
         if self._closed or self._out.failure is not None:
             return
         self.block.marks.append((self._position(), LEAD, first_step))
-        self._run_base = self._base + self._position() - first_step
+        self._run_base = self.next_row() - first_step
         self._open_run(slots)
 
     def _open_run(self, slots: tuple[Any, ...]) -> None:
@@ -185,6 +184,7 @@ class RowRecorder(Recorder):
             self._go_on(self._deferred)
         if self.rows is None:
             return None
+        self.rows = self.block.rows  # Ctrl-C may have fallen just as a new block was begun
         if self._ended:
             first_step, slots = self.steps_taken(), self.last_observation()
             self.prepare_lead()
@@ -201,29 +201,28 @@ class RowRecorder(Recorder):
 
     def _turn_over(self) -> None:
         """Hands on what the block holds, and goes on in a new one."""
-        block, last_row, position = self.block, self.last_observation(), self._position()
-        fresh = Block()
+        block, position = self.block, self._position()
+        fresh = Block(block, block.base + position, self.last_observation())
         # What is said of a row that is still to come goes with it: its annotations, the start of its episode.
         fresh.notes += [(0, values) for at, values in block.notes if at >= position]
         fresh.marks += [(0, kind, data) for _, kind, data in block.marks[settled(block.marks, position) :]]
-        self._out.put(block)
-        self.block, self._base, self._last_row = fresh, self._base + position, last_row
+        self.block = fresh  # from now on nothing gets into the old one
         self._value_bytes = 0
         if self.rows is not None:
-            self.rows = self.block.rows
-        self._out.work(everything=False)
+            self.rows = fresh.rows
+        self._out.advance()
         if self._encoder.complaints:
             self._complain()
 
     def steps_taken(self) -> int:
         """Steps of the episode that the rows stand for."""
-        return self._base + self._position() - 1 - self._run_base
+        return self.next_row() - 1 - self._run_base
 
     def last_observation(self) -> tuple[Any, ...]:
         """The observation slots of the last row; of frames, all bytes."""
         rows = self.block.rows
         if not rows:
-            return self._last_row
+            return self.block.last_row
         slots = rows[-self._width :][: len(self.format.observation_leaves)]
         for i, leaf in enumerate(self.format.observation_leaves):
             if leaf.path in self._frame_packers:
@@ -238,7 +237,7 @@ class RowRecorder(Recorder):
 
     def next_row(self) -> int:
         """The index, counted over all blocks, that the next row has."""
-        return self._base + len(self.block.rows) // self._width
+        return self.block.base + self._position()
 
     def _position(self) -> int:
         return len(self.block.rows) // self._width

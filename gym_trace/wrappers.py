@@ -143,7 +143,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         small = self._simple and form.observation_leaves[0] not in form.frame_leaves
         self._shape = form.observation_leaves[0].shape if small else ()
         self._dtype = form.observation_leaves[0].dtype if self._shape else None  # rows keep scalars as scalars
-        self._scalar_actions = self._simple and form.action_leaves[0].shape == ()
+        scalar = form.action_leaves[0].dtype if self._simple and form.action_leaves[0].shape == () else None
+        self._action_kind = None if scalar is None else scalar.type
         packer: Any = form.packer if self._simple else form.tree_packer
         self._pack_observation: Callable[[Any], Any] = packer(observation, recorder)
         self._pack_action: Callable[[Any], Any] = packer(action, recorder)
@@ -185,7 +186,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         if rows is None or self._filtered:
             return self._rare_step(action)
         simple = self._simple
-        packed_action = action if self._scalar_actions and type(action) in ATOMS else self._pack_action(action)
+        packed_action = action if type(action) is self._action_kind else self._pack_action(action)
         result = observation, reward, terminated, truncated, info = self.env.step(action)
         packed_reward = reward if type(reward) in ATOMS else Odd(copied(reward))
         row: tuple[Any, ...]

@@ -1,11 +1,10 @@
-"""The thread that encodes blocks and writes them, and how it is waited for, paused and stopped."""
+"""Blocks encoded and written in their order, and the thread that writes them: how it is waited for and stopped."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -19,19 +18,46 @@ class BlockEncoder(Protocol):
 
     complaints: dict[str, str]
 
-    def take(self, block: Any) -> list[Segment]:
-        """What was added to block since the last call."""
+    def begun(self, block: Any) -> Any:
+        """The progress at the start of the first block."""
+
+    def encoded(self, progress: Any, blocks: list[Any], partly: bool) -> tuple[Any, list[Segment]]:
+        """What was added to blocks since progress, which was in the first of them, and the progress after it.
+
+        partly: whether the last block counts, which is still being filled.
+
+        Changes nothing, so that whoever is interrupted in it, or overtaken, can do it again.
+        """
+
+
+class _Link:
+    """Encoded segments, and how far they go. A chain of links grows at its end, by whoever is the first to do so."""
+
+    def __init__(self, progress: Any, segments: list[Segment], total: int):
+        self.progress, self.segments = progress, segments
+        self.total = total  # bytes of all segments so far
+        self._next: dict[str, _Link] = {}
+
+    @property
+    def next(self) -> _Link | None:
+        return self._next.get("")
+
+    def append(self, link: _Link) -> bool:
+        """Whether link is the next one from now on. In one call of C, which neither threads nor signals can part."""
+        return self._next.setdefault("", link) is link
 
 
 class BlockWriter:
-    """Writes blocks in their order, in a thread of its own.
+    """Encodes blocks, and writes them in a thread of its own.
 
-    The caller waits for the thread now and then: what the thread does takes as long either way, but both at once would
-    take turns at the interpreter lock, thousands of times a second. Yet it is done in a thread, where Ctrl-C cannot
-    tear it, and which goes on when the caller is busy.
+    Encoding changes nothing but the chain of what is encoded, by one link at a time: any thread may do it, and be torn
+    out of it by Ctrl-C. The caller does it, whose processor has the values at hand. Writing is for the thread, which
+    nothing tears, and which goes on when the caller is busy. The caller waits for it: writing takes as long either
+    way, but both at once would take turns at the interpreter lock, thousands of times a second.
 
     Args:
-        current: gives the block that is being filled.
+        progress: where the encoder begins.
+        current: gives the block that is being filled; it and those before it are linked by their attribute "before".
         notice: called, from any thread, when the caller's thread should look at .failure and at complaints.
         flush_seconds: after which all that was recorded has to be written, in seconds.
     """
@@ -40,6 +66,7 @@ class BlockWriter:
         self,
         name: str,
         encoder: BlockEncoder,
+        progress: Any,
         chunks: ChunkWriter,
         current: Callable[[], Any],
         notice: Callable[[], None],
@@ -48,9 +75,9 @@ class BlockWriter:
         self.failure: Exception | None = None
         self._name = name
         self._encoder, self._chunks = encoder, chunks
+        self._written = _Link(progress, [], 0)
         self._current, self._notice = current, notice
         self._interval = max(0.005, flush_seconds / 2)
-        self._blocks: deque[Any] = deque()
         self._asks: SimpleQueue[tuple[bool, Any]] = SimpleQueue()  # all in C: signals and collections may fall anywhere
         self._running = False
         self.started = False  # whether there was anything to record
@@ -71,20 +98,32 @@ class BlockWriter:
             except RuntimeError:  # shutting down: what is left is written by close()
                 self._running, self._thread = False, None
 
-    def put(self, block: Any) -> None:
-        """Takes a full block."""
-        self._blocks.append(block)
+    def advance(self) -> None:
+        """Encodes all blocks but the current one, and has them written where that makes a chunk.
 
-    def work(self, everything: bool, ahead: int = 0) -> None:
-        """Has the blocks encoded, and whole chunks written, or all that was recorded; returns when that is done.
-
-        ahead: how many blocks may wait without this waiting for them. If it cannot be done, .failure says why.
+        Where the thread is writing already, because it was time to, this waits for it, too.
         """
+        try:
+            encoded = self._encode(partly=False)
+        except Exception:  # the thread comes upon it likewise, after what is before it, and says so
+            self.work(everything=False)
+            return
+        if encoded.total - self._written.total >= self._chunks.chunk_bytes or self._draining.locked():
+            self.work(everything=False)
+
+    def work(self, everything: bool) -> None:
+        """Has whole chunks written, or all that was recorded; returns when that is done, or .failure says why not."""
+        self.wait(self.ask(everything), everything)
+
+    def ask(self, everything: bool = False) -> Any:
+        """Has the thread do as work() does, and returns what wait() needs."""
         done = threading.Lock()
         done.acquire()
         self._asks.put((everything, done))
-        if 0 < len(self._blocks) <= ahead and self._running:
-            return
+        return done
+
+    def wait(self, done: Any, everything: bool = False) -> None:
+        """Returns when what was asked for is done; does it here if there is no thread."""
         while self._running:
             if done.acquire(timeout=1.0):
                 return
@@ -154,34 +193,47 @@ class BlockWriter:
             for _, done in asks:
                 done.release()
 
+    def _encode(self, partly: bool) -> _Link:
+        """Encodes the blocks that there are, and with partly=True also the current one. Returns the last link."""
+        while True:
+            last = self._written
+            while (following := last.next) is not None:
+                last = following
+            blocks = _blocks_since(last.progress.block, self._current())
+            if blocks is None:  # overtaken
+                continue
+            progress, segments = self._encoder.encoded(last.progress, blocks, partly)
+            if self._encoder.complaints:
+                self._notice()
+            if progress is last.progress:
+                return last
+            link = _Link(progress, segments, last.total + sum(segment.size for segment in segments))
+            if last.append(link):
+                return link
+
     def _drain(self, everything: bool) -> None:
-        """Encodes the blocks that there are, and with everything=True also writes what does not fill a chunk."""
+        """Adds what is encoded to chunks, and with everything=True also writes what does not fill one."""
         with self._draining:
             if self.failure is not None or self._finished:
                 return
             try:
-                current = self._current()  # before the queue is looked at: it may get there meanwhile, and be full
-                for _ in range(len(self._blocks)):
-                    self._encode(self._blocks[0])
-                    self._blocks.popleft()
+                self._encode(partly=everything)
+                while (link := self._written.next) is not None:
+                    for segment in link.segments:
+                        self._chunks.add(segment)
+                    link.segments = []
+                    link.progress.block.before = None
+                    self._written = link
                 if everything:
-                    self._encode(current)
                     self._chunks.write()
                 if self._chunks.writer is not None:
                     self._chunks.writer.seal_if_due()
             except Exception as error:  # whatever it is, it must reach the caller's thread
                 self._fail(error)
 
-    def _encode(self, block: Any) -> None:
-        for segment in self._encoder.take(block):
-            self._chunks.add(segment)
-        if self._encoder.complaints:
-            self._notice()
-
     def _fail(self, error: Exception) -> None:
         """Ends recording: what was written stays, what was not is dropped."""
         self.failure = error
-        self._blocks.clear()
         self.abandon()
         self._notice()
 
@@ -197,3 +249,13 @@ class BlockWriter:
                     writer.close(self._summary())
                 except Exception as error:  # as in _drain
                     self._fail(error)
+
+
+def _blocks_since(first: Any, current: Any) -> list[Any] | None:
+    """All blocks from first to current, or None if first is none of those before current any more."""
+    blocks = [current]
+    while blocks[-1] is not first:
+        if blocks[-1].before is None:
+            return None
+        blocks.append(blocks[-1].before)
+    return blocks[::-1]

@@ -32,7 +32,8 @@ def block(*entries: object) -> Block:
 
 
 def flags_and_steps(made: Block) -> list[tuple[int, int, int, int]]:
-    (segment,) = Encoder(FORM).take(made)
+    encoder = Encoder(FORM)
+    _, (segment,) = encoder.encoded(encoder.begun(made), [made], partly=True)
     rows = int(segment.fragments["steps"].sum()) + int(np.count_nonzero(segment.fragments["flags"] & wire.LEADS))
     assert len(segment.columns.get(("observations",), [])) == rows
     assert len(segment.columns.get(("rewards",), [])) == segment.fragments["steps"].sum()

@@ -52,6 +52,7 @@ FRAGMENT = np.dtype(
         ("clock_drift", "<i8"),
     ]
 )
+pack_fragment = struct.Struct("<QQIIIIdqqqqq").pack  # its fields in their order
 CHUNK_ENTRY = np.dtype([("offset", "<u8"), ("length", "<u8"), ("fragments", "<u8"), ("observation_rows", "<u8")])
 
 STARTS, LEADS, TERMINATED, TRUNCATED, STOPS, ENDS = (1 << bit for bit in range(6))
