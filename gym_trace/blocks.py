@@ -19,7 +19,7 @@ from gym_trace.values import copied, pack, plain_array
 
 FRAME_BYTES = wire.LARGE_ROW  # of values this large rows keep what has changed, of smaller ones all bytes
 SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 24 << 20  # raw bytes a chunk, without and with frames
-SMALL_BLOCK = 2048  # rows; what it takes is still in the processor's cache when it is encoded
+SMALL_BLOCK = 8192  # rows; what they take is still in the processor's cache when they are encoded
 VALUES_BYTES = 8 << 20  # MessagePack values that a block takes before it counts as full
 
 _NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from gym_trace.format.codec import is_large
 from gym_trace.format.writer import TraceWriter
 from gym_trace.frames import FrameRows
 from gym_trace.layout import Path
-from gym_trace.values import ABSENT, Array, pack
+from gym_trace.values import ABSENT, Array, pack, unpack
 
 
 class ChunkWriter:
@@ -59,6 +61,7 @@ class ChunkWriter:
         if self._pieces and self.writer is not None:
             fragments, columns = _joined(self._pieces)
             self._pieces, self._size, self._kinds = [], 0, {}
+            _add_up(columns.get(("rewards",)), fragments)
             self.writer.write(fragments, columns)
 
 
@@ -99,8 +102,6 @@ def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
             for name in ("first_step", "seed", "start_time", "clock_offset"):
                 after[name] = before[name]
             after["steps"] += before["steps"]
-            with np.errstate(all="ignore"):
-                after["reward_sum"] += before["reward_sum"]
             after["flags"] |= before["flags"]
             gone.append(i - 1)
     return np.delete(table, gone), steps
@@ -117,6 +118,37 @@ def joined_rows(pieces: Sequence[Array | list[bytes]]) -> Array | list[bytes]:
     for piece in pieces:
         values += [pack(value) for value in piece] if isinstance(piece, np.ndarray) else piece
     return values
+
+
+def _add_up(rewards: Array | list[bytes] | None, fragments: Array) -> None:
+    """Sets the reward sum of each fragment; the rewards, None if they are large, are those of their steps in turn."""
+    filled = np.flatnonzero(fragments["steps"])
+    if filled.size:
+        steps = fragments["steps"].astype(np.int64)
+        begins = (np.cumsum(steps) - steps)[filled]
+        with np.errstate(all="ignore"):  # rewards may be anything, and so may their sum
+            numbers = np.full(steps.sum(), np.nan) if rewards is None else _as_numbers(rewards).astype(np.float64)
+            fragments["reward_sum"][filled] = np.add.reduceat(numbers, begins)
+
+
+def _as_numbers(rewards: Array | list[bytes]) -> Array:
+    """Rewards that can be summed up; NaN for each that is no single number."""
+    if not isinstance(rewards, np.ndarray):
+        return np.array([_as_number(unpack(packed)) for packed in rewards], np.float64)
+    if rewards.ndim == 1 and rewards.dtype.kind in "biuf":
+        return rewards
+    return np.full(len(rewards), np.nan)
+
+
+def _as_number(reward: Any) -> float:
+    if isinstance(reward, (bool, int, float)):
+        try:
+            return float(reward)
+        except OverflowError:
+            return math.inf if reward > 0 else -math.inf
+    if isinstance(reward, (np.ndarray, np.generic)) and reward.ndim == 0 and reward.dtype.kind in "biuf":
+        return float(reward)
+    return math.nan
 
 
 PACKED_ABSENT = pack(ABSENT)

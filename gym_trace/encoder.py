@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping
 from itertools import compress
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from gym_trace.format import wire
 from gym_trace.frames import FrameRows, Odd
 from gym_trace.layout import Leaf, Path
 from gym_trace.starts import packed_start, stored_seed
-from gym_trace.values import ABSENT, Array, pack, unpack
+from gym_trace.values import ABSENT, Array, pack
 
 _PLAIN_NUMBERS = {bool, int, float, np.float64}
 _EXACT_INTEGERS = 2.0**53
@@ -84,10 +83,6 @@ class Encoder:
         self._add_columns(columns, progress, end, leads, frames)
         notes = [note for note in block.notes[progress.notes :] if note[0] < end]
         _add_annotations(columns, notes, begin, end, leads)
-        if ("rewards",) in columns:
-            rewards = columns["rewards",]
-            assert not isinstance(rewards, FrameRows)
-            reward_sums(fragments, rewards)
         after = progress._replace(
             rows=end,
             marks=progress.marks + len(marks),
@@ -295,36 +290,6 @@ def _typed_or_values(values: list[Any]) -> Array | list[bytes]:
         elif kind is float:
             return np.array(values, np.float64)
     return [pack(value) for value in values]
-
-
-def _as_numbers(rewards: Array | list[bytes]) -> Array:
-    """Rewards that can be summed up; NaN for each that is no single number."""
-    if not isinstance(rewards, np.ndarray):
-        return np.array([_as_number(unpack(packed)) for packed in rewards], np.float64)
-    if rewards.ndim == 1 and rewards.dtype.kind in "biuf":
-        return rewards
-    return np.full(len(rewards), np.nan)
-
-
-def _as_number(reward: Any) -> float:
-    if isinstance(reward, (bool, int, float)):
-        try:
-            return float(reward)
-        except OverflowError:
-            return math.inf if reward > 0 else -math.inf
-    if isinstance(reward, (np.ndarray, np.generic)) and reward.ndim == 0 and reward.dtype.kind in "biuf":
-        return float(reward)
-    return math.nan
-
-
-def reward_sums(fragments: Array, rewards: Array | list[bytes]) -> None:
-    """Sets the reward sum of each fragment; the rewards are those of their steps, one after the other."""
-    filled = np.flatnonzero(fragments["steps"])
-    if filled.size:
-        steps = fragments["steps"].astype(np.int64)
-        begins = (np.cumsum(steps) - steps)[filled]
-        with np.errstate(all="ignore"):  # rewards may be anything, and so may their sum
-            fragments["reward_sum"][filled] = np.add.reduceat(_as_numbers(rewards).astype(np.float64), begins)
 
 
 def size_of(rows: Rows) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from gym_trace.blocks import CUT, TERMINATED, TRUNCATED, Start
 from gym_trace.chunks import PACKED_ABSENT, joined_rows
-from gym_trace.encoder import Columns, Segment, reward_sums, size_of
+from gym_trace.encoder import Columns, Segment, size_of
 from gym_trace.format import wire
 from gym_trace.layout import Leaf
 from gym_trace.starts import NOTHING, packed_start, stored_seed
@@ -198,10 +198,6 @@ class LaneEncoder:
                 notes = [event.notes.get(name, missing) for event in events]
                 columns["annotations", name] = _by_lane(notes, steps, times * count)
         fragments = self._fragments(events, lane, time, lead, done)
-        if len(steps):
-            rewards = columns["rewards",]
-            assert not isinstance(rewards, tuple)
-            reward_sums(fragments, rewards)
         begun = np.flatnonzero(lead)
         if len(begun):
             columns = {("starts",): self._autoreset_starts(events, lane[begun], time[begun]), **columns}

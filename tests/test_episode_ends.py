@@ -304,8 +304,16 @@ def test_what_is_recorded_is_flushed_without_being_asked(tmp_path: Path) -> None
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     "place",
-    ["RowRecorder.last_observation", "settled", "Block.__init__", "BlockWriter.advance", "BlockWriter.work"]
-    + ["Encoder.encoded", "_Link.append", "_Link.__init__"],
+    [
+        "RowRecorder.last_observation",
+        "settled",
+        "Block.__init__",
+        "BlockWriter.advance",
+        "BlockWriter.work",
+        "Encoder.encoded",
+        "_Link.append",
+        "_Link.__init__",
+    ],
 )
 def test_ctrl_c_while_a_block_is_handed_on_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, when: str
