@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gym_trace.rollout import record_episodes
     from gym_trace.statistics import summarize
     from gym_trace.vector_wrappers import TraceRecordingVectorWrapper
+    from gym_trace.verification import verify_trace
     from gym_trace.wrappers import TraceRecordingWrapper
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ _HOMES = {
     "repair_trace": "gym_trace.recovery",
     "scan_recorded_traces": "gym_trace.playback",
     "summarize": "gym_trace.statistics",
+    "verify_trace": "gym_trace.verification",
 }
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "repair_trace",
     "scan_recorded_traces",
     "summarize",
+    "verify_trace",
 ]
 
 

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -15,17 +15,19 @@ import gymnasium
 
 from gym_trace.errors import EnvironmentUnavailable
 
+_OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec()
 # Simulators and libraries whose version changes what an environment does, where they are loaded.
 _TELLING_PACKAGES = ("ale_py", "Box2D", "brax", "dm_control", "jax", "minigrid", "mujoco", "pygame", "torch")
 
 
 def describe_environment(env: Any) -> dict[str, Any]:
     """Plain data that names a single or vector environment and what is around it (docs/FORMAT.md, section 4)."""
-    spec, note = _spec_json(env)
+    spec = _spec_of(env)
+    plain, note = _spec_json(spec)
     unwrapped = env.unwrapped
     return {
-        "id": None if env.spec is None else env.spec.id,
-        "spec": spec,
+        "id": None if spec is None else spec.id,
+        "spec": plain,
         "note": note,
         "wrappers": _wrappers(env),
         "class": f"{type(unwrapped).__module__}.{type(unwrapped).__qualname__}",
@@ -33,16 +35,27 @@ def describe_environment(env: Any) -> dict[str, Any]:
     }
 
 
-def _spec_json(env: Any) -> tuple[str | None, str]:
-    if env.spec is None:
+def _spec_of(env: Any) -> Any:
+    """The spec of an environment; of a vector environment, that of one lane."""
+    if not hasattr(env, "num_envs"):
+        return env.spec
+    lanes = getattr(env.unwrapped, "envs", None)
+    spec = deepcopy(lanes[0].spec if env.spec is None and lanes else env.spec)
+    for name in _OF_ALL_LANES if spec is not None else ():
+        spec.kwargs.pop(name, None)
+    return spec
+
+
+def _spec_json(spec: Any) -> tuple[str | None, str]:
+    if spec is None:
         return None, "the environment has no spec"
     try:
-        return env.spec.to_json(), ""
+        return spec.to_json(), ""
     except (TypeError, ValueError) as error:
         note = str(error)
-    fields: dict[str, Any] = {name: getattr(env.spec, name, None) for name in ("id", "max_episode_steps", "kwargs")}
-    if isinstance(env.spec.entry_point, str):
-        fields["entry_point"] = env.spec.entry_point
+    fields: dict[str, Any] = {name: getattr(spec, name, None) for name in ("id", "max_episode_steps", "kwargs")}
+    if isinstance(spec.entry_point, str):
+        fields["entry_point"] = spec.entry_point
     try:
         return json.dumps(fields), f"the spec could not be stored whole: {note}"
     except (TypeError, ValueError):
@@ -64,10 +77,31 @@ def versions_of(env: Any) -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in dict.fromkeys(["gym_trace", "gymnasium", "numpy", *own, *_TELLING_PACKAGES]):
         if name in sys.modules and name not in ("builtins", "typing", "__main__"):
-            version = getattr(sys.modules[name], "__version__", None) or _installed_version(name)
-            if isinstance(version, str):
+            version = _version(name)
+            if version is not None:
                 found[name] = version
     return found
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str | None]:
+    """The versions of these packages here, in the way of versions_of(); None of those that are not installed."""
+    own = {"python": platform.python_version()}
+    return {name: own.get(name) or _version(name) for name in names}
+
+
+def _version(name: str) -> str | None:
+    version = getattr(sys.modules.get(name), "__version__", None) or _installed_version(name)
+    return version if isinstance(version, str) else None
+
+
+def packages_of(description: Mapping[str, Any]) -> set[str]:
+    """Names of the packages that a recorded environment and its wrappers come from."""
+    try:
+        spec = json.loads(description.get("spec") or "{}")
+        parts = [spec, *(spec.get("additional_wrappers") or ())]
+        return {str(part["entry_point"]).partition(":")[0].partition(".")[0] for part in parts if "entry_point" in part}
+    except (AttributeError, TypeError, ValueError):
+        return set()
 
 
 def _installed_version(module: str) -> str | None:
@@ -92,6 +126,19 @@ def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
     generator = getattr(env, "np_random", None)
     state = getattr(getattr(generator, "bit_generator", None), "state", None)
     return state if isinstance(state, dict) else None
+
+
+def restore_generator(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) -> None:
+    """Sets the random generator of an unwrapped environment to what generator_state() gave.
+
+    Raises:
+        EnvironmentUnavailable: it has none, or one of another kind.
+    """
+    try:
+        env.np_random.bit_generator.state = state
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
+        kind = state.get("bit_generator")
+        raise EnvironmentUnavailable(f"its random generator cannot be set to a state of {kind}: {error}") from error
 
 
 def make_environment(description: Mapping[str, Any], allow_import: bool, **kwargs: Any) -> gymnasium.Env[Any, Any]:

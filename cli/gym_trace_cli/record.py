@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,33 +12,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gym_trace
-from gym_trace.errors import EnvironmentUnavailable, TraceError, TraceExists
+from gym_trace.errors import TraceError, TraceExists
 from gym_trace_cli import show
-from gym_trace_cli.named import NamedCallable, import_here, look_in_current_directory
+from gym_trace_cli.environments import env_args, import_modules, imports, make_env
+from gym_trace_cli.named import NamedCallable
 from gym_trace_cli.stopping import StopSignals
 
 if TYPE_CHECKING:
     from gym_trace.rollout import Progress
 
 _DEFAULT_EPISODES = 10
-_REGISTERED_BY = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
-
-
-class EnvArg(click.ParamType):  # type: ignore[type-arg]
-    """KEY=VALUE, the value as JSON if it is JSON, and as text if not."""
-
-    name = "key=value"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        key, equals, text = value.partition("=")
-        if not (key.isidentifier() and equals):
-            self.fail(f"{value!r} is not of the form KEY=VALUE, such as render_mode=rgb_array", param, ctx)
-        try:
-            return key, json.loads(text)
-        except ValueError:
-            return key, text
 
 
 class PolicyName(NamedCallable):
@@ -65,21 +47,8 @@ class PolicyName(NamedCallable):
     "a class an object is made, with the observation space and the action space if it takes them, and called likewise. "
     "If it has a method reset(seed), that is called before each episode.",
 )
-@click.option(
-    "--env-arg",
-    "env_args",
-    type=EnvArg(),
-    multiple=True,
-    metavar="K=V",
-    help="Pass K=V to the environment; V is JSON, or else text.",
-)
-@click.option(
-    "--import",
-    "imports",
-    multiple=True,
-    metavar="MODULE",
-    help="Import the module that registers ENV_ID, such as ale_py.",
-)
+@env_args
+@imports
 @click.option("--num-envs", type=click.IntRange(min=1), metavar="N", help="Run N of them as a vector environment.")
 @click.option(
     "--vectorization-mode",
@@ -131,7 +100,8 @@ def command(
     directory = Path(output or f"traces/{env_id.replace('/', '-').replace(':', '-')}")
     if num_envs is None and (vectorization or autoreset):
         raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
-    env = _make_env(env_id, dict(env_args), imports, num_envs, vectorization, autoreset)
+    import_modules(imports)
+    env = make_env(env_id, dict(env_args), num_envs, vectorization, autoreset)
     policy = _made(policy, env)
     with (
         StopSignals() as stop,
@@ -166,44 +136,6 @@ def command(
         _print_summary(done, directory)
     if stop.received:
         raise SystemExit(stop.exit_code)
-
-
-def _make_env(
-    env_id: str,
-    env_args: dict[str, Any],
-    imports: Sequence[str],
-    num_envs: int | None,
-    vectorization: str | None,
-    autoreset: str | None,
-) -> Any:
-    import gymnasium
-
-    for module in imports:
-        try:
-            import_here(module)
-        except ImportError as error:
-            raise EnvironmentUnavailable(f"--import {module}: {error}") from error
-    look_in_current_directory()  # for ids of the form MODULE:ENV_ID
-    try:
-        if num_envs is None:
-            return gymnasium.make(env_id, **env_args)
-        vector_kwargs = {}
-        if autoreset is not None:
-            vector_kwargs["autoreset_mode"] = gymnasium.vector.AutoresetMode["_".join(autoreset.upper().split("-"))]
-        return gymnasium.make_vec(
-            env_id, num_envs, vectorization_mode=vectorization or "sync", vector_kwargs=vector_kwargs, **env_args
-        )
-    except gymnasium.error.UnregisteredEnv as error:
-        module = next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), "MODULE")
-        raise EnvironmentUnavailable(
-            f"{_one_line(error)} If a package has it, say which: gym-trace record {env_id} --import {module}"
-        ) from error
-    except Exception as error:  # whatever somebody's constructor raises
-        raise EnvironmentUnavailable(f"{env_id} cannot be made: {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _made(policy: Any, env: Any) -> Any:

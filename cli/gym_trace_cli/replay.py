@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 import gym_trace
 from gym_trace_cli import show
+from gym_trace_cli.environments import env_args, imports
 from gym_trace_cli.named import NamedCallable
+from gym_trace_cli.verify import verify
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -35,6 +38,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
 }
 _HEADINGS = {"episode_id": "id", "first_step": "from step", "start_time": "started (UTC)"}
 _STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "return", "outcome", "seed", "duration")
+_OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import"}  # where the name is another one
 _NO_SEED = -1  # in the table of episodes
 
 
@@ -51,21 +55,45 @@ _NO_SEED = -1  # in the table of episodes
     "it returns something truthy.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print an episode as a line of JSON.")
+@click.option("--verify", "verified", is_flag=True, help="Play them again in their environment, and compare.")
+@click.option("--env", "env_id", metavar="ID", help="Verify in this environment. Default: what the trace says.")
+@env_args
+@imports
+@click.option("--allow-import", is_flag=True, help="Import modules that only the trace names. Trust it before you do.")
+@click.option("--atol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Numbers this close are equal.")
+@click.option("--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The same, relative.")
+@click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, rewards …")
+@click.option("--workers", type=click.IntRange(min=1), default=1, metavar="N", help="Verify in N processes.")
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     directory: str,
     episodes: slice | list[int] | None,
     sample: int | None,
     seed: int | None,
     callback: Callable[[Any, Any, Any], Any] | None,
     as_json: bool,
+    verified: bool,
+    **verification: Any,
 ) -> None:
-    """Play the episodes of the trace in DIR back to a function, or without one print a line an episode."""
+    """Play the episodes of the trace in DIR back to a function, or without one print a line an episode.
+
+    With --verify each is played again in its environment: started as it was, given the recorded
+    actions, and everything compared with the recording, bit for bit. Exits with 3 if any differs.
+    """
     if seed is not None and sample is None:
         raise click.UsageError("--seed is that of --sample; pass both")
     if callback is not None and as_json:
         raise click.UsageError("--callback and --json exclude each other")
     trace = gym_trace.open_trace(directory)
     chosen = _chosen(len(trace), episodes, sample, seed)
+    if verified:
+        if callback is not None:
+            raise click.UsageError("--verify and --callback exclude each other")
+        ctx.exit(verify(directory, chosen, as_json, **verification))
+    if given := [name for name in verification if ctx.get_parameter_source(name) != ParameterSource.DEFAULT]:
+        raise click.UsageError(f"{_OPTIONS.get(given[0], '--' + given[0].replace('_', '-'))} needs --verify")
     if callback is not None:
         _call_back(trace, chosen, callback)
     elif as_json:

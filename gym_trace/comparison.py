@@ -1,0 +1,207 @@
+"""What an environment does, compared with what is recorded of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.episode import Episode
+from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.layout import Layout, Leaf
+from gym_trace.values import Array, pack_lenient, plain_array
+
+COMPARED = ("observations", "rewards", "terminations", "truncations", "infos")
+_PLAIN_NUMBERS = (bool, int, float, np.float64)
+
+
+class Difference(NamedTuple):
+    """The first place where a replay is not as the recording.
+
+    step: index of the step, or None at the reset.
+    column: such as "observations/position", "rewards" or "infos/lives"; "error" if the environment raised one.
+    at: index of the element in the value, () if it has none.
+    recorded, seen: the two elements, or the two values if they are no arrays of one dtype and shape.
+    largest: largest difference between elements of the two values; None if they are no such arrays of numbers.
+    """
+
+    step: int | None
+    column: str
+    at: tuple[int, ...]
+    recorded: Any
+    seen: Any
+    largest: float | None
+
+    def __str__(self) -> str:
+        where = "at the reset" if self.step is None else f"at step {self.step}"
+        if self.column == "error":
+            return f"{where}: {self.seen}"
+        at = f"[{', '.join(map(str, self.at))}]" if self.at else ""
+        more = "" if not self.at or self.largest is None else f", largest difference {self.largest:.3g}"
+        recorded, seen = _shown(self.recorded), _shown(self.seen)
+        return f"{where}, {self.column}{at}: recorded {recorded}, seen {seen}{more}"
+
+
+class Comparison:
+    """How to compare.
+
+    Args:
+        atol, rtol: numbers count as close where abs(recorded - seen) <= atol + rtol * abs(recorded). Both 0: bit for
+            bit, and dtypes and shapes likewise.
+        ignore: columns that are not compared, of COMPARED.
+
+    Raises:
+        InvalidOption
+    """
+
+    def __init__(self, atol: float = 0.0, rtol: float = 0.0, ignore: Collection[str] = ()):
+        if not (atol >= 0 and rtol >= 0):
+            raise InvalidOption(f"atol={atol!r}, rtol={rtol!r}: pass numbers, 0 or more")
+        if unknown := set(ignore) - set(COMPARED):
+            raise InvalidOption(f"ignore: no such column {sorted(unknown)[0]!r}; there are {', '.join(COMPARED)}")
+        self.atol, self.rtol = atol, rtol
+        self.columns = frozenset(COMPARED) - set(ignore)
+
+    def of(self, episode: Episode, layouts: Any) -> EpisodeComparison:
+        """The comparison with one episode."""
+        return EpisodeComparison(self, episode, layouts)
+
+
+class EpisodeComparison:
+    """What comes of resets and steps, against what is recorded of an episode.
+
+    Attributes:
+        largest: largest difference of what was taken as close.
+    """
+
+    def __init__(self, comparison: Comparison, episode: Episode, layouts: Any):
+        self.largest = 0.0
+        self._atol, self._rtol = comparison.atol, comparison.rtol
+        self._columns = columns = comparison.columns
+        self._layout: Layout = layouts.observations
+        self._names = ["/".join(map(str, leaf.path)) for leaf in self._layout.leaves()]
+        if "observations" in columns:
+            self._observations = episode.observations
+            self._parts = _parts(self._layout, self._observations)
+        self._rewards = episode.rewards if "rewards" in columns else np.empty(0)
+        self._flags = {name: getattr(episode, name) for name in ("terminations", "truncations") if name in columns}
+        self._infos: list[dict[str, Any]] | None = None
+        self._reset_info = episode.reset_info if "infos" in columns else None
+        if self._reset_info is not None:
+            self._infos = _infos(episode)
+
+    def reset(self, observation: Any, info: dict[str, Any]) -> Difference | None:
+        """What a reset returned. The first difference, if there is one."""
+        difference = self._observation(None, 0, observation)
+        if difference is None and self._reset_info is not None:
+            difference = self._info(None, self._reset_info, info)
+        return difference
+
+    def step(
+        self, step: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> Difference | None:
+        """What a step returned. The first difference, if there is one."""
+        difference = self._observation(step, step + 1, observation)
+        if difference is None and "rewards" in self._columns:
+            seen = np.float64(reward) if type(reward) in _PLAIN_NUMBERS else reward
+            difference = self._value(step, "rewards", self._rewards[step], seen)
+        for name, seen in (("terminations", terminated), ("truncations", truncated)):
+            if difference is None and name in self._flags and bool(self._flags[name][step]) != bool(seen):
+                difference = Difference(step, name, (), bool(self._flags[name][step]), bool(seen), None)
+        if difference is None and self._infos is not None:
+            difference = self._info(step, self._infos[step], info)
+        return difference
+
+    def _observation(self, step: int | None, row: int, observation: Any) -> Difference | None:
+        if "observations" not in self._columns:
+            return None
+        if self._parts is None:
+            return self._value(step, "observations", self._observations[row], observation)
+        try:
+            seen = self._layout.split(observation)
+        except LookupError:
+            recorded = [part[row] for part in self._parts]
+            return Difference(step, "observations", (), recorded, observation, None)
+        for name, leaf, part, value in zip(self._names, self._layout.leaves(), self._parts, seen):
+            difference = self._value(step, name, part[row], _as_the_recorder_has_it(value, leaf))
+            if difference is not None:
+                return difference
+        return None
+
+    def _info(self, step: int | None, recorded: dict[str, Any], info: dict[str, Any]) -> Difference | None:
+        for key in recorded:
+            if key not in info:
+                return Difference(step, f"infos/{key}", (), recorded[key], None, None)
+            difference = self._value(step, f"infos/{key}", recorded[key], info[key])
+            if difference is not None:
+                return difference
+        return None
+
+    def _value(self, step: int | None, column: str, recorded: Any, seen: Any) -> Difference | None:
+        seen = plain_array(seen)
+        if not (isinstance(recorded, (np.ndarray, np.generic)) and isinstance(seen, (np.ndarray, np.generic))):
+            if pack_lenient(recorded)[0] == pack_lenient(seen)[0]:
+                return None
+            return Difference(step, column, (), recorded, seen, None)
+        alike = recorded.dtype == seen.dtype and recorded.shape == seen.shape
+        if alike and recorded.tobytes() == seen.tobytes():
+            return None
+        if recorded.shape != seen.shape or not _are_numbers(recorded, seen):
+            return Difference(step, column, (), recorded, seen, None)
+        a, b = np.asarray(recorded), np.asarray(seen)
+        with np.errstate(all="ignore"):
+            distance = np.abs(a.astype(np.float64) - b.astype(np.float64))
+            close = (distance <= self._atol + self._rtol * np.abs(a.astype(np.float64))) | (a == b)
+        close |= (a != a) & (b != b)
+        largest = float(np.nan_to_num(distance, nan=0.0).max(initial=0.0))
+        if (self._atol or self._rtol) and close.all():
+            self.largest = max(self.largest, largest)
+            return None
+        off = ~close if self._atol or self._rtol or not alike else _bits_differ(a, b)
+        at = next((tuple(place) for place in np.argwhere(off).tolist()), ())
+        if a.shape and not at:  # only the dtypes differ
+            return Difference(step, column, (), recorded, seen, largest)
+        return Difference(step, column, at, a[at][()], b[at][()], largest)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} of shape {value.shape}"
+    return str(value) if isinstance(value, np.generic) else f"{value!r:.200}"
+
+
+def _parts(layout: Layout, observations: Any) -> list[Array] | None:
+    """The arrays of the leaves; None where rows had another structure than the space."""
+    try:
+        parts: list[Array] = layout.split(observations)
+    except LookupError:
+        return None
+    return parts
+
+
+def _infos(episode: Episode) -> list[dict[str, Any]] | None:
+    try:
+        return episode.infos
+    except TraceError:
+        return None
+
+
+def _as_the_recorder_has_it(value: Any, leaf: Leaf) -> Any:
+    """A plain integer as a scalar of the space's dtype, if it fits."""
+    if type(value) is int and leaf.dtype is not None and leaf.dtype.kind in "iu" and leaf.shape == ():
+        limits = np.iinfo(leaf.dtype)
+        if limits.min <= value <= limits.max:
+            return leaf.dtype.type(value)
+    return value
+
+
+def _are_numbers(*arrays: Any) -> bool:
+    return all(array.dtype.kind in "biuf" for array in arrays)
+
+
+def _bits_differ(a: Array, b: Array) -> Array:
+    """Which elements have not the same bytes; a NaN may have others, and so may a zero."""
+    width = a.dtype.itemsize
+    bytes_of: Callable[[Array], Array] = lambda x: np.frombuffer(x.tobytes(), np.uint8).reshape(-1, width)  # noqa: E731
+    return np.asarray((bytes_of(a) != bytes_of(b)).any(axis=1)).reshape(a.shape)

@@ -1,0 +1,271 @@
+"""Recorded episodes played again in their environment: each started as it was, and what comes out compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from gym_trace.comparison import Comparison, Difference, EpisodeComparison
+from gym_trace.environment import restore_generator
+from gym_trace.episode import Episode
+from gym_trace.errors import EnvironmentUnavailable
+from gym_trace.playback import Trace
+from gym_trace.stored import StoredWriter
+
+IDENTICAL, CLOSE, DIFFERS, UNVERIFIABLE = "identical", "close", "differs", "unverifiable"
+_ONE_BY_ONE = ("SyncVectorEnv", "AsyncVectorEnv")  # vector environments whose lanes are environments of their own
+
+MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
+Watch = Callable[[gymnasium.Env[Any, Any], int], None]  # given the environment and how many steps it has taken
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out when an episode was played again.
+
+    verdict: "identical" (bit for bit), "close" (within the tolerance), "differs", or "unverifiable".
+    difference: the first one, if it differs.
+    largest: largest difference of a number that was taken as close.
+    reason: why it is unverifiable, or what else there is to say.
+    """
+
+    index: int
+    writer: str
+    episode_id: int
+    lane: int
+    steps: int
+    verdict: str
+    difference: Difference | None = None
+    largest: float = 0.0
+    reason: str = ""
+
+
+class Lane(NamedTuple):
+    """The episodes of one lane of one writer, in the order in which they were recorded.
+
+    indices: of the episodes, or of their parts, in the trace.
+    follows: for each, whether it began where the one before it here had ended, with nothing in between.
+    """
+
+    writer: StoredWriter
+    indices: list[int]
+    follows: list[bool]
+
+
+def lanes_of(trace: Trace) -> list[Lane]:
+    """All lanes of a trace."""
+    table, lanes = trace.episodes, []
+    for number, writer in enumerate(trace.stored):
+        mine = np.flatnonzero(table["writer"] == number)
+        recorder = writer.schema.get("recorder")
+        options: dict[str, Any] = recorder if isinstance(recorder, dict) else {}
+        gapless = not any(options.get(name) for name in ("episode_filter", "frame_filter", "reward_classes"))
+        for lane in np.unique(table["lane"][mine]).tolist():
+            indices = mine[table["lane"][mine] == lane]
+            indices = indices[np.lexsort((table["first_step"][indices], table["episode_id"][indices]))]
+            rows = table[indices]
+            whole = (rows["first_step"] == 0) & (rows["outcome"] != "lost")
+            next_id = np.diff(rows["episode_id"]) == 1 if "num_envs" not in options else True
+            follows = np.append(False, gapless & whole[:-1] & (rows["first_step"][1:] == 0) & next_id)
+            lanes.append(Lane(writer, indices.tolist(), follows.tolist()))
+    return lanes
+
+
+def recorded_environment(writer: StoredWriter) -> dict[str, Any]:
+    """What a writer says of its environment."""
+    description = writer.schema.get("environment")
+    return description if isinstance(description, dict) else {}
+
+
+def inseparable(writer: StoredWriter) -> str:
+    """Why no lane of a vector environment can be played by itself; empty if it can."""
+    described, recorder = recorded_environment(writer), writer.schema.get("recorder")
+    if not (isinstance(recorder, dict) and "num_envs" in recorder):
+        return ""
+    name = str(described.get("class")).rpartition(".")[2]
+    if name not in _ONE_BY_ONE:
+        return f"{name} steps all its lanes together: none of them can be played by itself"
+    if described.get("wrappers"):
+        return f"{described['wrappers'][0]} was around all its lanes: none of them can be played by itself"
+    return ""
+
+
+class _Simulation:
+    """An environment that episodes are played in, and where it stands."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]):
+        self.env = env
+        self.after: int | None = None  # it stands where the episode at this position of the lane had ended
+        self.origin = 0  # the position from which on it has played all of them
+
+
+class LaneReplay:
+    """Plays episodes of a lane in an environment, best in their order.
+
+    An episode is started as it was: with its seed and options, or with the state that the environment's generator had
+    before an unseeded reset. Some environments have more randomness than that, or carry something from episode to
+    episode. So where an episode comes out differently, or nothing is known of how it began, it is played again after
+    all episodes before it: from the last seeded one on, then from the first one on.
+    """
+
+    def __init__(self, trace: Trace, lane: Lane, make: MakeEnv, comparison: Comparison):
+        self._trace, self._lane, self._make, self._comparison = trace, lane, make, comparison
+        self._simulation: _Simulation | None = None
+        self._hopeful = True  # that playing what was before may help
+
+    def close(self) -> None:
+        if self._simulation is not None:
+            self._simulation.env.close()
+            self._simulation = None
+
+    def play(self, position: int) -> Verdict:
+        """Plays the episode at a position of the lane. Raises EnvironmentUnavailable."""
+        episode = self._episode(position)
+        if episode.first_step:
+            return verdict_on(episode, UNVERIFIABLE, reason="steps before it were left out or lost")
+        simulation = self._simulation or self._fresh()
+        origin = simulation.origin if self._stands_before(simulation, position) else position
+        verdict = None
+        if _is_restorable(episode) or origin < position:
+            verdict = self._attempt(simulation, position, episode)
+        for earlier in self._origins(origin):
+            if verdict is None or (verdict.verdict == DIFFERS and self._hopeful):
+                verdict = self._played_from(earlier, position) or verdict
+        if verdict is None:
+            return verdict_on(episode, UNVERIFIABLE, reason="it was reset without a seed, and no state was recorded")
+        return self._doubted(episode, verdict) if verdict.verdict == DIFFERS else verdict
+
+    def film(self, position: int, watch: Watch) -> Verdict:
+        """As play(); watch is called once after the reset and after each step, in the way that comes out right."""
+        verdict = self.play(position)
+        simulation = self._simulation
+        right = simulation is not None and simulation.after == position
+        origin = simulation.origin if simulation is not None and right else position
+        if verdict.verdict != UNVERIFIABLE:
+            self._played_from(origin, position, watch)
+        return verdict
+
+    # -- how to get there ---------------------------------------------------------------------------------------------
+
+    def _episode(self, position: int) -> Episode:
+        return self._trace[self._lane.indices[position]]
+
+    def _fresh(self) -> _Simulation:
+        self.close()
+        self._simulation = _Simulation(self._make())
+        return self._simulation
+
+    def _stands_before(self, simulation: _Simulation, position: int) -> bool:
+        return self._lane.follows[position] and simulation.after == position - 1
+
+    def _origins(self, position: int) -> Iterator[int]:
+        """From where on else to play the episodes before: from the last seeded one, from the first of all."""
+        first = position
+        while self._lane.follows[first]:
+            first -= 1
+            if self._episode(first).seed is not None:
+                yield first
+                break
+        seeded = first
+        while self._lane.follows[first]:
+            first -= 1
+        if first < seeded or (first < position and self._episode(first).seed is None):
+            yield first
+
+    def _played_from(self, origin: int, position: int, watch: Watch | None = None) -> Verdict | None:
+        """The verdict on an episode after all from origin on, or None if one of these does not come out right."""
+        if not _is_restorable(self._episode(origin)):
+            return None
+        simulation = self._fresh()
+        for before in range(origin, position):
+            if self._attempt(simulation, before, self._episode(before)).verdict == DIFFERS:
+                return None
+        return self._attempt(simulation, position, self._episode(position), watch)
+
+    def _doubted(self, episode: Episode, verdict: Verdict) -> Verdict:
+        """A verdict of "differs", unless the environment does not even agree with itself."""
+        self._hopeful = False
+        if not _is_restorable(episode):
+            return verdict
+        first, second = (self._attempt(self._fresh(), -1, episode) for _ in range(2))
+        self.close()
+        if first.verdict != DIFFERS:
+            return first
+        if str(first.difference) == str(second.difference):
+            return verdict
+        if episode.seed is not None:
+            return replace(verdict, reason="two replays differ from each other, too: it is not deterministic")
+        reason = "two replays of it differ: it has randomness that neither seed nor generator state brings back"
+        return verdict_on(episode, UNVERIFIABLE, reason=reason)
+
+    # -- playing ------------------------------------------------------------------------------------------------------
+
+    def _attempt(self, simulation: _Simulation, position: int, episode: Episode, watch: Watch | None = None) -> Verdict:
+        if not self._stands_before(simulation, position):
+            simulation.origin = position
+        simulation.after = None
+        seen = self._comparison.of(episode, self._lane.writer.layouts)
+        try:
+            difference = self._simulate(simulation.env, episode, seen, watch)
+        except EnvironmentUnavailable as error:
+            return verdict_on(episode, UNVERIFIABLE, reason=str(error))
+        if difference is not None:
+            return verdict_on(episode, DIFFERS, difference=difference, largest=seen.largest)
+        simulation.after = position
+        return verdict_on(episode, CLOSE if seen.largest else IDENTICAL, largest=seen.largest)
+
+    def _simulate(
+        self, env: gymnasium.Env[Any, Any], episode: Episode, seen: EpisodeComparison, watch: Watch | None
+    ) -> Difference | None:
+        """The first difference; with someone watching it goes on to the end."""
+        if episode.seed is None and episode.rng_state is not None:
+            restore_generator(env.unwrapped, episode.rng_state)
+        try:
+            told: Any = env.reset(seed=episode.seed, options=deepcopy(episode.options))
+        except Exception as error:  # other people's code: what it does is what we are asked to tell
+            return _raised(None, error)
+        first = seen.reset(*told)
+        if watch is not None:
+            watch(env, 0)
+        actions = episode.actions
+        for step in range(len(episode)):
+            if first is not None and watch is None:
+                break
+            try:
+                told = env.step(_row(actions, step))
+            except Exception as error:  # as above
+                return first or _raised(step, error)
+            first = first or seen.step(step, *told)
+            if watch is not None:
+                watch(env, step + 1)
+        return first
+
+
+def _raised(step: int | None, error: Exception) -> Difference:
+    return Difference(step, "error", (), None, f"{type(error).__name__}: {error}", None)
+
+
+def _is_restorable(episode: Episode) -> bool:
+    return not episode.first_step and (episode.seed is not None or episode.rng_state is not None)
+
+
+def _row(tree: Any, index: int) -> Any:
+    """One value of a batch, whose arrays are the environment's to keep."""
+    if isinstance(tree, dict):
+        return {key: _row(value, index) for key, value in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_row(value, index) for value in tree)
+    row = tree[index]
+    return row.copy() if isinstance(row, np.ndarray) else row
+
+
+def verdict_on(episode: Episode, verdict: str, **more: Any) -> Verdict:
+    """A verdict; more: its other fields."""
+    return Verdict(
+        episode.index, episode.writer, episode.episode_id, episode.lane, len(episode), verdict, **more
+    )  # fmt: skip

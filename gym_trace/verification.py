@@ -1,0 +1,165 @@
+"""Whether recorded episodes can be replayed: every one of them, in this process or in several."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any
+
+from gym_trace.comparison import Comparison
+from gym_trace.environment import installed_versions, make_environment, packages_of
+from gym_trace.errors import InvalidOption
+from gym_trace.playback import Trace, open_trace
+from gym_trace.replay import (
+    UNVERIFIABLE,
+    Lane,
+    LaneReplay,
+    MakeEnv,
+    Verdict,
+    inseparable,
+    lanes_of,
+    recorded_environment,
+    verdict_on,
+)  # fmt: skip
+
+_PART = 50  # episodes that a worker takes at a time, where they can be started one by one
+
+
+def verify_trace(
+    directory: str | os.PathLike[str],
+    *,
+    make_env: MakeEnv | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    episodes: Collection[int] | None = None,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    ignore: Collection[str] = (),
+    workers: int = 1,
+    allow_import: bool = False,
+    imports: Sequence[str] = (),
+) -> Iterator[Verdict]:
+    """Plays recorded episodes again in their environment and compares all that comes out. Yields a verdict each.
+
+    Args:
+        make_env: makes the environment; None: what the trace says was recorded. With several workers it has to be
+            picklable, such as a function of a module.
+        env_kwargs: override the recorded arguments of the environment.
+        episodes: indices in the trace of those to play; None: all.
+        atol, rtol: what counts as close; both 0: bit for bit, see comparison.Comparison.
+        ignore: what is not compared: "observations", "rewards", "terminations", "truncations" or "infos".
+        workers: processes to play in.
+        allow_import: import modules that only the trace names. Trust the trace before you do.
+        imports: modules to import first, such as those that register environments.
+
+    Raises:
+        EnvironmentUnavailable: the environment cannot be made here; says why.
+        InvalidOption, TraceNotFound, CorruptTrace
+    """
+    comparison = Comparison(atol, rtol, ignore)
+    if workers < 1:
+        raise InvalidOption(f"workers={workers}: pass 1 or more")
+    _import_all(imports)
+    trace = open_trace(directory)
+    wanted = set(range(len(trace))) if episodes is None else set(episodes)
+    if not wanted <= set(range(len(trace))):
+        raise InvalidOption(f"episodes: the trace has {len(trace)} episodes, 0 to {len(trace) - 1}")
+    settings = {"allow_import": allow_import, **(env_kwargs or {})}
+    work = partial(_verdicts, comparison=comparison, make_env=make_env, settings=settings)
+    return _in_turn(trace, wanted, work) if workers == 1 else _at_once(trace, wanted, work, workers, imports)
+
+
+def differing_versions(trace: Trace) -> dict[str, tuple[str, str | None]]:
+    """By package, the version that recorded and the one that is installed, where these are not the same."""
+    recorded: dict[str, str] = {}
+    for writer in trace.stored:
+        versions = writer.schema.get("versions")
+        recorded |= versions if isinstance(versions, dict) else {}
+    installed = installed_versions(recorded)
+    return {name: (old, installed[name]) for name, old in recorded.items() if installed[name] != old}
+
+
+def _in_turn(trace: Trace, wanted: set[int], work: Any) -> Iterator[Verdict]:
+    for lane in lanes_of(trace):
+        yield from work(trace, lane, [i for i, index in enumerate(lane.indices) if index in wanted])
+
+
+def _at_once(
+    trace: Trace, wanted: set[int], work: Any, workers: int, imports: Sequence[str]
+) -> Iterator[Verdict]:  # fmt: skip
+    parts = []
+    for number, lane in enumerate(lanes_of(trace)):
+        positions = [i for i, index in enumerate(lane.indices) if index in wanted]
+        parts += [(number, part) for part in _parts(trace, lane, positions)]
+    named = {name for writer in trace.stored for name in packages_of(recorded_environment(writer))}
+    modules = [*imports, *(name for name in named if name in sys.modules)]
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(
+        min(workers, max(1, len(parts))),
+        context,
+        initializer=_open_in_worker,
+        initargs=(os.fspath(trace.directory), modules),
+    )
+    with pool:
+        try:
+            for verdicts in pool.map(partial(_work, work), *zip(*parts)) if parts else ():
+                yield from verdicts
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _parts(trace: Trace, lane: Lane, positions: list[int]) -> Iterator[list[int]]:
+    """positions in runs for one worker each: runs begin where an episode can be started by itself."""
+    part: list[int] = []
+    for position in positions:
+        if len(part) >= _PART and (trace[lane.indices[position]].seed is not None or not lane.follows[position]):
+            yield part
+            part = []
+        part.append(position)
+    if part:
+        yield part
+
+
+def _verdicts(
+    trace: Trace,
+    lane: Lane,
+    positions: Iterable[int],
+    comparison: Comparison,
+    make_env: MakeEnv | None,
+    settings: dict[str, Any],
+) -> Iterator[Verdict]:
+    reason = "" if make_env else inseparable(lane.writer)
+    if reason:
+        yield from (verdict_on(trace[lane.indices[p]], UNVERIFIABLE, reason=reason) for p in positions)
+        return
+    make = make_env or partial(make_environment, recorded_environment(lane.writer), **settings)
+    replay = LaneReplay(trace, lane, make, comparison)
+    try:
+        for position in positions:
+            yield replay.play(position)
+    finally:
+        replay.close()
+
+
+# -- in workers -------------------------------------------------------------------------------------------------------
+
+_worker: dict[str, Any] = {}
+
+
+def _import_all(names: Iterable[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+
+
+def _open_in_worker(directory: str, modules: Sequence[str]) -> None:
+    _import_all(modules)
+    trace = open_trace(directory)
+    _worker.update(trace=trace, lanes=lanes_of(trace))
+
+
+def _work(work: Any, number: int, positions: list[int]) -> list[Verdict]:
+    return list(work(_worker["trace"], _worker["lanes"][number], positions))

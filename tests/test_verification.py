@@ -1,0 +1,259 @@
+"""Recorded episodes played again in their environment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from zoo import CountingEnv
+
+from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
+from gym_trace.comparison import Difference
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption
+from gym_trace.replay import Verdict
+
+PLAIN = [
+    "CartPole-v1",
+    "MountainCar-v0",
+    "MountainCarContinuous-v0",
+    "Pendulum-v1",
+    "Acrobot-v1",
+    "Blackjack-v1",
+    "FrozenLake-v1",
+    "FrozenLake8x8-v1",
+    "CliffWalking-v1",
+    "Taxi-v3" if "Taxi-v4" not in gymnasium.registry else "Taxi-v4",
+]
+
+
+class Inner(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Does something else than the environment at one step."""
+
+    def __init__(self, env: Any, episode: int, step: int, act: Any = None, reward: Any = None):
+        super().__init__(env)
+        self.place, self.act, self.pay = (episode, step), act, reward
+        self.now = [-1, 0]
+
+    def reset(self, **options: Any) -> Any:
+        self.now = [self.now[0] + 1, -1]
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self.now[1] += 1
+        here = tuple(self.now) == self.place
+        observation, reward, *rest = super().step(self.act(action) if here and self.act else action)
+        return (observation, self.pay(reward) if here and self.pay else reward, *rest)
+
+
+class Forgetful(CountingEnv):
+    """What nobody can repeat."""
+
+    drawn = 0
+
+    def step(self, action: Any) -> Any:
+        Forgetful.drawn += 1
+        observation, _, *rest = super().step(action)
+        return (observation, float(Forgetful.drawn), *rest)
+
+
+def record(env: Any, directory: Path, episodes: int, steps: int = 60, seeded: int = 3, **options: Any) -> Path:
+    """Some episodes, every so many of them seeded, the others not; none longer than so many steps."""
+    recorder = TraceRecordingWrapper(env, directory, **options)
+    recorder.action_space.seed(1)
+    for episode in range(episodes):
+        recorder.reset(seed=episode if seeded and episode % seeded == 0 else None)
+        for _ in range(steps):
+            _, _, terminated, truncated, _ = recorder.step(recorder.action_space.sample())
+            if terminated or truncated:
+                break
+    recorder.close()
+    return directory
+
+
+def verdicts(directory: Path, **options: Any) -> list[str]:
+    return [verdict.verdict for verdict in verify_trace(directory, **options)]
+
+
+def only_difference(directory: Path, **options: Any) -> tuple[Verdict, Difference]:
+    (odd,) = [verdict for verdict in verify_trace(directory, **options) if verdict.verdict != "identical"]
+    assert odd.verdict == "differs"
+    assert odd.difference is not None
+    return odd, odd.difference
+
+
+@pytest.mark.parametrize("env_id", PLAIN)
+def test_episodes_are_identical_seeded_or_not_with_infos(tmp_path: Path, env_id: str) -> None:
+    record(gymnasium.make(env_id), tmp_path, episodes=50, steps=30, record_infos=True)
+    assert verdicts(tmp_path) == ["identical"] * 50
+
+
+def test_an_unseeded_episode_can_be_verified_by_itself(tmp_path: Path) -> None:
+    record(gymnasium.make("CartPole-v1"), tmp_path, episodes=8, seeded=0)
+    assert verdicts(tmp_path, episodes=[6]) == ["identical"]
+
+
+def test_mujoco_is_identical(tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    record(gymnasium.make("HalfCheetah-v5"), tmp_path, episodes=6)
+    assert verdicts(tmp_path) == ["identical"] * 6
+
+
+def test_minigrid_is_identical(tmp_path: Path) -> None:
+    gymnasium.register_envs(pytest.importorskip("minigrid"))
+    record(gymnasium.make("MiniGrid-Empty-5x5-v0"), tmp_path, episodes=6)
+    assert verdicts(tmp_path) == ["identical"] * 6
+
+
+def test_what_has_randomness_of_its_own_is_played_from_the_last_seeded_episode_on(tmp_path: Path) -> None:
+    gymnasium.register_envs(pytest.importorskip("ale_py"))
+    env = gymnasium.make("ALE/Pong-v5", repeat_action_probability=0.25)
+    record(env, tmp_path, episodes=5, steps=100, seeded=4)
+    assert verdicts(tmp_path) == ["identical"] * 5
+    assert verdicts(tmp_path, episodes=[3]) == ["identical"]
+
+
+def test_what_wrappers_carry_from_episode_to_episode_is_there_again(tmp_path: Path) -> None:
+    env = gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1"))
+    record(env, tmp_path, episodes=6, seeded=1)
+    assert verdicts(tmp_path) == ["identical"] * 6
+    assert verdicts(tmp_path, episodes=[5]) == ["identical"]
+
+
+def test_a_reward_that_is_one_ulp_off_is_found(tmp_path: Path) -> None:
+    record(Inner(gymnasium.make("Pendulum-v1"), 2, 17, reward=lambda r: float(np.nextafter(r, 1))), tmp_path, 5)
+    odd, difference = only_difference(tmp_path, make_env=partial(gymnasium.make, "Pendulum-v1"))
+    assert (odd.index, difference.step, difference.column) == (2, 17, "rewards")
+    assert difference.recorded == np.nextafter(difference.seen, 1)
+    assert difference.largest == difference.recorded - difference.seen
+
+
+def test_another_action_than_recorded_is_found_at_its_step(tmp_path: Path) -> None:
+    record(Inner(gymnasium.make("CartPole-v1"), 3, 4, act=lambda action: 1 - action), tmp_path, 5)
+    odd, difference = only_difference(tmp_path, make_env=partial(gymnasium.make, "CartPole-v1"))
+    assert (odd.index, difference.step, difference.column) == (3, 4, "observations")
+    assert difference.at == (1,)
+    assert odd.steps > 4
+
+
+def test_another_gravity_is_found(tmp_path: Path) -> None:
+    record(gymnasium.make("Pendulum-v1", g=10.0), tmp_path, 2)
+    found = list(verify_trace(tmp_path, env_kwargs={"g": 9.81}))
+    assert [verdict.verdict for verdict in found] == ["differs", "differs"]
+    assert [verdict.difference and verdict.difference.step for verdict in found] == [0, 0]
+    assert "at step 0, observations[" in str(found[0].difference)
+
+
+def test_what_is_within_the_tolerance_is_close(tmp_path: Path) -> None:
+    record(gymnasium.make("Pendulum-v1", g=10.0), tmp_path, 1, steps=5)
+    (verdict,) = verify_trace(tmp_path, env_kwargs={"g": 10.0 + 1e-6}, atol=1e-3)
+    assert verdict.verdict == "close"
+    assert 0 < verdict.largest < 1e-3
+
+
+def test_columns_that_are_ignored_are_not_compared(tmp_path: Path) -> None:
+    record(Inner(gymnasium.make("CartPole-v1"), 0, 3, reward=lambda r: r + 1), tmp_path, 1)
+    make = partial(gymnasium.make, "CartPole-v1")
+    assert verdicts(tmp_path, make_env=make) == ["differs"]
+    assert verdicts(tmp_path, make_env=make, ignore=["rewards"]) == ["identical"]
+    with pytest.raises(InvalidOption, match="no such column"):
+        list(verify_trace(tmp_path, ignore=["reward"]))
+
+
+def test_an_environment_that_does_not_agree_with_itself_is_said_to_be_so(tmp_path: Path) -> None:
+    record(Forgetful(length=4), tmp_path, 2, seeded=2)
+    first, second = verify_trace(tmp_path, make_env=lambda: Forgetful(length=4))
+    assert first.verdict == "differs"
+    assert "not deterministic" in first.reason
+    assert second.verdict == "unverifiable"
+    assert "neither seed nor generator state" in second.reason
+
+
+def test_an_environment_that_raises_differs(tmp_path: Path) -> None:
+    record(CountingEnv(length=9), tmp_path, 1)
+
+    def fails(action: Any) -> Any:
+        raise RuntimeError("out of coffee")
+
+    (verdict,) = verify_trace(tmp_path, make_env=lambda: Inner(CountingEnv(length=9), 0, 3, act=fails))
+    assert verdict.verdict == "differs"
+    assert "RuntimeError: out of coffee" in str(verdict.difference)
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_lanes_of_a_vector_run_are_verified_one_by_one(tmp_path: Path, kind: Callable[..., Any], mode: str) -> None:
+    vector = pytest.importorskip("gymnasium.vector", minversion=None)
+    if not hasattr(vector, "AutoresetMode"):
+        pytest.skip("needs gymnasium 1.1")
+    from gym_trace import TraceRecordingVectorWrapper
+
+    name = "sync" if kind is SyncVectorEnv else "async"
+    options = {"autoreset_mode": vector.AutoresetMode[mode]}
+    envs = TraceRecordingVectorWrapper(
+        gymnasium.make_vec("CartPole-v1", 3, vectorization_mode=name, vector_kwargs=options), tmp_path
+    )
+    envs.action_space.seed(1)
+    envs.reset(seed=5)
+    for _ in range(100):
+        envs.step(envs.action_space.sample())
+    envs.close()
+    found = verdicts(tmp_path)
+    assert len(found) > 6
+    assert set(found) == {"identical"}
+
+
+def test_lanes_that_are_stepped_together_are_said_to_be_unverifiable(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium.vector")
+    if not hasattr(gymnasium.vector, "AutoresetMode"):
+        pytest.skip("needs gymnasium 1.1")
+    from gym_trace import TraceRecordingVectorWrapper
+
+    envs = TraceRecordingVectorWrapper(
+        gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"), tmp_path
+    )
+    envs.reset(seed=5)
+    envs.step(envs.action_space.sample())
+    envs.close()
+    found = list(verify_trace(tmp_path))
+    assert {verdict.verdict for verdict in found} == {"unverifiable"}
+    assert "CartPoleVectorEnv steps all its lanes together" in found[0].reason
+
+
+def test_a_part_that_begins_in_mid_episode_is_unverifiable(tmp_path: Path) -> None:
+    record(gymnasium.make("Pendulum-v1"), tmp_path, 1, steps=20, frame_filter=lambda step: step != 7)
+    assert verdicts(tmp_path) == ["identical", "unverifiable"]
+
+
+def test_workers_come_to_the_same_verdicts(tmp_path: Path) -> None:
+    record(Inner(gymnasium.make("CartPole-v1"), 61, 4, act=lambda action: 1 - action), tmp_path, 130, steps=6)
+    make = partial(gymnasium.make, "CartPole-v1")
+    one, two = ({v.index: v.verdict for v in verify_trace(tmp_path, make_env=make, workers=n)} for n in (1, 2))
+    assert one == two
+    assert [index for index, verdict in one.items() if verdict == "differs"] == [61]
+
+
+def test_an_environment_that_cannot_be_made_is_an_error_that_says_why(tmp_path: Path) -> None:
+    record(CountingEnv(length=3), tmp_path, 1)
+    with pytest.raises(EnvironmentUnavailable, match="make it yourself"):
+        list(verify_trace(tmp_path))
+
+
+def test_a_replay_recorded_again_is_the_same_trace(tmp_path: Path) -> None:
+    record(gymnasium.make("CartPole-v1"), tmp_path / "a", 3)
+    first = open_trace(tmp_path / "a")
+    recorder = TraceRecordingWrapper(first.make_env(), tmp_path / "b")
+    for episode in first:
+        recorder.reset(seed=episode.seed)
+        if episode.seed is None:
+            recorder.unwrapped.np_random.bit_generator.state = episode.rng_state
+            recorder.reset()
+        for action in episode.actions:
+            recorder.step(action)
+    recorder.close()
+    assert verdicts(tmp_path / "b") == verdicts(tmp_path / "a") + ["identical"] * 2
