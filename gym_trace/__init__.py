@@ -6,11 +6,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gym_trace import errors
+from gym_trace.registration import register_when_loaded
 
 if TYPE_CHECKING:
     from gym_trace.episode import Episode
     from gym_trace.playback import Trace, open_trace, scan_recorded_traces
     from gym_trace.recovery import check_trace, repair_trace
+    from gym_trace.replay_env import ReplayEnv
     from gym_trace.rollout import record_episodes
     from gym_trace.statistics import summarize
     from gym_trace.vector_wrappers import TraceRecordingVectorWrapper
@@ -22,6 +24,7 @@ __version__ = "0.1.0"
 # Loaded when first asked for, so that "gym-trace --help" does not wait for gymnasium.
 _HOMES = {
     "Episode": "gym_trace.episode",
+    "ReplayEnv": "gym_trace.replay_env",
     "Trace": "gym_trace.playback",
     "TraceRecordingVectorWrapper": "gym_trace.vector_wrappers",
     "TraceRecordingWrapper": "gym_trace.wrappers",
@@ -36,6 +39,7 @@ _HOMES = {
 
 __all__ = [
     "Episode",
+    "ReplayEnv",
     "Trace",
     "TraceRecordingVectorWrapper",
     "TraceRecordingWrapper",
@@ -60,3 +64,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
+
+
+register_when_loaded()

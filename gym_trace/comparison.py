@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.episode import Episode
-from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.episode import Episode, infos_of
+from gym_trace.errors import InvalidOption
 from gym_trace.layout import Layout, Leaf
 from gym_trace.values import Array, pack_lenient, plain_array
 
@@ -89,7 +89,7 @@ class EpisodeComparison:
         self._infos: list[dict[str, Any]] | None = None
         self._reset_info = episode.reset_info if "infos" in columns else None
         if self._reset_info is not None:
-            self._infos = _infos(episode)
+            self._infos = infos_of(episode)
 
     def reset(self, observation: Any, info: dict[str, Any]) -> Difference | None:
         """What a reset returned. The first difference, if there is one."""
@@ -178,13 +178,6 @@ def _parts(layout: Layout, observations: Any) -> list[Array] | None:
     except LookupError:
         return None
     return parts
-
-
-def _infos(episode: Episode) -> list[dict[str, Any]] | None:
-    try:
-        return episode.infos
-    except TraceError:
-        return None
 
 
 def _as_the_recorder_has_it(value: Any, leaf: Leaf) -> Any:

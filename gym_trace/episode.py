@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import TraceError
+from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.values import Array
 
 OUTCOMES = ("lost", "terminated", "truncated", "cut", "closed")  # by their number in the fragment table
@@ -161,6 +161,16 @@ class Episode:
     def annotations(self) -> dict[str, Array]:
         """By name, (N, …) arrays; None in a row without a value."""
         return dict(self._column("annotations"))
+
+
+def infos_of(episode: Episode) -> list[dict[str, Any]] | None:
+    """The infos of an episode, None if they were not recorded."""
+    try:
+        return episode.infos
+    except TraceError as error:
+        if isinstance(error, CorruptTrace):
+            raise
+        return None
 
 
 def _time(value: Any) -> int | None:

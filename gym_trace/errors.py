@@ -5,8 +5,10 @@ TraceError
 ├── TraceExists          there is a trace already and on_exist="error"
 ├── CorruptTrace         bytes that do not check; carries .path and .offset
 ├── UnsupportedTrace     a format version or feature this release does not know
+├── UnreadableRecording  an old recording (see gym_trace.interop) that is damaged, or is not safe to read
 ├── RecordingError       the trace could not be written (its __cause__ says why)
 ├── UnstorableValue      a value that cannot be stored exactly without pickle
+├── ReplayDiverged       an agent did not act as recorded, and was not to
 ├── InvalidOption        an argument that does not make sense
 └── EnvironmentUnavailable   the recorded environment cannot be made here
 """
@@ -20,9 +22,11 @@ __all__ = [
     "EnvironmentUnavailable",
     "InvalidOption",
     "RecordingError",
+    "ReplayDiverged",
     "TraceError",
     "TraceExists",
     "TraceNotFound",
+    "UnreadableRecording",
     "UnstorableValue",
     "UnsupportedTrace",
 ]
@@ -67,12 +71,20 @@ class UnsupportedTrace(TraceError):
     """The trace needs a newer gym-trace."""
 
 
+class UnreadableRecording(TraceError):
+    """A recording of another package is damaged, or of a kind that is never read, such as pickles."""
+
+
 class RecordingError(TraceError):
     """The trace could not be written; what was written before can be read."""
 
 
 class UnstorableValue(TraceError, TypeError):
     """A value that has no exact form in a trace."""
+
+
+class ReplayDiverged(TraceError):
+    """An action is not the one that was recorded."""
 
 
 class InvalidOption(TraceError, ValueError):

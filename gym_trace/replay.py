@@ -16,6 +16,7 @@ from gym_trace.episode import Episode
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback import Trace
 from gym_trace.stored import StoredWriter
+from gym_trace.values import row_of
 
 IDENTICAL, CLOSE, DIFFERS, UNVERIFIABLE = "identical", "close", "differs", "unverifiable"
 _ONE_BY_ONE = ("SyncVectorEnv", "AsyncVectorEnv")  # vector environments whose lanes are environments of their own
@@ -237,7 +238,7 @@ class LaneReplay:
             if first is not None and watch is None:
                 break
             try:
-                told = env.step(_row(actions, step))
+                told = env.step(row_of(actions, step))
             except Exception as error:  # as above
                 return first or _raised(step, error)
             first = first or seen.step(step, *told)
@@ -252,16 +253,6 @@ def _raised(step: int | None, error: Exception) -> Difference:
 
 def _is_restorable(episode: Episode) -> bool:
     return not episode.first_step and (episode.seed is not None or episode.rng_state is not None)
-
-
-def _row(tree: Any, index: int) -> Any:
-    """One value of a batch, whose arrays are the environment's to keep."""
-    if isinstance(tree, dict):
-        return {key: _row(value, index) for key, value in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(_row(value, index) for value in tree)
-    row = tree[index]
-    return row.copy() if isinstance(row, np.ndarray) else row
 
 
 def verdict_on(episode: Episode, verdict: str, **more: Any) -> Verdict:

@@ -284,3 +284,13 @@ def _one_by_one(items: list[Any]) -> Array:
     for i, item in enumerate(items):
         array[i] = item
     return array
+
+
+def row_of(batch: Any, index: int) -> Any:
+    """One value of a batch of arrays, or dicts and tuples of them; its arrays are the caller's own."""
+    if isinstance(batch, dict):
+        return {key: row_of(value, index) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(row_of(value, index) for value in batch)
+    row = batch[index]
+    return row.copy() if isinstance(row, np.ndarray) else row

@@ -19,12 +19,14 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 
 # From the bottom up. A module imports from its own layer and from those below.
 LAYERS = [
-    {"errors", "values", "layout", "frames", "spaces", "episode", "environment", "filters", "distributions"},
+    {"errors", "values", "layout", "frames", "spaces", "episode", "environment", "filters", "distributions"}
+    | {"registration"},
     {"format"},
-    {"table", "blocks", "encoder", "starts", "lanes", "chunks", "writing", "forks"}
+    {"table", "blocks", "encoder", "starts", "lane_events", "lane_filters", "lanes", "chunks", "writing", "forks"}
     | {"recorder", "recording", "lane_recording", "assembly", "stored", "examination"},
     {"opening", "wrappers", "vector_wrappers", "playback", "recovery"},
-    {"statistics", "description", "rollout", "replay"},
+    {"comparison", "statistics", "description", "rollout", "replay", "replay_env"},
+    {"verification"},
 ]
 NEVER_LOADED = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "ctypes"}
 NEVER_CALLED = {"eval", "exec", "compile", "__import__", "breakpoint", "print"}
