@@ -9,7 +9,9 @@ from gym_trace import errors
 from gym_trace.registration import register_when_loaded
 
 if TYPE_CHECKING:
+    from gym_trace.diff import diff_traces
     from gym_trace.episode import Episode
+    from gym_trace.interop.results import load_results
     from gym_trace.playback import Trace, open_trace, scan_recorded_traces
     from gym_trace.recovery import check_trace, repair_trace
     from gym_trace.replay_env import ReplayEnv
@@ -29,6 +31,8 @@ _HOMES = {
     "TraceRecordingVectorWrapper": "gym_trace.vector_wrappers",
     "TraceRecordingWrapper": "gym_trace.wrappers",
     "check_trace": "gym_trace.recovery",
+    "diff_traces": "gym_trace.diff",
+    "load_results": "gym_trace.interop.results",
     "open_trace": "gym_trace.playback",
     "record_episodes": "gym_trace.rollout",
     "repair_trace": "gym_trace.recovery",
@@ -44,7 +48,9 @@ __all__ = [
     "TraceRecordingVectorWrapper",
     "TraceRecordingWrapper",
     "check_trace",
+    "diff_traces",
     "errors",
+    "load_results",
     "open_trace",
     "record_episodes",
     "repair_trace",

@@ -12,7 +12,6 @@ from gym_trace.errors import InvalidOption
 from gym_trace.layout import Layout, Leaf
 from gym_trace.values import Array, pack_lenient, plain_array
 
-COMPARED = ("observations", "rewards", "terminations", "truncations", "infos")
 _PLAIN_NUMBERS = (bool, int, float, np.float64)
 
 
@@ -34,13 +33,17 @@ class Difference(NamedTuple):
     largest: float | None
 
     def __str__(self) -> str:
+        return self.told()
+
+    def told(self, first: str = "recorded", second: str = "seen") -> str:
+        """In words: where, and what first and second are."""
         where = "at the reset" if self.step is None else f"at step {self.step}"
         if self.column == "error":
             return f"{where}: {self.seen}"
         at = f"[{', '.join(map(str, self.at))}]" if self.at else ""
         more = "" if not self.at or self.largest is None else f", largest difference {self.largest:.3g}"
-        recorded, seen = _shown(self.recorded), _shown(self.seen)
-        return f"{where}, {self.column}{at}: recorded {recorded}, seen {seen}{more}"
+        values = f"{first} {_shown(self.recorded)}, {second} {_shown(self.seen)}"
+        return f"{where}, {self.column}{at}: {values}{more}"
 
 
 class Comparison:
@@ -49,19 +52,21 @@ class Comparison:
     Args:
         atol, rtol: numbers count as close where abs(recorded - seen) <= atol + rtol * abs(recorded). Both 0: bit for
             bit, and dtypes and shapes likewise.
-        ignore: columns that are not compared, of COMPARED.
+        ignore: columns that are not compared, of COLUMNS.
 
     Raises:
         InvalidOption
     """
 
+    COLUMNS = ("observations", "rewards", "terminations", "truncations", "infos")
+
     def __init__(self, atol: float = 0.0, rtol: float = 0.0, ignore: Collection[str] = ()):
         if not (atol >= 0 and rtol >= 0):
             raise InvalidOption(f"atol={atol!r}, rtol={rtol!r}: pass numbers, 0 or more")
-        if unknown := set(ignore) - set(COMPARED):
-            raise InvalidOption(f"ignore: no such column {sorted(unknown)[0]!r}; there are {', '.join(COMPARED)}")
+        if unknown := set(ignore) - set(self.COLUMNS):
+            raise InvalidOption(f"ignore: no such column {sorted(unknown)[0]!r}; there are {', '.join(self.COLUMNS)}")
         self.atol, self.rtol = atol, rtol
-        self.columns = frozenset(COMPARED) - set(ignore)
+        self.columns = frozenset(self.COLUMNS) - set(ignore)
 
     def of(self, episode: Episode, layouts: Any) -> EpisodeComparison:
         """The comparison with one episode."""
@@ -105,7 +110,7 @@ class EpisodeComparison:
         difference = self._observation(step, step + 1, observation)
         if difference is None and "rewards" in self._columns:
             seen = np.float64(reward) if type(reward) in _PLAIN_NUMBERS else reward
-            difference = self._value(step, "rewards", self._rewards[step], seen)
+            difference = self.value(step, "rewards", self._rewards[step], seen)
         for name, seen in (("terminations", terminated), ("truncations", truncated)):
             if difference is None and name in self._flags and bool(self._flags[name][step]) != bool(seen):
                 difference = Difference(step, name, (), bool(self._flags[name][step]), bool(seen), None)
@@ -117,14 +122,14 @@ class EpisodeComparison:
         if "observations" not in self._columns:
             return None
         if self._parts is None:
-            return self._value(step, "observations", self._observations[row], observation)
+            return self.value(step, "observations", self._observations[row], observation)
         try:
             seen = self._layout.split(observation)
         except LookupError:
             recorded = [part[row] for part in self._parts]
             return Difference(step, "observations", (), recorded, observation, None)
         for name, leaf, part, value in zip(self._names, self._layout.leaves(), self._parts, seen):
-            difference = self._value(step, name, part[row], _as_the_recorder_has_it(value, leaf))
+            difference = self.value(step, name, part[row], _as_the_recorder_has_it(value, leaf))
             if difference is not None:
                 return difference
         return None
@@ -133,12 +138,13 @@ class EpisodeComparison:
         for key in recorded:
             if key not in info:
                 return Difference(step, f"infos/{key}", (), recorded[key], None, None)
-            difference = self._value(step, f"infos/{key}", recorded[key], info[key])
+            difference = self.value(step, f"infos/{key}", recorded[key], info[key])
             if difference is not None:
                 return difference
         return None
 
-    def _value(self, step: int | None, column: str, recorded: Any, seen: Any) -> Difference | None:
+    def value(self, step: int | None, column: str, recorded: Any, seen: Any) -> Difference | None:
+        """One value against another. The difference, if there is one."""
         seen = plain_array(seen)
         if not (isinstance(recorded, (np.ndarray, np.generic)) and isinstance(seen, (np.ndarray, np.generic))):
             if pack_lenient(recorded)[0] == pack_lenient(seen)[0]:

@@ -25,7 +25,7 @@ LAYERS = [
     {"table", "blocks", "encoder", "starts", "lane_events", "lane_filters", "lanes", "chunks", "writing", "forks"}
     | {"recorder", "recording", "lane_recording", "assembly", "stored", "examination"},
     {"opening", "wrappers", "vector_wrappers", "playback", "recovery"},
-    {"comparison", "statistics", "description", "rollout", "replay", "replay_env"},
+    {"comparison", "diff", "statistics", "description", "rollout", "replay", "replay_env"},
     {"verification"},
 ]
 NEVER_LOADED = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "ctypes"}

@@ -24,11 +24,13 @@ from gym_trace_cli import show
 # By name: the module that has it, and its line in the help. A module is imported when its command is called.
 COMMANDS = {
     "record": ("gym_trace_cli.record", "Record episodes of an environment to a trace."),
-    "replay": ("gym_trace_cli.replay", "Play episodes back: to a function, or as a line an episode."),
+    "replay": ("gym_trace_cli.replay", "Play episodes back: to a function, or in their environment to verify them."),
     "stats": ("gym_trace_cli.stats", "Summarize returns, lengths, outcomes and columns of a trace."),
     "info": ("gym_trace_cli.info", "Tell what a trace holds: environment, spaces, writers, health."),
+    "diff": ("gym_trace_cli.diff", "Compare two traces, episode by episode."),
     "check": ("gym_trace_cli.check", "Verify every checksum of a trace and name what is damaged."),
     "repair": ("gym_trace_cli.repair", "Write a clean copy of all that can be read of a trace."),
+    "import": ("gym_trace_cli.import_", "Write a recording of gym_recording or of Gym's Monitor as a trace."),
 }
 
 INTERRUPTED = 130

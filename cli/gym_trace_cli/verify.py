@@ -15,6 +15,7 @@ from gym_trace_cli import show
 from gym_trace_cli.environments import import_modules, make_env
 
 if TYPE_CHECKING:
+    from gym_trace.comparison import Difference
     from gym_trace.replay import Verdict
 
 DIFFERS = 3  # exit code
@@ -76,10 +77,14 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
     """As JSON can have it."""
     plain = {name: getattr(verdict, name) for name in verdict.__dataclass_fields__}
     if verdict.difference is not None:
-        plain["difference"] = verdict.difference._asdict() | {
-            name: _jsonable(getattr(verdict.difference, name)) for name in ("recorded", "seen", "largest")
-        }
+        plain["difference"] = difference_as_json(verdict.difference)
     return plain
+
+
+def difference_as_json(difference: Difference) -> dict[str, Any]:
+    """A difference as plain data; values that JSON has not are told in words."""
+    values = {name: _jsonable(getattr(difference, name)) for name in ("recorded", "seen", "largest")}
+    return difference._asdict() | values
 
 
 def _jsonable(value: Any) -> Any:

@@ -1,0 +1,73 @@
+"""gym-trace diff"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+import gym_trace
+from gym_trace_cli import show
+from gym_trace_cli.verify import DIFFERS, difference_as_json
+
+_TOLD = 10  # differing episodes that are printed one by one
+
+
+@click.command("diff", short_help="Compare two traces.")
+@click.argument("first", metavar="A", type=click.Path())
+@click.argument("second", metavar="B", type=click.Path())
+@click.option("--atol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Numbers this close are equal.")
+@click.option("--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The same, relative.")
+@click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, seed, outcome …")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
+def command(
+    ctx: click.Context, /, first: str, second: str, atol: float, rtol: float, ignore: Sequence[str], as_json: bool
+) -> None:
+    """Compare the episodes of the traces A and B, bit for bit, and tell where they first differ.
+
+    Where no episode is the same they are different runs: their statistics are shown side by side.
+    Exits with 0 if the traces hold the same episodes, and with 3 if not.
+    """
+    a, b = gym_trace.open_trace(first), gym_trace.open_trace(second)
+    differing, same, both = [], 0, min(len(a), len(b))
+    with show.Progress() as line:
+        for number, found in enumerate(gym_trace.diff_traces(a, b, atol=atol, rtol=rtol, ignore=ignore), 1):
+            if found.difference is None:
+                same += 1
+            else:
+                differing.append((found.index, found.difference))
+            line.update(f"{show.count(number)} of {show.count(both, 'episode')}", number / both)
+    identical = not differing and len(a) == len(b)
+    summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
+    if as_json:
+        places = [{"index": index, **difference_as_json(difference)} for index, difference in differing]
+        said = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": places}
+        click.echo(json.dumps(said | ({"summaries": summaries} if summaries else {})))
+    else:
+        shown = differing[: 1 if summaries else _TOLD]
+        for index, difference in shown:
+            click.echo(show.printable(f"episode {index} differs {difference.told('A has', 'B has')}"))
+        if len(differing) > len(shown):
+            click.echo(f"… and {show.count(len(differing) - len(shown), 'more episode')}")
+        if len(a) != len(b):
+            click.echo(f"A has {show.count(len(a), 'episode')}, B has {show.count(len(b))}")
+        if summaries:
+            _print_side_by_side(*summaries)
+        else:
+            verdict = "identical" if identical else f"of which {show.count(same)} are the same"
+            click.echo(f"{show.count(max(len(a), len(b)), 'episode')}, {verdict}")
+    ctx.exit(0 if identical else DIFFERS)
+
+
+def _print_side_by_side(*summaries: dict[str, Any]) -> None:
+    rows = [[name, *(show.count(summary[name]) for summary in summaries)] for name in ("episodes", "steps")]
+    for what in ("return", "length"):
+        for name in ("mean", "std", "min", "median", "max"):
+            rows.append([f"{what} {name}", *(show.number((summary[what] or {}).get(name)) for summary in summaries)])
+    for outcome in dict.fromkeys(name for summary in summaries for name in summary["outcomes"]):
+        rows.append([outcome, *(show.count(summary["outcomes"].get(outcome, 0)) for summary in summaries)])
+    click.echo("no episode is the same; as different runs:")
+    show.table(["", "A", "B"], rows)

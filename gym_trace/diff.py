@@ -1,0 +1,113 @@
+"""Two traces side by side: whether they hold the same episodes, and where these first differ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gym_trace.comparison import Comparison, Difference, EpisodeComparison
+from gym_trace.episode import Episode, infos_of
+from gym_trace.errors import InvalidOption
+from gym_trace.playback import Trace, open_trace
+from gym_trace.values import pack_lenient, row_of
+
+_OF_THE_EPISODE = ("seed", "options", "first_step", "outcome")
+DIFFABLE = (
+    *("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations"),
+    *_OF_THE_EPISODE,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EpisodeDifference:
+    """Two episodes at the same place of two traces. difference: the first one, None if they are the same."""
+
+    index: int
+    steps: int
+    difference: Difference | None
+
+
+def diff_traces(
+    first: str | os.PathLike[str] | Trace,
+    second: str | os.PathLike[str] | Trace,
+    *,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    ignore: Collection[str] = (),
+) -> Iterator[EpisodeDifference]:
+    """Compares episodes by their place in the traces, as far as both have some, one at a time in bounded memory.
+
+    In a Difference, "recorded" is what the first trace has and "seen" what the second one has. Where an episode is
+    shorter than the other, column is "steps".
+
+    Args:
+        atol, rtol: what counts as equal; both 0: bit for bit.
+        ignore: what is not compared: "observations", "actions", "rewards", "terminations", "truncations", "infos",
+            "annotations", "seed", "options", "first_step" or "outcome".
+
+    Raises:
+        TraceNotFound, CorruptTrace, InvalidOption
+    """
+    if unknown := set(ignore) - set(DIFFABLE):
+        raise InvalidOption(f"ignore: no such column {sorted(unknown)[0]!r}; there are {', '.join(DIFFABLE)}")
+    comparison = Comparison(atol, rtol, set(ignore) & set(Comparison.COLUMNS))
+    a, b = (trace if isinstance(trace, Trace) else open_trace(trace) for trace in (first, second))
+    compared = frozenset(DIFFABLE) - set(ignore)
+    return (_compared(a, one, other, comparison, compared) for one, other in zip(a.scan(), b.scan()))
+
+
+def _compared(
+    trace: Trace, one: Episode, other: Episode, comparison: Comparison, compared: frozenset[str]
+) -> EpisodeDifference:
+    for name in _OF_THE_EPISODE:
+        values = getattr(one, name), getattr(other, name)
+        if name in compared and not _same(*values):
+            return EpisodeDifference(one.index, len(one), Difference(None, name, (), *values, None))
+    columns = [name for name in DIFFABLE if name in compared and name not in _OF_THE_EPISODE]
+    if len(one) == len(other) and all(_same(_column(one, name), _column(other, name)) for name in columns):
+        return EpisodeDifference(one.index, len(one), None)
+    layouts = next(writer for writer in trace.stored if writer.writer == one.writer).layouts
+    return EpisodeDifference(one.index, len(one), _first(comparison.of(one, layouts), one, other, compared))
+
+
+def _first(seen: EpisodeComparison, one: Episode, other: Episode, compared: frozenset[str]) -> Difference | None:
+    """The first difference, looked for step by step."""
+    difference = seen.reset(row_of(other.observations, 0), other.reset_info or {})
+    infos, notes = infos_of(other), (one.annotations, other.annotations)
+    for step in range(min(len(one), len(other))):
+        if difference is None and "actions" in compared:
+            difference = seen.value(step, "actions", row_of(one.actions, step), row_of(other.actions, step))
+        flags = other.terminations[step], other.truncations[step]
+        if difference is None:
+            observation = row_of(other.observations, step + 1)
+            difference = seen.step(step, observation, other.rewards[step], *flags, infos[step] if infos else {})
+        for name in dict.fromkeys([*notes[0], *notes[1]]) if "annotations" in compared else ():
+            if difference is None:
+                values = (row_of(note[name], step) if name in note else None for note in notes)
+                difference = seen.value(step, f"annotations/{name}", *values)
+        if difference is not None:
+            return difference
+    if difference is None and len(one) != len(other):
+        return Difference(min(len(one), len(other)), "steps", (), len(one), len(other), None)
+    return difference
+
+
+def _column(episode: Episode, name: str) -> Any:
+    return (episode.reset_info, infos_of(episode)) if name == "infos" else getattr(episode, name)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two columns, or values, are equal bit for bit, dtypes and shapes likewise."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype != object and b.dtype != object:
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.shape == b.shape and all(map(_same, a.tolist(), b.tolist()))
+    return bool(pack_lenient(a)[0] == pack_lenient(b)[0])

@@ -1,0 +1,113 @@
+"""Two traces side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from shell import ok, run
+from test_verification import Inner, record
+
+from gym_trace import TraceRecordingWrapper, diff_traces, verify_trace
+from gym_trace.errors import InvalidOption
+
+
+def differences(a: Path, b: Path, **options: Any) -> list[tuple[int, int | None, str]]:
+    found = [(episode.index, episode.difference) for episode in diff_traces(a, b, **options)]
+    return [(index, difference.step, difference.column) for index, difference in found if difference is not None]
+
+
+def test_the_same_run_recorded_twice_is_the_same(tmp_path: Path) -> None:
+    a, b = (record(gymnasium.make("Blackjack-v1"), tmp_path / name, 6, record_infos=True, seeded=1) for name in "ab")
+    assert differences(a, b) == []
+
+
+def test_the_first_difference_is_found_by_step_and_leaf(tmp_path: Path) -> None:
+    a = record(gymnasium.make("Pendulum-v1"), tmp_path / "a", 3, seeded=1)
+    env = Inner(gymnasium.make("Pendulum-v1"), 1, 9, reward=lambda reward: float(np.nextafter(reward, 1)))
+    b = record(env, tmp_path / "b", 3, seeded=1)
+    assert differences(a, b) == [(1, 9, "rewards")]
+    assert differences(a, b, ignore=["rewards"]) == []
+    assert differences(a, b, atol=1e-9) == []
+
+
+def test_other_actions_are_found_before_what_they_lead_to(tmp_path: Path) -> None:
+    traces = []
+    for name, first_action in (("a", 0), ("b", 1)):
+        env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / name)
+        env.reset(seed=0)
+        env.step(0)
+        env.step(first_action)
+        env.annotate(value=2.0 if name == "a" else 3.0)
+        env.step(0)
+        env.close()
+        traces.append(tmp_path / name)
+    assert differences(*traces) == [(0, 1, "actions")]
+    assert differences(*traces, ignore=["actions"]) == [(0, 1, "observations")]
+    assert differences(*traces, ignore=["actions", "observations"]) == [(0, 2, "annotations/value")]
+
+
+def test_a_longer_episode_differs_where_the_shorter_one_ends(tmp_path: Path) -> None:
+    for name, steps in (("a", 5), ("b", 7)):
+        record(gymnasium.make("Pendulum-v1"), tmp_path / name, 1, steps=steps)
+    assert differences(tmp_path / "a", tmp_path / "b") == [(0, 5, "steps")]
+
+
+def test_unknown_columns_to_ignore_are_refused(tmp_path: Path) -> None:
+    record(gymnasium.make("CartPole-v1"), tmp_path, 1)
+    with pytest.raises(InvalidOption, match="no such column 'reward'"):
+        diff_traces(tmp_path, tmp_path, ignore=["reward"])
+
+
+def test_a_replayed_trace_recorded_again_is_identical_on_the_command_line(tmp_path: Path) -> None:
+    for name in "ab":
+        ok("record", "CartPole-v1", "-o", tmp_path / name, "--episodes", 5, "--seed", 3, "--quiet")
+    done = run("diff", tmp_path / "a", tmp_path / "b")
+    assert done.exit_code == 0
+    assert done.stdout == "5 episodes, identical\n"
+
+
+def test_different_runs_are_shown_side_by_side_and_exit_with_3(tmp_path: Path) -> None:
+    for name in "ab":
+        ok("record", "CartPole-v1", "-o", tmp_path / name, "--episodes", 5, "--seed", ord(name), "--quiet")
+    done = run("diff", tmp_path / "a", tmp_path / "b")
+    assert done.exit_code == 3
+    assert "A has" in done.stdout
+    assert "return mean" in done.stdout
+    plain = json.loads(run("diff", tmp_path / "a", tmp_path / "b", "--json").stdout)
+    assert plain["identical"] is False
+    assert len(plain["differing"]) == 5
+
+
+def test_verify_on_the_command_line_says_what_came_out(tmp_path: Path) -> None:
+    record(gymnasium.make("Pendulum-v1", g=10.0), tmp_path / "a", 3)
+    done = run("replay", tmp_path / "a", "--verify")
+    assert (done.exit_code, done.stdout) == (0, "3 episodes replayed: 3 identical, bit for bit\n")
+    done = run("replay", tmp_path / "a", "--verify", "--env-arg", "g=9.8")
+    assert done.exit_code == 3
+    assert "episode 0 differs at step 0, observations[" in done.stdout
+    done = run("replay", tmp_path / "a", "--verify", "--json", "--env", "CartPole-v1", "--episodes", "1")
+    assert done.exit_code == 3
+    assert json.loads(done.stdout)["verdict"] == "differs"
+    done = run("replay", tmp_path / "a", "--atol", 1)
+    assert done.exit_code == 2
+    assert "--atol needs --verify" in done.stderr
+
+
+def test_a_replay_recorded_again_is_the_same_trace(tmp_path: Path) -> None:
+    from gym_trace.comparison import Comparison
+    from gym_trace.playback import open_trace
+    from gym_trace.replay import LaneReplay, lanes_of
+
+    trace = open_trace(record(gymnasium.make("CartPole-v1"), tmp_path / "a", 6))
+    recorder = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "b")
+    (lane,) = lanes_of(trace)
+    replay = LaneReplay(trace, lane, lambda: recorder, Comparison())
+    assert {replay.play(position).verdict for position in range(6)} == {"identical"}
+    recorder.close()
+    assert differences(tmp_path / "a", tmp_path / "b") == []
+    assert {verdict.verdict for verdict in verify_trace(tmp_path / "b")} == {"identical"}
