@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -109,8 +110,7 @@ class EpisodeComparison:
         """What a step returned. The first difference, if there is one."""
         difference = self._observation(step, step + 1, observation)
         if difference is None and "rewards" in self._columns:
-            seen = np.float64(reward) if type(reward) in _PLAIN_NUMBERS else reward
-            difference = self.value(step, "rewards", self._rewards[step], seen)
+            difference = self.value(step, "rewards", self._rewards[step], _as_recorded(reward, self._rewards.dtype))
         for name, seen in (("terminations", terminated), ("truncations", truncated)):
             if difference is None and name in self._flags and bool(self._flags[name][step]) != bool(seen):
                 difference = Difference(step, name, (), bool(self._flags[name][step]), bool(seen), None)
@@ -169,6 +169,31 @@ class EpisodeComparison:
         if a.shape and not at:  # only the dtypes differ
             return Difference(step, column, (), recorded, seen, largest)
         return Difference(step, column, at, a[at][()], b[at][()], largest)
+
+
+class Fingerprint:
+    """Takes in what comes of resets and steps, in the place of a comparison."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b()
+
+    def reset(self, observation: Any, info: dict[str, Any]) -> None:
+        self._hash.update(pack_lenient(observation)[0])
+
+    def step(
+        self, step: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> None:
+        self._hash.update(pack_lenient([observation, reward, bool(terminated), bool(truncated)])[0])
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+
+def _as_recorded(reward: Any, dtype: np.dtype[Any]) -> Any:
+    """A reward as the recorder has it: plain numbers, and rewards of several types, are float64."""
+    if type(reward) in _PLAIN_NUMBERS or (dtype == np.float64 and isinstance(reward, np.number)):
+        return np.float64(reward)
+    return reward
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from gym_trace.comparison import Comparison, Difference, EpisodeComparison
+from gym_trace.comparison import Comparison, Difference, EpisodeComparison, Fingerprint
 from gym_trace.environment import restore_generator
 from gym_trace.episode import Episode
 from gym_trace.errors import EnvironmentUnavailable
@@ -141,14 +141,23 @@ class LaneReplay:
             return verdict_on(episode, UNVERIFIABLE, reason="it was reset without a seed, and no state was recorded")
         return self._doubted(episode, verdict) if verdict.verdict == DIFFERS else verdict
 
-    def film(self, position: int, watch: Watch) -> Verdict:
-        """As play(); watch is called once after the reset and after each step, in the way that comes out right."""
+    def film(self, position: int, watch: Watch, make: MakeEnv | None = None) -> Verdict:
+        """As play(); watch is called once after the reset and after each step, in the way that comes out right.
+
+        Where none does, in the way that comes out. make: the environment to watch it in; None: the same.
+        """
         verdict = self.play(position)
         simulation = self._simulation
         right = simulation is not None and simulation.after == position
         origin = simulation.origin if simulation is not None and right else position
-        if verdict.verdict != UNVERIFIABLE:
-            self._played_from(origin, position, watch)
+        verified, self._make = self._make, make or self._make
+        try:
+            if not self._episode(position).first_step and self._played_from(origin, position, watch) is None:
+                self._attempt(self._fresh(), position, self._episode(position), watch)
+        finally:
+            self._make = verified
+            if make is not None:
+                self.close()
         return verdict
 
     # -- how to get there ---------------------------------------------------------------------------------------------
@@ -193,16 +202,23 @@ class LaneReplay:
         self._hopeful = False
         if not _is_restorable(episode):
             return verdict
-        first, second = (self._attempt(self._fresh(), -1, episode) for _ in range(2))
+        alone = self._attempt(self._fresh(), -1, episode)
+        if alone.verdict != DIFFERS:
+            return alone
+        first, second = (self._fingerprint(episode) for _ in range(2))
         self.close()
-        if first.verdict != DIFFERS:
-            return first
-        if str(first.difference) == str(second.difference):
+        if first == second:
             return verdict
         if episode.seed is not None:
             return replace(verdict, reason="two replays differ from each other, too: it is not deterministic")
         reason = "two replays of it differ: it has randomness that neither seed nor generator state brings back"
         return verdict_on(episode, UNVERIFIABLE, reason=reason)
+
+    def _fingerprint(self, episode: Episode) -> bytes:
+        """Of all that comes out when the episode is played by itself in a fresh environment."""
+        seen = Fingerprint()
+        self._simulate(self._fresh().env, episode, seen, None)
+        return seen.digest()
 
     # -- playing ------------------------------------------------------------------------------------------------------
 
@@ -221,7 +237,7 @@ class LaneReplay:
         return verdict_on(episode, CLOSE if seen.largest else IDENTICAL, largest=seen.largest)
 
     def _simulate(
-        self, env: gymnasium.Env[Any, Any], episode: Episode, seen: EpisodeComparison, watch: Watch | None
+        self, env: gymnasium.Env[Any, Any], episode: Episode, seen: EpisodeComparison | Fingerprint, watch: Watch | None
     ) -> Difference | None:
         """The first difference; with someone watching it goes on to the end."""
         if episode.seed is None and episode.rng_state is not None:

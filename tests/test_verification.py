@@ -242,3 +242,13 @@ def test_an_environment_that_cannot_be_made_is_an_error_that_says_why(tmp_path: 
     record(CountingEnv(length=3), tmp_path, 1)
     with pytest.raises(EnvironmentUnavailable, match="make it yourself"):
         list(verify_trace(tmp_path))
+
+
+def test_rewards_of_several_types_are_compared_by_their_values(tmp_path: Path) -> None:
+    class Mixed(CountingEnv):
+        def step(self, action: Any) -> Any:
+            observation, reward, *rest = super().step(action)
+            return (observation, np.float32(reward) if int(observation[0]) % 2 else float(reward), *rest)
+
+    record(Mixed(length=6), tmp_path, 2)
+    assert verdicts(tmp_path, make_env=lambda: Mixed(length=6)) == ["identical"] * 2
