@@ -10,7 +10,9 @@ TraceError
 ├── UnstorableValue      a value that cannot be stored exactly without pickle
 ├── ReplayDiverged       an agent did not act as recorded, and was not to
 ├── InvalidOption        an argument that does not make sense
-└── EnvironmentUnavailable   the recorded environment cannot be made here
+├── EnvironmentUnavailable   the recorded environment cannot be made here
+├── RenderingError       no picture could be had, or no video be written
+└── MissingExtra         a package that only some features need is not installed
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ __all__ = [
     "CorruptTrace",
     "EnvironmentUnavailable",
     "InvalidOption",
+    "MissingExtra",
     "RecordingError",
+    "RenderingError",
     "ReplayDiverged",
     "TraceError",
     "TraceExists",
@@ -93,3 +97,11 @@ class InvalidOption(TraceError, ValueError):
 
 class EnvironmentUnavailable(TraceError):
     """The recorded environment cannot be made on this machine."""
+
+
+class RenderingError(TraceError):
+    """No picture could be had of an environment or an episode, or no video be written."""
+
+
+class MissingExtra(TraceError, ImportError):
+    """A package that only some features need is not installed; the message says how to."""

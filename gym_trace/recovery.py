@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption, RecordingError, TraceError, TraceExists
+from gym_trace.errors import RecordingError, TraceError
 from gym_trace.examination import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
 from gym_trace.format import wire
 from gym_trace.format.batch import Chunk
 from gym_trace.format.codec import MSGPACK, Column, decode, packed_values
 from gym_trace.format.codec import Path as ColumnPath
-from gym_trace.format.directory import WriterFiles
+from gym_trace.format.directory import WriterFiles, prepare_copy
 from gym_trace.format.manifest import read_manifest
 from gym_trace.format.writer import Rows, TraceWriter
 from gym_trace.table import step_offsets
@@ -97,7 +97,7 @@ def repair_trace(
     for examination in writers:
         if examination.files.is_alive():
             raise TraceError(f"{examination.files.manifest}: this writer is still recording; repair when it has ended")
-    _make_empty(source, target)
+    prepare_copy(source, target)
     report = RepairReport(target, found)
     try:
         for examination in writers:
@@ -105,19 +105,6 @@ def repair_trace(
     except OSError as error:
         raise RecordingError(f"{target}: the repaired trace could not be written: {error}") from error
     return report
-
-
-def _make_empty(source: Path, target: Path) -> None:
-    if target.resolve().is_relative_to(source.resolve()):
-        raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        if any(target.iterdir()):
-            raise TraceExists(f"{target} is not empty; give a new directory for the repaired trace")
-    except (FileExistsError, NotADirectoryError) as error:
-        if isinstance(error, TraceError):
-            raise
-        raise TraceExists(f"{target} is a file; give a new directory for the repaired trace") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from gym_trace.environment import autoreset_mode
 from gym_trace.errors import InvalidOption
-from gym_trace.lanes import DISABLED, NEXT_STEP
+from gym_trace.lane_events import DISABLED, NEXT_STEP
+from gym_trace.seeding import episode_seed, policy_seed
 
 Policy = Callable[[Any], Any]
 
@@ -105,17 +106,6 @@ def new_root_seed() -> int:
     return secrets.randbits(31)
 
 
-def episode_seed(root: int, episode: int) -> int:
-    """The seed that episode 0, 1, 2 … of a run is reset with."""
-    return _seeds(root, episode)[0]
-
-
-def _seeds(root: int, episode: int) -> tuple[int, int]:
-    """Of the environment and of the policy. 31 bits, because some simulators take no more."""
-    environment, policy = np.random.SeedSequence(root, spawn_key=(episode,)).generate_state(2) >> 1
-    return int(environment), int(policy)
-
-
 class _Rollout:
     """One run of record_episodes."""
 
@@ -171,11 +161,11 @@ class _Rollout:
             self._returns.append(float(total))
 
     def _reset(self) -> Any:
-        environment_seed, policy_seed = _seeds(self._progress.seed, self._progress.episodes)
+        root, episode = self._progress.seed, self._progress.episodes
         reset_policy = getattr(self._policy, "reset", None)
         if reset_policy is not None:
-            reset_policy(policy_seed)
-        observation, _ = self._env.reset(seed=environment_seed)
+            reset_policy(policy_seed(root, episode))
+        observation, _ = self._env.reset(seed=episode_seed(root, episode))
         return observation
 
     def _look(self) -> None:
@@ -231,10 +221,9 @@ class _VectorRollout(_Rollout):
         self._ended = True
 
     def _reset(self) -> Any:
-        _, policy_seed = _seeds(self._progress.seed, 0)
         reset_policy = getattr(self._policy, "reset", None)
         if reset_policy is not None:
-            reset_policy(policy_seed)
+            reset_policy(policy_seed(self._progress.seed, 0))
         root, count = self._progress.seed, self._env.num_envs
         if isinstance(self._env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
             return self._env.reset(seed=[episode_seed(root, lane) for lane in range(count)])[0]

@@ -71,7 +71,7 @@ def summarize(
     if by is not None and by not in GROUPINGS:
         raise InvalidOption(f"by={by!r}: pass one of {', '.join(GROUPINGS)}")
     codes = _outcome_codes(trace.episodes)
-    facts = _facts(trace.episodes, codes)
+    facts = _facts(trace, codes)
     summary = {"directory": str(trace.directory), **_summary(trace, facts, len(trace.episodes), trace.stored)}
     summary["damage"] = [list(damage) for damage in trace.damage]
     grouping = _grouping(trace, by)
@@ -133,6 +133,7 @@ class Facts(NamedTuple):
     writer: Array
     outcome: Array  # a place in OUTCOMES
     steps: Array
+    lengths: Array  # the same as steps, but where statistics are all that is known
     returns: Array
     start: Array  # ns, or the least int64 where unknown
     end: Array
@@ -158,15 +159,24 @@ def _outcome_codes(table: Array) -> Array:
     return codes
 
 
-def _facts(table: Array, codes: Array) -> Facts:
+def _facts(trace: Trace, codes: Array) -> Facts:
+    table = trace.episodes
     order, begin = by_episode(table)
     first = order[begin]
     steps, returns = table["steps"][order], table["return"][order]
     if len(begin) < len(table):
         with np.errstate(invalid="ignore"):
             steps, returns = np.add.reduceat(steps, begin), np.add.reduceat(returns, begin)
+    bare = np.array([has_only_statistics(writer) for writer in trace.stored], bool)
+    lengths = np.where(bare[table["writer"][first]], table["first_step"][first], steps)
     start, end = table["start_time"].view(np.int64)[first], table["end_time"].view(np.int64)[first]
-    return Facts(table["writer"][first], codes[first], steps, returns, start, end, table["duration"][first])
+    return Facts(table["writer"][first], codes[first], steps, lengths, returns, start, end, table["duration"][first])
+
+
+def has_only_statistics(writer: StoredWriter) -> bool:
+    """Whether the episodes have no steps, and begin after as many as they had (docs/FORMAT.md, Imported episodes)."""
+    recorder = schema_of(writer).get("recorder")
+    return isinstance(recorder, dict) and recorder.get("statistics_only") is True
 
 
 def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> dict[str, Any]:
@@ -198,10 +208,10 @@ def _summary(trace: Trace, facts: Facts, parts: int, writers: list[StoredWriter]
         "steps": int(facts.steps.sum()),
         "outcomes": {name: count for name, count in zip(OUTCOMES, outcomes) if count},
         "return": _spread(facts.returns),
-        "length": _spread(facts.steps),
+        "length": _spread(facts.lengths),
         "return_curve": _curve(by_start[np.isfinite(by_start)]),
         "duration": {"wall": _wall_time(facts), "episodes": in_episodes},
-        "steps_per_second": float(facts.steps[ended].sum()) / in_episodes if in_episodes else None,
+        "steps_per_second": float(facts.lengths[ended].sum()) / in_episodes if in_episodes else None,
         "storage": None if writers is None else _storage(trace, writers),
     }
 

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ COMMANDS = [line.strip() for line in README.splitlines() if line.startswith("   
 
 GYM_TRACE = str(Path(sys.executable).with_name("gym-trace"))
 
+OLD_RECORDING = Path(__file__).parent.parent / "sample_traces" / "legacy" / "gym_recording-json" / "CartPole-v0"
 MODULES = {
     "my_agent.py": "def act(observation):\n    return 0\n",
     "my_analysis.py": "def on_episode(observations, actions, rewards):\n    print(len(rewards))\n",
@@ -33,6 +35,7 @@ def test_the_commands_run_one_after_the_other(tmp_path: Path) -> None:
     assert len(COMMANDS) >= 8
     for name, text in MODULES.items():
         (tmp_path / name).write_text(text)
+    shutil.copytree(OLD_RECORDING, tmp_path / "old" / "recording")
     for command in COMMANDS:
         if "ale_py" in command and importlib.util.find_spec("ale_py") is None:
             continue

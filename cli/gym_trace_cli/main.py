@@ -25,6 +25,7 @@ from gym_trace_cli import show
 COMMANDS = {
     "record": ("gym_trace_cli.record", "Record episodes of an environment to a trace."),
     "replay": ("gym_trace_cli.replay", "Play episodes back: to a function, or in their environment to verify them."),
+    "render": ("gym_trace_cli.render", "Make videos of episodes: MP4, GIF, PNG, or text as an asciicast."),
     "stats": ("gym_trace_cli.stats", "Summarize returns, lengths, outcomes and columns of a trace."),
     "info": ("gym_trace_cli.info", "Tell what a trace holds: environment, spaces, writers, health."),
     "diff": ("gym_trace_cli.diff", "Compare two traces, episode by episode."),

@@ -16,6 +16,8 @@ _WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
 _MANIFEST = re.compile(_WRITER + re.escape(manifest.SUFFIX))
 _BATCH = re.compile(_WRITER + r"\.(?P<number>\d{6}|[1-9]\d{6,8})\.gtb(?P<part>\.part)?")
 
+_VIDEO = re.compile(_WRITER + r"\.video\.(?P<episode>\d{6}|[1-9]\d{6,18})\.mp4(?P<part>\.part)?")
+
 
 class WriterFiles:
     """The files of one writer: its manifest if there is one, and its batches in order."""
@@ -48,6 +50,10 @@ def batch_number(writer: str, name: str) -> int | None:
     """The number of a sealed batch of this writer, by its name; None if name is not that of one."""
     found = _BATCH.fullmatch(name)
     return int(found["number"]) if found is not None and found["writer"] == writer and not found["part"] else None
+
+
+def video_name(writer: str, episode: int) -> str:
+    return f"{writer}.video.{episode:06d}.mp4"
 
 
 def find_writers(directory: Path) -> list[WriterFiles]:
@@ -94,6 +100,20 @@ def prepare(directory: Path, on_exist: str) -> None:
             _delete(files)
 
 
+def prepare_copy(source: Path, target: Path) -> None:
+    """Makes target, for a copy of what is in source: a directory that is new or empty, and does not lie in source."""
+    if target.resolve().is_relative_to(source.resolve()):
+        raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        if any(target.iterdir()):
+            raise TraceExists(f"{target} is not empty; give a new directory")
+    except (FileExistsError, NotADirectoryError) as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceExists(f"{target} is a file; give a new directory") from error
+
+
 def _delete(files: WriterFiles) -> None:
     """Removes what is proved to be a writer's: a manifest that says so, batches with a valid header."""
     if files.is_alive():
@@ -105,7 +125,30 @@ def _delete(files: WriterFiles) -> None:
         if part.name != path.name and part.exists() and _is_batch(part):
             part.unlink()
     if files.manifest is not None and _is_manifest(files.manifest, files.writer):
+        for path in _videos(files.manifest, files.writer):
+            path.unlink()
         files.manifest.unlink()
+
+
+def _videos(path: Path, writer: str) -> list[Path]:
+    """The videos that a manifest lists, and what a killed writer left of one: it has no list, but begins as an MP4."""
+    listed = {entry.get("file") for entry in manifest.read_manifest(path) if entry.get("type") == "video"}
+    with os.scandir(path.parent) as entries:
+        names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    videos = []
+    for name in names:
+        found = _VIDEO.fullmatch(name)
+        if found is not None and found["writer"] == writer:
+            video = path.parent / name
+            if name in listed or (found["part"] and _begins_as_video(video)):
+                videos.append(video)
+    return videos
+
+
+def _begins_as_video(path: Path) -> bool:
+    with open(path, "rb") as file:
+        start = file.read(8)
+    return not start or start[4:] == b"ftyp"
 
 
 def _is_batch(path: Path) -> bool:

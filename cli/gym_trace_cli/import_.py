@@ -1,0 +1,34 @@
+"""gym-trace import"""
+
+from __future__ import annotations
+
+import click
+
+from gym_trace_cli import show
+
+
+@click.command("import", short_help="Write an old recording as a trace.")
+@click.argument("path", metavar="PATH", type=click.Path())
+@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(), help="A new directory for the trace.")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def command(path: str, output: str, quiet: bool) -> None:
+    """Write the recording in PATH, a directory of gym_recording or of OpenAI Gym's Monitor, as a trace to DIR.
+
+    Arrays keep their dtype, shape and bits; of Monitor there are statistics and videos. PATH is never changed, and
+    nothing is ever unpickled.
+    """
+    from gym_trace.interop.importing import import_recording  # here, so that --help does not wait for numpy
+
+    with show.Progress(quiet=quiet) as progress:
+
+        def on_progress(done: int, total: int) -> None:
+            progress.update(f"{show.count(done)} of {show.count(total, 'file')}", done / total)
+
+        report = import_recording(path, output, on_progress=on_progress)
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    videos = f", {show.count(len(report.videos), 'video')}" if report.videos else ""
+    click.echo(
+        f"{' and '.join(report.kinds)}, imported to {output}: {show.count(report.episodes, 'episode')}, "
+        f"{show.count(report.steps, 'step')} of {show.count(len(report.writers), 'writer')}{videos}"
+    )
