@@ -9,6 +9,7 @@ from gym_trace import errors
 from gym_trace.registration import register_when_loaded
 
 if TYPE_CHECKING:
+    from gym_trace.collecting.api import collect
     from gym_trace.diff import diff_traces
     from gym_trace.episode import Episode
     from gym_trace.interop.results import load_results
@@ -31,6 +32,7 @@ _HOMES = {
     "TraceRecordingVectorWrapper": "gym_trace.vector_wrappers",
     "TraceRecordingWrapper": "gym_trace.wrappers",
     "check_trace": "gym_trace.recovery",
+    "collect": "gym_trace.collecting.api",
     "diff_traces": "gym_trace.diff",
     "load_results": "gym_trace.interop.results",
     "open_trace": "gym_trace.playback",
@@ -48,6 +50,7 @@ __all__ = [
     "TraceRecordingVectorWrapper",
     "TraceRecordingWrapper",
     "check_trace",
+    "collect",
     "diff_traces",
     "errors",
     "load_results",

@@ -1,0 +1,147 @@
+"""gym_trace.collect: episodes recorded by several processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from gym_trace.collecting.executor import Executor, ProcessExecutor
+from gym_trace.collecting.run import Events, check_same, finished, provenance, settings_of
+from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
+from gym_trace.collecting.worker import Setup
+from gym_trace.errors import InvalidOption
+from gym_trace.format.directory import new_writer_id
+from gym_trace.opening import opened_directory
+from gym_trace.policies import policy_maker
+from gym_trace.rollout import directory_bytes, new_root_seed
+
+
+def collect(
+    make_env: Callable[[], gymnasium.Env[Any, Any]],
+    policy: str | Callable[..., Any] | None = None,
+    directory: str | os.PathLike[str] | None = None,
+    *,
+    episodes: int | None = None,
+    steps: int | None = None,
+    seconds: float | None = None,
+    bytes: int | None = None,
+    workers: int = 1,
+    seed: int | None = None,
+    resume: bool = False,
+    on_exist: str = "error",
+    stall_timeout: float = 120.0,
+    max_restarts: int = 100,
+    cpus: Sequence[int] | None = None,
+    niceness: int = 0,
+    on_progress: Callable[[Collected], Any] | None = None,
+    executor: Executor | None = None,
+    describe: dict[str, Any] | None = None,
+    **recording: Any,
+) -> Collected:
+    """Records episodes of an environment with several processes into one trace.
+
+    Episode k has the seed that ``seed`` and k give, whoever records it: the same episodes come of any number of
+    workers, also of such as are killed and of a run that is interrupted and resumed. What a dead worker has not saved
+    whole is recorded again by another one. Of its open episode the trace keeps what there is, as "lost".
+
+    Processes are started afresh, so a script that calls this needs ``if __name__ == "__main__":`` around it.
+
+    Args:
+        make_env: makes an environment in a worker; has to be picklable, such as a function of a module.
+        policy: see policies.policy_maker. None: random actions.
+        directory: where the trace goes; None: a fresh directory under the system's temporary one.
+        episodes: complete ones to record. steps, seconds, bytes: end soon after so many. The first limit that is
+            met ends the run; one is needed.
+        workers: how many processes.
+        seed: 0 or more; None takes one from the system's entropy.
+        resume: go on with a run that was interrupted in this directory.
+        on_exist: if the directory holds a trace and this does not resume: "error", "append" or "replace".
+        stall_timeout: seconds without a sign of life, after which a worker is killed and started again.
+        max_restarts: of all workers together. After that a worker that dies is given up.
+        cpus: processors to keep the workers to, one each, in turn.
+        niceness: added to that of this process.
+        on_progress: called twice a second with what there is; a truthy result ends the run.
+        executor: where workers run; None: as processes of this machine.
+        describe: plain data that says what make_env makes; a run is only resumed with the same.
+        recording: other arguments of TraceRecordingWrapper.
+
+    Raises:
+        InvalidOption, TraceExists
+    """
+    limits = Limits(episodes, steps, seconds, bytes)
+    if limits == Limits():
+        raise InvalidOption("collect needs a limit: pass episodes=, steps=, seconds= or bytes=")
+    for name, limit in asdict(limits).items():
+        if limit is not None and not limit >= 0:
+            raise InvalidOption(f"{name}={limit!r}: pass 0 or more")
+    if workers < 1:
+        raise InvalidOption(f"workers={workers!r}: pass 1 or more")
+    before = settings_of(Path(directory)) if resume and directory is not None else None
+    if resume and before is None:
+        raise InvalidOption(f"{directory}: there is no run to resume; leave resume out to start one")
+    if seed is None:
+        seed = new_root_seed() if before is None else int(before["seed"])
+    policy_name = policy if isinstance(policy, str) or policy is None else getattr(policy, "__qualname__", repr(policy))
+    settings = {"seed": seed, "policy": policy_name or "random", "environment": describe, "recording": recording}
+    if before is not None:
+        check_same(before, _plain(settings))
+    place = opened_directory(directory, "append" if resume else on_exist)
+    place.mkdir(parents=True, exist_ok=True)
+    done = finished(place, seed) if resume else {}
+    events = Events(place)
+    try:
+        about = provenance()
+        events("start", settings=_plain(settings), limits=asdict(limits), workers=workers, resumed=len(done), **about)
+        metadata = {"seed": seed, "run": seed, "command": about["command"]}
+        setup = Setup(
+            make_env,
+            policy_maker(policy),
+            os.fspath(place),
+            "",
+            seed,
+            recording={"metadata": metadata, **recording},
+            niceness=niceness,
+        )
+        supervisor = Supervisor(
+            ProcessExecutor() if executor is None else executor,
+            setup,
+            workers,
+            limits,
+            done,
+            new_uid=lambda number: f"{new_writer_id()}-w{number}",
+            on_disk=lambda uid: finished(place, seed, uid),
+            bytes_on_disk=partial(directory_bytes, place),
+            event=events,
+            stall_timeout=stall_timeout,
+            max_restarts=max_restarts,
+            cpus=None if cpus is None else list(cpus),
+        )
+        result = supervisor.run(partial(_report, events, on_progress))
+        events("end", **_facts(result), failed={str(k): why for k, why in result.failed.items()})
+        return result
+    finally:
+        events.close()
+
+
+def _report(events: Events, on_progress: Callable[[Collected], Any] | None, progress: Collected) -> Any:
+    events("report", **_facts(progress))
+    return None if on_progress is None else on_progress(progress)
+
+
+def _facts(progress: Collected) -> dict[str, Any]:
+    names = ("episodes", "steps", "new_episodes", "new_steps", "seconds", "bytes", "speeds", "returns", "restarts")
+    return {name: getattr(progress, name) for name in (*names, "stopped")}
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back."""
+    import json
+
+    plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return plain

@@ -1,0 +1,91 @@
+"""Where workers run: processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from gym_trace.collecting.worker import Report, Setup, work
+
+# Each worker is one of several: their libraries are not to use all processors each.
+_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
+)
+
+
+class Executor(Protocol):
+    """Starts workers, passes messages, and ends them. Workers are named by numbers of the caller's choice."""
+
+    def start(self, number: int, setup: Setup) -> None:
+        """Starts a worker, which reports when it is ready."""
+
+    def tell(self, number: int, episodes: list[int] | None) -> None:
+        """Gives a worker episodes to do, or None: to save what it has and end."""
+
+    def poll(self, seconds: float) -> list[tuple[int, Report | None]]:
+        """What workers say, waiting for it at most so long; None of one that has ended, as its last word."""
+
+    def stop(self, number: int) -> None:
+        """Ends a worker at once, whatever it is doing; returns when it has ended."""
+
+
+class ProcessExecutor:
+    """Processes, started afresh (spawn), so that nothing of this one leaks into them."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: dict[int, tuple[Any, Connection]] = {}
+
+    def start(self, number: int, setup: Setup) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=work, args=(theirs, setup), name=f"gym-trace worker {number}")
+        with _environment(_ONE_THREAD):
+            process.start()
+        theirs.close()
+        self._workers[number] = process, ours
+
+    def tell(self, number: int, episodes: list[int] | None) -> None:
+        with contextlib.suppress(OSError, KeyError):  # it has ended: poll() says so
+            self._workers[number][1].send(episodes)
+
+    def poll(self, seconds: float) -> list[tuple[int, Report | None]]:
+        said: list[tuple[int, Report | None]] = []
+        ready = set(wait([connection for _, connection in self._workers.values()], seconds))
+        for number, (process, connection) in list(self._workers.items()):
+            try:
+                while connection in ready and connection.poll():
+                    said.append((number, connection.recv()))
+            except (EOFError, OSError):
+                process.join()
+                self._forget(number)
+                said.append((number, None))
+        return said
+
+    def stop(self, number: int) -> None:
+        if number in self._workers:
+            process, _ = self._workers[number]
+            process.kill()
+            process.join()
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        process, connection = self._workers.pop(number)
+        connection.close()
+        process.close()
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Has processes that are started within it find these variables, where they are not set already."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

@@ -1,0 +1,124 @@
+"""A run as its directory knows it: its settings, what has happened, which episodes are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gym_trace.episode import OUTCOMES
+from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.format.directory import find_writers
+from gym_trace.seeding import episode_of
+from gym_trace.stored import StoredWriter
+
+EVENTS = "events.jsonl"
+_DIFF_BYTES = 1 << 20  # of uncommitted changes that are kept
+_GIT_SECONDS = 10
+
+
+class Events:
+    """What happens in a run, a line of JSON each, beside the trace."""
+
+    def __init__(self, directory: Path):
+        self._file = open(directory / EVENTS, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+
+    def __call__(self, kind: str, **facts: Any) -> None:
+        line = json.dumps({"time": time.time(), "event": kind, **facts}, default=str)
+        self._file.write(line + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def settings_of(directory: Path) -> dict[str, Any] | None:
+    """The settings of the run that was last started in a directory, None if there was none. Raises CorruptTrace."""
+    path = directory / EVENTS
+    if not path.exists():
+        return None
+    found = None
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # the line that was being written when the run was killed
+            if isinstance(event, dict) and event.get("event") == "start" and isinstance(event.get("settings"), dict):
+                found = event["settings"]
+    return found
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises InvalidOption where a run would go on as another one."""
+    for name in sorted({*before, *now} - {"limits", "workers"}):
+        if before.get(name) != now.get(name):
+            raise InvalidOption(
+                f"this run was started with {name}={before.get(name)!r}, not {now.get(name)!r}: resume it with the "
+                "same, or record into another directory"
+            )
+
+
+def finished(directory: Path, root: int, writer: str | None = None) -> dict[int, int]:
+    """The episodes of a run that are on disk whole, and how many steps they have.
+
+    writer: only those of this writer. Only writers count that say that they belong to the run.
+    """
+    found: dict[int, int] = {}
+    for files in find_writers(directory) if directory.is_dir() else ():
+        if writer is not None and files.writer != writer:
+            continue
+        stored = StoredWriter(files)
+        try:
+            metadata = stored.schema.get("metadata")
+        except CorruptTrace:
+            continue  # it was killed before it had written anything
+        if not (isinstance(metadata, dict) and metadata.get("run") == root):
+            continue
+        table = stored.parts.table
+        whole = table[(table["outcome"] == OUTCOMES[1]) | (table["outcome"] == OUTCOMES[2])]
+        whole = whole[(whole["first_step"] == 0) & (whole["seed"] >= 0)]
+        found.update(
+            (episode_of(root, seed), steps) for seed, steps in zip(whole["seed"].tolist(), whole["steps"].tolist())
+        )
+    return found
+
+
+def provenance() -> dict[str, Any]:
+    """Command, versions, machine, and the commit and uncommitted changes of the repository that this is run in."""
+    return {
+        "command": sys.argv,
+        "directory": os.getcwd(),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "packages": _packages(),
+        "git": _git(),
+    }
+
+
+def _packages() -> dict[str, str]:
+    from importlib.metadata import distributions
+
+    return {name: found.version for found in distributions() if (name := found.metadata["Name"])}
+
+
+def _git() -> dict[str, Any] | None:
+    try:
+        commit, changes = (
+            subprocess.run(["git", *words], capture_output=True, timeout=_GIT_SECONDS, check=True).stdout
+            for words in (("rev-parse", "HEAD"), ("diff", "HEAD"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None  # no git, or no repository
+    return {
+        "commit": commit.decode().strip(),
+        "diff": changes[:_DIFF_BYTES].decode(errors="replace"),
+        "diff_is_whole": len(changes) <= _DIFF_BYTES,
+    }

@@ -1,0 +1,169 @@
+"""What a worker process does: records the episodes that it is told to, and says how far it is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import gymnasium
+
+from gym_trace.policies import Policy
+from gym_trace.seeding import episode_seed, policy_seed
+from gym_trace.wrappers import TraceRecordingWrapper
+
+BEAT_SECONDS = 0.2  # between messages
+_ORPHANED_SECONDS = 2.0  # that a worker has to save what it has when its parent is gone
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs to know. Picklable, as its callables have to be.
+
+    make_env: makes the environment. make_policy: makes the policy, given observation and action space.
+    uid: of the worker's writer. recording: other options of TraceRecordingWrapper.
+    cpu: to run on; None: any. niceness: added to that of the process.
+    """
+
+    make_env: Callable[[], gymnasium.Env[Any, Any]]
+    make_policy: Callable[[Any, Any], Policy]
+    directory: str
+    uid: str
+    seed: int
+    recording: dict[str, Any] = field(default_factory=dict)
+    cpu: int | None = None
+    niceness: int = 0
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker says: that it is alive, and what it has done since it said so last.
+
+    state: "running", "closed" (all is saved; the last thing it says) or "failed" (likewise; trouble says why).
+    finished: episode, steps and return of each.
+    steps: of all episodes, also the open one. episode: the one that is open.
+    """
+
+    state: str
+    finished: tuple[tuple[int, int, float], ...] = ()
+    steps: int = 0
+    episode: int | None = None
+    trouble: str = ""
+
+
+def work(connection: Connection, setup: Setup) -> None:
+    """The body of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent tells us
+    if setup.niceness:
+        os.nice(setup.niceness)
+    if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {setup.cpu})
+    worker = _Worker(connection, setup)
+    signal.signal(signal.SIGTERM, worker.stop)
+    threading.Thread(target=worker.listen, daemon=True).start()
+    try:
+        worker.run()
+    except Exception:  # the parent says it
+        worker.say("failed", traceback.format_exc())
+
+
+class _Worker:
+    def __init__(self, connection: Connection, setup: Setup):
+        self._connection, self._setup = connection, setup
+        self._todo: deque[int] = deque()
+        self._told = threading.Event()  # that there is more to do, or that it is over
+        self._over = False
+        self._finished: list[tuple[int, int, float]] = []
+        self._steps = 0
+        self._episode: int | None = None
+        self._next_beat = 0.0
+
+    # -- the parent ---------------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Takes lists of episodes, and None for the end; in a thread of its own."""
+        while True:
+            try:
+                episodes = self._connection.recv()
+            except (EOFError, OSError):  # the parent is gone
+                threading.Thread(target=_exit_soon, daemon=True).start()
+                episodes = None
+            if episodes is None:
+                self.stop()
+                return
+            self._todo.extend(episodes)
+            self._told.set()
+
+    def stop(self, *_: Any) -> None:
+        """Has the worker end after the step it is at."""
+        self._over = True
+        self._told.set()
+
+    def say(self, state: str, trouble: str = "") -> None:
+        finished, self._finished = tuple(self._finished), []
+        self._next_beat = time.monotonic() + BEAT_SECONDS
+        try:
+            self._connection.send(Report(state, finished, self._steps, self._episode, trouble))
+        except OSError:  # the parent is gone: listen() sees to it
+            self.stop()
+
+    # -- episodes -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        setup = self._setup
+        env = setup.make_env()
+        try:
+            recorder = TraceRecordingWrapper(
+                env, setup.directory, uid=setup.uid, on_exist="append", **setup.recording
+            )  # fmt: skip
+        except BaseException:
+            env.close()
+            raise
+        try:
+            policy = setup.make_policy(env.observation_space, env.action_space)
+            self.say("running")
+            while not self._over:
+                if self._todo:
+                    self._record(recorder, policy, self._todo.popleft())
+                else:
+                    self._told.clear()
+                    self.say("running")
+                    if not self._todo and not self._over:
+                        self._told.wait(BEAT_SECONDS)
+        finally:
+            recorder.close()
+        self.say("closed")
+
+    def _record(self, recorder: TraceRecordingWrapper, policy: Policy, episode: int) -> None:
+        root, clock, step, act = self._setup.seed, time.monotonic, recorder.step, policy.act
+        self._episode, before, total = episode, self._steps, 0.0
+        policy.reset(policy_seed(root, episode))
+        observation, _ = recorder.reset(seed=episode_seed(root, episode))
+        while not self._over:
+            action, notes = act(observation)
+            if notes:
+                recorder.annotate(**notes)
+            observation, reward, terminated, truncated, _ = step(action)
+            self._steps += 1
+            total += reward  # type: ignore[operator]  # a number, if not by its type
+            if terminated or truncated:
+                self._finished.append((episode, self._steps - before, float(total)))
+                break
+            if clock() >= self._next_beat:
+                self.say("running")
+        self._episode = None
+        if clock() >= self._next_beat:
+            self.say("running")
+
+
+def _exit_soon() -> None:
+    """Ends this process even if its environment hangs."""
+    time.sleep(_ORPHANED_SECONDS)
+    os._exit(1)

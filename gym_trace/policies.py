@@ -1,0 +1,180 @@
+"""What acts: functions, objects, trained agents, made from a name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+
+
+class Policy(Protocol):
+    """What chooses actions."""
+
+    def reset(self, seed: int) -> None:
+        """Called before each episode."""
+
+    def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        """An action, and what is to be recorded beside it."""
+
+
+MakePolicy = Callable[[Any, Any], Policy]  # given observation and action space
+
+
+class RandomPolicy:
+    """Actions drawn from the action space."""
+
+    def __init__(self, observation_space: Any, action_space: Any):
+        self.reset = action_space.seed
+        self._sample = action_space.sample
+
+    def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        return self._sample(), {}
+
+
+class CalledPolicy:
+    """Somebody's function, or object with a method act; either may return (action, {name: value}) to annotate."""
+
+    def __init__(self, called: Any, action_space: Any):
+        self._act = getattr(called, "act", called)
+        self._reset = getattr(called, "reset", None)
+        self._pairs = not hasattr(action_space, "spaces")  # of a Tuple space an action may be a pair itself
+
+    def reset(self, seed: int) -> None:
+        if self._reset is not None:
+            self._reset(seed)
+
+    def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        said = self._act(observation)
+        if type(said) is tuple and len(said) == 2 and isinstance(said[1], dict) and self._pairs:
+            return said
+        return said, {}
+
+
+class SB3Policy:
+    """A checkpoint of Stable-Baselines3, which acts as it would when it is evaluated."""
+
+    def __init__(self, path: str):
+        try:
+            from stable_baselines3.common.save_util import load_from_zip_file
+        except ImportError as error:
+            raise InvalidOption(f"sb3:{path} needs Stable-Baselines3: pip install 'gym-trace[sb3]'") from error
+        import stable_baselines3
+
+        _needs_file(path, "sb3")
+        data, _, _ = load_from_zip_file(path, device="cpu")
+        kinds = [getattr(stable_baselines3, name) for name in ("PPO", "A2C", "DQN", "SAC", "TD3", "DDPG")]
+        problems = []
+        for kind in kinds:
+            policies = set(kind.policy_aliases.values())
+            if data is not None and data.get("policy_class") in policies:
+                try:
+                    self._model = kind.load(path, device="cpu")
+                    return
+                except Exception as error:  # the next kind may fit
+                    problems.append(f"{kind.__name__}: {error}")
+        raise InvalidOption(f"sb3:{path}: not a checkpoint of PPO, A2C, DQN, SAC, TD3 or DDPG {'; '.join(problems)}")
+
+    def reset(self, seed: int) -> None:
+        self._model.set_random_seed(seed)
+
+    def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        action, _ = self._model.predict(observation, deterministic=True)
+        return (action.item() if action.ndim == 0 else action), {}
+
+
+class OnnxPolicy:
+    """An exported network: one input, a batch of observations; the first output is actions, or a value of each."""
+
+    def __init__(self, path: str, action_space: Any):
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise InvalidOption(f"onnx:{path} needs onnxruntime: pip install 'gym-trace[onnx]'") from error
+        _needs_file(path, "onnx")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._input = self._session.get_inputs()[0].name
+        self._discrete = getattr(action_space, "n", None)
+
+    def reset(self, seed: int) -> None:
+        pass
+
+    def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
+        (first, *_) = self._session.run(None, {self._input: np.asarray(observation)[None]})
+        action = np.asarray(first)[0]
+        if self._discrete is not None:
+            return int(action.argmax() if action.size > 1 else action), {}
+        return action, {}
+
+
+def policy_maker(policy: str | Callable[..., Any] | None) -> MakePolicy:
+    """What makes a policy in a worker.
+
+    Args:
+        policy: "random" or None, "MODULE:NAME", "sb3:PATH", "onnx:PATH"; or a callable: a function of the observation,
+            or a class, of which an object is made, with observation and action space if it takes them.
+
+    Raises:
+        InvalidOption
+    """
+    if policy is not None and not isinstance(policy, str) and not callable(policy):
+        raise InvalidOption(f"policy={policy!r}: pass a name, a function or a class")
+    if isinstance(policy, str) and policy != "random" and ":" not in policy:
+        raise InvalidOption(f"policy={policy!r}: pass random, MODULE:NAME, sb3:PATH or onnx:PATH")
+    return _Maker(policy)
+
+
+class _Maker:
+    """Picklable where the policy is."""
+
+    def __init__(self, policy: Any):
+        self._policy = policy
+
+    def __call__(self, observation_space: Any, action_space: Any) -> Policy:
+        policy = self._policy
+        if policy is None or policy == "random":
+            return RandomPolicy(observation_space, action_space)
+        if isinstance(policy, str):
+            kind, _, name = policy.partition(":")
+            if kind == "sb3":
+                return SB3Policy(name)
+            if kind == "onnx":
+                return OnnxPolicy(name, action_space)
+            policy = _named(kind, name)
+        if inspect.isclass(policy):
+            policy = _made(policy, (observation_space, action_space))
+        return CalledPolicy(policy, action_space)
+
+
+def _made(kind: Any, spaces: tuple[Any, ...]) -> Any:
+    try:
+        inspect.signature(kind).bind(*spaces)
+    except (TypeError, ValueError):
+        return kind()
+    return kind(*spaces)
+
+
+def _named(module: str, name: str) -> Any:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidOption(f"policy {module}:{name}: {error}") from error
+    return found
+
+
+def _needs_file(path: str, kind: str) -> None:
+    if not os.path.exists(path):
+        raise InvalidOption(f"{kind}:{path}: there is no such file")
