@@ -24,7 +24,7 @@ DIFFABLE = (
 
 @dataclass(frozen=True)
 class EpisodeDifference:
-    """Two episodes at the same place of two traces. difference: the first one, None if they are the same."""
+    """Two episodes of two traces. index: in the first one. difference: the first one, None if they are the same."""
 
     index: int
     steps: int
@@ -39,7 +39,10 @@ def diff_traces(
     rtol: float = 0.0,
     ignore: Collection[str] = (),
 ) -> Iterator[EpisodeDifference]:
-    """Compares episodes by their place in the traces, as far as both have some, one at a time in bounded memory.
+    """Compares episodes one at a time, in bounded memory: those with the same seed, or those at the same place.
+
+    By seed where every episode of both traces has one of its own: so runs of several processes can be compared, whose
+    episodes are in no certain order. Yields as many as both traces have in common.
 
     In a Difference, "recorded" is what the first trace has and "seen" what the second one has. Where an episode is
     shorter than the other, column is "steps".
@@ -57,7 +60,20 @@ def diff_traces(
     comparison = Comparison(atol, rtol, set(ignore) & set(Comparison.COLUMNS))
     a, b = (trace if isinstance(trace, Trace) else open_trace(trace) for trace in (first, second))
     compared = frozenset(DIFFABLE) - set(ignore)
-    return (_compared(a, one, other, comparison, compared) for one, other in zip(a.scan(), b.scan()))
+    return (_compared(a, one, other, comparison, compared) for one, other in _pairs(a, b))
+
+
+def _pairs(a: Trace, b: Trace) -> Iterator[tuple[Episode, Episode]]:
+    seeds, others = a.episodes["seed"], b.episodes["seed"]
+    common = min(len(a), len(b))
+    each_one = all(len(np.unique(given)) == len(given) and (given >= 0).all() for given in (seeds, others))
+    if not each_one or np.array_equal(seeds[:common], others[:common]):
+        yield from zip(a.scan(episodes=slice(common)), b.scan(episodes=slice(common)))
+        return
+    _, mine, theirs = np.intersect1d(seeds, others, assume_unique=True, return_indices=True)
+    order = np.argsort(mine)
+    for one, place in zip(a.scan(episodes=mine[order]), theirs[order].tolist()):
+        yield one, b[place]
 
 
 def _compared(

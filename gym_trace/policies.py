@@ -178,3 +178,16 @@ def _named(module: str, name: str) -> Any:
 def _needs_file(path: str, kind: str) -> None:
     if not os.path.exists(path):
         raise InvalidOption(f"{kind}:{path}: there is no such file")
+
+
+class Annotating:
+    """A policy as a function of the observation, which annotates the recorder with what else it says."""
+
+    def __init__(self, policy: Policy, recorder: Any):
+        self.reset, self._act, self._recorder = policy.reset, policy.act, recorder
+
+    def __call__(self, observation: Any) -> Any:
+        action, notes = self._act(observation)
+        if notes:
+            self._recorder.annotate(**notes)
+        return action

@@ -40,7 +40,7 @@ def command(
             else:
                 differing.append((found.index, found.difference))
             line.update(f"{show.count(number)} of {show.count(both, 'episode')}", number / both)
-    identical = not differing and len(a) == len(b)
+    identical = same == len(a) == len(b)
     summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
     if as_json:
         places = [{"index": index, **difference_as_json(difference)} for index, difference in differing]
@@ -52,7 +52,7 @@ def command(
             click.echo(show.printable(f"episode {index} differs {difference.told('A has', 'B has')}"))
         if len(differing) > len(shown):
             click.echo(f"… and {show.count(len(differing) - len(shown), 'more episode')}")
-        if len(a) != len(b):
+        if len(a) != len(b) or same + len(differing) < both:
             click.echo(f"A has {show.count(len(a), 'episode')}, B has {show.count(len(b))}")
         if summaries:
             _print_side_by_side(*summaries)

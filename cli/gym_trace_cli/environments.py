@@ -58,6 +58,12 @@ def import_modules(modules: Sequence[str]) -> None:
             raise EnvironmentUnavailable(f"--import {module}: {error}") from error
 
 
+def import_and_make(modules: Sequence[str], env_id: str, env_args: dict[str, Any]) -> Any:
+    """The environment, in a process that has not imported anything yet."""
+    import_modules(modules)
+    return make_env(env_id, env_args)
+
+
 def make_env(
     env_id: str,
     env_args: dict[str, Any],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
@@ -14,6 +13,7 @@ import click
 import gym_trace
 from gym_trace.errors import TraceError, TraceExists
 from gym_trace_cli import show
+from gym_trace_cli.collect import collect
 from gym_trace_cli.environments import env_args, import_modules, imports, make_env
 from gym_trace_cli.named import NamedCallable
 from gym_trace_cli.stopping import StopSignals
@@ -25,10 +25,12 @@ _DEFAULT_EPISODES = 10
 
 
 class PolicyName(NamedCallable):
-    """MODULE:CALLABLE, or "random", which is None."""
+    """MODULE:CALLABLE; or "random", sb3:PATH, onnx:PATH, which stay as they are."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return None if value == "random" else super().convert(value, param, ctx)
+        if value == "random" or str(value).startswith(("sb3:", "onnx:")):
+            return value
+        return super().convert(value, param, ctx)
 
 
 @click.command("record", short_help="Record episodes of an environment to a trace.")
@@ -43,9 +45,10 @@ class PolicyName(NamedCallable):
     type=PolicyName(),
     default="random",
     metavar="P",
-    help="What acts: random, or MODULE:CALLABLE. A function is called with the observation and returns the action; of "
-    "a class an object is made, with the observation space and the action space if it takes them, and called likewise. "
-    "If it has a method reset(seed), that is called before each episode.",
+    help="What acts: random, MODULE:CALLABLE, sb3:PATH (a checkpoint of Stable-Baselines3) or onnx:PATH. A function is "
+    "called with the observation and returns the action, or the action and a dict of what to record beside it; of a "
+    "class an object is made, with the observation space and the action space if it takes them, and its act() called, "
+    "or it itself. If it has a method reset(seed), that is called before each episode.",
 )
 @env_args
 @imports
@@ -61,6 +64,14 @@ class PolicyName(NamedCallable):
     type=click.Choice(["next-step", "same-step", "disabled"]),
     help="When, with --num-envs, an environment that has ended is reset. Default: next-step.",
 )
+@click.option("-j", "--workers", type=click.IntRange(min=1), metavar="N", help="Record with N processes.")
+@click.option("--bytes", type=click.IntRange(min=1), metavar="N", help="End after N bytes on disk; with -j.")
+@click.option("--resume", is_flag=True, help="Go on with a run that was interrupted; with -j.")
+@click.option("--stall-timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds without a "
+              "sign of life, after which a worker is killed and started again; with -j. Default: 120.")  # fmt: skip
+@click.option("--max-restarts", type=click.IntRange(min=0), metavar="N", help="Of all workers; with -j. Default: 100.")
+@click.option("--nice", "niceness", type=click.IntRange(0, 19), metavar="N", help="Niceness of workers; with -j.")
+@click.option("--tensorboard", metavar="DIR", type=click.Path(), help="Write scalars for TensorBoard; with -j.")
 @click.option("--infos", is_flag=True, help="Record infos too.")
 @click.option(
     "--on-exist",
@@ -84,6 +95,13 @@ def command(
     num_envs: int | None,
     vectorization: str | None,
     autoreset: str | None,
+    workers: int | None,
+    bytes: int | None,
+    resume: bool,
+    stall_timeout: float | None,
+    max_restarts: int | None,
+    niceness: int | None,
+    tensorboard: str | None,
     quiet: bool,
     **recording: Any,
 ) -> None:
@@ -91,18 +109,40 @@ def command(
 
     Ctrl-C and SIGTERM end the recording after the step it is at, and keep all of it. A second
     Ctrl-C does not wait for the step.
+
+    With -j several processes record. Episode k is the same whoever records it, and what a process
+    that dies has not saved is recorded again by another one. See also --resume.
     """
     from gym_trace.rollout import new_root_seed
 
-    if episodes is None and steps is None and seconds is None:
+    if episodes is None and steps is None and seconds is None and bytes is None:
         episodes = _DEFAULT_EPISODES
-    seed = new_root_seed() if seed is None else seed
     directory = Path(output or f"traces/{env_id.replace('/', '-').replace(':', '-')}")
+    supervised = {
+        "bytes": bytes,
+        "resume": resume or None,
+        "stall_timeout": stall_timeout,
+        "max_restarts": max_restarts,
+        "niceness": niceness,
+        "tensorboard": tensorboard,
+    }
+    given = {name: value for name, value in supervised.items() if value is not None}
+    if workers is not None:
+        if num_envs is not None:
+            raise click.UsageError("-j and --num-envs exclude each other")
+        limits = {"episodes": episodes, "steps": steps, "seconds": seconds}
+        collect(
+            env_id, directory, env_args, imports, policy, quiet,
+            **{"tensorboard": None, "workers": workers, "seed": seed, **limits, **given, **_renamed(recording)},
+        )  # fmt: skip
+        return
+    if given:
+        raise click.UsageError(f"--{next(iter(given)).replace('_', '-').replace('niceness', 'nice')} needs -j")
+    seed = new_root_seed() if seed is None else seed
     if num_envs is None and (vectorization or autoreset):
         raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
     import_modules(imports)
     env = make_env(env_id, dict(env_args), num_envs, vectorization, autoreset)
-    policy = _made(policy, env)
     with (
         StopSignals() as stop,
         closing(_recorder(env, directory, seed, **recording)) as recorder,
@@ -116,7 +156,7 @@ def command(
         try:
             done = gym_trace.record_episodes(
                 recorder,
-                policy=policy,
+                policy=_acting(policy, env, recorder),
                 episodes=episodes,
                 steps=steps,
                 seconds=seconds,
@@ -138,16 +178,18 @@ def command(
         raise SystemExit(stop.exit_code)
 
 
-def _made(policy: Any, env: Any) -> Any:
-    """The policy, or the object of it if it is a class."""
-    if not inspect.isclass(policy):
-        return policy
-    spaces: tuple[Any, ...] = (env.observation_space, env.action_space)
-    try:
-        inspect.signature(policy).bind(*spaces)
-    except (TypeError, ValueError):
-        spaces = ()
-    return policy(*spaces)
+def _acting(policy: Any, env: Any, recorder: Any) -> Any:
+    """What record_episodes calls: the policy, made, what it says besides the action being recorded."""
+    from gym_trace.policies import Annotating, policy_maker
+
+    if policy == "random":
+        return None
+    return Annotating(policy_maker(policy)(env.observation_space, env.action_space), recorder)
+
+
+def _renamed(recording: dict[str, Any]) -> dict[str, Any]:
+    """The options of recording as the library calls them."""
+    return {{"infos": "record_infos"}.get(name, name): value for name, value in recording.items()}
 
 
 def _recorder(env: Any, directory: Path, seed: int, infos: bool, on_exist: str, split: str, level: int) -> Any:
@@ -190,7 +232,6 @@ def _print_summary(done: Progress, directory: Path) -> None:
     number = done.open_episodes
     cut_short = ", the last one cut short" if number == 1 else f", the last {number} cut short" if number else ""
     speed = show.count(round(done.steps / max(done.seconds, 1e-9)))
-    where = show.printable(shlex.quote(str(directory)))
     click.echo(
         f"recorded {show.count(done.episodes + number, 'episode')}{cut_short}: "
         f"{show.count(done.steps, 'step')} in {show.duration(done.seconds)} ({speed} steps/s)"
@@ -200,4 +241,10 @@ def _print_summary(done: Progress, directory: Path) -> None:
         extremes = f"{show.number(done.min_return)} to {show.number(done.max_return)}"
         click.echo(f"return {show.number(done.mean_return)} on average, from {extremes}{lately}")
     click.echo(f"{show.printable(directory)}: {show.size(directory_bytes(directory))}, seed {done.seed}\n")
+    print_next(directory)
+
+
+def print_next(directory: Path) -> None:
+    """What to do with a trace."""
+    where = show.printable(shlex.quote(str(directory)))
     click.echo(f"next:\n  gym-trace stats {where}\n  gym-trace replay {where}")

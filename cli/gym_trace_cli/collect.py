@@ -1,0 +1,156 @@
+"""gym-trace record -j: recording with several processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import gym_trace
+from gym_trace_cli import show
+from gym_trace_cli.environments import import_and_make
+from gym_trace_cli.stopping import StopSignals
+
+if TYPE_CHECKING:
+    from gym_trace.collecting.supervisor import Collected
+
+_PLAIN_SECONDS = 5.0  # between lines of progress where there is no terminal
+
+
+def collect(
+    env_id: str,
+    directory: Path,
+    env_args: Sequence[tuple[str, Any]],
+    imports: Sequence[str],
+    policy: Any,
+    quiet: bool,
+    tensorboard: str | None,
+    **options: Any,
+) -> None:
+    """Records with workers, shows how it goes, and exits with what came of it."""
+    make = partial(import_and_make, tuple(imports), env_id, dict(env_args))
+    describe = {"id": env_id, "kwargs": dict(env_args)}
+    with StopSignals() as stop, ExitStack() as stack:
+        shown = stack.enter_context(_Dashboard(quiet))
+        scalars = None
+        if tensorboard is not None:
+            from gym_trace.collecting.scalars import Scalars
+
+            scalars = stack.enter_context(Scalars(tensorboard))
+
+        def report(progress: Collected) -> int:
+            shown.update(progress)
+            if scalars is not None:
+                scalars.add(progress)
+            return stop.received
+
+        done = gym_trace.collect(make, policy, directory, describe=describe, on_progress=report, **options)
+    if not quiet and done.episodes:
+        _print_summary(done, directory)
+    if done.stopped == "interrupted":
+        click.echo(f"{stop.what_happened}; go on with the same command and --resume", err=True)
+        raise SystemExit(stop.exit_code)
+    if done.stopped == "failed":
+        for episode, why in list(done.failed.items())[:5]:
+            click.echo(show.printable(f"episode {episode} was given up: {why.strip().splitlines()[-1]}"), err=True)
+        for number, worker in enumerate(done.workers):
+            if worker.state == "given up":
+                click.echo(show.printable(f"worker {number} was given up: {worker.trouble}"), err=True)
+        raise SystemExit(1)
+
+
+class _Dashboard:
+    """A table on a terminal, a line now and then elsewhere, nothing with quiet."""
+
+    def __init__(self, quiet: bool):
+        self._quiet = quiet
+        self._live: Any = None
+        self._due = time.monotonic() + _PLAIN_SECONDS
+        self._restarts = 0
+
+    def __enter__(self) -> _Dashboard:
+        import sys
+
+        if not self._quiet and show.is_terminal(sys.stderr):
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)
+            self._live.start()
+        return self
+
+    def update(self, progress: Collected) -> None:
+        if self._live is not None:
+            self._live.update(_table(progress), refresh=True)
+        elif not self._quiet and (time.monotonic() >= self._due or progress.restarts > self._restarts):
+            self._due = time.monotonic() + _PLAIN_SECONDS
+            self._restarts = progress.restarts
+            click.echo("  ".join(_facts(progress)), err=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+
+def _facts(progress: Collected) -> list[str]:
+    facts = [
+        show.duration(progress.seconds),
+        show.count(progress.episodes, "episode"),
+        show.count(progress.steps, "step"),
+        f"{show.count(round(progress.speeds[0]))} steps/s",
+        show.size(progress.bytes),
+    ]
+    if progress.returns is not None:
+        facts.append(f"return {show.number(progress.returns[0])}")
+    if progress.restarts:
+        facts.append(show.count(progress.restarts, "restart"))
+    return facts
+
+
+def _table(progress: Collected) -> Any:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    ten, minute, five = (show.count(round(speed)) for speed in progress.speeds)
+    lines = [
+        Text("  ".join(_facts(progress)), no_wrap=True, overflow="ellipsis"),
+        Text(f"steps/s: {ten} over 10 s, {minute} over 1 min, {five} over 5 min", no_wrap=True),
+    ]
+    if progress.returns is not None:
+        mean, least, most = map(show.number, progress.returns)
+        lines.append(Text(f"returns of the last 100: {mean} on average, {least} to {most}", no_wrap=True))
+    if progress.new_episodes != progress.episodes:
+        new = f"{show.count(progress.new_episodes, 'episode')}, {show.count(progress.new_steps, 'step')}"
+        lines.append(Text(f"since it was resumed: {new}"))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("worker", "state", "episodes", "steps", "restarts"):
+        table.add_column(name, justify="left" if name == "state" else "right")
+    for number, worker in enumerate(progress.workers):
+        counts = (worker.episodes, worker.steps, worker.restarts)
+        table.add_row(str(number), worker.state, *map(show.count, counts))
+    return Group(*lines, table)
+
+
+def _print_summary(done: Collected, directory: Path) -> None:
+    from gym_trace_cli.record import print_next
+
+    if not done.new_episodes and done.stopped == "done":
+        click.echo(f"nothing to do: all {show.count(done.episodes, 'episode')} are recorded")
+    else:
+        speed = show.count(round(done.new_steps / max(done.seconds, 1e-9)))
+        restarts = f", {show.count(done.restarts, 'restart')}" if done.restarts else ""
+        click.echo(
+            f"recorded {show.count(done.new_episodes, 'episode')}: {show.count(done.new_steps, 'step')} in "
+            f"{show.duration(done.seconds)} ({speed} steps/s) with {show.count(len(done.workers), 'worker')}{restarts}"
+        )
+        if done.returns is not None:
+            mean, least, most = map(show.number, done.returns)
+            click.echo(f"return {mean} on average, from {least} to {most} in the last 100 episodes")
+    click.echo(f"{show.printable(directory)}: {show.size(done.bytes)}, seed {done.seed}\n")
+    print_next(directory)

@@ -1,0 +1,277 @@
+"""Episodes recorded by several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_trace import check_trace, collect, open_trace
+from gym_trace.collecting.executor import ProcessExecutor
+from gym_trace.collecting.run import EVENTS
+from gym_trace.errors import InvalidOption, TraceExists
+from gym_trace.seeding import EPISODES, episode_of, episode_seed
+
+CARTPOLE = partial(gymnasium.make, "CartPole-v1")
+
+
+class Troubled(gymnasium.Env[Any, Any]):
+    """Hangs in a reset, and raises in steps, the first time that an episode comes to it; folder: for its notes."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self, folder: str, hangs: int = -1, raises: int = 0, always: int = -1):
+        self.folder, self.hangs, self.raises, self.always = Path(folder), hangs, raises, always
+
+    def _first_time(self, what: str) -> bool:
+        try:
+            (self.folder / what).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        assert seed is not None
+        self.episode, self.left = episode_of(1, seed), int(self.np_random.integers(3, 30))
+        if self.episode == self.hangs and self._first_time("hung"):
+            time.sleep(1000)
+        return self.np_random.random(2), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        trouble = self.raises and self.episode % self.raises == 1 and self._first_time(f"raised{self.episode}")
+        if trouble or self.episode == self.always:
+            raise RuntimeError(f"episode {self.episode} is out of luck")
+        return self.np_random.random(2), float(action), self.left == 0, False, {}
+
+
+class Murderous(ProcessExecutor):
+    """Kills a worker now and then."""
+
+    def __init__(self, times: int, seed: int):
+        super().__init__()
+        self.times, self.random = times, random.Random(seed)
+
+    def poll(self, seconds: float) -> Any:
+        said = super().poll(seconds)
+        if self.times and self._workers and self.random.random() < 0.2:
+            self.times -= 1
+            process, _ = self.random.choice(list(self._workers.values()))
+            os.kill(process.pid, signal.SIGKILL)
+        return said
+
+
+def acts_by_the_observation(observation: Any) -> tuple[int, dict[str, Any]]:
+    return int(observation[0] * 3) % 3, {"value": float(observation[1])}
+
+
+class Seeded:
+    def __init__(self, observation_space: Any, action_space: Any):
+        self.space = action_space
+
+    def reset(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+
+    def act(self, observation: Any) -> int:
+        return int(self.random.integers(self.space.n))
+
+
+def whole_episodes(directory: Path, root: int) -> dict[int, tuple[bytes, ...]]:
+    """By number, the bits of each episode that ended; each is there once."""
+    trace = open_trace(directory)
+    found: dict[int, tuple[bytes, ...]] = {}
+    for episode in trace.scan():
+        if episode.outcome in ("terminated", "truncated"):
+            assert episode.seed is not None
+            number = episode_of(root, episode.seed)
+            assert number not in found
+            found[number] = tuple(
+                array.tobytes() for array in (episode.observations, episode.actions, episode.rewards)
+            )  # fmt: skip
+    return found
+
+
+@given(st.integers(0, 2**70), st.integers(0, EPISODES - 1))
+def test_a_seed_tells_which_episode_it_is_of(root: int, episode: int) -> None:
+    seed = episode_seed(root, episode)
+    assert 0 <= seed < EPISODES
+    assert episode_of(root, seed) == episode
+
+
+def test_any_number_of_workers_records_the_same_episodes(tmp_path: Path) -> None:
+    results = [collect(CARTPOLE, directory=tmp_path / str(n), episodes=60, workers=n, seed=3) for n in (1, 2, 4)]
+    assert [result.stopped for result in results] == ["done"] * 3
+    one, two, four = (whole_episodes(tmp_path / str(n), 3) for n in (1, 2, 4))
+    assert sorted(one) == list(range(60))
+    assert one == two == four
+    assert len({result.steps for result in results}) == 1
+
+
+def test_killed_hung_and_raising_workers_change_nothing_but_the_restarts(tmp_path: Path) -> None:
+    for name in ("calm", "troubled"):
+        (tmp_path / name).mkdir()
+        hang, every = (17, 20) if name == "troubled" else (-1, 0)
+        result = collect(
+            partial(Troubled, str(tmp_path / name), hang, every),
+            acts_by_the_observation,
+            tmp_path / name / "trace",
+            episodes=90,
+            workers=4,
+            seed=1,
+            stall_timeout=5.0,
+            flush_seconds=0.05,
+            executor=Murderous(3, seed=0) if name == "troubled" else None,
+        )
+        assert result.stopped == "done"
+        assert result.episodes == 90
+    assert result.restarts >= 6  # one that hung, five that raised; whom the killer found had maybe ended
+    calm, troubled = (whole_episodes(tmp_path / name / "trace", 1) for name in ("calm", "troubled"))
+    assert sorted(calm) == list(range(90))
+    assert calm == troubled
+    assert not check_trace(tmp_path / "troubled" / "trace").damages
+    events = [json.loads(line) for line in (tmp_path / "troubled" / "trace" / EVENTS).read_text().splitlines()]
+    reasons = [event["reason"] for event in events if event["event"] == "restart"]
+    assert len(reasons) == result.restarts
+    assert any("no sign of life" in reason for reason in reasons)
+    assert any("is out of luck" in reason for reason in reasons)
+
+
+def test_what_a_policy_says_besides_the_action_is_recorded(tmp_path: Path) -> None:
+    collect(partial(Troubled, str(tmp_path)), acts_by_the_observation, tmp_path / "trace", episodes=2, seed=1)
+    for episode in open_trace(tmp_path / "trace"):
+        assert episode.annotations["value"].tolist() == episode.observations[:-1, 1].tolist()
+
+
+def test_a_policy_is_seeded_for_each_episode(tmp_path: Path) -> None:
+    for workers in (1, 2):
+        collect(CARTPOLE, Seeded, tmp_path / str(workers), episodes=8, workers=workers, seed=2)
+    assert whole_episodes(tmp_path / "1", 2) == whole_episodes(tmp_path / "2", 2)
+
+
+def test_an_episode_that_always_fails_is_given_up_and_said(tmp_path: Path) -> None:
+    make = partial(Troubled, str(tmp_path), always=4)
+    result = collect(make, directory=tmp_path / "trace", episodes=8, workers=2, seed=1)
+    assert result.stopped == "failed"
+    assert list(result.failed) == [4]
+    assert "out of luck" in result.failed[4]
+    assert sorted(whole_episodes(tmp_path / "trace", 1)) == [0, 1, 2, 3, 5, 6, 7]
+
+
+def test_workers_that_cannot_start_are_given_up(tmp_path: Path) -> None:
+    result = collect(
+        partial(gymnasium.make, "CartPole-v1", nonsense=1), directory=tmp_path, episodes=3, workers=2, max_restarts=2
+    )
+    assert result.stopped == "failed"
+    assert result.restarts == 2
+    assert all("nonsense" in worker.trouble for worker in result.workers)
+
+
+def test_an_interrupted_run_is_resumed_to_the_same_episodes(tmp_path: Path) -> None:
+    first = collect(
+        CARTPOLE, directory=tmp_path / "a", episodes=4000, workers=2, seed=5, on_progress=lambda now: now.episodes > 20
+    )
+    assert first.stopped == "interrupted"
+    assert 20 < first.episodes < 4000
+    second = collect(CARTPOLE, directory=tmp_path / "a", episodes=4000, workers=2, resume=True)
+    assert (second.stopped, second.episodes) == ("done", 4000)
+    assert second.new_episodes == 4000 - len(whole_episodes_before(tmp_path / "a"))
+    collect(CARTPOLE, directory=tmp_path / "b", episodes=4000, workers=1, seed=5)
+    assert whole_episodes(tmp_path / "a", 5) == whole_episodes(tmp_path / "b", 5)
+    third = collect(CARTPOLE, directory=tmp_path / "a", episodes=4000, workers=2, resume=True)
+    assert (third.stopped, third.new_episodes, third.episodes) == ("done", 0, 4000)
+
+
+def whole_episodes_before(directory: Path) -> list[int]:
+    """The episodes that were there when the run was resumed."""
+    events = [json.loads(line) for line in (directory / EVENTS).read_text().splitlines()]
+    return list(range(next(event["resumed"] for event in events if event.get("resumed"))))
+
+
+def test_another_run_is_not_resumed(tmp_path: Path) -> None:
+    collect(CARTPOLE, directory=tmp_path, episodes=2, seed=5)
+    with pytest.raises(InvalidOption, match="seed=5, not 6"):
+        collect(CARTPOLE, directory=tmp_path, episodes=2, seed=6, resume=True)
+    with pytest.raises(InvalidOption, match="no run to resume"):
+        collect(CARTPOLE, directory=tmp_path / "elsewhere", episodes=2, resume=True)
+    with pytest.raises(TraceExists):
+        collect(CARTPOLE, directory=tmp_path, episodes=2)
+
+
+@pytest.mark.parametrize("limit", [{"steps": 3000}, {"seconds": 1.0}, {"bytes": 100_000}])
+def test_other_limits_end_a_run_soon(tmp_path: Path, limit: dict[str, Any]) -> None:
+    result = collect(CARTPOLE, directory=tmp_path, workers=2, seed=0, **limit)
+    assert result.stopped == next(iter(limit))
+    assert result.episodes > 0
+    assert not check_trace(tmp_path).damages
+
+
+def test_a_run_needs_a_limit_and_workers() -> None:
+    with pytest.raises(InvalidOption, match="needs a limit"):
+        collect(CARTPOLE)
+    with pytest.raises(InvalidOption, match="workers=0"):
+        collect(CARTPOLE, episodes=1, workers=0)
+
+
+PARENT = """
+    from functools import partial
+    import gymnasium, gym_trace, sys
+    if __name__ == "__main__":
+        gym_trace.collect(
+            partial(gymnasium.make, "CartPole-v1"), directory=sys.argv[1], episodes=100_000, workers=2, seed=7,
+            on_progress=lambda now: print(now.episodes, flush=True),
+        )
+"""
+
+
+def test_workers_end_with_their_parent_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(PARENT))
+    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path / "a")], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    while int(parent.stdout.readline() or 10**9) < 50:
+        pass
+    workers = children(parent.pid)
+    assert len(workers) >= 2
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(500):
+        if not any(Path(f"/proc/{worker}").exists() for worker in workers):
+            break
+        time.sleep(0.02)
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    there = len(whole_episodes(tmp_path / "a", 7))
+    assert there > 0
+    result = collect(CARTPOLE, directory=tmp_path / "a", episodes=there + 200, workers=2, resume=True)
+    assert result.stopped == "done"
+    found = whole_episodes(tmp_path / "a", 7)
+    assert set(found) >= set(range(there + 200))
+
+
+def children(process: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == process:
+                found.append(int(entry.name))
+    return found
