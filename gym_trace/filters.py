@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,48 @@ from gym_trace.errors import InvalidOption
 
 EpisodeFilter = Callable[[int], bool]
 FrameFilter = Callable[[int], bool]
+
+
+class Filters:
+    """What recording wrappers ask before they keep an episode or a step. Arguments as theirs."""
+
+    def __init__(
+        self,
+        episode_filter: EpisodeFilter | None,
+        frame_filter: FrameFilter | None,
+        reward_classes: Sequence[float] | None,
+    ):
+        if reward_classes is not None and frame_filter is not None:
+            raise InvalidOption(
+                "reward_classes and frame_filter exclude each other: both choose the steps that are kept"
+            )
+        self._episode_filter, self._frame_filter = episode_filter, frame_filter
+        self._classes = None if reward_classes is None else RewardClasses(reward_classes)
+        self._given = None if reward_classes is None else [float(value) for value in reward_classes]
+        self.steps = frame_filter is not None or reward_classes is not None  # whether single steps are left out
+        self.any = self.steps or episode_filter is not None
+
+    def keeps_episode(self, episode: int) -> bool:
+        """Whether the episode that begins is recorded."""
+        return self._episode_filter is None or bool(self._episode_filter(episode))
+
+    def keeps_step(self, index: int, reward: Any) -> bool:
+        """Whether a step is recorded. index: its number in its episode."""
+        if self._frame_filter is not None:
+            return bool(self._frame_filter(index))
+        return self._classes is None or self._classes.keeps(float(reward))
+
+    def described(self) -> dict[str, Any]:
+        """What the schema record is to say."""
+        return {
+            "episode_filter": self._episode_filter is not None,
+            "frame_filter": self._frame_filter is not None,
+            "reward_classes": self._given,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """What the manifest is to say at the end."""
+        return {} if self._classes is None else self._classes.summary()
 
 
 class RewardClasses:

@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 
 from gym_trace.encoder import size_of
-from gym_trace.lanes import End, LaneBlock, LaneEncoder, Reset, Rows, Step
+from gym_trace.filters import Filters
+from gym_trace.lane_events import End, GoOn, LaneBlock, Lost, Reset, Rows, Step
+from gym_trace.lane_filters import LaneFilters
+from gym_trace.lanes import LaneEncoder
 from gym_trace.layout import Layout, Leaf, taken_apart
 from gym_trace.recorder import Recorder
 from gym_trace.values import Array, pack, plain_array
@@ -22,9 +25,15 @@ _AHEAD = 2  # blocks that may wait for the thread: NumPy lets go of the interpre
 
 
 class LaneRecorder(Recorder):
-    """One writer of a trace, fed with steps of all lanes at a time from one thread."""
+    """One writer of a trace, fed with steps of all lanes at a time from one thread.
+
+    Before each step or reset the caller asks whether it is ready(), and sets .expecting; add() ends that. If the next
+    one finds it set, an exception such as Ctrl-C fell in between. Nobody knows then what the lanes have done: their
+    episodes are cut, and each lane is recorded again from its next episode on.
+    """
 
     block: LaneBlock
+    _encoder: LaneEncoder
 
     def __init__(
         self,
@@ -34,57 +43,88 @@ class LaneRecorder(Recorder):
         mode: str,
         observation: Layout,
         action: Layout,
+        filters: Filters,
         **options: Any,
     ):
         self._count, self._mode = count, mode
         self._leaves = list(observation.leaves()), list(action.leaves())
+        self._leaves_out_steps = filters.steps
+        self.filters = LaneFilters(filters, mode, count) if filters.any else None
         row_size = 10 + sum(leaf.row_size for leaves in self._leaves for leaf in leaves)
         self._capacity = min(_MOST_BYTES, max(_LEAST_BYTES, _ROWS * count * row_size))
-        super().__init__(directory, schema, self._capacity, **options)
+        self.expecting = False  # a step or reset has begun that was not told yet
+        super().__init__(directory, schema, self._capacity, summary=filters.summary, **options)
 
     def _start_afresh(self) -> None:
         super()._start_afresh()
         self._size = 0
         self._asked: deque[Any] = deque()
         self.limit = 1
+        if self.filters is not None:
+            self.filters.forget()
 
     def _new_encoder(self) -> LaneEncoder:
-        return LaneEncoder(self._count, self._mode, *self._leaves)
+        return LaneEncoder(self._count, self._mode, *self._leaves, self._leaves_out_steps)
 
     def _new_block(self) -> LaneBlock:
         return LaneBlock()
 
-    @property
-    def recording(self) -> bool:
-        """Whether there is any use in telling more."""
-        return not (self._closed or self.failed)
-
-    def add(self, event: Reset | Step) -> None:
-        """Takes an event, whose arrays are the recorder's from now on. Raises RecordingError, once."""
-        self.block.events.append(event)
-        self._size += sum(map(size_of, event.observations)) + 64
-        if isinstance(event, Step):
-            self._size += sum(map(size_of, event.actions)) + sum(map(size_of, event.notes.values())) + 10 * self._count
-        self._out.start()
-        if self._size >= self._capacity:
-            self._size = 0
-            self.block = LaneBlock(self.block)
-            self._asked.append(self._out.ask())
-            if len(self._asked) > _AHEAD:
-                self._out.wait(self._asked.popleft())
+    def ready(self) -> bool:
+        """Makes room for an event; says whether there is any use in telling it. Raises RecordingError, once."""
         if not self.limit:
             self.limit = 1
             self._complain()
             self._report()
+        if self._closed or self.failed:
+            return False
+        if self.expecting:
+            self.block.events.append(Lost(time.time_ns(), time.monotonic_ns()))
+            if self.filters is not None:
+                self.filters.lose_track()
+            self.expecting = False
+        if self._size >= self._capacity:
+            self._turn_over()
+        return True
+
+    def _turn_over(self) -> None:
+        """Hands on what the block holds, and goes on in a new one."""
+        self.block, self._size = LaneBlock(self.block), 0
+        self._asked.append(self._out.ask())
+        if len(self._asked) > _AHEAD:
+            self._out.wait(self._asked.popleft())
+
+    def add(self, event: Reset | Step) -> None:
+        """Takes an event, whose arrays are the recorder's from now on."""
+        self._size += sum(map(size_of, event.observations)) + 64
+        if isinstance(event, Step):
+            self._size += sum(map(size_of, event.actions)) + sum(map(size_of, event.notes.values())) + 10 * self._count
+        self._out.start()
+        self.block.events.append(event)
+        self.expecting = False
+
+    def say_if_closed(self) -> None:
+        """Warns, once, that an episode is not recorded because close() was called."""
+        if self._closed:
+            self._warn_once("reset", "the recorder is closed: this episode is not recorded")
 
     def end(self, outcome: int) -> None:
         self.block.events.append(End(outcome, time.time_ns(), time.monotonic_ns()))
 
-    def open_run(self) -> None:
-        """Nothing: in a forked child, episodes are recorded from their next start on."""
+    # -- forks and copies ---------------------------------------------------------------------------------------------
 
-    def go_on_with(self, run: Any) -> None:
-        pass
+    def open_run(self) -> GoOn | None:
+        """What another recorder needs to go on with the episodes that are open here, or None."""
+        if self._closed or self.failed or self.expecting:
+            return None
+        progress = self._out.progress()
+        return None if progress is None else self._encoder.open_run(progress)
+
+    def go_on_with(self, run: GoOn | None) -> None:
+        """Takes over the episodes of another recorder when the next step comes; writes nothing if none comes."""
+        if run is not None:
+            self.block.events.append(run)
+            if self.filters is not None:
+                self.filters.go_on_with(run)
 
 
 class BatchPacker:

@@ -11,57 +11,27 @@ from gym_trace.blocks import CUT, TERMINATED, TRUNCATED, Start
 from gym_trace.chunks import PACKED_ABSENT, joined_rows
 from gym_trace.encoder import Columns, Segment, size_of
 from gym_trace.format import wire
+from gym_trace.lane_events import (
+    DISABLED,
+    LANE,
+    NEXT_STEP,
+    SAME_STEP,
+    End,
+    Event,
+    GoOn,
+    LaneBlock,
+    Lost,
+    Reset,
+    Rows,
+    Step,
+    advanced,
+    last_observations,
+    taken,
+)
+from gym_trace.lane_filters import ChosenRows
 from gym_trace.layout import Leaf
 from gym_trace.starts import NOTHING, packed_start, stored_seed
 from gym_trace.values import Array, pack
-
-NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # autoreset modes, as Gymnasium spells them
-
-Rows = Array | list[bytes]  # of a leaf, one a lane: typed, or one MessagePack value each
-
-
-class Reset(NamedTuple):
-    """A reset of some lanes, or of all."""
-
-    lanes: Array
-    observations: list[Rows]  # one a leaf, a row for each of the lanes
-    starts: list[Start]  # likewise; their episode ids are not known yet
-    utc: int
-    monotonic: int
-
-
-class Step(NamedTuple):
-    """A step of all lanes."""
-
-    observations: list[Rows]  # one a leaf, a row for each lane
-    actions: list[Rows]
-    rewards: Rows
-    terminations: Array
-    truncations: Array
-    finals: (
-        tuple[Array, list[Rows]] | None
-    )  # where lanes were reset in the same step: which, and their last observations
-    infos: list[bytes] | None  # of the steps, one a lane
-    reset_infos: list[bytes] | None  # of the episodes that began, one a lane
-    notes: dict[str, Rows]  # annotations
-    utc: int
-    monotonic: int
-
-
-class End(NamedTuple):
-    """The end of all episodes that are open."""
-
-    outcome: int
-    utc: int
-    monotonic: int
-
-
-class LaneBlock:
-    """Events in their order; whatever is there is complete, so another thread may take it at any time."""
-
-    def __init__(self, before: LaneBlock | None = None):
-        self.before = before  # until that is encoded
-        self.events: list[Reset | Step | End] = []
 
 
 class LaneProgress(NamedTuple):
@@ -69,181 +39,251 @@ class LaneProgress(NamedTuple):
 
     block: LaneBlock
     events: int  # of the block
-    lanes: Array  # of dtype _LANE
+    lanes: Array  # of dtype LANE
     episodes: int
+    recent: tuple[Reset | Step | GoOn, ...]  # see last_observations
 
 
 class LaneEncoder:
-    """Turns events into segments whose rows are ordered by lane. Not for several threads at once."""
+    """Turns events into segments whose rows are ordered by lane.
 
-    def __init__(self, count: int, mode: str, observation_leaves: list[Leaf], action_leaves: list[Leaf]):
+    Args:
+        filtered: whether single steps are left out.
+    """
+
+    def __init__(
+        self, count: int, mode: str, observation_leaves: list[Leaf], action_leaves: list[Leaf], filtered: bool
+    ):
         self.complaints: dict[str, str] = {}
-        self._count, self._mode = count, mode
-        self._observation_leaves, self._action_leaves = observation_leaves, action_leaves
+        self.count, self.mode, self.filtered = count, mode, filtered
+        self.observation_leaves, self.action_leaves = observation_leaves, action_leaves
 
     def begun(self, block: LaneBlock) -> LaneProgress:
         """Where it begins."""
-        return LaneProgress(block, 0, np.zeros(self._count, _LANE), 0)
+        return LaneProgress(block, 0, np.zeros(self.count, LANE), 0, ())
 
     def encoded(
         self, progress: LaneProgress, blocks: list[LaneBlock], partly: bool
     ) -> tuple[LaneProgress, list[Segment]]:
         """What was added to blocks since progress, and the progress after it. partly: whether the last one counts."""
-        self._lanes, self._episodes = progress.lanes.copy(), progress.episodes
+        encoding = _Encoding(self, progress)
         segments: list[Segment] = []
-        taken = progress.events
+        done = progress.events
         for block in blocks:
             if block is not progress.block:
-                taken = 0
+                done = 0
             if partly or block is not blocks[-1]:
-                events = block.events[taken:]
-                segments += self._segments(events)
-                taken += len(events)
-        if blocks == [progress.block] and taken == progress.events:
+                events = block.events[done:]
+                segments += encoding.segments(events)
+                done += len(events)
+        if blocks == [progress.block] and done == progress.events:
             return progress, []
-        return LaneProgress(blocks[-1], taken, self._lanes, self._episodes), segments
+        return LaneProgress(blocks[-1], done, encoding.lanes, encoding.episodes, encoding.recent), segments
 
-    def _segments(self, events: list[Reset | Step | End]) -> list[Segment]:
-        segments, steps = [], []
+    def open_run(self, progress: LaneProgress) -> GoOn:
+        """What another encoder needs to go on where this one is."""
+        known = progress.lanes.copy()
+        known["deferred"] = known["open"] & ~known["skipped"]
+        lanes = np.flatnonzero(known["deferred"])
+        known["episode"][lanes] = np.arange(len(lanes))
+        return GoOn(known, lanes, last_observations(progress.recent, lanes, self.count))
+
+
+class _Encoding:
+    """Events being encoded, which changes nothing of what was known before."""
+
+    def __init__(self, encoder: LaneEncoder, progress: LaneProgress):
+        self._encoder, self._count, self._mode = encoder, encoder.count, encoder.mode
+        self.lanes, self.episodes, self.recent = progress.lanes.copy(), progress.episodes, progress.recent
+
+    def segments(self, events: list[Event]) -> list[Segment]:
+        """What consecutive events are."""
+        segments: list[Segment] = []
+        steps: list[Step] = []
         for event in [*events, None]:
             if isinstance(event, Step):
                 steps.append(event)
                 continue
             if steps:
-                segments.append(self._steps(steps))
+                segments += [self._goes_on(), self._steps(steps)]
+                self.recent = (steps[-1],)
                 steps = []
-            if event is not None:
-                segments.append(self._reset(event) if isinstance(event, Reset) else self._end(event))
+            if isinstance(event, Reset):
+                segments += self._reset(event)
+                self.recent = (event,) if len(event.lanes) == self._count else (*self.recent, event)
+            elif isinstance(event, GoOn):
+                self.lanes, self.episodes = event.known.copy(), len(event.lanes)
+                self.recent = (event,) if len(event.lanes) else ()
+            elif event is not None:
+                segments.append(self._end(event))
         return [segment for segment in segments if len(segment.fragments)]
 
     # -- resets and ends ----------------------------------------------------------------------------------------------
 
-    def _reset(self, event: Reset) -> Segment:
-        state = self._lanes
-        cut = self._ends(event.lanes[state["open"][event.lanes]], CUT, event.utc, event.monotonic)
-        begun = np.zeros(len(event.lanes), wire.FRAGMENT)
-        begun["lane"] = event.lanes
-        begun["episode"] = self._episodes + np.arange(len(begun))
-        begun["flags"] = wire.STARTS | wire.LEADS
-        begun["seed"] = [stored_seed(start.seed) for start in event.starts]
-        begun["start_time"], begun["clock_offset"] = event.utc, event.utc - event.monotonic
-        self._episodes += len(begun)
-        new = np.zeros(len(begun), _LANE)
-        new["open"], new["episode"], new["utc"], new["monotonic"] = True, begun["episode"], event.utc, event.monotonic
-        state[event.lanes] = new
-        starts = self._packed_starts(event.starts)
-        columns: Columns = {("starts",): starts}
-        for leaf, rows in zip(self._observation_leaves, event.observations):
-            columns[leaf.path] = rows
-        return _segment(np.concatenate([cut, begun]), columns)
+    def _reset(self, event: Reset) -> list[Segment]:
+        cut = self._ends(event.lanes, CUT, event.utc, event.monotonic)
+        packed, replaced = _packed_starts(event.starts)
+        if replaced:
+            self._encoder.complaints["reset"] = f"a value of type {replaced} given to reset cannot be stored"
+        new = np.zeros(len(event.lanes), LANE)
+        new["open"], new["utc"], new["monotonic"], new["start"] = True, event.utc, event.monotonic, packed
+        new["seed"] = [stored_seed(start.seed) for start in event.starts]
+        if event.ids is None:
+            new["episode"] = self.episodes + np.arange(len(new))
+            self.episodes += len(new)
+        else:
+            new["episode"], new["skipped"] = event.ids, event.ids < 0
+        new["running"] = not self._encoder.filtered
+        self.lanes[event.lanes] = new
+        places = np.flatnonzero(~new["skipped"])
+        starts = self._starts(event.lanes[places], [taken(rows, places) for rows in event.observations])
+        return [_segment(cut, {}), starts]
 
-    def _end(self, event: End) -> Segment:
-        lanes = np.flatnonzero(self._lanes["open"])
-        fragments = self._ends(lanes, event.outcome, event.utc, event.monotonic)
-        self._lanes["open"] = False
+    def _goes_on(self) -> Segment:
+        """What another recorder has begun, when it is certain that there is more of it."""
+        lanes = np.flatnonzero(self.lanes["deferred"])
+        self.lanes["deferred"] = False
+        if not len(lanes):
+            return _segment(np.zeros(0, wire.FRAGMENT), {})
+        running = lanes[self.lanes["running"][lanes]]
+        return self._starts(lanes, last_observations(self.recent, running, self._count))
+
+    def _starts(self, lanes: Array, observations: list[Rows]) -> Segment:
+        """The starts of episodes. observations: of those lanes whose next step goes on with them."""
+        known, fragments = self.lanes[lanes], np.zeros(len(lanes), wire.FRAGMENT)
+        fragments["lane"], fragments["episode"], fragments["first_step"] = lanes, known["episode"], known["steps"]
+        fragments["flags"] = wire.STARTS | wire.LEADS * known["running"].astype(np.uint32)
+        fragments["seed"], fragments["start_time"] = known["seed"], known["utc"]
+        fragments["clock_offset"] = known["utc"] - known["monotonic"]
+        columns: Columns = {("starts",): known["start"].tolist()}
+        if known["running"].any():
+            columns.update(zip((leaf.path for leaf in self._encoder.observation_leaves), observations))
+        return _segment(fragments, columns)
+
+    def _end(self, event: End | Lost) -> Segment:
+        outcome = CUT if isinstance(event, Lost) else event.outcome
+        fragments = self._ends(np.arange(self._count), outcome, event.utc, event.monotonic)
+        self.lanes["open"] = self.lanes["pending"] = self.lanes["deferred"] = False
         return _segment(fragments, {})
 
     def _ends(self, lanes: Array, outcome: int, utc: int, monotonic: int) -> Array:
         """Fragments without steps that end what the lanes have open."""
-        fragments, state = np.zeros(len(lanes), wire.FRAGMENT), self._lanes[lanes]
-        fragments["lane"], fragments["episode"], fragments["first_step"] = lanes, state["episode"], state["steps"]
+        known = self.lanes[lanes]
+        begun = known["open"] & ~known["skipped"] & ~known["deferred"]
+        lanes, known = lanes[begun], known[begun]
+        fragments = np.zeros(len(lanes), wire.FRAGMENT)
+        fragments["lane"], fragments["episode"], fragments["first_step"] = lanes, known["episode"], known["steps"]
         fragments["flags"], fragments["outcome"] = wire.STOPS | wire.ENDS, outcome
-        fragments["duration"] = monotonic - state["monotonic"]
-        fragments["clock_drift"] = utc - state["utc"] - fragments["duration"]
+        fragments["duration"] = monotonic - known["monotonic"]
+        fragments["clock_drift"] = utc - known["utc"] - fragments["duration"]
         return fragments
-
-    def _packed_starts(self, starts: Iterable[Start]) -> list[bytes]:
-        packed = [packed_start(start) for start in starts]
-        for _, replaced in packed:
-            if replaced:
-                self.complaints["reset"] = f"a value of type {replaced[0]} given to reset cannot be stored"
-        return [row for row, _ in packed]
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _steps(self, events: list[Step]) -> Segment:
         """One segment of consecutive steps. All arrays of rows are ordered by lane, then by time."""
-        times, count = len(events), self._count
+        times, encoder = len(events), self._encoder
         ended = np.array([event.terminations | event.truncations for event in events])
         valid, leads = self._which(ended)
+        if events[0].kept is not None:
+            same_step, filtered = self._mode == SAME_STEP, encoder.filtered
+            return self._chosen(events, ChosenRows(events, valid, leads, ended, same_step, filtered))
+        whole = valid.all()
         rows = np.flatnonzero(valid.T)  # of all (lane, time) pairs, those that are anything
         lane, time = rows // times, rows % times
         done, lead = (ended & ~leads).T.reshape(-1)[rows], leads.T.reshape(-1)[rows]
-        steps = rows[~lead]  # those that are steps
-        columns: Columns = {}
         observations = [
-            _by_lane([event.observations[i] for event in events], rows, times * count)
-            for i in range(len(self._observation_leaves))
+            _by_lane([event.observations[i] for event in events], None if whole else rows)
+            for i in range(len(encoder.observation_leaves))
         ]
+        steps = None if whole and not lead.any() else rows[~lead]  # those that are steps
         if self._mode == SAME_STEP and done.any():
             at = np.flatnonzero(done)
             observations = [
                 _inserted(column, at, self._finals(events, i, lane[at], time[at]))
                 for i, column in enumerate(observations)
             ]
-            lane, time = np.insert(lane, at, lane[at]), np.insert(time, at, time[at])
+            lane, time, lead = np.insert(lane, at, lane[at]), np.insert(time, at, time[at]), np.insert(lead, at, False)
             places = at + np.arange(len(at))  # of the last observations; the first of the new episodes follow them
-            done, lead = np.zeros(len(lane), np.bool_), np.zeros(len(lane), np.bool_)
+            done = np.zeros(len(lane), np.bool_)
             done[places], lead[places + 1] = True, True
-        for leaf, column in zip(self._observation_leaves, observations):
-            columns[leaf.path] = column
-        if len(steps):
-            for i, leaf in enumerate(self._action_leaves):
-                columns[leaf.path] = _by_lane([event.actions[i] for event in events], steps, times * count)
-            columns["rewards",] = _by_lane([event.rewards for event in events], steps, times * count)
-            if events[0].infos is not None:
-                columns["infos",] = _by_lane([event.infos or [] for event in events], steps, times * count)
-            for name in dict.fromkeys(name for event in events for name in event.notes):
-                missing = [PACKED_ABSENT] * count
-                notes = [event.notes.get(name, missing) for event in events]
-                columns["annotations", name] = _by_lane(notes, steps, times * count)
-        fragments = self._fragments(events, lane, time, lead, done)
+        columns: Columns = {}
         begun = np.flatnonzero(lead)
         if len(begun):
-            columns = {("starts",): self._autoreset_starts(events, lane[begun], time[begun]), **columns}
-        return _segment(fragments, columns)
+            columns["starts",] = self._autoreset_starts(events, lane[begun], time[begun])
+        columns.update(zip((leaf.path for leaf in encoder.observation_leaves), observations))
+        if steps is None or len(steps):
+            self._add_step_columns(columns, events, steps)
+        return _segment(self._fragments(events, lane, time, lead, done), columns)
+
+    def _chosen(self, events: list[Step], chosen: ChosenRows) -> Segment:
+        """The segment of what filters have left."""
+        names, times = LANE.names or (), len(events)
+        for lane, state in enumerate(self.lanes.tolist()):
+            known = dict(zip(names, state))
+            chosen.add(lane, known)
+            self.lanes[lane] = tuple(known.values())
+        columns: Columns = {}
+        if chosen.starts:
+            columns["starts",] = self._autoreset_starts(events, *np.array(chosen.starts).T)
+        first = last_observations(self.recent, np.arange(self._count), self._count) or events[0].observations
+        rows = np.array([lane * (times + 1) + time + 1 for lane, time in chosen.observations], np.int64)
+        for i, leaf in enumerate(self._encoder.observation_leaves):
+            column = _by_lane([first[i], *(event.observations[i] for event in events)], rows)
+            if chosen.finals:
+                at, lanes, ends = np.array(chosen.finals).T
+                column = _inserted(column, at, self._finals(events, i, lanes, ends))
+            if len(column):
+                columns[leaf.path] = column
+        if chosen.steps:
+            steps = np.array([lane * times + time for lane, time in chosen.steps])
+            self._add_step_columns(columns, events, steps)
+        return _segment(chosen.fragments(), columns)
+
+    def _add_step_columns(self, columns: Columns, events: list[Step], steps: Array | None) -> None:
+        """Adds what steps have beside observations. steps: places, by lane, then by time; None for all."""
+        for i, leaf in enumerate(self._encoder.action_leaves):
+            columns[leaf.path] = _by_lane([event.actions[i] for event in events], steps)
+        columns["rewards",] = _by_lane([event.rewards for event in events], steps)
+        if events[0].infos is not None:
+            columns["infos",] = _by_lane([event.infos or [] for event in events], steps)
+        for name in dict.fromkeys(name for event in events for name in event.notes):
+            missing = [PACKED_ABSENT] * self._count
+            columns["annotations", name] = _by_lane([event.notes.get(name, missing) for event in events], steps)
 
     def _which(self, ended: Array) -> tuple[Array, Array]:
-        """Of each (time, lane): whether it is anything, and whether it is the reset that follows an end."""
+        """Of each (time, lane): whether it is anything, and whether it is a reset."""
         valid, leads = np.ones(ended.shape, np.bool_), np.zeros(ended.shape, np.bool_)
-        open_, pending = self._lanes["open"].copy(), self._lanes["pending"].copy()
+        open_, pending = self.lanes["open"].copy(), self.lanes["pending"].copy()
         if self._mode == NEXT_STEP:
             leads[0], leads[1:] = pending, ended[:-1]
         regular = self._mode != DISABLED and (open_ | pending).all() and not (ended & leads).any()
         for t, now in enumerate(() if regular else ended):  # lanes without an episode, ends in a reset: seldom
-            leads[t] = pending
-            open_ = open_ | pending
-            valid[t] = open_
-            over = now & open_ & ~pending
-            pending = over & (self._mode == NEXT_STEP)
-            open_ = open_ & ~(over & (self._mode != SAME_STEP))
+            valid[t], leads[t], open_, pending = advanced(self._mode, open_, pending, now)
         ended &= valid
         if regular and self._mode == NEXT_STEP:
             open_, pending = ~ended[-1], ended[-1]
-        self._lanes["open"], self._lanes["pending"] = open_, pending
+        self.lanes["open"], self.lanes["pending"] = open_, pending
         return valid, leads
 
     def _finals(self, events: list[Step], leaf: int, lanes: Array, times: Array) -> Rows:
         """The last observations of the episodes that ended in these lanes at these times."""
         kept = [event.finals for event in events]
         offsets = np.cumsum([0] + [0 if finals is None else len(finals[0]) for finals in kept])
-        found = [finals for finals in kept if finals is not None]
-        rows = joined_rows([finals[1][leaf] for finals in found])
+        rows = joined_rows([finals[1][leaf] for finals in kept if finals is not None])
         places = np.empty((len(events), self._count), np.int64)
         for t, finals in enumerate(kept):
             if finals is not None:
                 places[t, finals[0]] = offsets[t] + np.arange(len(finals[0]))
-        order = places[times, lanes]
-        return rows[order] if isinstance(rows, np.ndarray) else [rows[i] for i in order]
+        return taken(rows, places[times, lanes])
 
     def _autoreset_starts(self, events: list[Step], lanes: Array, times: Array) -> list[bytes]:
-        if events[0].reset_infos is None:
-            return [NOTHING] * len(lanes)
-        starts = []
-        for lane, time in zip(lanes.tolist(), times.tolist()):
-            infos = events[time].reset_infos
-            starts.append(Start(0, lane, None, None, None, None if infos is None else infos[lane], 0, 0))
-        return self._packed_starts(starts)
+        starts = [NOTHING] * len(lanes)
+        if events[0].reset_infos is not None:
+            infos = [(events[time].reset_infos or [])[lane] for lane, time in zip(lanes.tolist(), times.tolist())]
+            starts, _ = _packed_starts(Start(0, 0, None, None, None, info, 0, 0) for info in infos)
+        self.lanes["start"][lanes] = starts  # the last one of a lane stays
+        return starts
 
     def _fragments(self, events: list[Step], lane: Array, time: Array, lead: Array, done: Array) -> Array:
         """The fragments of rows that are ordered by lane, then by time."""
@@ -253,15 +293,16 @@ class LaneEncoder:
         begin = np.flatnonzero(np.concatenate([[True], changes | lead[1:]]))
         last = np.append(begin[1:], len(lane)) - 1
         starts, ends = lead[begin], done[last]
-        state = self._lanes[lane[begin]]
+        state = self.lanes[lane[begin]]
         utc, monotonic = np.array([(event.utc, event.monotonic) for event in events], np.int64).T
         started = np.flatnonzero(starts)
         first, final = time[begin[started]], time[last]
-        begun = {"utc": state["utc"].copy(), "monotonic": state["monotonic"].copy(), "episode": state["episode"].copy()}
+        begun = {name: state[name].copy() for name in ("utc", "monotonic", "episode", "seed")}
         begun["utc"][started], begun["monotonic"][started] = utc[first], monotonic[first]
+        begun["seed"][started] = wire.NO_SEED
         order = np.lexsort((lane[begin[started]], first))  # ids in the order of the starts, then of the lanes
-        begun["episode"][started[order]] = self._episodes + np.arange(len(started))
-        self._episodes += len(started)
+        begun["episode"][started[order]] = self.episodes + np.arange(len(started))
+        self.episodes += len(started)
 
         fragments = np.zeros(len(begin), wire.FRAGMENT)
         fragments["lane"], fragments["episode"] = lane[begin], begun["episode"]
@@ -284,30 +325,31 @@ class LaneEncoder:
         latest = np.append(begin[1:], len(lane)) == len(lane)
         latest[:-1] = lane[begin[1:]] != lane[begin[:-1]]
         lanes = lane[begin[latest]]
-        for name in ("utc", "monotonic", "episode"):
-            self._lanes[name][lanes] = begun[name][latest]
-        self._lanes["steps"][lanes] = (fragments["first_step"] + fragments["steps"])[latest]
+        for name in ("utc", "monotonic", "episode", "seed"):
+            self.lanes[name][lanes] = begun[name][latest]
+        self.lanes["running"][lanes] = True
+        self.lanes["steps"][lanes] = (fragments["first_step"] + fragments["steps"])[latest]
         return fragments
 
 
-# What is known of each lane: whether an episode is open, whether its reset comes with the next step.
-_LANE = np.dtype(
-    [("open", "?"), ("pending", "?"), ("episode", "i8"), ("steps", "i8"), ("utc", "i8"), ("monotonic", "i8")]
-)
+def _packed_starts(starts: Iterable[Start]) -> tuple[list[bytes], str]:
+    """The column "starts", and the class of a value that could not be stored, if there was one."""
+    packed = [packed_start(start) for start in starts]
+    return [row for row, _ in packed], next((replaced[0] for _, replaced in packed if replaced), "")
 
 
 def _segment(fragments: Array, columns: Columns) -> Segment:
     return Segment(fragments, columns, fragments.nbytes + sum(map(size_of, columns.values())))
 
 
-def _by_lane(batches: Sequence[Rows], chosen: Array, total: int) -> Rows:
-    """The chosen rows of batches for all lanes, one batch after the other in time."""
+def _by_lane(batches: Sequence[Rows], chosen: Array | None) -> Rows:
+    """Rows of batches for all lanes, by lane, then by time; the chosen ones, None for all."""
     if _alike(batches):
         stacked = np.stack(batches).swapaxes(0, 1)
-        flat = stacked.reshape(total, *stacked.shape[2:])
-        return flat if len(chosen) == total else flat[chosen]
-    packed = [row for lane in zip(*map(_packed, batches)) for row in lane]
-    return [packed[i] for i in chosen.tolist()]
+        flat: Rows = stacked.reshape(-1, *stacked.shape[2:])
+    else:
+        flat = [row for lane in zip(*map(_packed, batches)) for row in lane]
+    return flat if chosen is None else taken(flat, chosen)
 
 
 def _inserted(column: Rows, at: Array, rows: Rows) -> Rows:

@@ -62,6 +62,16 @@ def new_schema(
     }
 
 
+def copied_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema record of the writer of a copy of a wrapper, made from that of the original."""
+    return {
+        **schema,
+        "writer": trace_directory.new_writer_id(),
+        "pid": os.getpid(),
+        "copied_from": schema["writer"],
+    }
+
+
 def info_keys(record_infos: bool | Sequence[str]) -> tuple[str, ...] | None:
     """The keys of infos to record; None: all, if any. Raises InvalidOption."""
     if isinstance(record_infos, str):

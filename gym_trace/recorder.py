@@ -7,7 +7,7 @@ import pathlib
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.util import register_after_fork
 from typing import Any
 
@@ -17,6 +17,7 @@ from gym_trace.chunks import ChunkWriter
 from gym_trace.errors import InvalidOption, RecordingError
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.writer import TraceWriter
+from gym_trace.values import pack_lenient
 from gym_trace.writing import BlockEncoder, BlockWriter
 
 
@@ -174,6 +175,15 @@ class Recorder(ABC):
         self._encoder.complaints.setdefault(column, complaint)
         if column not in self._complained:
             self.limit = 0
+
+    def packed_info(self, info: Mapping[str, Any], keys: Sequence[str] | None) -> bytes:
+        """An info as MessagePack. keys: of what is kept of it; None for all."""
+        if keys is not None:
+            info = {key: info[key] for key in keys if key in info}
+        packed, replaced = pack_lenient(info)
+        if replaced:
+            self.complain("infos", f"a value of type {replaced[0]} cannot be stored; its repr is kept")
+        return packed
 
     def _complain(self) -> None:
         """Warns of values that do not match their space. In the caller's thread, where it is seen."""

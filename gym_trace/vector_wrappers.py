@@ -15,11 +15,12 @@ from gymnasium.vector.utils import iterate
 from gym_trace.blocks import Start
 from gym_trace.environment import autoreset_mode
 from gym_trace.errors import InvalidOption
+from gym_trace.filters import EpisodeFilter, Filters, FrameFilter
+from gym_trace.lane_events import SAME_STEP, Reset, Rows, Step
 from gym_trace.lane_recording import BatchPacker, LaneRecorder
-from gym_trace.lanes import SAME_STEP, Reset, Rows, Step
 from gym_trace.layout import Layout, layout_of
-from gym_trace.opening import info_keys, new_schema, opened_directory
-from gym_trace.values import Array, copied, pack, pack_lenient, plain_array
+from gym_trace.opening import copied_schema, info_keys, new_schema, opened_directory
+from gym_trace.values import Array, copied, pack, plain_array
 
 if not hasattr(vector, "AutoresetMode"):
     raise ImportError("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
@@ -34,10 +35,22 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
     vector environment does to reset a lane is no step of an episode. All autoreset modes are understood; a vector
     environment that does not say which one it has is taken to have NEXT_STEP.
 
+    When an exception comes out of reset() or step(), nobody knows what each lane has done: their episodes are kept as
+    "cut", and each lane is recorded again from the next episode that begins in it.
+
+    Pickled and deep-copied where the vector environment can be (AsyncVectorEnv cannot), the copy has its own writer and
+    goes on with the episodes.
+
     Args:
         envs: any Gymnasium vector environment.
         directory: where the trace goes; made if it is not there. None: a fresh directory under the system's temporary
             one, whose name is logged and found in ``.directory``.
+        episode_filter: called with the episode id (0, 1, 2 … by start, then by lane) when an episode starts; episodes
+            for which it says False are not recorded.
+        frame_filter: called with the index of each step in its episode; steps for which it says False are left out.
+            Each run of kept steps comes back as a part of the episode, with the observation before it.
+        reward_classes: values of reward; rare classes of reward are kept more often (see filters.RewardClasses).
+            Not together with frame_filter.
         record_infos: False, True for all infos, or the keys of those to record.
         split: a word for what the episodes are for, such as "train" or "eval".
         uid: the writer's id in file names; None makes a unique one.
@@ -64,6 +77,9 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         envs: vector.VectorEnv[Any, Any, Any],
         directory: str | os.PathLike[str] | None = None,
         *,
+        episode_filter: EpisodeFilter | None = None,
+        frame_filter: FrameFilter | None = None,
+        reward_classes: Sequence[float] | None = None,
         record_infos: bool | Sequence[str] = False,
         split: str = "train",
         uid: str | None = None,
@@ -77,8 +93,12 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         super().__init__(envs)
         self._mode = autoreset_mode(envs)
         self._count = envs.num_envs
+        self._filters = Filters(episode_filter, frame_filter, reward_classes)
         self._infos, self._info_keys = bool(record_infos), info_keys(record_infos)
-        schema = new_schema(
+        self._options: dict[str, Any] = {
+            "level": level, "fsync": fsync, "flush_seconds": flush_seconds, "on_error": on_error
+        }  # fmt: skip
+        self._schema: dict[str, Any] = new_schema(
             envs,
             envs.single_observation_space,
             envs.single_action_space,
@@ -87,27 +107,31 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
             metadata=metadata,
             recorder={
                 "record_infos": record_infos if isinstance(record_infos, bool) else list(record_infos),
+                **self._filters.described(),
                 "num_envs": self._count,
                 "autoreset_mode": self._mode,
             },
         )
         self.directory = opened_directory(directory, on_exist)
-        observation = layout_of(schema["observation_space"], ("observations",))
-        action = layout_of(schema["action_space"], ("actions",))
+        self._attach(lazy=False)
+
+    def _attach(self, lazy: bool) -> None:
+        """A recorder for this wrapper, and what copies batches into its rows."""
+        observation = layout_of(self._schema["observation_space"], ("observations",))
+        action = layout_of(self._schema["action_space"], ("actions",))
         self._recorder = recorder = LaneRecorder(
             self.directory,
-            schema,
+            self._schema,
             self._count,
             self._mode,
             observation,
             action,
-            level=level,
-            fsync=fsync,
-            flush_seconds=flush_seconds,
-            on_error=on_error,
+            self._filters,
+            lazy=lazy,
+            **self._options,
         )
-        self._observations = self._packer(observation, envs.observation_space)
-        self._actions = self._packer(action, envs.action_space)
+        self._observations = self._packer(observation, self.env.observation_space)
+        self._actions = self._packer(action, self.env.action_space)
         self._notes: dict[str, Rows] = {}  # annotations of the next step
         recorder.save_at_exit(self)
 
@@ -120,56 +144,72 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Resets all lanes, or those in options["reset_mask"]. Episodes that have not ended are kept as "cut"."""
+        recorder = self._recorder
+        if not recorder.ready():
+            recorder.say_if_closed()
+            return self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         given = None if options is None else copied(options)
         mask = None if given is None else given.pop("reset_mask", None)  # before Gymnasium takes it out of options
+        lanes = np.arange(self._count) if mask is None else np.flatnonzero(mask)
+        if mask is None:
+            self._notes = {}
+        recorder.expecting = True
+        ids = None if recorder.filters is None else recorder.filters.reset(lanes)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         result = observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-        if self._recorder.recording:
-            lanes = np.arange(self._count) if mask is None else np.flatnonzero(mask)
-            if seed is None or isinstance(seed, (int, np.integer)):
-                seed = [None if seed is None else int(seed) + lane for lane in range(self._count)]
-            infos_of = self._packed_info if self._infos else lambda infos, lane: None
-            starts = [
-                Start(0, lane, seed[lane], given or None, None, infos_of(infos, lane), utc, monotonic)
-                for lane in lanes.tolist()
-            ]
-            batch = self._observations.batch(observations, None if mask is None else lanes)
-            self._recorder.add(Reset(lanes, batch, starts, utc, monotonic))
+        if seed is None or isinstance(seed, (int, np.integer)):
+            seed = [None if seed is None else int(seed) + lane for lane in range(self._count)]
+        infos_of = self._packed_info if self._infos else lambda infos, lane: None
+        starts = [
+            Start(0, lane, seed[lane], given or None, None, infos_of(infos, lane), utc, monotonic)
+            for lane in lanes.tolist()
+        ]
+        batch = self._observations.batch(observations, None if mask is None else lanes)
+        recorder.add(Reset(lanes, batch, starts, ids, utc, monotonic))
         return result
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps all lanes and records the step."""
         recorder = self._recorder
-        if not recorder.recording:
+        if not recorder.ready():
             return self.env.step(actions)
         packed_actions = self._actions.batch(actions)
+        recorder.expecting = True
         result = observations, rewards, terminations, truncations, infos = self.env.step(actions)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
+        rewards = np.array(plain_array(rewards))
         terminated, truncated = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
+        ids: Array | None = None
+        kept: Array | None = None
+        if recorder.filters is not None:
+            ids, kept = recorder.filters.step(rewards, terminated | truncated)
         finals: tuple[Array, list[Rows]] | None = None
-        step_infos: list[bytes] | None = None
-        reset_infos: list[bytes] | None = None
         ended: list[int] = []
         if self._mode == SAME_STEP:
             ended = np.flatnonzero(terminated | truncated).tolist()
-            finals = self._finals(infos, ended) if ended else None
+            finals = self._finals(observations, infos, ended) if ended else None
+        step_infos: list[bytes] | None = None
+        reset_infos: list[bytes] | None = None
         if self._infos:  # those of the lanes that are stepped, and of those that are reset
-            reset_infos = [self._packed_info(infos, lane) for lane in range(self._count)]
+            used = [True] * self._count if ids is None or kept is None else (kept | (ids >= 0)).tolist()
+            reset_infos = [self._packed_info(infos, lane) if use else b"" for lane, use in enumerate(used)]
             step_infos = list(reset_infos)
-            for lane in ended:
+            for lane in (lane for lane in ended if used[lane]):
                 step_infos[lane] = self._packed_info(infos.get("final_info", {}), lane)
         notes, self._notes = self._notes, {}
         recorder.add(
             Step(
                 self._observations.batch(observations),
                 packed_actions,
-                np.array(plain_array(rewards)),
+                rewards,
                 terminated,
                 truncated,
                 finals,
                 step_infos,
                 reset_infos,
                 notes,
+                ids,
+                kept,
                 utc,
                 monotonic,
             )
@@ -203,25 +243,37 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
 
     # -- batches taken apart ------------------------------------------------------------------------------------------
 
-    def _finals(self, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]] | None:
+    def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]]:
         """The last observations of lanes that were reset in the same step."""
         lanes = np.array(ended)
         finals = infos.get("final_obs")
         if finals is None:
             self._recorder.complain("observations", "no final_obs in infos; first observations stand in for the last")
-            return None
+            finals = observations
         if isinstance(finals, np.ndarray) and finals.dtype == object:
             return lanes, self._observations.single([finals[lane] for lane in ended])
         return lanes, self._observations.batch(finals, lanes)
 
     def _packed_info(self, infos: Mapping[str, Any], lane: int) -> bytes:
-        info = _info_of(infos, lane)
-        if self._info_keys is not None:
-            info = {key: info[key] for key in self._info_keys if key in info}
-        packed, replaced = pack_lenient(info)
-        if replaced:
-            self._recorder.complain("infos", f"a value of type {replaced[0]} cannot be stored; its repr is kept")
-        return packed
+        return self._recorder.packed_info(_info_of(infos, lane), self._info_keys)
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        if isinstance(self.unwrapped, vector.AsyncVectorEnv):  # copying its pipes would break those that it has
+            raise TypeError("an AsyncVectorEnv, whose lanes are processes, cannot be copied; copy a SyncVectorEnv")
+        state = self.__dict__.copy()
+        for name in ("_recorder", "_observations", "_actions"):
+            del state[name]
+        state["_run"] = self._recorder.open_run()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        run = state.pop("_run")
+        self.__dict__.update(state)
+        self._schema = copied_schema(self._schema)
+        self._attach(lazy=True)
+        self._recorder.go_on_with(run)
 
 
 def _info_of(infos: Mapping[str, Any], lane: int) -> dict[str, Any]:

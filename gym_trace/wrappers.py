@@ -14,14 +14,14 @@ from numpy import ndarray
 
 from gym_trace import environment
 from gym_trace.blocks import ATOMS, TERMINATED, TRUNCATED, RowFormat, Start
-from gym_trace.errors import InvalidOption
-from gym_trace.filters import EpisodeFilter, FrameFilter, RewardClasses
-from gym_trace.format import directory as trace_directory
+from gym_trace.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.frames import Odd
 from gym_trace.layout import Layout, Leaf, layout_of
-from gym_trace.opening import info_keys, new_schema, opened_directory
+from gym_trace.live_video import LiveVideo
+from gym_trace.opening import copied_schema, info_keys, new_schema, opened_directory
 from gym_trace.recording import RowRecorder
-from gym_trace.values import copied, pack, pack_lenient
+from gym_trace.schedules import Schedule
+from gym_trace.values import copied, pack
 
 
 class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -47,6 +47,9 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         metadata: anything that MessagePack can hold, stored with the trace.
         on_error: "raise" a RecordingError at the next step when the disk is full, or "warn"; either way once, and the
             environment can be stepped on unrecorded.
+        video: which of the recorded episodes are filmed, as MP4 in the directory: None or False for none, "cubic"
+            (0, 1, 8, 27 … 729, then every 1,000), or a function of the episode id. The environment needs
+            render_mode="rgb_array". Any episode can be filmed later, too, with gym-trace render.
 
     Attributes:
         directory: pathlib.Path of the trace.
@@ -75,6 +78,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         fsync: bool = False,
         metadata: Any = None,
         on_error: str = "raise",
+        video: Schedule | str | bool | None = None,
     ):
         # Whoever makes the environment again from its spec records beside this trace, as another writer.
         RecordConstructorArgs.__init__(
@@ -91,16 +95,13 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             fsync=fsync,
             metadata=metadata,
             on_error=on_error,
+            video=video,
         )
-        super().__init__(env)
+        self._video = None if video is None or video is False else LiveVideo(env, video)
+        super().__init__(env if self._video is None else self._video)
         self._base_env = env.unwrapped
-        if reward_classes is not None and frame_filter is not None:
-            raise InvalidOption(
-                "reward_classes and frame_filter exclude each other: both choose the steps that are kept"
-            )
-        self._episode_filter = episode_filter
-        self._frame_filter = frame_filter
-        self._reward_classes = None if reward_classes is None else RewardClasses(reward_classes)
+        self._filters = Filters(episode_filter, frame_filter, reward_classes)
+        self._filtered = self._filters.steps
         self._infos = record_infos
         self._info_keys = info_keys(record_infos)
         self._options: dict[str, Any] = {
@@ -115,9 +116,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             metadata=metadata,
             recorder={
                 "record_infos": record_infos if isinstance(record_infos, bool) else list(record_infos),
-                "episode_filter": episode_filter is not None,
-                "frame_filter": frame_filter is not None,
-                "reward_classes": None if reward_classes is None else [float(value) for value in reward_classes],
+                **self._filters.described(),
             },
         )
         self.directory = opened_directory(directory, on_exist)
@@ -127,14 +126,12 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         """A recorder for this wrapper, and the functions that copy values into its rows."""
         observation = layout_of(self._schema["observation_space"], ("observations",))
         action = layout_of(self._schema["action_space"], ("actions",))
-        classes = self._reward_classes
-        self._filtered = self._frame_filter is not None or classes is not None
         form = RowFormat(observation, action, bool(self._infos), use_frames=not self._filtered)
         self._recorder = recorder = RowRecorder(
             self.directory,
             self._schema,
             form,
-            summary=dict if classes is None else classes.summary,
+            summary=self._filters.summary,
             lazy=lazy,
             **self._options,
         )
@@ -160,9 +157,11 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         recorder = self._recorder
         recorder.end()
         self._last_slots, self._annotations = None, {}
-        if self._episode_filter is not None and not self._episode_filter(recorder.next_episode):
+        if not self._filters.keeps_episode(recorder.next_episode):
             recorder.skip_episode()
             return self.env.reset(seed=seed, options=options)
+        if self._video is not None:
+            self._video.expect(self.directory, recorder.writer_id, recorder.next_episode)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         state = environment.generator_state(self._base_env) if seed is None else None
         given = None if options is None else copied(options)
@@ -233,11 +232,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         self._recorder.flush()
 
     def _pack_info(self, info: dict[str, Any]) -> bytes:
-        if self._info_keys is not None:
-            info = {key: info[key] for key in self._info_keys if key in info}
-        packed, replaced = pack_lenient(info)
-        if replaced:
-            self._recorder.complain("infos", f"a value of type {replaced[0]} cannot be stored; its repr is kept")
+        packed = self._recorder.packed_info(info, self._info_keys)
         self._recorder.count_values(len(packed))
         return packed
 
@@ -251,12 +246,22 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         index = self._step_index
         self._step_index += 1
         self._last_slots = slots = self._pack_observation(observation)
-        if self._keeps(index, reward):
+        annotations, self._annotations = self._annotations, {}
+        kept = False  # also if the filter raises
+        try:
+            kept = self._filters.keeps_step(index, reward)
+        finally:
+            if not kept:
+                if recorder.rows is not None:
+                    recorder.stop()
+                if terminated or truncated:
+                    recorder.end_unseen(TERMINATED if terminated else TRUNCATED)
+        if kept:
             if recorder.rows is None:
                 recorder.prepare_lead()
                 recorder.lead(index, before)
-            if self._annotations:
-                recorder.annotate(self._annotations)
+            if annotations:
+                recorder.annotate(annotations)
             row = (*slots, *action_slots, reward if type(reward) in ATOMS else Odd(copied(reward)))
             if self._infos:
                 row += (self._pack_info(info),)
@@ -265,23 +270,11 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             self._append(row)
             if terminated or truncated:
                 recorder.rows = None  # a further step is another run, if it is kept
-        else:
-            if recorder.rows is not None:
-                recorder.stop()
-            if terminated or truncated:
-                recorder.end_unseen(TERMINATED if terminated else TRUNCATED)
-        self._annotations = {}
         return result
 
     def _append(self, row: tuple[Any, ...]) -> None:
         if self._recorder.rows is not None:
             self._recorder.rows.extend(row)
-
-    def _keeps(self, index: int, reward: Any) -> bool:
-        if self._frame_filter is not None:
-            return self._frame_filter(index)
-        assert self._reward_classes is not None
-        return self._reward_classes.keeps(float(reward))
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
@@ -295,13 +288,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
     def __setstate__(self, state: dict[str, Any]) -> None:
         run = state.pop("_run")
         self.__dict__.update(state)
-        copied_from = self._schema["writer"]
-        self._schema = {
-            **self._schema,
-            "writer": trace_directory.new_writer_id(),
-            "pid": os.getpid(),
-            "copied_from": copied_from,
-        }
+        self._schema = copied_schema(self._schema)
         step_index, last_slots = self._step_index, self._last_slots
         self._attach(lazy=True)
         self._recorder.go_on_with(run)

@@ -111,6 +111,13 @@ class BlockWriter:
         if encoded.total - self._written.total >= self._chunks.chunk_bytes or self._draining.locked():
             self.work(everything=False)
 
+    def progress(self) -> Any:
+        """The encoder's progress after everything that was recorded, or None if it cannot be encoded."""
+        try:
+            return self._encode(partly=True).progress
+        except Exception:  # the thread comes upon it likewise, and says so
+            return None
+
     def work(self, everything: bool) -> None:
         """Has whole chunks written, or all that was recorded; returns when that is done, or .failure says why not."""
         self.wait(self.ask(everything), everything)

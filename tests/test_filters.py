@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -180,6 +181,22 @@ def test_steps_after_an_end_that_was_left_out_are_filtered_too(tmp_path: Path) -
     record(CountingEnv(length=2), tmp_path, [6, 1], frame_filter=lambda step: step in (0, 2, 3, 5))
     assert parts_of(tmp_path) == [(0, 0, [0, 1]), (0, 2, [2, 3]), (0, 3, [3, 4]), (0, 5, [5, 6]), (1, 0, [0, 1])]
     assert [part.outcome for part in open_trace(tmp_path)] == ["terminated"] * 4 + ["closed"]
+
+
+def test_a_step_whose_filter_raises_is_left_out(tmp_path: Path) -> None:
+    def is_wanted(step: int) -> bool:
+        if step in (2, 5):
+            raise ZeroDivisionError
+        return True
+
+    env = TraceRecordingWrapper(CountingEnv(length=6), tmp_path, frame_filter=is_wanted)
+    env.reset()
+    for step in range(6):
+        with contextlib.suppress(ZeroDivisionError):
+            env.step(step % 4)
+    env.close()
+    assert parts_of(tmp_path) == [(0, 0, [0, 1, 2]), (0, 3, [3, 4, 5])]
+    assert [part.outcome for part in open_trace(tmp_path)] == ["terminated"] * 2
 
 
 def test_infos_annotations_and_filters_go_together(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ def test_the_commands_run_one_after_the_other(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     shutil.copytree(OLD_RECORDING, tmp_path / "old" / "recording")
     for command in COMMANDS:
-        if "ale_py" in command and importlib.util.find_spec("ale_py") is None:
+        if ("ale_py" in command or "pong" in command) and importlib.util.find_spec("ale_py") is None:
+            continue
+        if " render " in command and importlib.util.find_spec("av") is None:
             continue
         if "--num-envs" in command and not HAS_VECTORS:
             continue

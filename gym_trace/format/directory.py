@@ -132,7 +132,7 @@ def _delete(files: WriterFiles) -> None:
 
 def _videos(path: Path, writer: str) -> list[Path]:
     """The videos that a manifest lists, and what a killed writer left of one: it has no list, but begins as an MP4."""
-    listed = {entry.get("file") for entry in manifest.read_manifest(path) if entry.get("type") == "video"}
+    listed = {str(entry.get("file")) for entry in manifest.read_manifest(path) if entry.get("type") == "video"}
     with os.scandir(path.parent) as entries:
         names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
     videos = []

@@ -52,6 +52,15 @@ class ManifestWriter:
             line = line[os.write(self._fd, line) :]
 
 
+def append(path: Path, entry: dict[str, Any]) -> None:
+    """Appends a line to a manifest that somebody else may be writing to, at once. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        os.write(fd, as_json(entry) + b"\n")
+    finally:
+        os.close(fd)
+
+
 def as_json(entry: dict[str, Any]) -> bytes:
     try:
         text = json.dumps(entry, default=_as_json, separators=(",", ":"))

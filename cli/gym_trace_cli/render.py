@@ -1,0 +1,112 @@
+"""gym-trace render"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import gym_trace
+from gym_trace.errors import InvalidOption, RenderingError
+from gym_trace_cli import show
+from gym_trace_cli.environments import env_args, import_modules, imports
+
+if TYPE_CHECKING:
+    from gym_trace import Trace
+
+
+@click.command("render", short_help="Make videos of episodes.")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(), help="Where to; see above.")
+@click.option("--episodes", type=show.EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7.")
+@click.option("--schedule", metavar="S", help="cubic: 0, 1, 8, 27 to 729, then every 1000th; every:N: every Nth.")
+@click.option("--best", type=click.IntRange(min=1), metavar="N", help="The N episodes with the highest returns.")
+@click.option("--worst", type=click.IntRange(min=1), metavar="N", help="The N episodes with the lowest returns.")
+@click.option(
+    "--format", "form", type=click.Choice(["mp4", "gif", "png", "cast"]), help="Default: as OUT says, or mp4."
+)
+@click.option(
+    "--from",
+    "source",
+    type=click.Choice(["simulation", "observations"]),
+    default="simulation",
+    help="Play them again, or show observations that are pictures, without a simulator. Default: simulation.",
+)
+@click.option("--overlay", is_flag=True, help="Write step, action, reward and return below the pictures.")
+@click.option("--fps", type=click.FloatRange(0.01, 1000), metavar="N", help="Default: as the environment says, or 30.")
+@env_args
+@imports
+@click.option("--allow-import", is_flag=True, help="Import modules that only the trace names. Trust it before you do.")
+def command(
+    directory: str,
+    output: str,
+    episodes: slice | list[int] | None,
+    schedule: str | None,
+    best: int | None,
+    worst: int | None,
+    form: str | None,
+    env_args: Sequence[tuple[str, Any]],
+    imports: Sequence[str],
+    **options: Any,
+) -> None:
+    """Make videos of episodes of the trace in DIR: all, or those chosen.
+
+    OUT ending in .mp4, .gif (at most 50 frames a second) or .cast (text, for environments that
+    render as ansi) is a file of one episode; {} in its name stands for the episode's number and
+    makes it a file each. OUT.png is a directory OUT of frames, frame-000000.png and so on. Any
+    other OUT is a directory that gets episode-000012.mp4 and so on, in the format of --format.
+    """
+    from gym_trace.rendering import Destination, render_episodes
+
+    if sum(given is not None for given in (episodes, schedule, best, worst)) > 1:
+        raise click.UsageError("--episodes, --schedule, --best and --worst exclude each other")
+    import_modules(imports)
+    trace = gym_trace.open_trace(directory)
+    chosen = _chosen(trace, episodes, schedule, best, worst)
+    total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
+    frames, made, begin = 0, 0, time.monotonic()
+    with show.Progress() as line:
+
+        def count_frame() -> None:
+            nonlocal frames
+            frames += 1
+            speed = show.count(round(frames / max(time.monotonic() - begin, 1e-9)))
+            line.update(f"{show.count(frames)} of {show.count(total, 'frame')}  {speed} frames/s", frames / total)
+
+        for rendered in render_episodes(
+            trace,
+            Destination(output, form),
+            chosen,
+            env_kwargs=dict(env_args),
+            on_frame=count_frame,
+            **options,
+        ):
+            made += 1
+            where = show.printable(rendered.path)
+            click.echo(f"episode {rendered.index}: {where}, {show.count(rendered.frames, 'frame')}")
+    if not made:
+        raise RenderingError("nothing was rendered; episodes whose pictures were recorded need --from observations")
+
+
+def _chosen(
+    trace: Trace, episodes: slice | list[int] | None, schedule: str | None, best: int | None, worst: int | None
+) -> list[int]:
+    from gym_trace.rendering import best_episodes
+    from gym_trace.schedules import schedule_of
+
+    everything = range(len(trace))
+    if isinstance(episodes, list):
+        if missing := [index for index in episodes if not -len(trace) <= index < len(trace)]:
+            raise InvalidOption(f"there is no episode {missing[0]}; the trace has {show.count(len(trace), 'episode')}")
+        chosen = [everything[index] for index in episodes]
+    elif best is not None or worst is not None:
+        chosen = best_episodes(trace, best or worst or 0, worst=worst is not None)
+    elif schedule is not None:
+        chosen = list(filter(schedule_of(schedule), everything))
+    else:
+        chosen = list(everything[slice(None) if episodes is None else episodes])
+    if not chosen:
+        raise InvalidOption(f"no episode is chosen; the trace has {show.count(len(trace), 'episode')}")
+    return chosen
