@@ -69,9 +69,9 @@ class Comparison:
         self.atol, self.rtol = atol, rtol
         self.columns = frozenset(self.COLUMNS) - set(ignore)
 
-    def of(self, episode: Episode, layouts: Any) -> EpisodeComparison:
-        """The comparison with one episode."""
-        return EpisodeComparison(self, episode, layouts)
+    def of(self, episode: Episode, layouts: Any, observations: Any = None) -> EpisodeComparison:
+        """The comparison with one episode. observations: its observations, or what gives single rows of them."""
+        return EpisodeComparison(self, episode, layouts, episode.observations if observations is None else observations)
 
 
 class EpisodeComparison:
@@ -81,15 +81,15 @@ class EpisodeComparison:
         largest: largest difference of what was taken as close.
     """
 
-    def __init__(self, comparison: Comparison, episode: Episode, layouts: Any):
+    def __init__(self, comparison: Comparison, episode: Episode, layouts: Any, observations: Any):
         self.largest = 0.0
         self._atol, self._rtol = comparison.atol, comparison.rtol
         self._columns = columns = comparison.columns
         self._layout: Layout = layouts.observations
         self._names = ["/".join(map(str, leaf.path)) for leaf in self._layout.leaves()]
         if "observations" in columns:
-            self._observations = episode.observations
-            self._parts = _parts(self._layout, self._observations)
+            self._observations = observations
+            self._parts = _parts(self._layout, observations)
         self._rewards = episode.rewards if "rewards" in columns else np.empty(0)
         self._flags = {name: getattr(episode, name) for name in ("terminations", "truncations") if name in columns}
         self._infos: list[dict[str, Any]] | None = None

@@ -18,8 +18,8 @@ from gym_trace.episode import Episode
 from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace.layout import Leaf
 from gym_trace.playback import Trace
-from gym_trace.replay import LaneReplay, Verdict, recorded_environment
-from gym_trace.simulation import DEFAULT_FPS, fps_of, replays, stored_observations, warn_of
+from gym_trace.replay import LaneReplay, Verdict, recorded_environment, stored_observations
+from gym_trace.simulation import DEFAULT_FPS, fps_of, replays, warn_of
 from gym_trace.values import Array
 
 FORMATS = ("mp4", "gif", "png", "cast")

@@ -16,10 +16,13 @@ from gym_trace.episode import Episode
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback import Trace
 from gym_trace.stored import StoredWriter
+from gym_trace.stored_rows import StoredObservations
 from gym_trace.values import row_of
 
 IDENTICAL, CLOSE, DIFFERS, UNVERIFIABLE = "identical", "close", "differs", "unverifiable"
 _ONE_BY_ONE = ("SyncVectorEnv", "AsyncVectorEnv")  # vector environments whose lanes are environments of their own
+
+_IN_MEMORY = 64 << 20  # bytes of an episode's observations; of longer ones single rows are read
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 Watch = Callable[[gymnasium.Env[Any, Any], int], None]  # given the environment and how many steps it has taken
@@ -94,6 +97,12 @@ def inseparable(writer: StoredWriter) -> str:
     if described.get("wrappers"):
         return f"{described['wrappers'][0]} was around all its lanes: none of them can be played by itself"
     return ""
+
+
+def stored_observations(trace: Trace, index: int) -> StoredObservations:
+    """The observations of an episode, row by row."""
+    numbers = trace.episodes["writer"]
+    return StoredObservations(trace.stored[int(numbers[index])], index - int(np.searchsorted(numbers, numbers[index])))
 
 
 class _Simulation:
@@ -226,7 +235,11 @@ class LaneReplay:
         if not self._stands_before(simulation, position):
             simulation.origin = position
         simulation.after = None
-        seen = self._comparison.of(episode, self._lane.writer.layouts)
+        observations = None
+        row_size = sum(leaf.row_size for leaf in self._lane.writer.layouts.observations.leaves())
+        if row_size * len(episode) > _IN_MEMORY:
+            observations = stored_observations(self._trace, episode.index).tree()
+        seen = self._comparison.of(episode, self._lane.writer.layouts, observations)
         try:
             difference = self._simulate(simulation.env, episode, seen, watch)
         except EnvironmentUnavailable as error:

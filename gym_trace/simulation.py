@@ -10,9 +10,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from gym_trace.comparison import Comparison, EpisodeComparison
+from gym_trace.comparison import Comparison
 from gym_trace.environment import make_environment
-from gym_trace.episode import Episode
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback import Trace
 from gym_trace.replay import (
@@ -26,7 +25,6 @@ from gym_trace.replay import (
     lanes_of,
     recorded_environment,
 )  # fmt: skip
-from gym_trace.stored_rows import StoredObservations
 
 DEFAULT_FPS = 30.0  # of environments that do not say how fast they are
 
@@ -41,7 +39,7 @@ def replays(trace: Trace, chosen: list[int], settings: Mapping[str, Any]) -> Ite
         if reason := inseparable(lane.writer):
             raise EnvironmentUnavailable(reason)
         make: MakeEnv = partial(made_env, recorded_environment(lane.writer), settings)
-        replay = LaneReplay(trace, lane, make, _StreamedComparison(trace))
+        replay = LaneReplay(trace, lane, make, Comparison())
         try:
             yield from ((replay, position, index) for position, index in positions)
         finally:
@@ -85,29 +83,3 @@ def warn_of(verdict: Verdict, shown: str) -> None:
     else:
         told = f"may not come out as recorded: {verdict.reason}"
     warnings.warn(f"episode {verdict.index} {told}; {shown} is the replay", UserWarning, stacklevel=3)
-
-
-class _StreamedComparison(Comparison):
-    """Compares with recorded observations without having all of an episode in memory."""
-
-    def __init__(self, trace: Trace):
-        super().__init__()
-        self._trace = trace
-
-    def of(self, episode: Episode, layouts: Any) -> EpisodeComparison:
-        streamed: Any = _StreamedEpisode(episode, stored_observations(self._trace, episode.index))
-        return super().of(streamed, layouts)
-
-
-class _StreamedEpisode:
-    def __init__(self, episode: Episode, stored: StoredObservations):
-        self._episode = episode
-        self.observations = stored.tree()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._episode, name)
-
-
-def stored_observations(trace: Trace, index: int) -> StoredObservations:
-    numbers = trace.episodes["writer"]
-    return StoredObservations(trace.stored[int(numbers[index])], index - int(np.searchsorted(numbers, numbers[index])))

@@ -136,7 +136,10 @@ def _verdicts(
     if reason:
         yield from (verdict_on(trace[lane.indices[p]], UNVERIFIABLE, reason=reason) for p in positions)
         return
-    make = make_env or partial(make_environment, recorded_environment(lane.writer), **settings)
+    described = recorded_environment(lane.writer)
+    if described.get("render_mode") is not None:  # nobody is to see this
+        settings = {"render_mode": None, **settings}
+    make = make_env or partial(make_environment, described, **settings)
     replay = LaneReplay(trace, lane, make, comparison)
     try:
         for position in positions:

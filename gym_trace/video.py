@@ -265,7 +265,7 @@ class GifWriter(_Writer):
         self._source.push(None)
         graph = Graph()
         pictures, palette = _buffer(graph, width, height), _buffer(graph, 16, 16, "rgb32")
-        dither = "none" if self._colours <= _PALETTE else "bayer:bayer_scale=4"  # the same in each frame: no flicker
+        dither = "none" if self._colours <= _PALETTE else "bayer:bayer_scale=2"  # the same in each frame: no flicker
         use, sink = graph.add("paletteuse", f"dither={dither}:diff_mode=rectangle"), graph.add("buffersink")
         pictures.link_to(use, 0, 0)
         palette.link_to(use, 0, 1)

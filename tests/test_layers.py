@@ -20,6 +20,7 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 # From the bottom up. A module imports from its own layer and from those below.
 LAYERS = [
     {"errors", "values", "layout", "frames", "spaces", "episode", "environment", "filters", "distributions"}
+    | {"seeding", "policies"}
     | {"registration", "schedules", "captions", "overlay", "asciicast", "video"},
     {"format"},
     {"table", "blocks", "encoder", "starts", "lane_events", "lane_filters", "lanes", "chunks", "writing", "forks"}
@@ -28,7 +29,7 @@ LAYERS = [
     {"opening", "live_video", "wrappers", "vector_wrappers", "playback", "recovery"},
     {"comparison", "diff", "statistics", "description", "rollout", "replay", "replay_env"},
     {"verification", "interop", "simulation"},
-    {"rendering", "screening"},
+    {"rendering", "screening", "collecting"},
 ]
 NEVER_LOADED = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "ctypes"}
 NEVER_CALLED = {"eval", "exec", "compile", "__import__", "breakpoint", "print"}

@@ -6,7 +6,7 @@ import json
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.environments import env_args, imports
+from gym_trace_cli.environments import env_args, import_modules, imports
 from gym_trace_cli.named import NamedCallable
 from gym_trace_cli.verify import verify
 
@@ -64,6 +64,8 @@ _NO_SEED = -1  # in the table of episodes
 @click.option("--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The same, relative.")
 @click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, rewards …")
 @click.option("--workers", type=click.IntRange(min=1), default=1, metavar="N", help="Verify in N processes.")
+@click.option("--human", is_flag=True, help="Play them in a window, at the speed of the environment.")
+@click.option("--speed", type=click.FloatRange(0.001, 1000), metavar="X", help="With --human: times that speed.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -75,6 +77,8 @@ def command(
     callback: Callable[[Any, Any, Any], Any] | None,
     as_json: bool,
     verified: bool,
+    human: bool,
+    speed: float | None,
     **verification: Any,
 ) -> None:
     """Play the episodes of the trace in DIR back to a function, or without one print a line an episode.
@@ -88,9 +92,14 @@ def command(
         raise click.UsageError("--callback and --json exclude each other")
     trace = gym_trace.open_trace(directory)
     chosen = _chosen(len(trace), episodes, sample, seed)
+    ways = {"--callback": callback is not None, "--verify": verified, "--human": human}
+    if sum(ways.values()) > 1:
+        raise click.UsageError(" and ".join(name for name, given in ways.items() if given) + " exclude each other")
+    if human:
+        return _show_to_humans(trace, chosen, 1.0 if speed is None else speed, **verification)
+    if speed is not None:
+        raise click.UsageError("--speed needs --human")
     if verified:
-        if callback is not None:
-            raise click.UsageError("--verify and --callback exclude each other")
         ctx.exit(verify(directory, chosen, as_json, **verification))
     if given := [name for name in verification if ctx.get_parameter_source(name) != ParameterSource.DEFAULT]:
         raise click.UsageError(f"{_OPTIONS.get(given[0], '--' + given[0].replace('_', '-'))} needs --verify")
@@ -101,6 +110,24 @@ def command(
             click.echo(json.dumps(row))
     else:
         _print_lines(trace, chosen)
+
+
+def _show_to_humans(
+    trace: Trace,
+    chosen: list[int],
+    speed: float,
+    env_args: Sequence[tuple[str, Any]],
+    imports: Sequence[str],
+    allow_import: bool,
+    **_: Any,
+) -> None:
+    from gym_trace.screening import play_for_humans
+
+    import_modules(imports)
+    for verdict in play_for_humans(
+        trace, chosen, speed=speed, env_kwargs=dict(env_args), allow_import=allow_import
+    ):  # fmt: skip
+        click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {verdict.verdict}")
 
 
 def _chosen(length: int, episodes: slice | list[int] | None, sample: int | None, seed: int | None) -> list[int]:
