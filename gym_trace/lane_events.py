@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.blocks import Start
 from gym_trace.chunks import joined_rows
+from gym_trace.format.buffers import Buffers
 from gym_trace.values import Array
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # autoreset modes, as Gymnasium spells them
@@ -94,6 +95,51 @@ class LaneBlock:
     def __init__(self, before: LaneBlock | None = None):
         self.before = before  # until that is encoded
         self.events: list[Event] = []
+        self.steps = 0
+
+
+class StepRooms:
+    """Memory for the rows of the steps of a block, ordered by lane, then by time, as they are to be stored.
+
+    Args:
+        count: of lanes.
+        times: how many steps a block can have.
+    """
+
+    def __init__(self, count: int, times: int):
+        self.times = times
+        self._count = count
+        self._buffers = Buffers()
+        self._rooms: dict[object, Array] = {}
+
+    def clear(self) -> None:
+        """For another block: takes memory that nobody uses any more."""
+        self._rooms = {}
+
+    def room(self, key: object, dtype: np.dtype[Any], shape: tuple[int, ...], time: int) -> Array:
+        """An array of shape (lanes, *shape) for the rows of a column at a time, the same as before if asked again."""
+        rooms = self._rooms.get(key)
+        if rooms is None:
+            size = self._count * self.times * dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            flat = self._buffers.take(size).view(dtype)
+            rooms = self._rooms[key] = flat.reshape(self._count, self.times, *shape)
+        return rooms[:, time]
+
+
+def by_lane_already(batches: Sequence[Rows]) -> Array | None:
+    """Batches that lie one after the other in one room, as one array of shape (lanes, times, ...); None if not."""
+    first, last = batches[0], batches[-1]
+    if not isinstance(first, np.ndarray) or not isinstance(last, np.ndarray) or not isinstance(first.base, np.ndarray):
+        return None
+    base, dtype = first.base, first.dtype
+    row = int(np.prod(first.shape[1:], dtype=np.int64)) * dtype.itemsize
+    if not all(isinstance(rows, np.ndarray) and rows.base is base for rows in batches):
+        return None
+    begin = first.ctypes.data - base.ctypes.data
+    if last.ctypes.data - first.ctypes.data != (len(batches) - 1) * row or last.dtype != dtype:
+        return None
+    strides = (first.strides[0], row, *first.strides[1:])
+    return np.ndarray((len(first), len(batches), *first.shape[1:]), dtype, base.data, begin, strides)
 
 
 def advanced(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gym_trace.encoder import size_of
 from gym_trace.filters import Filters
-from gym_trace.lane_events import End, GoOn, LaneBlock, Lost, Reset, Rows, Step
+from gym_trace.lane_events import End, GoOn, LaneBlock, Lost, Reset, Rows, Step, StepRooms
 from gym_trace.lane_filters import LaneFilters
 from gym_trace.lanes import LaneEncoder
 from gym_trace.layout import Layout, Leaf, taken_apart
@@ -20,7 +20,7 @@ from gym_trace.recorder import Recorder
 from gym_trace.values import Array, pack, plain_array
 
 _ROWS = 128  # of each lane that make a block, if that is not too large
-_LEAST_BYTES, _MOST_BYTES = 1 << 20, 8 << 20
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 16 << 20
 _AHEAD = 2  # blocks that may wait for the thread: NumPy lets go of the interpreter lock over such large arrays
 
 
@@ -52,12 +52,15 @@ class LaneRecorder(Recorder):
         self.filters = LaneFilters(filters, mode, count) if filters.any else None
         row_size = 10 + sum(leaf.row_size for leaves in self._leaves for leaf in leaves)
         self._capacity = min(_MOST_BYTES, max(_LEAST_BYTES, _ROWS * count * row_size))
+        self._times = max(1, self._capacity // (count * row_size))
         self.expecting = False  # a step or reset has begun that was not told yet
-        super().__init__(directory, schema, self._capacity, summary=filters.summary, **options)
+        chunk_bytes = self._times * count * row_size * 3 // 4  # a block is one chunk, whatever it lacks
+        super().__init__(directory, schema, chunk_bytes, summary=filters.summary, **options)
 
     def _start_afresh(self) -> None:
         super()._start_afresh()
         self._size = 0
+        self._rooms = StepRooms(self._count, self._times)
         self._asked: deque[Any] = deque()
         self.limit = 1
         if self.filters is not None:
@@ -82,13 +85,14 @@ class LaneRecorder(Recorder):
             if self.filters is not None:
                 self.filters.lose_track()
             self.expecting = False
-        if self._size >= self._capacity:
+        if self._size >= self._capacity or self.block.steps >= self._times:
             self._turn_over()
         return True
 
     def _turn_over(self) -> None:
         """Hands on what the block holds, and goes on in a new one."""
         self.block, self._size = LaneBlock(self.block), 0
+        self._rooms.clear()
         self._asked.append(self._out.ask())
         if len(self._asked) > _AHEAD:
             self._out.wait(self._asked.popleft())
@@ -98,9 +102,14 @@ class LaneRecorder(Recorder):
         self._size += sum(map(size_of, event.observations)) + 64
         if isinstance(event, Step):
             self._size += sum(map(size_of, event.actions)) + sum(map(size_of, event.notes.values())) + 10 * self._count
+            self.block.steps += 1
         self._out.start()
         self.block.events.append(event)
         self.expecting = False
+
+    def room(self, key: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Where rows of the next step may be put, one a lane. key: of the column."""
+        return self._rooms.room(key, dtype, shape, self.block.steps)
 
     def say_if_closed(self) -> None:
         """Warns, once, that an episode is not recorded because close() was called."""
@@ -135,6 +144,7 @@ class BatchPacker:
         count: how many lanes there are.
         iterate: takes a batch that has not the structure of the space to one value a lane.
         complain: called with a column and what does not fit.
+        room: gives memory for the rows of a leaf at the next step.
     """
 
     def __init__(
@@ -143,10 +153,26 @@ class BatchPacker:
         count: int,
         iterate: Callable[[Any], list[Any]],
         complain: Callable[[str, str], None],
+        room: Callable[[object, np.dtype[Any], tuple[int, ...]], Array],
     ):
         self._layout, self._count = layout, count
         self._leaves = list(layout.leaves())
-        self._iterate, self._complain = iterate, complain
+        self._iterate, self._complain, self._room = iterate, complain, room
+
+    def step(self, value: Any) -> list[Rows]:
+        """Rows of a value for all lanes at a step."""
+        try:
+            parts = self._layout.split(value)
+            return [self._of_step(leaf, part) for leaf, part in zip(self._leaves, parts)]
+        except LookupError:
+            return self.single(self._iterate(value))
+
+    def _of_step(self, leaf: Leaf, part: Any) -> Rows:
+        if type(part) is np.ndarray and part.dtype == leaf.dtype and part.shape == (self._count, *leaf.shape):
+            room = self._room(leaf.path, part.dtype, leaf.shape)
+            room[...] = part
+            return room
+        return self._rows(leaf, part, None)
 
     def batch(self, value: Any, lanes: Array | None = None) -> list[Rows]:
         """Rows of a value for all lanes, or of those lanes in it."""

@@ -25,6 +25,7 @@ from gym_trace.lane_events import (
     Rows,
     Step,
     advanced,
+    by_lane_already,
     last_observations,
     taken,
 )
@@ -183,7 +184,8 @@ class _Encoding:
     def _steps(self, events: list[Step]) -> Segment:
         """One segment of consecutive steps. All arrays of rows are ordered by lane, then by time."""
         times, encoder = len(events), self._encoder
-        ended = np.array([event.terminations | event.truncations for event in events])
+        flags = _by_time([event.terminations for event in events]), _by_time([event.truncations for event in events])
+        ended = flags[0] | flags[1]
         valid, leads = self._which(ended)
         if events[0].kept is not None:
             same_step, filtered = self._mode == SAME_STEP, encoder.filtered
@@ -214,7 +216,7 @@ class _Encoding:
         columns.update(zip((leaf.path for leaf in encoder.observation_leaves), observations))
         if steps is None or len(steps):
             self._add_step_columns(columns, events, steps)
-        return _segment(self._fragments(events, lane, time, lead, done), columns)
+        return _segment(self._fragments(events, flags, lane, time, lead, done), columns)
 
     def _chosen(self, events: list[Step], chosen: ChosenRows) -> Segment:
         """The segment of what filters have left."""
@@ -285,7 +287,9 @@ class _Encoding:
         self.lanes["start"][lanes] = starts  # the last one of a lane stays
         return starts
 
-    def _fragments(self, events: list[Step], lane: Array, time: Array, lead: Array, done: Array) -> Array:
+    def _fragments(
+        self, events: list[Step], flags: tuple[Array, Array], lane: Array, time: Array, lead: Array, done: Array
+    ) -> Array:
         """The fragments of rows that are ordered by lane, then by time."""
         if not len(lane):
             return np.zeros(0, wire.FRAGMENT)
@@ -293,24 +297,22 @@ class _Encoding:
         begin = np.flatnonzero(np.concatenate([[True], changes | lead[1:]]))
         last = np.append(begin[1:], len(lane)) - 1
         starts, ends = lead[begin], done[last]
-        state = self.lanes[lane[begin]]
         utc, monotonic = np.array([(event.utc, event.monotonic) for event in events], np.int64).T
         started = np.flatnonzero(starts)
         first, final = time[begin[started]], time[last]
-        begun = {name: state[name].copy() for name in ("utc", "monotonic", "episode", "seed")}
+        begun = {name: self.lanes[name][lane[begin]] for name in ("utc", "monotonic", "episode", "seed")}
         begun["utc"][started], begun["monotonic"][started] = utc[first], monotonic[first]
         begun["seed"][started] = wire.NO_SEED
-        order = np.lexsort((lane[begin[started]], first))  # ids in the order of the starts, then of the lanes
+        order = np.argsort(first, kind="stable")  # ids in the order of the starts, then of the lanes
         begun["episode"][started[order]] = self.episodes + np.arange(len(started))
         self.episodes += len(started)
 
         fragments = np.zeros(len(begin), wire.FRAGMENT)
         fragments["lane"], fragments["episode"] = lane[begin], begun["episode"]
         fragments["steps"] = last + 1 - begin - starts
-        fragments["first_step"] = np.where(starts, 0, state["steps"])
+        fragments["first_step"] = np.where(starts, 0, self.lanes["steps"][lane[begin]])
         at = final[ends], lane[last[ends]]
-        terminated = np.array([event.terminations for event in events])[at]
-        truncated = np.array([event.truncations for event in events])[at]
+        terminated, truncated = flags[0][at], flags[1][at]
         fragments["flags"] = (wire.STARTS | wire.LEADS) * starts
         fragments["flags"][ends] |= (
             wire.STOPS | wire.ENDS | wire.TERMINATED * terminated | wire.TRUNCATED * truncated
@@ -344,12 +346,21 @@ def _segment(fragments: Array, columns: Columns) -> Segment:
 
 def _by_lane(batches: Sequence[Rows], chosen: Array | None) -> Rows:
     """Rows of batches for all lanes, by lane, then by time; the chosen ones, None for all."""
-    if _alike(batches):
-        stacked = np.stack(batches).swapaxes(0, 1)
-        flat: Rows = stacked.reshape(-1, *stacked.shape[2:])
+    flat: Rows
+    stacked = by_lane_already(batches)
+    if stacked is None and _alike(batches):
+        stacked = np.stack(batches, axis=1)
+    if stacked is not None:
+        flat = np.ascontiguousarray(stacked).reshape(-1, *stacked.shape[2:])
     else:
         flat = [row for lane in zip(*map(_packed, batches)) for row in lane]
     return flat if chosen is None else taken(flat, chosen)
+
+
+def _by_time(flags: list[Array]) -> Array:
+    """One flag a lane from each step, as an array of shape (times, lanes)."""
+    stacked = by_lane_already(flags)
+    return np.array(flags) if stacked is None else stacked.T
 
 
 def _inserted(column: Rows, at: Array, rows: Rows) -> Rows:

@@ -25,6 +25,7 @@ from gym_trace.values import Array, copied, pack, plain_array
 if not hasattr(vector, "AutoresetMode"):
     raise ImportError("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
 
+_FLAG = np.dtype(np.bool_)
 _FINALS = ("final_obs", "final_info")
 
 
@@ -136,7 +137,10 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         recorder.save_at_exit(self)
 
     def _packer(self, layout: Layout, space: Any) -> BatchPacker:
-        return BatchPacker(layout, self._count, lambda batch: list(iterate(space, batch)), self._recorder.complain)
+        recorder = self._recorder
+        return BatchPacker(
+            layout, self._count, lambda batch: list(iterate(space, batch)), recorder.complain, recorder.room
+        )
 
     # -- the environment's methods ------------------------------------------------------------------------------------
 
@@ -173,12 +177,14 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         recorder = self._recorder
         if not recorder.ready():
             return self.env.step(actions)
-        packed_actions = self._actions.batch(actions)
+        packed_actions = self._actions.step(actions)
         recorder.expecting = True
         result = observations, rewards, terminations, truncations, infos = self.env.step(actions)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
-        rewards = np.array(plain_array(rewards))
-        terminated, truncated = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
+        rewards = np.asarray(plain_array(rewards))
+        is_usual = rewards.dtype.kind in "biuf" and rewards.shape == (self._count,)
+        rewards = self._kept("rewards", rewards, rewards.dtype) if is_usual else np.array(rewards)
+        terminated, truncated = self._kept("terminations", terminations), self._kept("truncations", truncations)
         ids: Array | None = None
         kept: Array | None = None
         if recorder.filters is not None:
@@ -199,7 +205,7 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         notes, self._notes = self._notes, {}
         recorder.add(
             Step(
-                self._observations.batch(observations),
+                self._observations.step(observations),
                 packed_actions,
                 rewards,
                 terminated,
@@ -253,6 +259,12 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         if isinstance(finals, np.ndarray) and finals.dtype == object:
             return lanes, self._observations.single([finals[lane] for lane in ended])
         return lanes, self._observations.batch(finals, lanes)
+
+    def _kept(self, name: str, values: Any, dtype: np.dtype[Any] = _FLAG) -> Array:
+        """A copy of rewards, or of flags."""
+        room = self._recorder.room((name, dtype), dtype, ())
+        room[...] = values
+        return room
 
     def _packed_info(self, infos: Mapping[str, Any], lane: int) -> bytes:
         return self._recorder.packed_info(_info_of(infos, lane), self._info_keys)

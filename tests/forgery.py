@@ -90,10 +90,10 @@ class Forgery:
                     record.put_table("chunks", np.array(places, wire.CHUNK_ENTRY))
             metadata = pack(record.metadata)
             pieces = wire.pack_record(
-                record.kind, metadata, record.blobs, start, sequence, self.file_id, record.flags
+                record.kind, metadata, [[blob] for blob in record.blobs], start, sequence, self.file_id, record.flags
             )  # fmt: skip
             if record.claims:
-                pieces[0] = _claiming(pieces[0], record.claims)
+                pieces[0] = _claiming(bytes(pieces[0]), record.claims)
             data += b"".join(pieces)
             if record.kind == wire.CHUNK and reindexed and self.sealed:
                 table = record.fragments

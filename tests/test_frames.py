@@ -121,15 +121,15 @@ def test_columns_fed_in_pieces_come_back(kind: int, shape: tuple[int, ...], dtyp
             rows = FrameRows(np.dtype(dtype), shape, slots[begin : begin + count], before)
             encoder.feed(rows)
             begin, before = begin + count, rows.after()
-        column, blob = encoder.finish()
+        column, pieces = encoder.finish()
         encodings.add(column.encoding)
-        decoded = decode(parse_column([list(column.path), *column[1:]]), blob)
+        decoded = decode(parse_column([list(column.path), *column[1:]]), b"".join(pieces))
         assert decoded.dtype == dtype
         assert decoded.tobytes() == np.array(frames).tobytes()
         encoder.feed(np.array(frames[:9]))
         encoder.feed(np.array(frames[9:]))
-        column, blob = encoder.finish()
-        assert decode(column, blob).tobytes() == np.array(frames).tobytes()
+        column, pieces = encoder.finish()
+        assert decode(column, b"".join(pieces)).tobytes() == np.array(frames).tobytes()
     if kind == 3 and dtype == "|u1":
         assert encodings == {0}
 

@@ -91,7 +91,7 @@ with warnings.catch_warnings(record=True) as warned:
         try:
             env.step(np.zeros(COUNT, np.int64))
             told["after" if told["errors"] else "steps"] += 1
-            if how == "flush" and told["steps"] % 10 == 0:
+            if told["steps"] == 10 or (how == "flush" and told["steps"] % 10 == 0):
                 env.flush()
         except RecordingError as error:
             told["errors"].append(str(error))

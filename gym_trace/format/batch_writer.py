@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 
 from gym_trace.format import wire
 from gym_trace.format.batch import PART
-from gym_trace.format.codec import Column, ColumnEncoder, Path
+from gym_trace.format.codec import Column, ColumnEncoder, Path, Piece
 from gym_trace.values import Array, pack
+
+_WORTH_A_CALL = 64 << 10  # bytes
 
 
 class BatchWriter:
@@ -39,11 +42,13 @@ class BatchWriter:
             self.abandon()
             raise
 
-    def write_chunk(self, fragments: Array, observation_rows: int, columns: list[tuple[Column, bytes]]) -> None:
-        """columns: the fragment table's first, then the data's."""
+    def write_chunk(
+        self, fragments: Array, observation_rows: int, columns: list[tuple[Column, Sequence[Piece]]]
+    ) -> None:
+        """columns: the fragment table's first, then the data's, the bytes of each in pieces."""
         offset = self.size
         metadata = pack({"columns": [column.descriptor() for column, _ in columns]})
-        self._record(wire.CHUNK, metadata, [blob for _, blob in columns])
+        self._record(wire.CHUNK, metadata, [pieces for _, pieces in columns])
         self._fragments.append(fragments)
         self._chunks.append((offset, self.size - offset, len(fragments), observation_rows))
         self.fragments += len(fragments)
@@ -62,7 +67,7 @@ class BatchWriter:
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
         metadata = pack({"columns": [column.descriptor() for column, _ in columns], "totals": totals})
         index_offset = self.size
-        self._record(wire.INDEX, metadata, [blob for _, blob in columns])
+        self._record(wire.INDEX, metadata, [[blob] for _, blob in columns])
         self._append([wire.pack_footer(index_offset, self.size + wire.HEADER_SIZE, self._file_id)])
         os.fsync(self._fd)
         os.close(self._fd)
@@ -80,25 +85,42 @@ class BatchWriter:
             os.close(self._fd)
             self._fd = -1
 
-    def _record(self, kind: int, metadata: bytes, blobs: list[bytes]) -> None:
+    def _record(self, kind: int, metadata: bytes, blobs: Sequence[Sequence[Piece]]) -> None:
         self._append(wire.pack_record(kind, metadata, blobs, self.size, self._sequence, self._file_id))
         self._sequence += 1
 
-    def _append(self, pieces: list[bytes]) -> None:
-        data = memoryview(b"".join(pieces))
-        crc, start, length = wire.checksum(data, self.crc), self.size, len(data)
+    def _append(self, pieces: Sequence[Piece]) -> None:
+        start, size, crc = self.size, self.size, self.crc
         try:
-            while data:
-                data = data[os.write(self._fd, data) :]
+            for group in _gathered(pieces):
+                crc, data = wire.checksum(group, crc), memoryview(group)
+                size += len(data)
+                while data:
+                    data = data[os.write(self._fd, data) :]
         except OSError:
             self._take_back(start)
             raise
-        self.size, self.crc = start + length, crc
+        self.size, self.crc = size, crc
 
     def _take_back(self, start: int) -> None:
         """Removes the torn record that a failed write has left, so that a later one can follow."""
         os.ftruncate(self._fd, start)
         os.lseek(self._fd, start, os.SEEK_SET)
+
+
+def _gathered(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """The same bytes in pieces that are worth a call each: small ones are joined, large ones are not copied."""
+    small: list[Piece] = []
+    for piece in pieces:
+        if len(piece) < _WORTH_A_CALL:
+            small.append(piece)
+            continue
+        if small:
+            yield b"".join(small)
+            small = []
+        yield piece
+    if small:
+        yield b"".join(small)
 
 
 def sync_directory(path: FilePath) -> None:

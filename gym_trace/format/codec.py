@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ _LEAST_ROWS = 2  # fewer large rows do not tell what the next ones are like
 _RETRY_AFTER = 64  # chunks, after which the encodings of a column are tried again
 
 Path = tuple[str | int, ...]
+Piece = bytes | memoryview
 
 
 class Column(NamedTuple):
@@ -127,7 +128,7 @@ class ColumnEncoder:
         self._stream: _Stream | None = None
 
     def feed(self, rows: Array | FrameRows) -> None:
-        """Encodes some of the large rows of a chunk; they can be overwritten after it. All of one dtype and shape."""
+        """Encodes some of the large rows of a chunk, of one dtype and shape; they are not to change until finish()."""
         if self._stream is None:
             shape = rows.shape if isinstance(rows, FrameRows) else rows.shape[1:]
             sample = next(rows.arrays(8)) if isinstance(rows, FrameRows) else transforms.as_bytes(rows[:8])
@@ -138,18 +139,20 @@ class ColumnEncoder:
         else:
             self._stream.feed(transforms.as_bytes(rows))
 
-    def finish(self) -> tuple[Column, bytes]:
-        """The column of all rows fed since the last call."""
+    def finish(self) -> tuple[Column, list[Piece]]:
+        """The column of all rows fed since the last call, its bytes in pieces."""
         stream, self._stream = self._stream, None
         assert stream is not None
-        blob = stream.finish()
-        return self._column(stream.dtype.str, stream.shape, stream.rows, stream.encoding, stream.raw, blob), blob
+        pieces = stream.finish()
+        column = self._column(stream.dtype.str, stream.shape, stream.rows, stream.encoding, stream.raw, pieces)
+        return column, pieces
 
     def encode(self, rows: Array) -> tuple[Column, bytes]:
         """rows: any array of shape (rows, *row shape) and a plain little-endian or void dtype, C-contiguous."""
         if is_large(rows):
             self.feed(rows)
-            return self.finish()
+            column, pieces = self.finish()
+            return column, b"".join(pieces)
         flat = transforms.as_bytes(rows)
         constant = len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat)
         if constant:
@@ -159,7 +162,7 @@ class ColumnEncoder:
         filtered = _filter(flat, encoding, rows.dtype.itemsize)
         blob, encoding = self._squeezed(filtered, flat, encoding)
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
-        return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, blob), blob
+        return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, [blob]), blob
 
     def encode_values(self, packed: list[bytes]) -> tuple[Column, bytes]:
         """packed: one MessagePack value a row."""
@@ -172,12 +175,15 @@ class ColumnEncoder:
         if len(raw) > wire.MAX_VALUES:
             raise UnstorableValue(f"{'/'.join(map(str, self._path))}: {len(raw)} bytes at once, too many for a trace")
         blob, encoding = self._squeezed(raw, raw, 0)
-        return self._column(MSGPACK, (), len(packed), encoding | CONSTANT * constant, len(raw), blob), blob
+        return self._column(MSGPACK, (), len(packed), encoding | CONSTANT * constant, len(raw), [blob]), blob
 
     def _column(
-        self, dtype: str, shape: tuple[int, ...], rows: int, encoding: int, raw: int, blob: bytes
-    ) -> Column:  # fmt: skip
-        return Column(self._path, dtype, shape, rows, encoding, len(blob), raw, wire.checksum(blob))
+        self, dtype: str, shape: tuple[int, ...], rows: int, encoding: int, raw: int, pieces: Sequence[Piece]
+    ) -> Column:
+        crc = 0
+        for piece in pieces:
+            crc = wire.checksum(piece, crc)
+        return Column(self._path, dtype, shape, rows, encoding, sum(map(len, pieces)), raw, crc)
 
     def _squeezed(self, filtered: Array | bytes, plain: Array | bytes, encoding: int) -> tuple[bytes, int]:
         size = filtered.nbytes if isinstance(filtered, np.ndarray) else len(filtered)
@@ -210,7 +216,7 @@ class ColumnEncoder:
             return len(self._compress(_filter(sample, encoding, item_size)))
         stream = _Stream(self._compressor, np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,), encoding | ZSTD)
         stream.feed(sample)
-        return len(stream.finish())
+        return sum(map(len, stream.finish()))
 
 
 def _candidates(flat: Array, item_size: int) -> list[int]:
@@ -242,7 +248,7 @@ class _Stream:
         row_size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         self.rows = self.raw = 0
         self._object = compressor.compressobj() if encoding & ZSTD else None
-        self._blobs: list[bytes] = []
+        self._pieces: list[Piece] = []
         self._step = max(1, (_CHANGES_BYTES if encoding & CHANGES else _PIECE_BYTES) // row_size)
         self._room = np.empty((self._step if encoding & (XOR | CHANGES) else 0, row_size), np.uint8)
         self._before = np.zeros(row_size, np.uint8)
@@ -281,14 +287,17 @@ class _Stream:
         return result
 
     def _add(self, data: Array | bytes) -> None:
-        raw = data if isinstance(data, bytes) else data.data
-        self.raw += memoryview(raw).nbytes
-        self._blobs.append(bytes(raw) if self._object is None else self._object.compress(raw))
-
-    def finish(self) -> bytes:
+        raw = memoryview(data).cast("B")  # type: ignore[arg-type]
+        self.raw += len(raw)
         if self._object is not None:
-            self._blobs.append(self._object.flush())
-        return b"".join(self._blobs)
+            self._pieces.append(self._object.compress(raw))
+        else:
+            self._pieces.append(bytes(raw) if self.encoding & XOR else raw)  # which is made in room that is used again
+
+    def finish(self) -> list[Piece]:
+        if self._object is not None:
+            self._pieces.append(self._object.flush())
+        return self._pieces
 
 
 # ---------------------------------------------------------------------------------------------------------------------

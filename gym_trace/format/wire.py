@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -137,16 +138,23 @@ def unpack_file_header(raw: bytes) -> FileHeader:
 
 
 def pack_record(
-    kind: int, metadata: bytes, blobs: list[bytes], offset: int, sequence: int, file_id: bytes, flags: int = 0
-) -> list[bytes]:
-    """The pieces of one record, to be written one after the other at offset."""
-    body_length = sum(aligned(len(blob)) for blob in blobs)
+    kind: int,
+    metadata: bytes,
+    blobs: Sequence[Sequence[bytes | memoryview]],
+    offset: int,
+    sequence: int,
+    file_id: bytes,
+    flags: int = 0,
+) -> list[bytes | memoryview]:
+    """The pieces of one record, to be written one after the other at offset. blobs: each in pieces."""
+    lengths = [sum(map(len, blob)) for blob in blobs]
+    body_length = sum(map(aligned, lengths))
     header = _RECORD.pack(
         SYNC, kind, flags, len(metadata), body_length, offset, sequence, file_id, crc32(metadata)
     )  # fmt: skip
-    pieces = [_sealed(header), metadata, padding(len(metadata))]
-    for blob in blobs:
-        pieces += [blob, padding(len(blob))]
+    pieces: list[bytes | memoryview] = [_sealed(header), metadata, padding(len(metadata))]
+    for blob, length in zip(blobs, lengths):
+        pieces += [*blob, padding(length)]
     return pieces
 
 

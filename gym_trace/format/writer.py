@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_writer import BatchWriter, sync_directory
-from gym_trace.format.codec import Column, ColumnEncoder
+from gym_trace.format.codec import Column, ColumnEncoder, Piece
 from gym_trace.format.codec import Path as ColumnPath
 from gym_trace.format.directory import batch_name
 from gym_trace.format.manifest import SUFFIX, ManifestWriter
@@ -58,7 +58,7 @@ class TraceWriter:
 
         columns: typed arrays of rows, lists of MessagePack values, or what is encoded already.
         """
-        encoded = [self._encoded(("fragments",), fragments)]
+        encoded: list[tuple[Column, Sequence[Piece]]] = [self._encoded(("fragments",), fragments)]
         encoded += [self._encoders[path].finish() for path in self._fed]
         self._fed.clear()
         encoded += [self._encoded(path, rows) for path, rows in columns.items()]
@@ -72,7 +72,7 @@ class TraceWriter:
             self.batch().sync()
 
     def feed(self, path: ColumnPath, rows: Array | FrameRows) -> None:
-        """Takes some of the large rows of a column of the next chunk; all of one dtype and shape, copied."""
+        """Takes some of the large rows of a column of the next chunk; all of one dtype and shape, not to be changed."""
         self._fed[path] = None
         self._encoder(path).feed(rows)
 
@@ -123,11 +123,13 @@ class TraceWriter:
             self._batch = None
         self._manifest.close()
 
-    def _encoded(self, path: ColumnPath, rows: Rows) -> tuple[Column, bytes]:
+    def _encoded(self, path: ColumnPath, rows: Rows) -> tuple[Column, Sequence[Piece]]:
         if isinstance(rows, tuple):
-            return rows
-        encoder = self._encoder(path)
-        return encoder.encode_values(rows) if isinstance(rows, list) else encoder.encode(rows)
+            column, blob = rows
+        else:
+            encoder = self._encoder(path)
+            column, blob = encoder.encode_values(rows) if isinstance(rows, list) else encoder.encode(rows)
+        return column, [blob]
 
     def _encoder(self, path: ColumnPath) -> ColumnEncoder:
         if path not in self._encoders:
