@@ -7,9 +7,11 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any, Protocol
 
 import numpy as np
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from gym_trace.errors import InvalidOption
 
@@ -191,3 +193,27 @@ class Annotating:
         if notes:
             self._recorder.annotate(**notes)
         return action
+
+
+class LanePolicies:
+    """A policy for each lane of a vector environment, so that what one does depends on its own episode alone."""
+
+    def __init__(self, make_policy: MakePolicy, envs: Any):
+        self._envs = envs
+        space = envs.single_action_space
+        self._lanes = [make_policy(envs.single_observation_space, deepcopy(space)) for _ in range(envs.num_envs)]
+        self._room: Any = create_empty_array(space, envs.num_envs)
+
+    def reset(self, lane: int, seed: int) -> None:
+        self._lanes[lane].reset(seed)
+
+    def act(self, observations: Any) -> tuple[Any, dict[str, list[Any]]]:
+        """A batch of actions, and what they say beside them, a value a lane. Raises InvalidOption."""
+        each = iterate(self._envs.observation_space, observations)
+        said = [policy.act(observation) for policy, observation in zip(self._lanes, each)]
+        names = {name: None for _, notes in said for name in notes}
+        if any(len(notes) != len(names) for _, notes in said):
+            raise InvalidOption(f"the policy annotates some steps with {', '.join(names)}, and others not: with lanes "
+                                "it has to be all or none")  # fmt: skip
+        actions = concatenate(self._envs.single_action_space, [action for action, _ in said], self._room)
+        return actions, {name: [notes[name] for _, notes in said] for name in names}

@@ -163,6 +163,28 @@ def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(
     assert any(reason in given for given in reasons)
 
 
+@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
+@pytest.mark.parametrize(("workers", "num_envs"), [(1, 1), (1, 5), (2, 3)])
+def test_lanes_of_workers_record_the_same_episodes(tmp_path: Path, calm: Any, workers: int, num_envs: int) -> None:
+    make = partial(Troubled, str(tmp_path))
+    result = collect(
+        make, acts_by_the_observation, tmp_path / "t", episodes=90, workers=workers, num_envs=num_envs, seed=1
+    )
+    assert (result.stopped, result.episodes) == ("done", 90)
+    assert whole_episodes(tmp_path / "t", 1) == calm
+    steps = sum(len(episode) for episode in open_trace(tmp_path / "t") if episode.outcome == "terminated")
+    assert result.steps == steps
+    for episode in open_trace(tmp_path / "t"):
+        assert episode.annotations["value"].tolist() == episode.observations[:-1, 1].tolist()
+
+
+@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
+def test_random_actions_are_the_same_with_lanes_as_without(tmp_path: Path) -> None:
+    for name, options in (("a", {}), ("b", {"num_envs": 4})):
+        collect(CARTPOLE, directory=tmp_path / name, episodes=20, seed=2, **options)
+    assert whole_episodes(tmp_path / "a", 2) == whole_episodes(tmp_path / "b", 2)
+
+
 def test_what_a_policy_says_besides_the_action_is_recorded(tmp_path: Path) -> None:
     collect(partial(Troubled, str(tmp_path)), acts_by_the_observation, tmp_path / "trace", episodes=2, seed=1)
     for episode in open_trace(tmp_path / "trace"):

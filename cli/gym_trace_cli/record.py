@@ -128,13 +128,18 @@ def command(
     }
     given = {name: value for name, value in supervised.items() if value is not None}
     if workers is not None:
-        if num_envs is not None:
-            raise click.UsageError("-j and --num-envs exclude each other")
-        limits = {"episodes": episodes, "steps": steps, "seconds": seconds}
-        collect(
-            env_id, directory, env_args, imports, policy, quiet,
-            **{"tensorboard": None, "workers": workers, "seed": seed, **limits, **given, **_renamed(recording)},
-        )  # fmt: skip
+        if vectorization or autoreset:
+            raise click.UsageError("-j excludes --vectorization-mode and --autoreset")
+        limits: dict[str, Any] = {"episodes": episodes, "steps": steps, "seconds": seconds}
+        options: dict[str, Any] = {
+            "tensorboard": None,
+            "workers": workers,
+            "num_envs": num_envs,
+            "seed": seed,
+            **limits,
+        }
+        options |= {**given, **_renamed(recording)}
+        collect(env_id, directory, env_args, imports, policy, quiet, **options)
         return
     if given:
         raise click.UsageError(f"--{next(iter(given)).replace('_', '-').replace('niceness', 'nice')} needs -j")

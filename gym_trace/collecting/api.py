@@ -32,6 +32,7 @@ def collect(
     seconds: float | None = None,
     bytes: int | None = None,
     workers: int = 1,
+    num_envs: int | None = None,
     seed: int | None = None,
     resume: bool = False,
     on_exist: str = "error",
@@ -59,11 +60,13 @@ def collect(
         episodes: complete ones to record. steps, seconds, bytes: end soon after so many. The first limit that is
             met ends the run; one is needed.
         workers: how many processes.
+        num_envs: environments that each worker steps side by side, each with a policy of its own; None: one.
         seed: 0 or more; None takes one from the system's entropy.
         resume: go on with a run that was interrupted in this directory.
         on_exist: if the directory holds a trace and this does not resume: "error", "append" or "replace".
         stall_timeout: seconds without a sign of life, after which a worker is killed and started again.
-        max_restarts: of all workers together. After that a worker that dies is given up.
+        max_restarts: of all workers together. After that a worker that dies is given up; and so is one that dies again
+            and again before it has finished an episode.
         cpus: processors to keep the workers to, one each, in turn.
         niceness: added to that of this process.
         on_progress: called twice a second with what there is; a truthy result ends the run.
@@ -80,8 +83,9 @@ def collect(
     for name, limit in asdict(limits).items():
         if limit is not None and not limit >= 0:
             raise InvalidOption(f"{name}={limit!r}: pass 0 or more")
-    if workers < 1:
-        raise InvalidOption(f"workers={workers!r}: pass 1 or more")
+    for name, count in (("workers", workers), ("num_envs", num_envs)):
+        if count is not None and count < 1:
+            raise InvalidOption(f"{name}={count!r}: pass 1 or more")
     before = settings_of(Path(directory)) if resume and directory is not None else None
     if resume and before is None:
         raise InvalidOption(f"{directory}: there is no run to resume; leave resume out to start one")
@@ -106,6 +110,7 @@ def collect(
             "",
             seed,
             recording={"metadata": metadata, **recording},
+            num_envs=num_envs,
             niceness=niceness,
         )
         supervisor = Supervisor(

@@ -19,6 +19,7 @@ _RETURNS = 100
 _AHEAD_SECONDS = 1.0  # of work that a worker is given beforehand
 _MOST_AHEAD = 10_000  # episodes
 _MOST_BACKOFF = 30.0  # seconds
+_MOST_FAILURES = 7  # of a worker, one after the other, after which it is given up
 _TRIES = 3  # of an episode, before it is given up
 
 
@@ -31,6 +32,7 @@ class WorkerState:
     episodes: int = 0
     steps: int = 0
     restarts: int = 0
+    failures: int = 0  # one after the other, without an episode in between
     trouble: str = ""
     assigned: dict[int, None] = field(default_factory=dict)  # episodes it was given and has not finished
     given: set[int] = field(default_factory=set)  # all that this process was ever given
@@ -169,6 +171,7 @@ class Supervisor:
         for episode, steps, total in report.finished:
             worker.assigned.pop(episode, None)
             worker.episodes += 1
+            worker.failures = 0
             self._done[episode] = steps
             self._returns.append(total)
         self.progress.new_episodes += len(report.finished)
@@ -215,13 +218,14 @@ class Supervisor:
         self._take_back(worker)
         worker.base_steps, worker.trouble = worker.steps, ""
         reason = trouble.strip().splitlines()[-1] if trouble.strip() else "unknown"
-        if self.progress.restarts >= self._max_restarts:
+        worker.failures += 1
+        if self.progress.restarts >= self._max_restarts or worker.failures > _MOST_FAILURES:
             worker.state, worker.trouble = "given up", reason
             self._event("given up", worker=number, reason=reason, traceback=trouble)
             return
         self.progress.restarts += 1
         worker.restarts += 1
-        backoff = min(_MOST_BACKOFF, 0.1 * 2.0**worker.restarts)
+        backoff = min(_MOST_BACKOFF, 0.1 * 2.0**worker.failures)
         worker.state, worker.due = "waiting", time.monotonic() + backoff
         self._event("restart", worker=number, reason=reason, traceback=trouble, seconds=backoff)
 

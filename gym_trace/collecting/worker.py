@@ -14,9 +14,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from gym_trace.policies import Policy
+from gym_trace.policies import LanePolicies, Policy
 from gym_trace.seeding import episode_seed, policy_seed
+from gym_trace.values import Array
+from gym_trace.vector_wrappers import TraceRecordingVectorWrapper
 from gym_trace.wrappers import TraceRecordingWrapper
 
 BEAT_SECONDS = 0.2  # between messages
@@ -28,7 +32,8 @@ class Setup:
     """What a worker needs to know. Picklable, as its callables have to be.
 
     make_env: makes the environment. make_policy: makes the policy, given observation and action space.
-    uid: of the worker's writer. recording: other options of TraceRecordingWrapper.
+    uid: of the worker's writer. recording: other options of the wrapper that records.
+    num_envs: how many environments to step side by side, as a SyncVectorEnv; None: one, as it is.
     cpu: to run on; None: any. niceness: added to that of the process.
     """
 
@@ -38,6 +43,7 @@ class Setup:
     uid: str
     seed: int
     recording: dict[str, Any] = field(default_factory=dict)
+    num_envs: int | None = None
     cpu: int | None = None
     niceness: int = 0
 
@@ -65,7 +71,7 @@ def work(connection: Connection, setup: Setup) -> None:
         os.nice(setup.niceness)
     if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {setup.cpu})
-    worker = _Worker(connection, setup)
+    worker = _Worker(connection, setup) if setup.num_envs is None else _LanesWorker(connection, setup)
     signal.signal(signal.SIGTERM, worker.stop)
     threading.Thread(target=worker.listen, daemon=True).start()
     try:
@@ -117,29 +123,40 @@ class _Worker:
     # -- episodes -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        setup = self._setup
-        env = setup.make_env()
+        env = self._made()
         try:
-            recorder = TraceRecordingWrapper(
-                env, setup.directory, uid=setup.uid, on_exist="append", **setup.recording
-            )  # fmt: skip
+            recorder = self._recording(env)
         except BaseException:
             env.close()
             raise
         try:
-            policy = setup.make_policy(env.observation_space, env.action_space)
-            self.say("running")
-            while not self._over:
-                if self._todo:
-                    self._record(recorder, policy, self._todo.popleft())
-                else:
-                    self._told.clear()
-                    self.say("running")
-                    if not self._todo and not self._over:
-                        self._told.wait(BEAT_SECONDS)
+            self._play(recorder)
         finally:
             recorder.close()
         self.say("closed")
+
+    def _made(self) -> Any:
+        return self._setup.make_env()
+
+    def _recording(self, env: Any) -> Any:
+        setup = self._setup
+        return TraceRecordingWrapper(env, setup.directory, uid=setup.uid, on_exist="append", **setup.recording)
+
+    def _play(self, recorder: Any) -> None:
+        """Records what there is to do, until it is over."""
+        policy = self._setup.make_policy(recorder.observation_space, recorder.action_space)
+        self.say("running")
+        while not self._over:
+            if self._todo:
+                self._record(recorder, policy, self._todo.popleft())
+            else:
+                self._await_more()
+
+    def _await_more(self) -> None:
+        self._told.clear()
+        self.say("running")
+        if not self._todo and not self._over:
+            self._told.wait(BEAT_SECONDS)
 
     def _record(self, recorder: TraceRecordingWrapper, policy: Policy, episode: int) -> None:
         root, clock, step, act = self._setup.seed, time.monotonic, recorder.step, policy.act
@@ -161,6 +178,67 @@ class _Worker:
         self._episode = None
         if clock() >= self._next_beat:
             self.say("running")
+
+
+class _LanesWorker(_Worker):
+    """Several environments side by side, each with an episode of its own; those without one are not recorded."""
+
+    def _made(self) -> Any:
+        count = self._setup.num_envs or 1
+        return SyncVectorEnv([self._setup.make_env] * count, autoreset_mode=AutoresetMode.DISABLED)
+
+    def _recording(self, env: Any) -> Any:
+        setup = self._setup
+        self._wanted: deque[bool] = deque()  # whether to record the episodes that the lanes begin, in turn
+        return TraceRecordingVectorWrapper(
+            env,
+            setup.directory,
+            uid=setup.uid,
+            on_exist="append",
+            episode_filter=lambda episode_id: self._wanted.popleft(),
+            **setup.recording,
+        )
+
+    def _play(self, recorder: Any) -> None:
+        root, count = self._setup.seed, recorder.num_envs
+        policies = LanePolicies(self._setup.make_policy, recorder)
+        doing: list[int | None] = [None] * count  # the episode of each lane
+        begin, totals, lengths = np.ones(count, np.bool_), np.zeros(count), np.zeros(count, np.int64)
+        observations: Any = None
+        self.say("running")
+        while not self._over:
+            if begin.any():
+                for lane in np.flatnonzero(begin).tolist():
+                    doing[lane] = episode = self._todo.popleft() if self._todo else None
+                    policies.reset(lane, 0 if episode is None else policy_seed(root, episode))
+                if all(episode is None for episode in doing):
+                    begin[:] = True
+                    self._await_more()
+                    continue
+                observations = self._reset(recorder, doing, begin, first=observations is None)
+                totals[begin], lengths[begin] = 0.0, 0
+            actions, notes = policies.act(observations)
+            if notes:
+                recorder.annotate(**notes)
+            observations, rewards, terminations, truncations, _ = recorder.step(actions)
+            begin = terminations | truncations
+            totals += rewards
+            lengths += 1
+            self._steps += sum(episode is not None for episode in doing)
+            for lane in np.flatnonzero(begin).tolist():
+                episode = doing[lane]
+                if episode is not None:
+                    self._finished.append((episode, int(lengths[lane]), float(totals[lane])))
+                    doing[lane] = None
+            if time.monotonic() >= self._next_beat:
+                self.say("running")
+
+    def _reset(self, recorder: Any, doing: list[int | None], begin: Array, first: bool) -> Any:
+        seeds = [episode_seed(self._setup.seed, episode or 0) for episode in doing]  # any, for those not recorded
+        self._wanted.extend(doing[lane] is not None for lane in np.flatnonzero(begin).tolist())
+        given = [seed if now else None for seed, now in zip(seeds, begin.tolist())]
+        observations, _ = recorder.reset(seed=given, options=None if first else {"reset_mask": begin})
+        return observations
 
 
 def _exit_soon() -> None:
