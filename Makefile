@@ -45,6 +45,7 @@ wheel: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/vector.py
+	$(BIN)/python benchmarks/collect.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

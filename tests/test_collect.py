@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from gym_trace import check_trace, collect, open_trace
 from gym_trace.collecting.executor import ProcessExecutor
+from gym_trace.collecting.numbers import Done, Runs
 from gym_trace.collecting.run import EVENTS
 from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.seeding import EPISODES, episode_of, episode_seed
@@ -112,6 +113,28 @@ def test_a_seed_tells_which_episode_it_is_of(root: int, episode: int) -> None:
     seed = episode_seed(root, episode)
     assert 0 <= seed < EPISODES
     assert episode_of(root, seed) == episode
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 12))))
+def test_numbers_are_kept_as_a_set_keeps_them(changes: list[tuple[bool, int]]) -> None:
+    done, truth = Done([3]), {3}
+    for added, number in changes:
+        if added:
+            done.add(number)
+            truth.add(number)
+        else:
+            assert done.discard(number) == (number in truth)
+            truth.discard(number)
+    assert len(done) == len(truth)
+    assert [number in done for number in range(14)] == [number in truth for number in range(14)]
+    assert [done.below(limit) for limit in range(14)] == [sum(n < limit for n in truth) for limit in range(14)]
+
+
+@given(st.lists(st.integers(0, 9)))
+def test_numbers_that_were_given_come_back_in_their_order(numbers: list[int]) -> None:
+    runs = Runs()
+    runs.extend(numbers)
+    assert list(runs) == numbers
 
 
 def test_any_number_of_workers_records_the_same_episodes(tmp_path: Path) -> None:

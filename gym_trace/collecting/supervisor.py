@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gym_trace.collecting.executor import Executor
+from gym_trace.collecting.numbers import Done, Runs
 from gym_trace.collecting.worker import Report, Setup
 
 _POLL_SECONDS = 0.1
@@ -35,7 +36,7 @@ class WorkerState:
     failures: int = 0  # one after the other, without an episode in between
     trouble: str = ""
     assigned: dict[int, None] = field(default_factory=dict)  # episodes it was given and has not finished
-    given: set[int] = field(default_factory=set)  # all that this process was ever given
+    given: Runs = field(default_factory=Runs)  # all that this process was ever given
     heard: float = 0.0
     due: float = 0.0  # when it is to be started again
     base_steps: int = 0  # of the processes before this one
@@ -108,7 +109,7 @@ class Supervisor:
         self._executor, self._setup, self._limits = executor, setup, limits
         self._new_uid, self._on_disk, self._bytes_on_disk, self._event = new_uid, on_disk, bytes_on_disk, event
         self._stall_timeout, self._max_restarts, self._cpus = stall_timeout, max_restarts, cpus
-        self._done = dict(done)
+        self._done = Done(done)
         self._again: list[int] = []  # a heap of episodes that somebody had and lost
         self._next = 0
         self._tries: dict[int, int] = {}
@@ -152,7 +153,7 @@ class Supervisor:
     def _start(self, number: int) -> None:
         worker = self.progress.workers[number]
         worker.uid, worker.state, worker.heard = self._new_uid(number), "starting", time.monotonic()
-        worker.assigned, worker.given = {}, set()
+        worker.assigned, worker.given = {}, Runs()
         cpu = None if self._cpus is None else self._cpus[number % len(self._cpus)]
         self._executor.start(number, replace(self._setup, uid=worker.uid, cpu=cpu))
         self._give(number)
@@ -168,11 +169,11 @@ class Supervisor:
         worker.steps += new
         self.progress.steps += new
         self.progress.new_steps += new
-        for episode, steps, total in report.finished:
+        for episode, _, total in report.finished:
             worker.assigned.pop(episode, None)
             worker.episodes += 1
             worker.failures = 0
-            self._done[episode] = steps
+            self._done.add(episode)
             self._returns.append(total)
         self.progress.new_episodes += len(report.finished)
         if report.finished:
@@ -209,11 +210,11 @@ class Supervisor:
         worker = self.progress.workers[number]
         self._executor.stop(number)
         saved = self._on_disk(worker.uid)
-        for episode in worker.given - set(saved):
-            if self._done.pop(episode, None) is not None:  # said, but lost on the way to the disk
+        for episode in worker.given:
+            if episode not in saved and self._done.discard(episode):  # said, but lost on the way to the disk
                 worker.assigned[episode] = None
-        self._done.update(saved)
         for episode in saved:
+            self._done.add(episode)
             worker.assigned.pop(episode, None)
         self._take_back(worker)
         worker.base_steps, worker.trouble = worker.steps, ""
@@ -244,7 +245,7 @@ class Supervisor:
             episodes.append(episode)
         if episodes:
             worker.assigned.update(dict.fromkeys(episodes))
-            worker.given.update(episodes)
+            worker.given.extend(episodes)
             self._executor.tell(number, episodes)
 
     def _pop(self) -> int | None:
@@ -271,7 +272,7 @@ class Supervisor:
 
     def _missing(self) -> bool:
         limit = self._limits.episodes
-        return limit is not None and sum(episode < limit for episode in self._done) < limit
+        return limit is not None and self._done.below(limit) < limit
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
