@@ -37,7 +37,7 @@ def describe_environment(env: Any) -> dict[str, Any]:
 
 def _spec_of(env: Any) -> Any:
     """The spec of an environment; of a vector environment, that of one lane."""
-    if not hasattr(env, "num_envs"):
+    if not isinstance(env.unwrapped, gymnasium.vector.VectorEnv):
         return env.spec
     lanes = getattr(env.unwrapped, "envs", None)
     spec = deepcopy(lanes[0].spec if env.spec is None and lanes else env.spec)
