@@ -69,9 +69,17 @@ class Comparison:
         self.atol, self.rtol = atol, rtol
         self.columns = frozenset(self.COLUMNS) - set(ignore)
 
-    def of(self, episode: Episode, layouts: Any, observations: Any = None) -> EpisodeComparison:
-        """The comparison with one episode. observations: its observations, or what gives single rows of them."""
-        return EpisodeComparison(self, episode, layouts, episode.observations if observations is None else observations)
+    def of(
+        self, episode: Episode, layouts: Any, observations: Any = None, all_infos: bool = False
+    ) -> EpisodeComparison:
+        """The comparison with one episode.
+
+        Args:
+            observations: its observations, or what gives single rows of them.
+            all_infos: whether all infos were recorded, so that there must not be others.
+        """
+        observations = episode.observations if observations is None else observations
+        return EpisodeComparison(self, episode, layouts, observations, all_infos)
 
 
 class EpisodeComparison:
@@ -79,10 +87,14 @@ class EpisodeComparison:
 
     Attributes:
         largest: largest difference of what was taken as close.
+        exact: whether all was bit for bit the same so far.
     """
 
-    def __init__(self, comparison: Comparison, episode: Episode, layouts: Any, observations: Any):
+    def __init__(
+        self, comparison: Comparison, episode: Episode, layouts: Any, observations: Any, all_infos: bool
+    ):  # fmt: skip
         self.largest = 0.0
+        self.exact = True
         self._atol, self._rtol = comparison.atol, comparison.rtol
         self._columns = columns = comparison.columns
         self._layout: Layout = layouts.observations
@@ -93,6 +105,7 @@ class EpisodeComparison:
         self._rewards = episode.rewards if "rewards" in columns else np.empty(0)
         self._flags = {name: getattr(episode, name) for name in ("terminations", "truncations") if name in columns}
         self._infos: list[dict[str, Any]] | None = None
+        self._all_infos = all_infos
         self._reset_info = episode.reset_info if "infos" in columns else None
         if self._reset_info is not None:
             self._infos = infos_of(episode)
@@ -135,6 +148,9 @@ class EpisodeComparison:
         return None
 
     def _info(self, step: int | None, recorded: dict[str, Any], info: dict[str, Any]) -> Difference | None:
+        for key in info if self._all_infos else ():
+            if key not in recorded:
+                return Difference(step, f"infos/{key}", (), None, info[key], None)
         for key in recorded:
             if key not in info:
                 return Difference(step, f"infos/{key}", (), recorded[key], None, None)
@@ -158,11 +174,12 @@ class EpisodeComparison:
         a, b = np.asarray(recorded), np.asarray(seen)
         with np.errstate(all="ignore"):
             distance = np.abs(a.astype(np.float64) - b.astype(np.float64))
-            close = (distance <= self._atol + self._rtol * np.abs(a.astype(np.float64))) | (a == b)
+            near = distance <= self._atol + self._rtol * np.abs(a.astype(np.float64))
+            close = (near & np.isfinite(a) & np.isfinite(b)) | (a == b)
         close |= (a != a) & (b != b)
-        largest = float(np.nan_to_num(distance, nan=0.0).max(initial=0.0))
+        largest = float(distance[np.isfinite(distance)].max(initial=0.0))
         if (self._atol or self._rtol) and close.all():
-            self.largest = max(self.largest, largest)
+            self.largest, self.exact = max(self.largest, largest), False
             return None
         off = ~close if self._atol or self._rtol or not alike else _bits_differ(a, b)
         at = next((tuple(place) for place in np.argwhere(off).tolist()), ())

@@ -64,15 +64,17 @@ def diff_traces(
 
 
 def _pairs(a: Trace, b: Trace) -> Iterator[tuple[Episode, Episode]]:
-    seeds, others = a.episodes["seed"], b.episodes["seed"]
     common = min(len(a), len(b))
-    each_one = all(len(np.unique(given)) == len(given) and (given >= 0).all() for given in (seeds, others))
-    if not each_one or np.array_equal(seeds[:common], others[:common]):
+    # What a killed process has left begun is there a second time, whole, where others have gone on.
+    whole, others = (np.flatnonzero(trace.episodes["outcome"] != "lost") for trace in (a, b))
+    mine, theirs = a.episodes["seed"][whole], b.episodes["seed"][others]
+    each_one = all(len(np.unique(seeds)) == len(seeds) and (seeds >= 0).all() for seeds in (mine, theirs))
+    if not each_one or np.array_equal(a.episodes["seed"][:common], b.episodes["seed"][:common]):
         yield from zip(a.scan(episodes=slice(common)), b.scan(episodes=slice(common)))
         return
-    _, mine, theirs = np.intersect1d(seeds, others, assume_unique=True, return_indices=True)
-    order = np.argsort(mine)
-    for one, place in zip(a.scan(episodes=mine[order]), theirs[order].tolist()):
+    _, left, right = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+    order = np.argsort(left)
+    for one, place in zip(a.scan(episodes=whole[left[order]]), others[right[order]].tolist()):
         yield one, b[place]
 
 
@@ -87,7 +89,12 @@ def _compared(
     if len(one) == len(other) and all(_same(_column(one, name), _column(other, name)) for name in columns):
         return EpisodeDifference(one.index, len(one), None)
     layouts = next(writer for writer in trace.stored if writer.writer == one.writer).layouts
-    return EpisodeDifference(one.index, len(one), _first(comparison.of(one, layouts), one, other, compared))
+    seen = comparison.of(one, layouts, all_infos=True)
+    difference = _first(seen, one, other, compared)
+    if difference is None and seen.exact:  # no step of its own, but a dtype, or a column that only one of them has
+        name = next(name for name in columns if not _same(_column(one, name), _column(other, name)))
+        difference = Difference(None, name, (), _told(_column(one, name)), _told(_column(other, name)), None)
+    return EpisodeDifference(one.index, len(one), difference)
 
 
 def _first(seen: EpisodeComparison, one: Episode, other: Episode, compared: frozenset[str]) -> Difference | None:
@@ -110,6 +117,13 @@ def _first(seen: EpisodeComparison, one: Episode, other: Episode, compared: froz
     if difference is None and len(one) != len(other):
         return Difference(min(len(one), len(other)), "steps", (), len(one), len(other), None)
     return difference
+
+
+def _told(column: Any) -> str:
+    """What is special about a column, in a word."""
+    if isinstance(column, np.ndarray):
+        return f"{column.dtype} of shape {column.shape}"
+    return "none" if column is None or (isinstance(column, tuple) and None in column) else type(column).__name__
 
 
 def _column(episode: Episode, name: str) -> Any:

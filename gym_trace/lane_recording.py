@@ -91,8 +91,8 @@ class LaneRecorder(Recorder):
 
     def _turn_over(self) -> None:
         """Hands on what the block holds, and goes on in a new one."""
+        self._rooms.clear()  # first: Ctrl-C may fall in between, and then no more goes to the rooms of the old block
         self.block, self._size = LaneBlock(self.block), 0
-        self._rooms.clear()
         self._asked.append(self._out.ask())
         if len(self._asked) > _AHEAD:
             self._out.wait(self._asked.popleft())

@@ -351,7 +351,7 @@ def _by_lane(batches: Sequence[Rows], chosen: Array | None) -> Rows:
     if stacked is None and _alike(batches):
         stacked = np.stack(batches, axis=1)
     if stacked is not None:
-        flat = np.ascontiguousarray(stacked).reshape(-1, *stacked.shape[2:])
+        flat = np.ascontiguousarray(stacked).reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
     else:
         flat = [row for lane in zip(*map(_packed, batches)) for row in lane]
     return flat if chosen is None else taken(flat, chosen)

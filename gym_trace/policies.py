@@ -11,6 +11,7 @@ from copy import deepcopy
 from typing import Any, Protocol
 
 import numpy as np
+from gymnasium.spaces import Tuple
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from gym_trace.errors import InvalidOption
@@ -46,7 +47,7 @@ class CalledPolicy:
     def __init__(self, called: Any, action_space: Any):
         self._act = getattr(called, "act", called)
         self._reset = getattr(called, "reset", None)
-        self._pairs = not hasattr(action_space, "spaces")  # of a Tuple space an action may be a pair itself
+        self._pairs = not isinstance(action_space, Tuple)  # of which an action may be such a pair itself
 
     def reset(self, seed: int) -> None:
         if self._reset is not None:

@@ -104,7 +104,7 @@ class Recorder(ABC):
         self._pid = os.getpid()
 
     def _notice(self) -> None:
-        if self.failed or any(column not in self._complained for column in self._encoder.complaints):
+        if self.failed or any(column not in self._complained for column in list(self._encoder.complaints)):
             self.limit = 0
 
     def _open_writer(self) -> TraceWriter:

@@ -239,7 +239,9 @@ class LaneReplay:
         row_size = sum(leaf.row_size for leaf in self._lane.writer.layouts.observations.leaves())
         if row_size * len(episode) > _IN_MEMORY:
             observations = stored_observations(self._trace, episode.index).tree()
-        seen = self._comparison.of(episode, self._lane.writer.layouts, observations)
+        recorder = self._lane.writer.schema.get("recorder")
+        all_infos = isinstance(recorder, dict) and recorder.get("record_infos") is True
+        seen = self._comparison.of(episode, self._lane.writer.layouts, observations, all_infos)
         try:
             difference = self._simulate(simulation.env, episode, seen, watch)
         except EnvironmentUnavailable as error:
@@ -247,7 +249,7 @@ class LaneReplay:
         if difference is not None:
             return verdict_on(episode, DIFFERS, difference=difference, largest=seen.largest)
         simulation.after = position
-        return verdict_on(episode, CLOSE if seen.largest else IDENTICAL, largest=seen.largest)
+        return verdict_on(episode, IDENTICAL if seen.exact else CLOSE, largest=seen.largest)
 
     def _simulate(
         self, env: gymnasium.Env[Any, Any], episode: Episode, seen: EpisodeComparison | Fingerprint, watch: Watch | None

@@ -140,6 +140,7 @@ def _same(dtype: Any, recorded: Any, given: Any) -> bool:
         return pack_lenient(recorded)[0] == pack_lenient(given)[0]
     try:
         given = np.asarray(plain_array(given))
-        return np.shape(recorded) == given.shape and bool(np.array_equal(recorded, given.astype(dtype)))
+        same = np.shape(recorded) == given.shape and np.array_equal(recorded, given.astype(dtype))
+        return bool(same and (given.dtype.kind == "f" or np.array_equal(given, given.astype(dtype))))
     except (TypeError, ValueError):
         return False

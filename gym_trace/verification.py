@@ -8,12 +8,13 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any
 
 from gym_trace.comparison import Comparison
 from gym_trace.environment import installed_versions, make_environment, packages_of
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 from gym_trace.playback import Trace, open_trace
 from gym_trace.replay import (
     UNVERIFIABLE,
@@ -108,6 +109,10 @@ def _at_once(
         try:
             for verdicts in pool.map(partial(_work, work), *zip(*parts)) if parts else ():
                 yield from verdicts
+        except BrokenProcessPool as error:
+            raise EnvironmentUnavailable(
+                "a process that verified has died, most likely in the environment; verify with workers=1 to see where"
+            ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

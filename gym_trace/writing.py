@@ -262,7 +262,8 @@ def _blocks_since(first: Any, current: Any) -> list[Any] | None:
     """All blocks from first to current, or None if first is none of those before current any more."""
     blocks = [current]
     while blocks[-1] is not first:
-        if blocks[-1].before is None:
+        before = blocks[-1].before  # read once: the thread may take it away
+        if before is None:
             return None
-        blocks.append(blocks[-1].before)
+        blocks.append(before)
     return blocks[::-1]

@@ -47,7 +47,7 @@ def test_a_run_says_where_it_came_from(tmp_path: Path) -> None:
     start = json.loads((tmp_path / "t" / EVENTS).read_text().splitlines()[0])
     assert start["settings"]["environment"] == {"id": "CartPole-v1", "kwargs": {"sutton_barto_reward": True}}
     assert start["packages"]["gymnasium"]
-    assert open_trace(tmp_path / "t").metadata["run"] == start["settings"]["seed"]
+    assert open_trace(tmp_path / "t").metadata["run"] == start["settings"]["run"]
     assert open_trace(tmp_path / "t")[0].infos
 
 

@@ -259,6 +259,86 @@ def whole_episodes_before(directory: Path) -> list[int]:
     return list(range(next(event["resumed"] for event in events if event.get("resumed"))))
 
 
+def test_metadata_of_the_user_does_not_hide_what_is_recorded(tmp_path: Path) -> None:
+    for _ in range(2):
+        result = collect(
+            CARTPOLE, directory=tmp_path, episodes=9, seed=5, metadata={"mine": 1}, resume=any(tmp_path.iterdir())
+        )
+    assert (result.new_episodes, result.episodes) == (0, 9)
+    assert len(whole_episodes(tmp_path, 5)) == 9
+    assert open_trace(tmp_path).metadata["given"] == {"mine": 1}
+
+
+def test_a_second_run_beside_the_first_has_episodes_of_its_own(tmp_path: Path) -> None:
+    collect(CARTPOLE, directory=tmp_path, episodes=9, seed=5)
+    collect(CARTPOLE, Seeded, tmp_path, episodes=4, seed=5, on_exist="append")
+    result = collect(CARTPOLE, Seeded, tmp_path, episodes=6, resume=True)
+    assert (result.new_episodes, result.episodes) == (2, 6)
+    assert len(open_trace(tmp_path)) == 15
+
+
+def test_a_torn_line_of_events_costs_nothing(tmp_path: Path) -> None:
+    collect(CARTPOLE, directory=tmp_path, episodes=3, seed=5)
+    with open(tmp_path / EVENTS, "a") as events:
+        events.write('{"event": "sta')
+    assert collect(CARTPOLE, directory=tmp_path, episodes=5, resume=True).new_episodes == 2
+    assert collect(CARTPOLE, directory=tmp_path, episodes=5, resume=True).new_episodes == 0
+
+
+def test_two_runs_at_once_in_one_directory_are_refused(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def look(progress: Any) -> None:
+        if not refused:
+            with pytest.raises(InvalidOption, match="a run is going on here") as error:
+                collect(CARTPOLE, directory=tmp_path, episodes=5, resume=True)
+            refused.append(str(error.value))
+
+    collect(CARTPOLE, directory=tmp_path, episodes=5, seed=1, on_progress=look)
+    assert refused
+
+
+@pytest.mark.parametrize("option", ["episode_filter", "frame_filter", "uid"])
+def test_what_would_leave_something_out_is_refused(tmp_path: Path, option: str) -> None:
+    with pytest.raises(InvalidOption, match=option):
+        collect(CARTPOLE, directory=tmp_path, episodes=5, **{option: len})
+
+
+class Deadly(gymnasium.Env[Any, Any]):
+    """Its process dies in one episode, whoever records it."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.left, self.dies = 5, seed == episode_seed(1, 7)
+        return self.np_random.random(2), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.dies and self.left == 2:
+            os._exit(9)
+        return self.np_random.random(2), 0.0, self.left == 0, False, {}
+
+
+LANES = [None, pytest.param(3, marks=pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="old"))]
+
+
+@pytest.mark.parametrize("num_envs", LANES)
+def test_an_episode_that_kills_its_process_is_found_and_given_up_alone(tmp_path: Path, num_envs: int | None) -> None:
+    result = collect(Deadly, directory=tmp_path, episodes=40, workers=2, num_envs=num_envs, seed=1, flush_seconds=0.05)
+    assert result.stopped == "failed"
+    assert list(result.failed) == [7]
+    assert sorted(whole_episodes(tmp_path, 1)) == [k for k in range(40) if k != 7]
+
+
+def test_a_run_that_cannot_begin_has_failed_whatever_its_limit(tmp_path: Path) -> None:
+    result = collect(partial(gymnasium.make, "CartPole-v1", nonsense=1), directory=tmp_path, seconds=30, max_restarts=1)
+    assert result.stopped == "failed"
+    assert "nonsense" in result.trouble
+
+
 def test_another_run_is_not_resumed(tmp_path: Path) -> None:
     collect(CARTPOLE, directory=tmp_path, episodes=2, seed=5)
     with pytest.raises(InvalidOption, match="seed=5, not 6"):

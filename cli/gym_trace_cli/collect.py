@@ -61,6 +61,8 @@ def collect(
         for number, worker in enumerate(done.workers):
             if worker.state == "given up":
                 click.echo(show.printable(f"worker {number} was given up: {worker.trouble}"), err=True)
+        if done.trouble and not done.failed and all(worker.state != "given up" for worker in done.workers):
+            click.echo(show.printable(f"not everything could be recorded: {done.trouble}"), err=True)
         raise SystemExit(1)
 
 
@@ -89,8 +91,9 @@ class _Dashboard:
             self._live.update(_table(progress), refresh=True)
         elif not self._quiet and (time.monotonic() >= self._due or progress.restarts > self._restarts):
             self._due = time.monotonic() + _PLAIN_SECONDS
+            why = f"  ({progress.trouble})" if progress.restarts > self._restarts else ""
             self._restarts = progress.restarts
-            click.echo("  ".join(_facts(progress)), err=True)
+            click.echo(show.printable("  ".join(_facts(progress)) + why), err=True)
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
@@ -134,6 +137,8 @@ def _table(progress: Collected) -> Any:
     for number, worker in enumerate(progress.workers):
         counts = (worker.episodes, worker.steps, worker.restarts)
         table.add_row(str(number), worker.state, *map(show.count, counts))
+    if progress.trouble:
+        table.caption = Text(f"last restart: {show.printable(progress.trouble)}", no_wrap=True, overflow="ellipsis")
     return Group(*lines, table)
 
 

@@ -32,7 +32,7 @@ def command(
     Exits with 0 if the traces hold the same episodes, and with 3 if not.
     """
     a, b = gym_trace.open_trace(first), gym_trace.open_trace(second)
-    differing, same, both = [], 0, min(len(a), len(b))
+    differing, same, both = [], 0, max(1, min(len(a), len(b)))
     with show.Progress() as line:
         for number, found in enumerate(gym_trace.diff_traces(a, b, atol=atol, rtol=rtol, ignore=ignore), 1):
             if found.difference is None:

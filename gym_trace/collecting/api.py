@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -12,7 +14,7 @@ from typing import Any
 import gymnasium
 
 from gym_trace.collecting.executor import Executor, ProcessExecutor
-from gym_trace.collecting.run import EVENTS, Events, check_same, finished, provenance, settings_of
+from gym_trace.collecting.run import EVENTS, Events, await_writers, check_same, finished, provenance, settings_of
 from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
@@ -72,7 +74,7 @@ def collect(
         on_progress: called twice a second with what there is; a truthy result ends the run.
         executor: where workers run; None: as processes of this machine.
         describe: plain data that says what make_env makes; a run is only resumed with the same.
-        recording: other arguments of TraceRecordingWrapper.
+        recording: other arguments of TraceRecordingWrapper, but for filters, videos and uid.
 
     Raises:
         InvalidOption, TraceExists
@@ -86,30 +88,36 @@ def collect(
     for name, count in (("workers", workers), ("num_envs", num_envs)):
         if count is not None and count < 1:
             raise InvalidOption(f"{name}={count!r}: pass 1 or more")
+    if refused := sorted({"episode_filter", "frame_filter", "reward_classes", "uid", "video"} & set(recording)):
+        raise InvalidOption(f"{refused[0]}: not with collect, which records all of every episode, each of them once")
     before = settings_of(Path(directory)) if resume and directory is not None else None
     if resume and before is None:
         raise InvalidOption(f"{directory}: there is no run to resume; leave resume out to start one")
     if seed is None:
         seed = new_root_seed() if before is None else int(before["seed"])
-    policy_name = policy if isinstance(policy, str) or policy is None else getattr(policy, "__qualname__", repr(policy))
-    settings = {"seed": seed, "policy": policy_name or "random", "environment": describe, "recording": recording}
+    run = secrets.token_hex(8) if before is None else str(before["run"])
+    settings = _plain(
+        {"run": run, "seed": seed, "policy": _named(policy), "environment": describe, "recording": recording}
+    )
     if before is not None:
-        check_same(before, _plain(settings))
+        check_same(before, settings)
     place = opened_directory(directory, "append" if resume else on_exist)
     place.mkdir(parents=True, exist_ok=True)
-    done = finished(place, seed) if resume else {}
     events = Events(place)
     try:
+        if resume:
+            await_writers(place, run)
+        done = finished(place, run, seed) if resume else {}
         about = provenance()
-        events("start", settings=_plain(settings), limits=asdict(limits), workers=workers, resumed=len(done), **about)
-        metadata = {"seed": seed, "run": seed, "command": about["command"]}
+        events("start", settings=settings, limits=asdict(limits), workers=workers, resumed=len(done), **about)
+        metadata = {"seed": seed, "run": run, "command": about["command"], "given": recording.pop("metadata", None)}
         setup = Setup(
             make_env,
             policy_maker(policy),
             os.fspath(place),
             "",
             seed,
-            recording={"metadata": metadata, **recording},
+            recording={**recording, "metadata": metadata},
             num_envs=num_envs,
             niceness=niceness,
         )
@@ -120,7 +128,7 @@ def collect(
             limits,
             done,
             new_uid=lambda number: f"{new_writer_id()}-w{number}",
-            on_disk=lambda uid: finished(place, seed, uid),
+            on_disk=lambda uid: finished(place, run, seed, uid),
             bytes_on_disk=lambda: directory_bytes(place) - (place / EVENTS).stat().st_size,
             event=events,
             stall_timeout=stall_timeout,
@@ -144,9 +152,17 @@ def _facts(progress: Collected) -> dict[str, Any]:
     return {name: getattr(progress, name) for name in (*names, "stopped")}
 
 
-def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back."""
-    import json
+def _named(policy: Any) -> str:
+    if policy is None or isinstance(policy, str):
+        return policy or "random"
+    kind = policy if hasattr(policy, "__qualname__") else type(policy)
+    return f"{kind.__module__}:{kind.__qualname__}"
 
-    plain: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """As JSON gives it back. Raises InvalidOption."""
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(settings))
+    except (TypeError, ValueError) as error:
+        raise InvalidOption(f"collect takes options that JSON has, so that a run can be resumed: {error}") from error
     return plain

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from gym_trace.collecting.worker import Report, Setup, work
+from gym_trace.collecting.process import work
+from gym_trace.collecting.worker import Report, Setup
 
 # Each worker is one of several: their libraries are not to use all processors each.
 _ONE_THREAD = dict.fromkeys(
@@ -55,12 +56,19 @@ class ProcessExecutor:
 
     def poll(self, seconds: float) -> list[tuple[int, Report | None]]:
         said: list[tuple[int, Report | None]] = []
-        ready = set(wait([connection for _, connection in self._workers.values()], seconds))
+        # A process that has ended is told by itself: its pipe may be held open by processes of its environment.
+        wait(
+            [thing for process, connection in self._workers.values() for thing in (process.sentinel, connection)],
+            seconds,
+        )
         for number, (process, connection) in list(self._workers.items()):
+            gone = not process.is_alive()
             try:
-                while connection in ready and connection.poll():
+                while connection.poll():
                     said.append((number, connection.recv()))
             except (EOFError, OSError):
+                gone = True
+            if gone:
                 process.join()
                 self._forget(number)
                 said.append((number, None))

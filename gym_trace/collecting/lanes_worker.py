@@ -53,6 +53,7 @@ class LanesWorker(Worker):
                     continue
                 observations = self._reset(recorder, doing, begin, first=observations is None)
                 totals[begin], lengths[begin] = 0.0, 0
+                self._open = tuple(episode for episode in doing if episode is not None)
             actions, notes = policies.act(observations)
             if notes:
                 recorder.annotate(**notes)

@@ -14,24 +14,35 @@ from typing import Any
 from gym_trace.episode import OUTCOMES
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.directory import find_writers
+from gym_trace.format.manifest import lock
 from gym_trace.seeding import episode_of
 from gym_trace.stored import StoredWriter
 
 EVENTS = "events.jsonl"
 _DIFF_BYTES = 1 << 20  # of uncommitted changes that are kept
 _GIT_SECONDS = 10
+_ORPHANS_SECONDS = 15
 
 
 class Events:
     """What happens in a run, a line of JSON each, beside the trace."""
 
     def __init__(self, directory: Path):
-        self._file = open(directory / EVENTS, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+        """Raises InvalidOption if another run is going on in the directory."""
+        path = directory / EVENTS
+        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - open as long as the run
+        if not lock(self._file.fileno()):
+            self._file.close()
+            raise InvalidOption(f"{directory}: a run is going on here; wait for it to end, or record elsewhere")
+        size = self._file.seek(0, os.SEEK_END)
+        if size:
+            self._file.seek(size - 1)
+            if self._file.read(1) != b"\n":  # the line that was being written when the run was killed
+                self._file.write(b"\n")
 
     def __call__(self, kind: str, **facts: Any) -> None:
         line = json.dumps({"time": time.time(), "event": kind, **facts}, default=str)
-        self._file.write(line + "\n")
-        self._file.flush()
+        self._file.write(line.encode() + b"\n")
 
     def close(self) -> None:
         self._file.close()
@@ -56,7 +67,7 @@ def settings_of(directory: Path) -> dict[str, Any] | None:
 
 def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raises InvalidOption where a run would go on as another one."""
-    for name in sorted({*before, *now} - {"limits", "workers"}):
+    for name in sorted({*before, *now} - {"limits", "workers", "run"}):
         if before.get(name) != now.get(name):
             raise InvalidOption(
                 f"this run was started with {name}={before.get(name)!r}, not {now.get(name)!r}: resume it with the "
@@ -64,7 +75,26 @@ def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
             )
 
 
-def finished(directory: Path, root: int, writer: str | None = None) -> dict[int, int]:
+def await_writers(directory: Path, run: str) -> None:
+    """Returns when no process of a run writes any more: they end soon after their parent. Raises InvalidOption."""
+    deadline = time.monotonic() + _ORPHANS_SECONDS
+    while time.monotonic() < deadline:
+        stored = [StoredWriter(files) for files in find_writers(directory)]
+        if not any(writer.alive and _belongs(writer, run) for writer in stored):
+            return
+        time.sleep(0.1)
+    raise InvalidOption(f"{directory}: processes of this run are still writing; end them before it is resumed")
+
+
+def _belongs(stored: StoredWriter, run: str) -> bool:
+    try:
+        metadata = stored.schema.get("metadata")
+    except CorruptTrace:
+        return False  # it was killed before it had written anything
+    return isinstance(metadata, dict) and metadata.get("run") == run
+
+
+def finished(directory: Path, run: str, root: int, writer: str | None = None) -> dict[int, int]:
     """The episodes of a run that are on disk whole, and how many steps they have.
 
     writer: only those of this writer. Only writers count that say that they belong to the run.
@@ -74,11 +104,7 @@ def finished(directory: Path, root: int, writer: str | None = None) -> dict[int,
         if writer is not None and files.writer != writer:
             continue
         stored = StoredWriter(files)
-        try:
-            metadata = stored.schema.get("metadata")
-        except CorruptTrace:
-            continue  # it was killed before it had written anything
-        if not (isinstance(metadata, dict) and metadata.get("run") == root):
+        if not _belongs(stored, run):
             continue
         table = stored.parts.table
         whole = table[(table["outcome"] == OUTCOMES[1]) | (table["outcome"] == OUTCOMES[2])]

@@ -36,6 +36,7 @@ class WorkerState:
     failures: int = 0  # one after the other, without an episode in between
     trouble: str = ""
     assigned: dict[int, None] = field(default_factory=dict)  # episodes it was given and has not finished
+    died_of: tuple[int, ...] = ()  # those that it was at when it failed, where it could say so
     given: Runs = field(default_factory=Runs)  # all that this process was ever given
     heard: float = 0.0
     due: float = 0.0  # when it is to be started again
@@ -68,6 +69,7 @@ class Collected:
     restarts: int = 0
     workers: list[WorkerState] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
+    trouble: str = ""  # why a worker was last started again
     stopped: str = ""
 
 
@@ -109,10 +111,10 @@ class Supervisor:
         self._executor, self._setup, self._limits = executor, setup, limits
         self._new_uid, self._on_disk, self._bytes_on_disk, self._event = new_uid, on_disk, bytes_on_disk, event
         self._stall_timeout, self._max_restarts, self._cpus = stall_timeout, max_restarts, cpus
-        self._done = Done(done)
+        self._done, self._before = Done(done), len(done)
         self._again: list[int] = []  # a heap of episodes that somebody had and lost
         self._next = 0
-        self._tries: dict[int, int] = {}
+        self._tries: dict[int, int] = {}  # how often workers died of an episode and no other; also 0
         self._returns: deque[float] = deque(maxlen=_RETURNS)
         self._history: deque[tuple[float, int]] = deque()
         self._ending = False
@@ -127,33 +129,46 @@ class Supervisor:
         try:
             for number in range(len(workers)):
                 self._start(number)
-            while any(worker.state not in ("ended", "given up") for worker in workers):
-                for number, report in self._executor.poll(_POLL_SECONDS):
-                    self._hear(number, report)
+            while self._working():
+                self._turn()
                 now = time.monotonic()
-                self._look_after(now)
                 if now >= next_report:
                     next_report = now + every
                     self._measure(now)
                     if on_progress is not None and on_progress(self.progress):
                         self._end("interrupted")
                 self._end_where_due(now)
+        except KeyboardInterrupt:
+            if self._ending:  # a second one ends everything at once
+                raise
+            self._end("interrupted")
+            while self._working():
+                self._turn()
+            raise
         finally:
             for number in range(len(workers)):
                 self._executor.stop(number)
         self._measure(time.monotonic())
-        if self._missing() and self.progress.stopped in ("", "done"):
+        if on_progress is not None and on_progress(self.progress) and self._missing():
+            self.progress.stopped = "interrupted"
+        if not self.progress.stopped or (self._missing() and self.progress.stopped == "done"):
             self.progress.stopped = "failed"
-        if on_progress is not None:
-            on_progress(self.progress)
         return self.progress
+
+    def _working(self) -> bool:
+        return any(worker.state not in ("ended", "given up") for worker in self.progress.workers)
+
+    def _turn(self) -> None:
+        for number, report in self._executor.poll(_POLL_SECONDS):
+            self._hear(number, report)
+        self._look_after(time.monotonic())
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
     def _start(self, number: int) -> None:
         worker = self.progress.workers[number]
         worker.uid, worker.state, worker.heard = self._new_uid(number), "starting", time.monotonic()
-        worker.assigned, worker.given = {}, Runs()
+        worker.assigned, worker.given, worker.died_of = {}, Runs(), ()
         cpu = None if self._cpus is None else self._cpus[number % len(self._cpus)]
         self._executor.start(number, replace(self._setup, uid=worker.uid, cpu=cpu))
         self._give(number)
@@ -175,18 +190,13 @@ class Supervisor:
             worker.failures = 0
             self._done.add(episode)
             self._returns.append(total)
-        self.progress.new_episodes += len(report.finished)
         if report.finished:
             worker.speed = 0.5 * worker.speed + 0.5 * len(report.finished) / max(worker.heard - before, 0.01)
-        if report.state == "closed":
+        if report.state == "closed" and self._ending:
             worker.state = "ended"
             self._take_back(worker)
-        elif report.state == "failed":
-            worker.trouble = report.trouble
-            if report.episode is not None:
-                self._tries[report.episode] = self._tries.get(report.episode, 0) + 1
-                if self._tries[report.episode] >= _TRIES:
-                    self.progress.failed[report.episode] = report.trouble
+        elif report.state in ("closed", "failed"):  # it is gone in a moment
+            worker.trouble, worker.died_of = report.trouble or "it has ended by itself", report.episodes
         else:
             worker.state = "closing" if self._ending else "running"
             self._give(number)
@@ -198,17 +208,13 @@ class Supervisor:
             elif worker.state == "waiting" and now >= worker.due:
                 self._start(number)
             elif worker.state in ("starting", "running", "closing") and now - worker.heard > self._stall_timeout:
-                if worker.assigned:
-                    stuck = next(iter(worker.assigned))
-                    self._tries[stuck] = self._tries.get(stuck, 0) + 1
-                    if self._tries[stuck] >= _TRIES:
-                        self.progress.failed[stuck] = f"no sign of life for {self._stall_timeout:g} s"
                 self._lost(number, f"no sign of life for {self._stall_timeout:g} s")
 
     def _lost(self, number: int, trouble: str) -> None:
         """A worker that is gone, or has to go: what it has not saved is for others, and it is started again."""
         worker = self.progress.workers[number]
         self._executor.stop(number)
+        suspects = worker.died_of or tuple(worker.assigned)
         saved = self._on_disk(worker.uid)
         for episode in worker.given:
             if episode not in saved and self._done.discard(episode):  # said, but lost on the way to the disk
@@ -216,9 +222,13 @@ class Supervisor:
         for episode in saved:
             self._done.add(episode)
             worker.assigned.pop(episode, None)
+        reason = trouble.strip().splitlines()[-1] if trouble.strip() else "unknown"
+        self._suspect([episode for episode in suspects if episode in worker.assigned], reason)
         self._take_back(worker)
         worker.base_steps, worker.trouble = worker.steps, ""
-        reason = trouble.strip().splitlines()[-1] if trouble.strip() else "unknown"
+        self.progress.trouble = f"worker {number}: {reason}"
+        if self.progress.stopped == "done" and self._left():  # not everything is on disk after all
+            self._ending, self.progress.stopped = False, ""
         worker.failures += 1
         if self.progress.restarts >= self._max_restarts or worker.failures > _MOST_FAILURES:
             worker.state, worker.trouble = "given up", reason
@@ -230,18 +240,31 @@ class Supervisor:
         worker.state, worker.due = "waiting", time.monotonic() + backoff
         self._event("restart", worker=number, reason=reason, traceback=trouble, seconds=backoff)
 
+    def _suspect(self, episodes: list[int], reason: str) -> None:
+        """One of these may be what a worker died of: each is recorded alone from now on, and given up in the end."""
+        for episode in episodes:
+            self._tries[episode] = self._tries.get(episode, 0) + (len(episodes) == 1)
+            if self._tries[episode] >= _TRIES:
+                self.progress.failed[episode] = reason
+
     # -- episodes -----------------------------------------------------------------------------------------------------
 
     def _give(self, number: int) -> None:
         """Episodes for about a second, fewer when few are left, so that no worker ends long after the others."""
         worker = self.progress.workers[number]
-        if self._ending:
+        if self._ending or any(episode in self._tries for episode in worker.assigned):
             return
         left = self._left()
         share = 1 + left // (2 * len(self.progress.workers))
         wanted = min(_MOST_AHEAD, share, max(2, int(worker.speed * _AHEAD_SECONDS))) - len(worker.assigned)
         episodes: list[int] = []
         while len(episodes) < wanted and (episode := self._pop()) is not None:
+            if episode in self._tries:  # somebody died of it, or of another one beside it: it is recorded alone
+                if episodes or worker.assigned:
+                    heapq.heappush(self._again, episode)
+                else:
+                    episodes = [episode]
+                break
             episodes.append(episode)
         if episodes:
             worker.assigned.update(dict.fromkeys(episodes))
@@ -302,6 +325,7 @@ class Supervisor:
         progress = self.progress
         progress.seconds, progress.bytes = now - self._begin, self._bytes_on_disk()
         progress.episodes = len(self._done)
+        progress.new_episodes = progress.episodes - self._before
         if self._returns:
             progress.returns = statistics.fmean(self._returns), min(self._returns), max(self._returns)
         self._history.append((now, progress.new_steps))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -50,35 +48,14 @@ class Report:
 
     state: "running", "closed" (all is saved; the last thing it says) or "failed" (likewise; trouble says why).
     finished: episode, steps and return of each.
-    steps: of all episodes, also the open one. episode: the one that is open.
+    steps: of all episodes, also the open ones. episodes: those that are open.
     """
 
     state: str
     finished: tuple[tuple[int, int, float], ...] = ()
     steps: int = 0
-    episode: int | None = None
+    episodes: tuple[int, ...] = ()
     trouble: str = ""
-
-
-def work(connection: Connection, setup: Setup) -> None:
-    """The body of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent tells us
-    if setup.niceness:
-        os.nice(setup.niceness)
-    if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {setup.cpu})
-    if setup.num_envs is None:
-        worker = Worker(connection, setup)
-    else:  # vector environments need a newer Gymnasium than the rest
-        from gym_trace.collecting.lanes_worker import LanesWorker
-
-        worker = LanesWorker(connection, setup)
-    signal.signal(signal.SIGTERM, worker.stop)
-    threading.Thread(target=worker.listen, daemon=True).start()
-    try:
-        worker.run()
-    except Exception:  # the parent says it
-        worker.say("failed", traceback.format_exc())
 
 
 class Worker:
@@ -89,7 +66,7 @@ class Worker:
         self._over = False
         self._finished: list[tuple[int, int, float]] = []
         self._steps = 0
-        self._episode: int | None = None
+        self._open: tuple[int, ...] = ()
         self._next_beat = 0.0
 
     # -- the parent ---------------------------------------------------------------------------------------------------
@@ -117,7 +94,7 @@ class Worker:
         finished, self._finished = tuple(self._finished), []
         self._next_beat = time.monotonic() + BEAT_SECONDS
         try:
-            self._connection.send(Report(state, finished, self._steps, self._episode, trouble))
+            self._connection.send(Report(state, finished, self._steps, self._open, trouble))
         except OSError:  # the parent is gone: listen() sees to it
             self.stop()
 
@@ -161,7 +138,7 @@ class Worker:
 
     def _record(self, recorder: TraceRecordingWrapper, policy: Policy, episode: int) -> None:
         root, clock, step, act = self._setup.seed, time.monotonic, recorder.step, policy.act
-        self._episode, before, total = episode, self._steps, 0.0
+        self._open, before, total = (episode,), self._steps, 0.0
         policy.reset(policy_seed(root, episode))
         observation, _ = recorder.reset(seed=episode_seed(root, episode))
         while not self._over:
@@ -176,7 +153,7 @@ class Worker:
                 break
             if clock() >= self._next_beat:
                 self.say("running")
-        self._episode = None
+        self._open = ()
         if clock() >= self._next_beat:
             self.say("running")
 

@@ -21,6 +21,16 @@ SUFFIX = ".manifest.jsonl"
 _MAX_LINE = 64 << 20  # bytes; a longer line counts as several that are no entries
 
 
+def lock(fd: int) -> bool:
+    """Whether this process now holds the lock of a file that nobody else has; always so where there are no locks."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 class ManifestWriter:
     """Appends lines to a new manifest, and holds its lock until closed: a reader sees by it that the writer lives."""
 
