@@ -133,7 +133,7 @@ def by_lane_already(batches: Sequence[Rows]) -> Array | None:
         return None
     base, dtype = first.base, first.dtype
     row = int(np.prod(first.shape[1:], dtype=np.int64)) * dtype.itemsize
-    if not all(isinstance(rows, np.ndarray) and rows.base is base for rows in batches):
+    if not row or not all(isinstance(rows, np.ndarray) and rows.base is base for rows in batches):
         return None
     begin = first.ctypes.data - base.ctypes.data
     if last.ctypes.data - first.ctypes.data != (len(batches) - 1) * row or last.dtype != dtype:

@@ -23,6 +23,7 @@ from gym_trace import TraceRecordingVectorWrapper
 MODES = list(vector.AutoresetMode)
 COUNT, STEPS = 3, 22
 SPACES: dict[str, spaces.Space[Any]] = {
+    "hollow": spaces.Box(-1, 1, (0,), np.float32),
     "box": spaces.Box(-9, 9, (2,), np.float32),
     "scalar": spaces.Box(-9, 9, (), np.float64),
     "discrete": spaces.Discrete(9, start=-3),

@@ -16,7 +16,7 @@ from test_collect import children, whole_episodes
 from gym_trace import check_trace, open_trace
 from gym_trace.collecting.run import EVENTS
 
-ENV_ARG = ("--env-arg", "sutton_barto_reward=true")
+ENV_ARG = ("--env-arg", "max_episode_steps=5")
 
 
 def test_several_processes_record_what_one_records(tmp_path: Path) -> None:
@@ -42,10 +42,10 @@ def test_a_run_says_where_it_came_from(tmp_path: Path) -> None:
         1,
         "--infos",
         "--env-arg",
-        "sutton_barto_reward=true",
+        "max_episode_steps=5",
     )
     start = json.loads((tmp_path / "t" / EVENTS).read_text().splitlines()[0])
-    assert start["settings"]["environment"] == {"id": "CartPole-v1", "kwargs": {"sutton_barto_reward": True}}
+    assert start["settings"]["environment"] == {"id": "CartPole-v1", "kwargs": {"max_episode_steps": 5}}
     assert start["packages"]["gymnasium"]
     assert open_trace(tmp_path / "t").metadata["run"] == start["settings"]["run"]
     assert open_trace(tmp_path / "t")[0].infos

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from shell import ok, run
 from test_verification import Inner, record
 
-from gym_trace import TraceRecordingWrapper, diff_traces, verify_trace
+from gym_trace import TraceRecordingWrapper, diff_traces, open_trace, verify_trace
 from gym_trace.errors import InvalidOption
 
 
@@ -100,7 +102,6 @@ def test_verify_on_the_command_line_says_what_came_out(tmp_path: Path) -> None:
 
 def test_a_replay_recorded_again_is_the_same_trace(tmp_path: Path) -> None:
     from gym_trace.comparison import Comparison
-    from gym_trace.playback import open_trace
     from gym_trace.replay import LaneReplay, lanes_of
 
     trace = open_trace(record(gymnasium.make("CartPole-v1"), tmp_path / "a", 6))
@@ -122,3 +123,40 @@ def test_episodes_in_another_order_are_paired_by_their_seeds(tmp_path: Path) -> 
                 pass
         env.close()
     assert [episode.difference for episode in diff_traces(tmp_path / "a", tmp_path / "b")] == [None] * 4
+
+
+def test_a_column_that_only_one_has_and_another_dtype_are_differences(tmp_path: Path) -> None:
+    plain = record(gymnasium.make("CartPole-v1"), tmp_path / "a", 2, seeded=1)
+    infos = record(gymnasium.make("CartPole-v1"), tmp_path / "b", 2, seeded=1, record_infos=True)
+    assert [column for _, _, column in differences(plain, infos)] == ["infos", "infos"]
+    assert [column for _, _, column in differences(infos, plain)] == ["infos", "infos"]
+    narrow = gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), np.float32)
+    other = record(narrow, tmp_path / "c", 2, seeded=1)
+    assert [column for _, _, column in differences(plain, other)] == ["rewards", "rewards"]
+    assert [column for _, _, column in differences(other, plain)] == ["rewards", "rewards"]
+
+
+KILLED = """
+import os, sys
+import gymnasium
+from gym_trace import TraceRecordingWrapper
+
+env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), sys.argv[1])
+env.reset(seed=3)
+env.step(0)
+env.flush()
+os._exit(1)
+"""
+
+
+def test_what_a_killed_process_left_does_not_hide_that_the_rest_is_the_same(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path / "a"], check=False)
+    for name, seeds in (("a", [3, 4, 5]), ("b", [4, 5, 3])):
+        env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / name, on_exist="append")
+        for seed in seeds:
+            env.reset(seed=seed)
+            while not any(env.step(seed % 2)[2:4]):
+                pass
+        env.close()
+    assert len(open_trace(tmp_path / "a")) == 4
+    assert [episode.difference for episode in diff_traces(tmp_path / "a", tmp_path / "b")] == [None] * 3
