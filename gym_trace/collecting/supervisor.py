@@ -20,6 +20,7 @@ _RETURNS = 100
 _AHEAD_SECONDS = 1.0  # of work that a worker is given beforehand
 _MOST_AHEAD = 10_000  # episodes
 _MOST_BACKOFF = 30.0  # seconds
+_PATIENCE = 10.0  # seconds that workers have to save what they have at Ctrl-C
 _MOST_FAILURES = 7  # of a worker, one after the other, after which it is given up
 _TRIES = 3  # of an episode, before it is given up
 
@@ -139,10 +140,11 @@ class Supervisor:
                         self._end("interrupted")
                 self._end_where_due(now)
         except KeyboardInterrupt:
-            if self._ending:  # a second one ends everything at once
-                raise
+            if self._ending or (on_progress is not None and on_progress(self.progress)):
+                raise  # the second one, which ends everything at once
             self._end("interrupted")
-            while self._working():
+            deadline = time.monotonic() + _PATIENCE
+            while self._working() and time.monotonic() < deadline:
                 self._turn()
             raise
         finally:
