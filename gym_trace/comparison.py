@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -243,6 +243,5 @@ def _are_numbers(*arrays: Any) -> bool:
 
 def _bits_differ(a: Array, b: Array) -> Array:
     """Which elements have not the same bytes; a NaN may have others, and so may a zero."""
-    width = a.dtype.itemsize
-    bytes_of: Callable[[Array], Array] = lambda x: np.frombuffer(x.tobytes(), np.uint8).reshape(-1, width)  # noqa: E731
-    return np.asarray((bytes_of(a) != bytes_of(b)).any(axis=1)).reshape(a.shape)
+    first, second = (np.frombuffer(x.tobytes(), np.uint8).reshape(-1, x.dtype.itemsize) for x in (a, b))
+    return np.asarray((first != second).any(axis=1)).reshape(a.shape)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Protocol
 
 import numpy as np
-from gymnasium.spaces import Tuple
+from gymnasium.spaces import Discrete, Tuple
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from gym_trace.errors import InvalidOption
@@ -61,7 +59,10 @@ class CalledPolicy:
 
 
 class SB3Policy:
-    """A checkpoint of Stable-Baselines3, which acts as it would when it is evaluated."""
+    """A checkpoint of Stable-Baselines3, which acts as it would when it is evaluated.
+
+    Stable-Baselines3 unpickles what is in the file, which can be any code: load only what you trust.
+    """
 
     def __init__(self, path: str):
         try:
@@ -105,7 +106,7 @@ class OnnxPolicy:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         self._input = self._session.get_inputs()[0].name
-        self._discrete = getattr(action_space, "n", None)
+        self._first = int(action_space.start) if isinstance(action_space, Discrete) else None
 
     def reset(self, seed: int) -> None:
         pass
@@ -113,25 +114,25 @@ class OnnxPolicy:
     def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         (first, *_) = self._session.run(None, {self._input: np.asarray(observation)[None]})
         action = np.asarray(first)[0]
-        if self._discrete is not None:
-            return int(action.argmax() if action.size > 1 else action), {}
-        return action, {}
+        if self._first is None:
+            return action, {}
+        return (self._first + int(action.argmax()) if action.size > 1 else int(action.reshape(()))), {}
 
 
 def policy_maker(policy: str | Callable[..., Any] | None) -> MakePolicy:
     """What makes a policy in a worker.
 
     Args:
-        policy: "random" or None, "MODULE:NAME", "sb3:PATH", "onnx:PATH"; or a callable: a function of the observation,
-            or a class, of which an object is made, with observation and action space if it takes them.
+        policy: "random" or None, "sb3:PATH", "onnx:PATH"; or a callable: a function of the observation, or a class, of
+            which an object is made, with observation and action space if it takes them.
 
     Raises:
         InvalidOption
     """
     if policy is not None and not isinstance(policy, str) and not callable(policy):
         raise InvalidOption(f"policy={policy!r}: pass a name, a function or a class")
-    if isinstance(policy, str) and policy != "random" and ":" not in policy:
-        raise InvalidOption(f"policy={policy!r}: pass random, MODULE:NAME, sb3:PATH or onnx:PATH")
+    if isinstance(policy, str) and policy != "random" and not policy.startswith(("sb3:", "onnx:")):
+        raise InvalidOption(f"policy={policy!r}: pass random, sb3:PATH, onnx:PATH, or the function or class itself")
     return _Maker(policy)
 
 
@@ -146,12 +147,8 @@ class _Maker:
         if policy is None or policy == "random":
             return RandomPolicy(observation_space, action_space)
         if isinstance(policy, str):
-            kind, _, name = policy.partition(":")
-            if kind == "sb3":
-                return SB3Policy(name)
-            if kind == "onnx":
-                return OnnxPolicy(name, action_space)
-            policy = _named(kind, name)
+            kind, _, path = policy.partition(":")
+            return SB3Policy(path) if kind == "sb3" else OnnxPolicy(path, action_space)
         if inspect.isclass(policy):
             policy = _made(policy, (observation_space, action_space))
         return CalledPolicy(policy, action_space)
@@ -163,19 +160,6 @@ def _made(kind: Any, spaces: tuple[Any, ...]) -> Any:
     except (TypeError, ValueError):
         return kind()
     return kind(*spaces)
-
-
-def _named(module: str, name: str) -> Any:
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise InvalidOption(f"policy {module}:{name}: {error}") from error
-    return found
 
 
 def _needs_file(path: str, kind: str) -> None:

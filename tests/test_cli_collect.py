@@ -146,3 +146,4 @@ def test_an_exported_network_acts(tmp_path: Path) -> None:
     missing = run("record", "CartPole-v1", "-o", tmp_path / "no", "--policy", "onnx:nowhere.onnx")
     assert missing.exit_code == 1
     assert "nowhere.onnx: there is no such file" in missing.output
+    assert not (tmp_path / "no").exists()

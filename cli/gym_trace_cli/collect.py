@@ -155,7 +155,6 @@ def _print_summary(done: Collected, directory: Path) -> None:
             f"{show.duration(done.seconds)} ({speed} steps/s) with {show.count(len(done.workers), 'worker')}{restarts}"
         )
         if done.returns is not None:
-            mean, least, most = map(show.number, done.returns)
-            click.echo(f"return {mean} on average, from {least} to {most} in the last 100 episodes")
+            click.echo(show.returns(*done.returns, lately=done.new_episodes > 100))
     click.echo(f"{show.printable(directory)}: {show.size(done.bytes)}, seed {done.seed}\n")
     print_next(directory)

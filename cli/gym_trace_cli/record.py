@@ -113,6 +113,7 @@ def command(
     With -j several processes record. Episode k is the same whoever records it, and what a process
     that dies has not saved is recorded again by another one. See also --resume.
     """
+    from gym_trace.policies import Annotating
     from gym_trace.rollout import new_root_seed
 
     if episodes is None and steps is None and seconds is None and bytes is None:
@@ -148,6 +149,7 @@ def command(
         raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
     import_modules(imports)
     env = make_env(env_id, dict(env_args), num_envs, vectorization, autoreset)
+    made = _made(policy, env)  # before there is a directory, so that nothing is left where it cannot be made
     with (
         StopSignals() as stop,
         closing(_recorder(env, directory, seed, **recording)) as recorder,
@@ -161,7 +163,7 @@ def command(
         try:
             done = gym_trace.record_episodes(
                 recorder,
-                policy=_acting(policy, env, recorder),
+                policy=None if made is None else Annotating(made, recorder),
                 episodes=episodes,
                 steps=steps,
                 seconds=seconds,
@@ -183,13 +185,15 @@ def command(
         raise SystemExit(stop.exit_code)
 
 
-def _acting(policy: Any, env: Any, recorder: Any) -> Any:
-    """What record_episodes calls: the policy, made, what it says besides the action being recorded."""
-    from gym_trace.policies import Annotating, policy_maker
+def _made(policy: Any, env: Any) -> Any:
+    """The policy, made for an environment; None for random actions."""
+    from gym_trace.policies import policy_maker
 
     if policy == "random":
         return None
-    return Annotating(policy_maker(policy)(env.observation_space, env.action_space), recorder)
+    if str(policy).startswith("onnx:") and hasattr(env, "single_action_space"):
+        raise click.UsageError("onnx: takes single observations; with --num-envs it needs -j, too")
+    return policy_maker(policy)(env.observation_space, env.action_space)
 
 
 def _renamed(recording: dict[str, Any]) -> dict[str, Any]:
@@ -241,10 +245,8 @@ def _print_summary(done: Progress, directory: Path) -> None:
         f"recorded {show.count(done.episodes + number, 'episode')}{cut_short}: "
         f"{show.count(done.steps, 'step')} in {show.duration(done.seconds)} ({speed} steps/s)"
     )
-    if done.mean_return is not None:
-        lately = " in the last 100 episodes" if done.episodes > 100 else ""
-        extremes = f"{show.number(done.min_return)} to {show.number(done.max_return)}"
-        click.echo(f"return {show.number(done.mean_return)} on average, from {extremes}{lately}")
+    if done.mean_return is not None and done.min_return is not None and done.max_return is not None:
+        click.echo(show.returns(done.mean_return, done.min_return, done.max_return, lately=done.episodes > 100))
     click.echo(f"{show.printable(directory)}: {show.size(directory_bytes(directory))}, seed {done.seed}\n")
     print_next(directory)
 

@@ -75,6 +75,12 @@ def share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
+def returns(mean: float, least: float, most: float, lately: bool) -> str:
+    """The returns of a run. lately: whether there are more episodes than these tell of."""
+    of = " in the last 100 episodes" if lately else ""
+    return f"return {number(mean)} on average, from {number(least)} to {number(most)}{of}"
+
+
 def printable(text: object) -> str:
     """Text that a trace holds, on one line and with escapes for what could steer a terminal or cannot be encoded."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))

@@ -333,7 +333,8 @@ class Supervisor:
         self._history.append((now, progress.new_steps))
         while len(self._history) > 1 and now - self._history[1][0] >= _WINDOWS[-1]:
             self._history.popleft()
-        progress.speeds = tuple(self._speed(now, window) for window in _WINDOWS)  # type: ignore[assignment]
+        ten, minute, five = (self._speed(now, window) for window in _WINDOWS)
+        progress.speeds = ten, minute, five
 
     def _speed(self, now: float, window: float) -> float:
         earlier = next((sample for sample in self._history if now - sample[0] <= window), self._history[-1])

@@ -147,7 +147,7 @@ class Worker:
                 recorder.annotate(**notes)
             observation, reward, terminated, truncated, _ = step(action)
             self._steps += 1
-            total += reward  # type: ignore[operator]  # a number, if not by its type
+            total += float(reward)
             if terminated or truncated:
                 self._finished.append((episode, self._steps - before, float(total)))
                 break
