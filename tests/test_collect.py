@@ -63,7 +63,7 @@ class Troubled(gymnasium.Env[Any, Any]):
 
 
 class Murderous(ProcessExecutor):
-    """Kills a worker now and then."""
+    """Kills a worker, any, after each of the first reports."""
 
     def __init__(self, times: int, seed: int):
         super().__init__()
@@ -71,7 +71,7 @@ class Murderous(ProcessExecutor):
 
     def poll(self, seconds: float) -> Any:
         said = super().poll(seconds)
-        if self.times and self._workers and self.random.random() < 0.2:
+        if self.times and self._workers and any(report is not None for _, report in said):
             self.times -= 1
             process, _ = self.random.choice(list(self._workers.values()))
             os.kill(process.pid, signal.SIGKILL)
