@@ -1,11 +1,13 @@
 """Rows as the wrappers append them, before the encoder turns them into fragments and columns.
 
 A block is filled by one thread, and what is there may be taken by another without a lock: the filling thread only ever
-appends, a mark is appended before the row that it belongs to, and the taking thread looks at the number of rows first.
+appends, a mark or a kind of reward is put down before the row that it belongs to, and the taking thread looks at the
+number of rows first.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,11 +21,14 @@ from gym_trace.values import copied, pack, plain_array
 
 FRAME_BYTES = wire.LARGE_ROW  # of values this large rows keep what has changed, of smaller ones all bytes
 SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 24 << 20  # raw bytes a chunk, without and with frames
-SMALL_BLOCK = 8192  # rows; what they take is still in the processor's cache when they are encoded
+SMALL_BLOCK = 1024  # rows; what they take stays in the processor's nearest cache until they are joined
+BLOCKS_AT_ONCE = 8  # are encoded, which runs through much code, that is then not in the cache
 VALUES_BYTES = 8 << 20  # MessagePack values that a block takes before it counts as full
 
 _NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}
 ATOMS = frozenset({bool, int, float, *_NUMPY_SCALARS})  # immutable: they can be kept as they are
+
+FLOATS = frozenset({float, np.float64})
 
 BEGIN, LEAD, FLAG, STOP, END = range(5)  # kinds of marks
 TERMINATED, TRUNCATED, CUT, CLOSED = range(1, 5)  # outcomes, as stored
@@ -34,15 +39,13 @@ class Start(NamedTuple):
 
     episode: int
     lane: int
-    seed: Any
-    options: Any
-    rng_state: Any
-    reset_info: bytes | None
+    seed: int  # as the fragment table has it
+    kept: bytes  # of the reset, as the column "starts" has it
     utc: int
     monotonic: int
 
 
-NOBODY = Start(0, 0, None, None, None, None, 0, 0)
+NOBODY = Start(0, 0, wire.NO_SEED, b"", 0, 0)
 
 
 class OpenRun(NamedTuple):
@@ -53,20 +56,45 @@ class OpenRun(NamedTuple):
     slots: tuple[Any, ...] | None
 
 
+class Joined(NamedTuple):
+    """Rows of a full block, joined to a column for each slot of a row."""
+
+    rows: int
+    columns: list[Any]  # bytes, or a list of slots
+
+    def since(self, begin: int) -> Joined:
+        """The rows from begin on."""
+        if not begin:
+            return self
+        begins = [begin * (len(column) // self.rows) for column in self.columns]
+        return Joined(self.rows - begin, [column[at:] for column, at in zip(self.columns, begins)])
+
+
 class Block:
     """A run of rows: a flat list with as many slots a row as there are leaves, plus marks and notes.
+
+    When it is full, .joined is set, and then .rows emptied.
 
     Args:
         before: the block before it, until that is encoded.
         base: how many rows there were before it.
         last_row: the observation slots of the row before it; of frames, all bytes.
+        reward_kind: the type that its rewards have, until others are added to .reward_kinds.
     """
 
-    __slots__ = ("base", "before", "last_row", "marks", "notes", "rows")
+    __slots__ = ("base", "before", "joined", "last_row", "marks", "notes", "reward_kinds", "rows")
 
-    def __init__(self, before: Block | None = None, base: int = 0, last_row: tuple[Any, ...] = ()):
+    def __init__(
+        self,
+        before: Block | None = None,
+        base: int = 0,
+        last_row: tuple[Any, ...] = (),
+        reward_kind: type = float,
+    ):
         self.before, self.base, self.last_row = before, base, last_row
+        self.reward_kinds = {reward_kind}
         self.rows: list[Any] = []
+        self.joined: Joined | None = None
         self.marks: list[tuple[int, int, Any]] = []  # row position, kind, data
         self.notes: list[tuple[int, dict[str, Any]]] = []  # row position, annotations
 
@@ -93,11 +121,30 @@ class RowFormat:
         row_size = 8 + sum(leaf.row_size for leaf in leaves)
         self.chunk_bytes = FRAME_CHUNK if large else SMALL_CHUNK
         self.capacity = max(4, min(SMALL_BLOCK, self.chunk_bytes // row_size))  # rows of a block
+        self.blocks_at_once = max(1, min(BLOCKS_AT_ONCE, self.chunk_bytes // (self.capacity * row_size)))
+        self._is_plain = [leaf.dtype is not None and leaf not in self.frame_leaves for leaf in leaves]
         # What follows the observation in the row of a leading observation, which is no step: such that what steps have
-        # there can be put together as quickly as if it were not there.
-        self.filler: tuple[Any, ...] = (*[b""] * len(self.action_leaves), 0.0, *[b""] * infos)
+        # there can be joined as quickly as if it were not there.
+        sizes = [leaf.row_size * plain for leaf, plain in zip(leaves, self._is_plain)][len(self.observation_leaves) :]
+        self.filler: tuple[Any, ...] = (*map(bytes, sizes), 0.0, *[b""] * infos)
         if max((leaf.row_size for leaf in leaves), default=0) > wire.MAX_COLUMN // 4:
             raise UnstorableValue(f"one observation or action takes more than {wire.MAX_COLUMN // 4} bytes")
+
+    def joined(self, rows: list[Any], reward_kinds: set[type], begin: int, end: int) -> Joined:
+        """Some of the rows of a block."""
+        columns: list[Any] = []
+        slots = [rows[slot + begin * self.width : end * self.width : self.width] for slot in range(self.width)]
+        for values, plain in zip(slots, self._is_plain):
+            columns.append(values)
+            if plain:
+                with contextlib.suppress(TypeError):  # unless there is an Odd among them, or a plain integer
+                    columns[-1] = b"".join(values)
+        for values in slots[len(columns) :]:  # rewards, infos
+            columns.append(values)
+        rewards = len(self._is_plain)
+        if reward_kinds <= FLOATS:
+            columns[rewards] = wire.pack_floats(slots[rewards])
+        return Joined(end - begin, columns)
 
     def packer(self, leaf: Leaf, room: Any) -> Callable[[Any], Any]:
         """A function that takes the value of a leaf to what a row keeps of it, copied. room: the recorder."""

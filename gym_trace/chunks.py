@@ -87,24 +87,27 @@ def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
 
 def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
     """The fragment tables as one, and how many steps each of them had."""
-    steps = [int(table["steps"].sum()) for table in tables]
     table = np.concatenate(tables)
-    begins = np.cumsum([len(piece) for piece in tables])[:-1]
-    gone = []
-    for i in begins[(begins > 0) & (begins < len(table))].tolist():
-        before, after = table[i - 1], table[i]
-        goes_on = before["episode"] == after["episode"] and not before["flags"] & wire.STOPS
-        if (
-            goes_on
-            and before["flags"] & wire.LEADS | before["steps"]
-            and not after["flags"] & (wire.STARTS | wire.LEADS)
-        ):
-            for name in ("first_step", "seed", "start_time", "clock_offset"):
-                after[name] = before[name]
-            after["steps"] += before["steps"]
-            after["flags"] |= before["flags"]
-            gone.append(i - 1)
-    return np.delete(table, gone), steps
+    ends = np.cumsum([len(piece) for piece in tables])
+    steps = np.append(0, np.cumsum(table["steps"], dtype=np.int64))
+    totals = np.diff(steps[ends], prepend=0).tolist()
+    begins = np.unique(ends[:-1])
+    begins = begins[(begins > 0) & (begins < len(table))]
+    before, after = table[begins - 1], table[begins]
+    goes_on = (before["episode"] == after["episode"]) & (before["flags"] & wire.STOPS == 0)
+    goes_on &= (before["flags"] & wire.LEADS | before["steps"]) != 0
+    goes_on &= after["flags"] & (wire.STARTS | wire.LEADS) == 0
+    if not goes_on.any():
+        return table, totals
+    is_first = np.ones(len(table), np.bool_)
+    is_first[begins[goes_on]] = False
+    first = np.flatnonzero(is_first)
+    joined = table[np.append(first[1:], len(table)) - 1]
+    for name in ("first_step", "seed", "start_time", "clock_offset"):
+        joined[name] = table[name][first]
+    joined["steps"] = np.add.reduceat(table["steps"], first)
+    joined["flags"] = np.bitwise_or.reduceat(table["flags"], first)
+    return joined, totals
 
 
 def joined_rows(pieces: Sequence[Array | list[bytes]]) -> Array | list[bytes]:

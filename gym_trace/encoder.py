@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.blocks import BEGIN, CUT, END, FLAG, LEAD, NOBODY, STOP, Block, RowFormat, Start, settled
+from gym_trace.blocks import BEGIN, CUT, END, FLAG, FLOATS, LEAD, NOBODY, STOP, Block, Joined, RowFormat, Start, settled
 from gym_trace.format import wire
 from gym_trace.frames import FrameRows, Odd
 from gym_trace.layout import Leaf, Path
-from gym_trace.starts import packed_start, stored_seed
 from gym_trace.values import ABSENT, Array, pack
 
 _PLAIN_NUMBERS = {bool, int, float, np.float64}
@@ -66,7 +64,9 @@ class Encoder:
         return progress, segments
 
     def _encoded(self, progress: Progress) -> tuple[Progress, list[Segment]]:
-        block, begin, end = progress.block, progress.rows, len(progress.block.rows) // self._format.width
+        block, begin = progress.block, progress.rows
+        rows = block.rows  # which may be taken away as soon as .joined is there
+        end = block.joined.rows if block.joined is not None else len(rows) // self._format.width
         marks = block.marks[progress.marks :]
         marks = marks[: settled(marks, end)]
         if begin == end and not marks:
@@ -74,13 +74,15 @@ class Encoder:
         fragments, starts, leads, next_step = self._fragments(progress, marks, end)
         columns: dict[Path, Rows] = {}
         if starts:
-            packed = [packed_start(start) for start in starts]
-            columns["starts",] = [start for start, _ in packed]
-            for _, replaced in packed:
-                if replaced:
-                    self.complaints["reset"] = f"a value of type {replaced[0]} given to reset cannot be stored"
+            columns["starts",] = [start.kept for start in starts]
         frames = dict(progress.frames)
-        self._add_columns(columns, progress, end, leads, frames)
+        if begin < end:
+            joined = block.joined
+            if joined is None:
+                joined = self._format.joined(rows, block.reward_kinds, begin, end)
+            else:
+                joined = joined.since(begin)
+            self._add_columns(columns, joined, leads, frames)
         notes = [note for note in block.notes[progress.notes :] if note[0] < end]
         _add_annotations(columns, notes, begin, end, leads)
         after = progress._replace(
@@ -109,7 +111,7 @@ class Encoder:
             steps = position - cursor - bool(flags & wire.LEADS)
             seed = start_time = clock_offset = duration = drift = 0
             if flags & wire.STARTS:
-                seed, start_time, clock_offset = stored_seed(start.seed), start.utc, start.utc - start.monotonic
+                seed, start_time, clock_offset = start.seed, start.utc, start.utc - start.monotonic
             if flags & wire.ENDS:
                 duration = monotonic - start.monotonic
                 drift = utc - start.utc - duration
@@ -149,31 +151,28 @@ class Encoder:
         return np.frombuffer(b"".join(table), wire.FRAGMENT).copy(), starts, leads, first_step
 
     def _add_columns(
-        self, columns: dict[Path, Rows], progress: Progress, end: int, leads: list[int], frames: dict[Path, Array]
+        self, columns: dict[Path, Rows], rows: Joined, leads: list[int], frames: dict[Path, Array]
     ) -> None:
-        width, form, begin = self._format.width, self._format, progress.rows
-        rows = progress.block.rows[begin * width : end * width]
-        if rows:
-            for slot, leaf in enumerate(form.observation_leaves):
-                columns[leaf.path] = self._column(leaf, rows[slot::width], [], frames)
-        if len(leads) < end - begin:
-            after = len(form.observation_leaves)
-            for slot, leaf in enumerate(form.action_leaves, after):
-                columns[leaf.path] = self._column(leaf, rows[slot::width], leads, frames)
-            slot = after + len(form.action_leaves)
-            columns["rewards",] = _rewards(rows[slot::width], leads)
-            if form.infos:
-                columns["infos",] = _without(rows[slot + 1 :: width], leads)
+        form, slots = self._format, iter(rows.columns)
+        for leaf, slot in zip(form.observation_leaves, slots):
+            columns[leaf.path] = self._column(leaf, slot, rows.rows, [], frames)
+        if len(leads) < rows.rows:
+            for leaf, slot in zip(form.action_leaves, slots):
+                columns[leaf.path] = self._column(leaf, slot, rows.rows, leads, frames)
+            columns["rewards",] = _rewards(next(slots), leads)
+            for infos in slots:
+                columns["infos",] = _without(infos, leads)
 
-    def _column(self, leaf: Leaf, slots: list[Any], leads: list[int], frames: dict[Path, Array]) -> Rows:
+    def _column(
+        self, leaf: Leaf, slots: bytes | list[Any], count: int, leads: list[int], frames: dict[Path, Array]
+    ) -> Rows:
         """The rows of one leaf: typed as the space says, or as the values are. leads: which of them are fillers.
 
         frames: of each column of frames the last one, which is brought up to date.
         """
         dtype, shape = leaf.dtype, leaf.shape
-        if dtype is not None and leaf not in self._format.frame_leaves:
-            with contextlib.suppress(TypeError):  # unless there is an Odd among them, or a plain integer
-                return np.frombuffer(b"".join(slots), dtype).reshape(len(slots) - len(leads), *shape)
+        if isinstance(slots, bytes):
+            return _without_rows(np.frombuffer(slots, dtype).reshape(count, *shape), leads)
         slots = _without(slots, leads)
         if dtype is None:
             return slots
@@ -201,28 +200,28 @@ class Encoder:
         dtype = leaf.dtype
         assert dtype is not None
         values = [slot.value if type(slot) is Odd else slot for slot in slots]
-        odd = next(v for v, slot in zip(values, slots) if type(slot) is Odd or (type(v) is int and not _fits(v, dtype)))
-        self.complaints.setdefault(
-            "/".join(map(str, leaf.path)),
-            f"got {_kind_of(odd)} where the space says {dtype} of shape {leaf.shape}; recorded exactly as it is",
-        )
+        odd = [v for v, slot in zip(values, slots) if type(slot) is Odd or (type(v) is int and not _fits(v, dtype))]
+        if odd:  # it may have been encoded already, with the rows of the block that others have taken before
+            self.complaints.setdefault(
+                "/".join(map(str, leaf.path)),
+                f"got {_kind_of(odd[0])} where the space says {dtype} of shape {leaf.shape}; recorded exactly as it is",
+            )
         if leaf.shape == ():  # plain integers among others: what fits the space has its type
             values = [dtype.type(v) if type(v) is int and _fits(v, dtype) else v for v in values]
         return _typed_or_values(values)
 
 
-def _rewards(rewards: list[Any], leads: list[int]) -> Array | list[bytes]:
+def _rewards(rewards: bytes | list[Any], leads: list[int]) -> Array | list[bytes]:
+    if isinstance(rewards, bytes):
+        return _without_rows(np.frombuffer(rewards), leads)
     kinds = set(map(type, rewards))
     if kinds <= _PLAIN_NUMBERS:
         try:
             array = np.array(rewards, np.float64)
         except OverflowError:
             return [pack(reward) for reward in _without(rewards, leads)]
-        if leads:
-            is_step = np.ones(len(array), np.bool_)
-            is_step[leads] = False
-            array = array[is_step]
-        if kinds <= {float, np.float64}:
+        array = _without_rows(array, leads)
+        if kinds <= FLOATS:
             return array
         with np.errstate(invalid="ignore"):  # of signalling NaN
             if not (np.abs(array) > _EXACT_INTEGERS).any():
@@ -255,6 +254,15 @@ def _typed_integers(slots: list[Any], dtype: np.dtype[Any]) -> Array | None:
         return wide
     limits = np.iinfo(dtype)
     return wide.astype(dtype) if limits.min <= wide.min() and wide.max() <= limits.max else None
+
+
+def _without_rows(array: Array, leads: list[int]) -> Array:
+    """Rows but those at leads."""
+    if not leads:
+        return array
+    kept = np.ones(len(array), np.bool_)
+    kept[leads] = False
+    return array[kept]
 
 
 def _without(slots: list[Any], leads: list[int]) -> list[Any]:

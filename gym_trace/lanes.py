@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from gym_trace.blocks import CUT, TERMINATED, TRUNCATED, Start
+from gym_trace.blocks import CUT, TERMINATED, TRUNCATED
 from gym_trace.chunks import PACKED_ABSENT, joined_rows
 from gym_trace.encoder import Columns, Segment, size_of
 from gym_trace.format import wire
@@ -31,7 +31,7 @@ from gym_trace.lane_events import (
 )
 from gym_trace.lane_filters import ChosenRows
 from gym_trace.layout import Leaf
-from gym_trace.starts import NOTHING, packed_start, stored_seed
+from gym_trace.starts import NOTHING, packed_start
 from gym_trace.values import Array, pack
 
 
@@ -123,12 +123,9 @@ class _Encoding:
 
     def _reset(self, event: Reset) -> list[Segment]:
         cut = self._ends(event.lanes, CUT, event.utc, event.monotonic)
-        packed, replaced = _packed_starts(event.starts)
-        if replaced:
-            self._encoder.complaints["reset"] = f"a value of type {replaced} given to reset cannot be stored"
         new = np.zeros(len(event.lanes), LANE)
-        new["open"], new["utc"], new["monotonic"], new["start"] = True, event.utc, event.monotonic, packed
-        new["seed"] = [stored_seed(start.seed) for start in event.starts]
+        new["open"], new["utc"], new["monotonic"] = True, event.utc, event.monotonic
+        new["start"], new["seed"] = [start.kept for start in event.starts], [start.seed for start in event.starts]
         if event.ids is None:
             new["episode"] = self.episodes + np.arange(len(new))
             self.episodes += len(new)
@@ -283,7 +280,7 @@ class _Encoding:
         starts = [NOTHING] * len(lanes)
         if events[0].reset_infos is not None:
             infos = [(events[time].reset_infos or [])[lane] for lane, time in zip(lanes.tolist(), times.tolist())]
-            starts, _ = _packed_starts(Start(0, 0, None, None, None, info, 0, 0) for info in infos)
+            starts = [packed_start(None, None, None, info)[0] for info in infos]
         self.lanes["start"][lanes] = starts  # the last one of a lane stays
         return starts
 
@@ -332,12 +329,6 @@ class _Encoding:
         self.lanes["running"][lanes] = True
         self.lanes["steps"][lanes] = (fragments["first_step"] + fragments["steps"])[latest]
         return fragments
-
-
-def _packed_starts(starts: Iterable[Start]) -> tuple[list[bytes], str]:
-    """The column "starts", and the class of a value that could not be stored, if there was one."""
-    packed = [packed_start(start) for start in starts]
-    return [row for row, _ in packed], next((replaced[0] for _, replaced in packed if replaced), "")
 
 
 def _segment(fragments: Array, columns: Columns) -> Segment:

@@ -12,11 +12,12 @@ from multiprocessing.util import register_after_fork
 from typing import Any
 
 from gym_trace import forks
-from gym_trace.blocks import CLOSED
+from gym_trace.blocks import CLOSED, Start
 from gym_trace.chunks import ChunkWriter
 from gym_trace.errors import InvalidOption, RecordingError
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.writer import TraceWriter
+from gym_trace.starts import packed_start, stored_seed
 from gym_trace.values import pack_lenient
 from gym_trace.writing import BlockEncoder, BlockWriter
 
@@ -175,6 +176,15 @@ class Recorder(ABC):
         self._encoder.complaints.setdefault(column, complaint)
         if column not in self._complained:
             self.limit = 0
+
+    def start(
+        self, lane: int, seed: Any, options: Any, rng_state: Any, reset_info: bytes | None, utc: int, monotonic: int
+    ) -> Start:
+        """The start of the next episode; rng_state: of the environment's generator before the reset."""
+        kept, replaced = packed_start(seed, options, rng_state, reset_info)
+        if replaced:
+            self.complain("reset", f"a value of type {replaced[0]} given to reset cannot be stored")
+        return Start(self._episodes, lane, stored_seed(seed), kept, utc, monotonic)
 
     def packed_info(self, info: Mapping[str, Any], keys: Sequence[str] | None) -> bytes:
         """An info as MessagePack. keys: of what is kept of it; None for all."""

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from gym_trace.blocks import (
+    ATOMS,
     BEGIN,
     CUT,
     END,
@@ -24,7 +25,7 @@ from gym_trace.blocks import (
 )
 from gym_trace.encoder import Encoder
 from gym_trace.format import wire
-from gym_trace.frames import FramePacker
+from gym_trace.frames import FramePacker, Odd
 from gym_trace.layout import Leaf, Path
 from gym_trace.recorder import Recorder
 from gym_trace.values import copied
@@ -50,9 +51,11 @@ class RowRecorder(Recorder):
         super()._start_afresh()
         self._ended = False  # the run is complete, and a further step would open another one
         self._value_bytes = 0  # of MessagePack values in the block
+        self._full_blocks = 0  # since blocks were last encoded
         self._run_base = 0  # absolute row of the leading observation, less the index of the first step
         self._deferred: OpenRun | None = None
         self._early_notes: dict[str, Any] = {}  # annotations of a row that may never come
+        self.reward_kind: type = float  # of the last reward
         self.episode: Start | None = None
         self.rows: list[Any] | None = None
         self.limit = self._capacity
@@ -75,18 +78,22 @@ class RowRecorder(Recorder):
         """Starts an episode; lead: the slots of the reset observation, or None if the first frames are left out."""
         self._episodes += 1
         self.rows = None
-        if self._out.failure is not None:
-            self._report()
-            return
-        if self._closed:
-            self._warn_once("reset", "the recorder is closed: this episode is not recorded")
+        if self._closed or self._out.failure is not None:
+            self._say_unrecorded()
             return
         self.episode = start
-        position = len(self.block.rows) // self._width
-        self.block.marks.append((position, BEGIN, (start, lead is not None)))
-        self._run_base = self.block.base + position
+        block = self.block
+        position = len(block.rows) // self._width
+        block.marks.append((position, BEGIN, (start, lead is not None)))
+        self._run_base = block.base + position
         if lead is not None:
             self._open_run(lead)
+
+    def _say_unrecorded(self) -> None:
+        if self._out.failure is not None:
+            self._report()
+        else:
+            self._warn_once("reset", "the recorder is closed: this episode is not recorded")
 
     def lead(self, first_step: int, slots: tuple[Any, ...]) -> None:
         """Starts a run of steps in the middle of the episode, with the observation before it."""
@@ -97,14 +104,16 @@ class RowRecorder(Recorder):
         self._open_run(slots)
 
     def _open_run(self, slots: tuple[Any, ...]) -> None:
-        for leaf in self.format.action_leaves:  # of which the row of a leading observation has nothing
-            if leaf.path in self._frame_packers:
-                self._frame_packers[leaf.path].settle()
+        if self._frame_packers:
+            for leaf in self.format.action_leaves:  # of which the row of a leading observation has nothing
+                if leaf.path in self._frame_packers:
+                    self._frame_packers[leaf.path].settle()
         self._ended = False
         self.limit = self._capacity
-        self.rows = self.block.rows
-        self.rows.extend(slots + self.format.filler)
-        self._out.start()
+        self.rows = rows = self.block.rows
+        rows.extend(slots + self.format.filler)
+        if not self._out.started:
+            self._out.start()
 
     def prepare_lead(self) -> None:
         """To be called before the slots of a leading observation are packed: makes sure that there is a row for it."""
@@ -119,6 +128,15 @@ class RowRecorder(Recorder):
         self._ended = True
         self.limit = 0
 
+    def other_reward(self, reward: Any) -> Any:
+        """What a row keeps of a reward that may not be of .reward_kind; to be called before the row is appended."""
+        kind = type(reward)
+        atom = kind in ATOMS
+        self.block.reward_kinds.add(kind if atom else Odd)
+        if atom:
+            self.reward_kind = kind
+        return reward if atom else Odd(copied(reward))
+
     def stop(self) -> None:
         """Ends the run of steps, but not the episode."""
         self.block.marks.append((self._position(), STOP, None))
@@ -126,8 +144,13 @@ class RowRecorder(Recorder):
 
     def end(self, outcome: int = CUT) -> None:
         """Ends the episode, if it has not ended, after the rows that are there."""
-        self._forget_torn()
-        self.end_unseen(outcome)
+        marks = self.block.marks
+        if marks and marks[-1][0] >= len(self.block.rows) // self._width:
+            self._forget_torn()
+        if self._ended:
+            self.rows, self._early_notes = None, {}
+        else:
+            self.end_unseen(outcome)
         self._ended = False
         self.episode = self._deferred = None
 
@@ -202,17 +225,22 @@ class RowRecorder(Recorder):
     def _turn_over(self) -> None:
         """Hands on what the block holds, and goes on in a new one."""
         block, position = self.block, self._position()
-        fresh = Block(block, block.base + position, self.last_observation())
+        fresh = Block(block, block.base + position, self.last_observation(), self.reward_kind)
         # What is said of a row that is still to come goes with it: its annotations, the start of its episode.
         fresh.notes += [(0, values) for at, values in block.notes if at >= position]
         fresh.marks += [(0, kind, data) for _, kind, data in block.marks[settled(block.marks, position) :]]
         self.block = fresh  # from now on nothing gets into the old one
+        self._full_blocks += self.format.blocks_at_once if self._value_bytes >= VALUES_BYTES else 1
         self._value_bytes = 0
         if self.rows is not None:
             self.rows = fresh.rows
-        self._out.advance()
-        if self._encoder.complaints:
-            self._complain()
+        block.joined = self.format.joined(block.rows, block.reward_kinds, 0, position)
+        block.rows = []
+        if self._full_blocks >= self.format.blocks_at_once:
+            self._full_blocks = 0
+            self._out.advance()
+            if self._encoder.complaints:
+                self._complain()
 
     def steps_taken(self) -> int:
         """Steps of the episode that the rows stand for."""

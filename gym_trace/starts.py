@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.blocks import Start
 from gym_trace.format import wire
 from gym_trace.values import pack, pack_lenient
 
@@ -20,14 +19,14 @@ def stored_seed(seed: Any) -> int:
     return wire.SEED_ELSEWHERE
 
 
-def packed_start(start: Start) -> tuple[bytes, list[str]]:
+def packed_start(seed: Any, options: Any, rng_state: Any, reset_info: bytes | None) -> tuple[bytes, list[str]]:
     """The row of the column "starts", and the classes of what could not be stored."""
-    elsewhere = stored_seed(start.seed) == wire.SEED_ELSEWHERE
-    if start.options is None and start.reset_info is None and not elsewhere:
-        return (NOTHING if start.rng_state is None else _packed_state(start.rng_state)), []
-    given = {"options": start.options, "rng_state": start.rng_state, "reset_info": start.reset_info}
+    elsewhere = seed is not None and stored_seed(seed) == wire.SEED_ELSEWHERE
+    if options is None and reset_info is None and not elsewhere:
+        return (NOTHING if rng_state is None else _packed_state(rng_state)), []
+    given = {"options": options, "rng_state": rng_state, "reset_info": reset_info}
     entry = {name: value for name, value in given.items() if value is not None}
-    return pack_lenient({**entry, "seed": start.seed} if elsewhere else entry)
+    return pack_lenient({**entry, "seed": seed} if elsewhere else entry)
 
 
 def _packed_state(state: dict[str, Any]) -> bytes:

@@ -12,7 +12,6 @@ import numpy as np
 from gymnasium import vector
 from gymnasium.vector.utils import iterate
 
-from gym_trace.blocks import Start
 from gym_trace.environment import autoreset_mode
 from gym_trace.errors import InvalidOption
 from gym_trace.filters import EpisodeFilter, Filters, FrameFilter
@@ -165,7 +164,7 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
             seed = [None if seed is None else int(seed) + lane for lane in range(self._count)]
         infos_of = self._packed_info if self._infos else lambda infos, lane: None
         starts = [
-            Start(0, lane, seed[lane], given or None, None, infos_of(infos, lane), utc, monotonic)
+            recorder.start(lane, seed[lane], given or None, None, infos_of(infos, lane), utc, monotonic)
             for lane in lanes.tolist()
         ]
         batch = self._observations.batch(observations, None if mask is None else lanes)

@@ -13,9 +13,8 @@ from gymnasium.utils import RecordConstructorArgs
 from numpy import ndarray
 
 from gym_trace import environment
-from gym_trace.blocks import ATOMS, TERMINATED, TRUNCATED, RowFormat, Start
+from gym_trace.blocks import ATOMS, TERMINATED, TRUNCATED, RowFormat
 from gym_trace.filters import EpisodeFilter, Filters, FrameFilter
-from gym_trace.frames import Odd
 from gym_trace.layout import Layout, Leaf, layout_of
 from gym_trace.live_video import LiveVideo
 from gym_trace.opening import copied_schema, info_keys, new_schema, opened_directory
@@ -137,9 +136,10 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         )
         # With one typed column each for observation, action and reward, rows are put together the short way.
         self._simple = _is_typed(observation) and _is_typed(action) and not self._infos and not self._filtered
-        small = self._simple and form.observation_leaves[0] not in form.frame_leaves
-        self._shape = form.observation_leaves[0].shape if small else ()
-        self._dtype = form.observation_leaves[0].dtype if self._shape else None  # rows keep scalars as scalars
+        first = form.observation_leaves[0] if form.observation_leaves else None
+        is_vector = self._simple and first is not None and len(first.shape) == 1 and first not in form.frame_leaves
+        self._dtype = first.dtype if first is not None and is_vector else None
+        self._vector_bytes = first.row_size if first is not None else 0
         scalar = form.action_leaves[0].dtype if self._simple and form.action_leaves[0].shape == () else None
         self._action_kind = None if scalar is None else scalar.type
         packer: Any = form.packer if self._simple else form.tree_packer
@@ -157,7 +157,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         recorder = self._recorder
         recorder.end()
         self._last_slots, self._annotations = None, {}
-        if not self._filters.keeps_episode(recorder.next_episode):
+        if self._filters.any and not self._filters.keeps_episode(recorder.next_episode):
             recorder.skip_episode()
             return self.env.reset(seed=seed, options=options)
         if self._video is not None:
@@ -167,7 +167,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         given = None if options is None else copied(options)
         result = observation, info = self.env.reset(seed=seed, options=options)
         recorded_info = self._pack_info(info) if self._infos else None
-        start = Start(recorder.next_episode, 0, seed, given, state, recorded_info, utc, monotonic)
+        start = recorder.start(0, seed, given, state, recorded_info, utc, monotonic)
         recorder.prepare_lead()
         packed = self._pack_observation(observation)
         slots = (packed,) if self._simple else packed
@@ -187,17 +187,18 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         simple = self._simple
         packed_action = action if type(action) is self._action_kind else self._pack_action(action)
         result = observation, reward, terminated, truncated, info = self.env.step(action)
-        packed_reward = reward if type(reward) in ATOMS else Odd(copied(reward))
+        if type(reward) is not recorder.reward_kind:
+            reward = recorder.other_reward(reward)
         row: tuple[Any, ...]
         if simple:
-            # What _pack_observation does with an array that is as the space says, without the call.
-            plain = type(observation) is ndarray and observation.dtype is self._dtype
-            if plain and observation.shape == self._shape:
-                row = (observation.tobytes(), packed_action, packed_reward)
+            # What _pack_observation does with a vector that is as the space says, without the call.
+            plain = type(observation) is ndarray and observation.dtype is self._dtype and observation.ndim == 1
+            if plain and len(packed := observation.tobytes()) == self._vector_bytes:
+                row = (packed, packed_action, reward)
             else:
-                row = (self._pack_observation(observation), packed_action, packed_reward)
+                row = (self._pack_observation(observation), packed_action, reward)
         else:
-            row = (*self._pack_observation(observation), *packed_action, packed_reward)
+            row = (*self._pack_observation(observation), *packed_action, reward)
             if self._infos:
                 row += (self._pack_info(info),)
         if terminated or truncated:
@@ -262,7 +263,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
                 recorder.lead(index, before)
             if annotations:
                 recorder.annotate(annotations)
-            row = (*slots, *action_slots, reward if type(reward) in ATOMS else Odd(copied(reward)))
+            row = (*slots, *action_slots, recorder.other_reward(reward))
             if self._infos:
                 row += (self._pack_info(info),)
             if terminated or truncated:

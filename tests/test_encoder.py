@@ -13,11 +13,11 @@ from gym_trace.values import unpack
 
 FORM = RowFormat(Leaf(("observations",), np.dtype("<f4"), (1,)), Leaf(("actions",), np.dtype("<i8"), ()), False)
 ROW = (b"\0\0\0\0", 1, 1.0)
-LEADING = (b"\0\0\0\0", None, None)
+LEADING = (b"\0\0\0\0", *FORM.filler)
 
 
 def start(episode: int) -> Start:
-    return Start(episode, 0, 7, None, None, None, 100, 50)
+    return Start(episode, 0, 7, b"\x80", 100, 50)
 
 
 def block(*entries: object) -> Block:
@@ -62,7 +62,7 @@ def test_a_generator_state_is_packed_as_messagepack_says() -> None:
         if i % 3 == 0:
             generator.integers(0, 10, dtype=np.uint32)  # leaves half a number behind
         state = generator.bit_generator.state
-        packed, replaced = packed_start(start(0)._replace(rng_state=state))
+        packed, replaced = packed_start(7, None, state, None)
         assert unpack(packed) == {"rng_state": state}
         assert not replaced
         generator.random(i % 5)
