@@ -11,7 +11,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch import Chunk
 from gym_trace.layout import Layout, Leaf, Path, layout_of, put_together
-from gym_trace.values import ABSENT, Array, copied, objects
+from gym_trace.values import ABSENT, Array, copied, dtype_from, objects
 
 _EXACT_INTEGERS = 1 << 53
 
@@ -44,6 +44,20 @@ class Piece(NamedTuple):
     observations: slice
     steps: slice
     flags: int
+
+
+def cut_down(pieces: list[Piece], start: int, stop: int, trimmed: bool) -> list[Piece]:
+    """The pieces of some of the steps of an episode, and of the observation before them; nothing is to be trimmed."""
+    cut, row, step = [], 0, -int(trimmed)  # which observation and which step the next piece begins with
+    for piece in pieces:
+        rows, steps = piece.observations.stop - piece.observations.start, piece.steps.stop - piece.steps.start
+        observations = slice(*(piece.observations.start + min(max(at - row, 0), rows) for at in (start, stop + 1)))
+        done = slice(*(piece.steps.start + min(max(at - step, 0), steps) for at in (start, stop)))
+        if observations.stop > observations.start or done.stop > done.start:
+            flags = piece.flags if done.stop == piece.steps.stop > done.start else 0
+            cut.append(piece._replace(observations=observations, steps=done, flags=flags))
+        row, step = row + rows, step + steps
+    return cut
 
 
 def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, copy: bool) -> Any:
@@ -84,15 +98,17 @@ def _step_rows(piece: Piece) -> slice:
 
 def _joined(pieces: list[Piece], path: Path, rows_of: Callable[[Piece], slice], leaf: Leaf, copy: bool) -> Array:
     """The rows of one column, of all pieces."""
-    arrays = []
-    for piece in pieces:
-        rows = rows_of(piece)
-        if rows.stop > rows.start:
-            if path not in piece.chunk:
-                raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, path))}")
-            arrays.append(piece.chunk.array(path)[rows])
-    if not arrays:
+    parts = [(piece.chunk, rows) for piece in pieces if (rows := rows_of(piece)).stop > rows.start]
+    if not parts:
         return objects([]) if leaf.dtype is None else np.empty((0, *leaf.shape), leaf.dtype)
+    for chunk, _ in parts:
+        if path not in chunk:
+            raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, path))}")
+    if all(chunk.is_walked(path) for chunk, _ in parts):
+        walked = _walked(parts, path)
+        if walked is not None:
+            return walked
+    arrays = [chunk.array(path)[rows] for chunk, rows in parts]
     first = arrays[0]
     if first.dtype != object and all(a.dtype == first.dtype and a.shape[1:] == first.shape[1:] for a in arrays):
         if len(arrays) == 1:
@@ -104,6 +120,20 @@ def _joined(pieces: list[Piece], path: Path, rows_of: Callable[[Piece], slice], 
         if dense is not None:
             return dense
     return objects(items)
+
+
+def _walked(parts: list[tuple[Chunk, slice]], path: Path) -> Array | None:
+    """The rows of a column that can be decoded to where they are to be; None if they are not all of one kind."""
+    kinds = {(column.dtype, column.shape) for column in (chunk.columns[path] for chunk, _ in parts)}
+    if len(kinds) > 1:
+        return None
+    ((dtype, shape),) = kinds
+    out = np.empty((sum(rows.stop - rows.start for _, rows in parts), *shape), dtype_from(dtype))
+    end = 0
+    for chunk, rows in parts:
+        begin, end = end, end + rows.stop - rows.start
+        chunk.decode_rows(path, rows.start, out[begin:end])
+    return out
 
 
 def _items(array: Array) -> list[Any]:

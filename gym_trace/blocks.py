@@ -22,7 +22,7 @@ from gym_trace.values import copied, pack, plain_array
 FRAME_BYTES = wire.LARGE_ROW  # of values this large rows keep what has changed, of smaller ones all bytes
 SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 24 << 20  # raw bytes a chunk, without and with frames
 SMALL_BLOCK = 1024  # rows; what they take stays in the processor's nearest cache until they are joined
-BLOCKS_AT_ONCE = 8  # are encoded, which runs through much code, that is then not in the cache
+BLOCKS_AT_ONCE = 16  # are encoded, which runs through much code, that is then not in the cache
 VALUES_BYTES = 8 << 20  # MessagePack values that a block takes before it counts as full
 
 _NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}

@@ -14,10 +14,14 @@ OUTCOMES = ("lost", "terminated", "truncated", "cut", "closed")  # by their numb
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")
 
 
+Load = Callable[[str, "range | None"], Any]  # gives a column, or what some of the steps have of it
+
+
 class Episode:
     """One recorded episode of N steps, or one contiguous part of it where steps were filtered out.
 
-    Arrays are the caller's own: they can be written to. They are decoded when first asked for.
+    Arrays are the caller's own: they can be written to. They are decoded when first asked for. A slice, such as
+    ``episode[100:164]``, is those steps with the observation before them, and reads little more than that.
 
     Attributes:
         index: its place in the trace.
@@ -31,20 +35,34 @@ class Episode:
         start_time, end_time: UTC, ns; None where unknown. start_monotonic, end_monotonic: of the recorder's clock, ns.
     """
 
-    __slots__ = ("_cache", "_load", "_record", "_start", "split", "writer")
+    __slots__ = ("_cache", "_load", "_record", "_start", "_steps", "split", "writer")
 
     def __init__(
-        self, record: Any, writer: str, split: str, load: Callable[[str], Any], start: Callable[[], dict[str, Any]]
+        self,
+        record: Any,
+        writer: str,
+        split: str,
+        load: Load,
+        start: Callable[[], dict[str, Any]],
+        steps: range | None = None,
     ):
         self._record = record
         self._load = load
+        self._steps = steps  # those that are here, None for all
         self._start = start
         self._cache: dict[str, Any] = {}
         self.writer = writer
         self.split = split
 
     def __len__(self) -> int:
-        return int(self._record["steps"])
+        return int(self._record["steps"]) if self._steps is None else len(self._steps)
+
+    def __getitem__(self, steps: slice) -> Episode:
+        """Some of the steps, one after the other, as an episode. Raises TypeError."""
+        if not isinstance(steps, slice) or steps.step not in (None, 1):
+            raise TypeError(f"episode[{steps!r}]: give a slice of steps that follow each other, such as episode[0:64]")
+        chosen = (range(int(self._record["steps"])) if self._steps is None else self._steps)[steps]
+        return Episode(self._record, self.writer, self.split, self._load, self._start, chosen)
 
     def __repr__(self) -> str:
         part = f" from step {self.first_step}" if self.first_step else ""
@@ -65,7 +83,7 @@ class Episode:
 
     @property
     def first_step(self) -> int:
-        return int(self._record["first_step"])
+        return int(self._record["first_step"]) + (0 if self._steps is None else self._steps.start)
 
     @property
     def outcome(self) -> str:
@@ -74,7 +92,7 @@ class Episode:
     @property
     def total_reward(self) -> float:
         """The return: sum of the rewards that are here."""
-        return float(self._record["return"])
+        return float(self._record["return"]) if self._steps is None else float(np.sum(self.rewards))
 
     @property
     def seed(self) -> int | None:
@@ -121,7 +139,7 @@ class Episode:
 
     def _column(self, name: str) -> Any:
         if name not in self._cache:
-            self._cache[name] = self._load(name)
+            self._cache[name] = self._load(name, self._steps)
         return self._cache[name]
 
     @property

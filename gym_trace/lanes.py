@@ -26,6 +26,7 @@ from gym_trace.lane_events import (
     Step,
     advanced,
     by_lane_already,
+    in_order,
     last_observations,
     taken,
 )
@@ -342,7 +343,7 @@ def _by_lane(batches: Sequence[Rows], chosen: Array | None) -> Rows:
     if stacked is None and _alike(batches):
         stacked = np.stack(batches, axis=1)
     if stacked is not None:
-        flat = np.ascontiguousarray(stacked).reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
+        flat = in_order(stacked).reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
     else:
         flat = [row for lane in zip(*map(_packed, batches)) for row in lane]
     return flat if chosen is None else taken(flat, chosen)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.assembly import Piece, assemble
-from gym_trace.episode import COLUMNS, Episode
+from gym_trace.assembly import Piece, assemble, cut_down
+from gym_trace.episode import COLUMNS, Episode, Load
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
 from gym_trace.format.batch import Chunk, Damage
 from gym_trace.format.directory import find_writers
@@ -90,7 +90,8 @@ class Trace:
             present.sort(key=lambda writer: (writer.created, writer.writer))
             self._writers = {writer.writer: writer for writer in present}
             tables = [writer.parts.table for writer in self._writers.values()]
-            self.episodes = np.concatenate(tables) if tables else np.empty(0, EPISODE)
+            empty = np.empty(0, EPISODE)
+            self.episodes = tables[0] if len(tables) == 1 else np.concatenate([empty, *tables])
             self.episodes["index"] = np.arange(len(self.episodes))
             self.episodes["writer"] = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
             self._bounds = np.concatenate([[0], np.cumsum([len(table) for table in tables], dtype=np.int64)])
@@ -170,12 +171,15 @@ class Trace:
         writer = self.stored[number]
         row = index - int(self._bounds[number])
 
-        def load(name: str) -> Any:
-            pieces = [
-                piece._replace(chunk=self._cached_chunk(writer, piece.chunk_number, name))
-                for piece in writer.pieces(row)
-            ]
-            return assemble(name, pieces, writer.layouts, bool(writer.parts.trimmed[row]), copy=True)
+        found: list[Piece] = []
+
+        def load(name: str, steps: range | None) -> Any:
+            found[:] = found or writer.pieces(row)
+            pieces, trimmed = found, bool(writer.parts.trimmed[row])
+            if steps is not None:
+                pieces, trimmed = cut_down(pieces, steps.start, steps.stop, trimmed), False
+            pieces = [piece._replace(chunk=self._cached_chunk(writer, piece.chunk_number, name)) for piece in pieces]
+            return assemble(name, pieces, writer.layouts, trimmed, copy=True)
 
         return self._episode(writer, row, index, load)
 
@@ -234,10 +238,13 @@ class Trace:
     ) -> Episode:
         trimmed = bool(parts.trimmed[row])
 
-        def load(name: str) -> Any:
+        def load(name: str, steps: range | None) -> Any:
             if name not in roots:
                 raise TraceError(f"{name} were not asked for; name them in scan(columns=...)")
-            return assemble(name, pieces, writer.layouts, trimmed, copy=False)
+            if steps is None:
+                return assemble(name, pieces, writer.layouts, trimmed, copy=False)
+            cut = cut_down(pieces, steps.start, steps.stop, trimmed)
+            return assemble(name, cut, writer.layouts, False, copy=True)
 
         return self._episode(writer, row, begin + row, load, parts.table[row], skip)
 
@@ -261,7 +268,7 @@ class Trace:
         writer: StoredWriter,
         row: int,
         index: int,
-        load: Callable[[str], Any],
+        load: Load,
         record: Any = None,
         skip: bool = False,
     ) -> Episode:

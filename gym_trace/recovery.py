@@ -14,7 +14,7 @@ from gym_trace.errors import RecordingError, TraceError
 from gym_trace.examination import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
 from gym_trace.format import wire
 from gym_trace.format.batch import Chunk
-from gym_trace.format.codec import MSGPACK, Column, decode, packed_values
+from gym_trace.format.codec import MSGPACK, Column, Piece, decode, packed_values
 from gym_trace.format.codec import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles, prepare_copy
 from gym_trace.format.manifest import read_manifest
@@ -236,7 +236,7 @@ def _bare_stops(runs: list[tuple[int, _Run]]) -> Array:
     return stops
 
 
-def _without(column: Column, blob: bytes, dropped: Array) -> Rows:
+def _without(column: Column, blob: Piece, dropped: Array) -> Rows:
     """The rows of a column but for those dropped."""
     if column.dtype != MSGPACK:
         return np.delete(decode(column, blob), dropped, axis=0)

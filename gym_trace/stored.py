@@ -11,10 +11,10 @@ from gym_trace.assembly import Layouts, Piece, assemble
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch import PART, BatchReader, Chunk, Damage
-from gym_trace.format.buffers import Buffers
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.manifest import read_manifest
 from gym_trace.layout import put_together
+from gym_trace.reading_ahead import decoded_in_turn
 from gym_trace.table import Parts, parts_of, step_offsets
 from gym_trace.values import Array, copied
 
@@ -128,10 +128,10 @@ class StoredWriter:
     def chunk_count(self) -> int:
         return len(self._chunk_places)
 
-    def chunk(self, number: int, roots: frozenset[str]) -> Chunk:
-        """The columns under roots of a chunk. Raises CorruptTrace."""
+    def chunk(self, number: int, roots: frozenset[str], room: Callable[[int], Array] | None = None) -> Chunk:
+        """The columns under roots of a chunk. room: gives memory for their bytes. Raises CorruptTrace."""
         batch, i = self._chunk_places[number]
-        chunk = batch.read_chunk(i, lambda path: path[0] in roots)
+        chunk = batch.read_chunk(i, lambda path: path[0] in roots, room)
         table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
         observation_rows, step_rows = (int(offsets[-1]) for offsets in step_offsets(table))
         for path, rows in {("rewards",): 0, **chunk.rows}.items():  # rewards are always there, if there are steps
@@ -239,20 +239,16 @@ class StoredWriter:
         alone = (np.diff(parts.first) == 1) & (parts.table["steps"] > 0)  # no steps have no dtype of their own
         alone[parts.trimmed] = False
         pending: dict[int, list[tuple[int, Piece]]] = {}
-        buffers, bounds = Buffers(), self.chunk_bounds
+        bounds = self.chunk_bounds
         numbers = [n for n in range(self.chunk_count) if (parts.of_fragment[bounds[n] : bounds[n + 1]] >= 0).any()]
-        for number in numbers:
-            chunk = self.chunk(number, _CALLBACK_ROOTS)
-            sliced = None  # lets go of the chunk before
-            for path in chunk.columns:
-                chunk.array(path, buffers.take)
+        for number, chunk in decoded_in_turn(lambda n, room: self.chunk(n, _CALLBACK_ROOTS, room), numbers):
             begin, end = bounds[number : number + 2].tolist()
             rows = parts.of_fragment[begin:end]
             o, s = (offsets.tolist() for offsets in step_offsets(self.fragments[begin:end]))
             sliced = self._slicer(chunk)
             whole = (alone[rows] & (rows >= 0)).tolist()
             for i, row in enumerate(rows.tolist()):
-                if whole[i] and sliced is not None:
+                if sliced is not None and whole[i]:
                     yield sliced(o[i], o[i + 1], s[i], s[i + 1])
                 elif row >= 0:
                     piece = Piece(chunk, number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), 0)
@@ -265,6 +261,7 @@ class StoredWriter:
                             assemble("actions", pieces, self.layouts, trimmed, copy=False),
                             assemble("rewards", pieces, self.layouts, trimmed, copy=False),
                         )
+            del chunk, sliced  # so that their memory can be used for the next ones
 
     def _slicer(self, chunk: Chunk) -> Callable[[int, int, int, int], tuple[Any, Any, Array]] | None:
         """A function that cuts an episode out of the columns of a chunk; None if they are not all typed."""
@@ -272,7 +269,7 @@ class StoredWriter:
         seen_paths = [leaf.path for leaf in layouts.observations.leaves()]
         done_paths = [leaf.path for leaf in layouts.actions.leaves()]
         paths = [*seen_paths, *done_paths, ("rewards",)]
-        if not all(path in chunk and chunk.array(path).dtype != object for path in paths):
+        if not all(path in chunk and not chunk.is_walked(path) and chunk.array(path).dtype != object for path in paths):
             return None
         seen, done = [chunk.array(path) for path in seen_paths], [chunk.array(path) for path in done_paths]
         rewards = chunk.array(("rewards",))

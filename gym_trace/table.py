@@ -101,8 +101,8 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
 
 def _join_episode_facts(table: Array, fragments: Array) -> Array:
     """Fills in what the first and the last fragment of an episode say, in all its parts; returns which have ended."""
-    starts = _taken(fragments, np.flatnonzero(fragments["flags"] & wire.STARTS))
-    ends = _taken(fragments, np.flatnonzero(fragments["flags"] & wire.ENDS))
+    starts = _chosen(fragments, fragments["flags"] & wire.STARTS > 0)
+    ends = _chosen(fragments, fragments["flags"] & wire.ENDS > 0)
     start, started = _found(starts["episode"], table["episode_id"])
     end, ended = _found(ends["episode"], table["episode_id"])
     table["seed"] = wire.NO_SEED
@@ -122,10 +122,14 @@ def _join_episode_facts(table: Array, fragments: Array) -> Array:
     return ended
 
 
+def _chosen(table: Array, which: Array) -> Array:
+    """table[which]; of a million episodes mostly all, which need not be copied."""
+    return table if which.all() else table[which]
+
+
 def _taken(table: Array, rows: Array) -> Array:
-    """table[rows]; of a million episodes mostly all rows in their order, which need not be copied."""
-    same = len(rows) == len(table) and np.array_equal(rows, np.arange(len(rows)))
-    return table if same else table[rows]
+    """table[rows], each row once; mostly all of them in their order, which need not be copied."""
+    return table if len(rows) == len(table) and bool((rows[1:] > rows[:-1]).all()) else table[rows]
 
 
 def _found(among: Array, wanted: Array) -> tuple[Array, Array]:

@@ -156,10 +156,11 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         """Resets the environment. An episode that has not ended is kept with the outcome "cut"."""
         recorder = self._recorder
         recorder.end()
-        self._last_slots, self._annotations = None, {}
-        if self._filters.any and not self._filters.keeps_episode(recorder.next_episode):
-            recorder.skip_episode()
-            return self.env.reset(seed=seed, options=options)
+        if self._filters.any:
+            self._last_slots, self._annotations = None, {}
+            if not self._filters.keeps_episode(recorder.next_episode):
+                recorder.skip_episode()
+                return self.env.reset(seed=seed, options=options)
         if self._video is not None:
             self._video.expect(self.directory, recorder.writer_id, recorder.next_episode)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
@@ -171,8 +172,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         recorder.prepare_lead()
         packed = self._pack_observation(observation)
         slots = (packed,) if self._simple else packed
-        self._step_index = 0
-        self._last_slots = slots if self._filtered else None
+        if self._filtered:
+            self._step_index, self._last_slots = 0, slots
         recorder.begin(start, None if self._filtered else slots)
         return result
 

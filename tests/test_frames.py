@@ -159,7 +159,7 @@ def test_changes_that_were_tampered_with_are_refused_or_fill_the_rows(data: st.D
     cut = data.draw(st.integers(0, 3)) and data.draw(st.integers(4104, len(good)))
     out = np.empty((6, 4104), np.uint8)
     try:
-        transforms.undo_changes(np.frombuffer(bytes(good[: cut or None]), np.uint8), out)
+        transforms.undo_changes(np.frombuffer(bytes(good[: cut or None]), np.uint8), 6, 0, out)
     except CorruptTrace:
         return
     assert out[0].tobytes() == frames[0].tobytes()
@@ -177,12 +177,23 @@ def test_a_column_of_changes_that_does_not_add_up_is_refused(rows: int, encoding
         parse_column([["a"], "|u1", [4095], 2, 16, 5000, 5000, 0])
 
 
+@given(st.integers(0, 6), st.integers(0, 6))
+def test_some_rows_of_changes_are_those_rows(begin: int, end: int) -> None:
+    frames = np.array(frames_of([3, 1, 1, 2, 0, 1], (4104,)))
+    packed = frames[0].tobytes() + b"".join(
+        transforms.changes(frames[i : i + 2], frames[i - 1], np.empty(513 * 2, np.bool_)) for i in (1, 3, 5)
+    )
+    out = np.empty((max(0, end - begin), 4104), np.uint8)
+    transforms.undo_changes(np.frombuffer(packed, np.uint8), 6, begin, out)
+    assert out.tobytes() == frames[begin : max(begin, end)].tobytes()
+
+
 def test_changes_in_more_places_than_a_row_has_are_refused() -> None:
     row = np.zeros((1, 4096), np.uint8)
     listed = np.zeros(600, np.uint64), np.zeros(600, np.uint16)
     bad = b"".join(part.tobytes() for part in (row, np.uint32(1), np.uint32(600), *listed))
-    with pytest.raises(CorruptTrace, match="more changes than words"):
-        transforms.undo_changes(np.frombuffer(bad, np.uint8), np.empty((2, 4096), np.uint8))
+    with pytest.raises(CorruptTrace, match="outside its row"):
+        transforms.undo_changes(np.frombuffer(bad, np.uint8), 2, 0, np.empty((2, 4096), np.uint8))
 
 
 class PicturesEnv(gymnasium.Env[Any, Any]):

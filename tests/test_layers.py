@@ -24,7 +24,7 @@ LAYERS = [
     | {"registration", "schedules", "captions", "overlay", "asciicast", "video"},
     {"format"},
     {"table", "blocks", "encoder", "starts", "lane_events", "lane_filters", "lanes", "chunks", "writing", "forks"}
-    | {"recorder", "recording", "lane_recording", "assembly", "stored", "examination"}
+    | {"recorder", "recording", "lane_recording", "assembly", "reading_ahead", "stored", "examination"}
     | {"stored_rows"},
     {"opening", "live_video", "wrappers", "vector_wrappers", "playback", "recovery"},
     {"comparison", "diff", "statistics", "description", "rollout", "replay", "replay_env"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tracemalloc
 import warnings
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from runs import check_counts, counts_of, record_lengths
-from zoo import ImageEnv, ScriptedEnv, Told
+from zoo import ImageEnv, ScriptedEnv, Told, small_blocks
 
 from gym_trace import open_trace, scan_recorded_traces
 from gym_trace.errors import (
@@ -29,9 +30,9 @@ def watched_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, frozenset
     read: list[tuple[int, frozenset[str]]] = []
     chunk = StoredWriter.chunk
 
-    def watched(self: Any, number: int, roots: frozenset[str]) -> Any:
+    def watched(self: Any, number: int, roots: frozenset[str], room: Any = None) -> Any:
         read.append((number, roots))
-        return chunk(self, number, roots)
+        return chunk(self, number, roots, room)
 
     monkeypatch.setattr(StoredWriter, "chunk", watched)
     return read
@@ -99,6 +100,23 @@ def test_what_random_access_remembers_is_bounded(tmp_path: Path, monkeypatch: py
             assert counts_of(trace[i]) == list(range(11))
     assert trace._cached_bytes <= 2000
     assert len(trace._cache) < 20
+
+
+def test_a_slice_reads_only_the_chunks_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with small_blocks(chunk=1):
+        record_lengths(tmp_path, [40])
+    episode = open_trace(tmp_path)[0]
+    read = watched_chunks(monkeypatch)
+    part = episode[20:22]
+    assert part.total_reward == part.rewards.sum()
+    assert len(part.observations) == 3
+    assert len({number for number, _ in read}) <= 2
+    assert part.rewards.tolist() == episode.rewards[20:22].tolist()
+    assert len({number for number, _ in read}) >= 10
+    assert part[1:].first_step == 21
+    for wrong in (3, slice(0, 9, 2)):
+        with pytest.raises(TypeError, match="steps that follow each other"):
+            episode[wrong]  # type: ignore[index]
 
 
 def test_an_episode_is_joined_over_many_chunks(tmp_path: Path) -> None:
@@ -253,6 +271,26 @@ def test_a_scan_without_a_callback_counts(tmp_path: Path) -> None:
     record_lengths(tmp_path, [1, 2, 3])
     assert scan_recorded_traces(tmp_path) == 3
     assert scan_recorded_traces(tmp_path, None, 2) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_forked_in_a_callback_reads_on_to_the_end(tmp_path: Path) -> None:
+    with small_blocks():
+        record_lengths(tmp_path, [9] * 6)
+    seen: list[int] = []
+    children: list[int] = []
+
+    def fork_once(observations: Any, actions: Any, rewards: Any) -> None:
+        seen.append(len(rewards))
+        if len(seen) == 1:
+            children.append(os.fork())
+
+    scan_recorded_traces(tmp_path, fork_once)
+    if children == [0]:
+        os._exit(0 if seen == [9] * 6 else 1)
+    assert os.waitpid(children[0], 0)[1] == 0
+    assert seen == [9] * 6
 
 
 def test_an_error_in_the_callback_is_the_callers(tmp_path: Path) -> None:

@@ -181,6 +181,17 @@ def check_episode(env: Any, got: Any, given_episode: Recorded) -> None:
     assert got.first_step == 0
 
 
+def check_slice(env: Any, episode: Any, given_episode: Recorded, steps: slice) -> None:
+    got = episode[steps]
+    start, stop, _ = steps.indices(len(given_episode.actions))
+    assert (len(got), got.first_step) == (stop - start, start)
+    check_tree(env.observation_space, got.observations, given_episode.observations[start : stop + 1])
+    check_tree(env.action_space, got.actions, given_episode.actions[steps])
+    check_rewards(got.rewards, given_episode.rewards[steps])
+    assert got.terminations.tolist() == given_episode.terminations[steps]
+    assert got.truncations.tolist() == given_episode.truncations[steps]
+
+
 def check_trace(directory: Any, env: Any, recorded: list[Recorded]) -> None:
     """Reads a trace in every way there is."""
     trace = open_trace(directory)
@@ -191,6 +202,12 @@ def check_trace(directory: Any, env: Any, recorded: list[Recorded]) -> None:
         check_episode(env, got, expected)
     for i in range(len(trace)):
         check_episode(env, trace[i], recorded[i])
+        length = len(recorded[i].actions)
+        for steps in (slice(0, 1), slice(length // 2, length), slice(length // 3, -1), slice(1, 1)):
+            if steps.indices(length)[0] <= steps.indices(length)[1]:
+                check_slice(env, trace[i], recorded[i], steps)
+    for got, expected in zip(trace, recorded, strict=True):
+        check_slice(env, got, expected, slice(len(expected.actions) // 2, None))
     for got, expected in zip(trace.scan(columns=["actions"]), recorded, strict=True):
         check_tree(env.action_space, got.actions, expected.actions)
     handed: list[Any] = []

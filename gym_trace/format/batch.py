@@ -12,11 +12,12 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
-from gym_trace.format.codec import Column, Path, decode, parse_column
+from gym_trace.format.codec import CHANGES, Column, Path, Piece, decode, decode_rows, parse_column
 from gym_trace.values import Array, unpack
 
 PART = ".part"
 _SCAN_BLOCK = 1 << 20
+_KNOWN = 4096  # chunks
 _FARTHEST = 1 << 40  # byte that is looked for: systems refuse to go much farther
 
 
@@ -38,7 +39,7 @@ class Chunk:
 
     def __init__(
         self,
-        blobs: dict[Path, tuple[Column, bytes]],
+        blobs: dict[Path, tuple[Column, Piece]],
         rows: dict[Path, int],
         located: Callable[[CorruptTrace], CorruptTrace],
     ):
@@ -53,13 +54,14 @@ class Chunk:
 
     @property
     def full_size(self) -> int:
-        """Bytes of the columns once decoded."""
-        return sum(column.full_size for column, _ in self._blobs.values())
+        """Bytes of the columns once decoded, those that are walked as they are stored."""
+        sizes = [column.stored if self.is_walked(path) else column.full_size for path, column in self.columns.items()]
+        return sum(sizes)
 
     def __contains__(self, path: Path) -> bool:
         return path in self._blobs
 
-    def encoded(self, path: Path) -> tuple[Column, bytes]:
+    def encoded(self, path: Path) -> tuple[Column, Piece]:
         """A column as it is stored."""
         return self._blobs[path]
 
@@ -72,6 +74,18 @@ class Chunk:
             except CorruptTrace as error:
                 raise self._located(error) from error
         return self._decoded[path]
+
+    def is_walked(self, path: Path) -> bool:
+        """Whether a column says of each row what has changed, so that some rows can be had without the others."""
+        return bool(self._blobs[path][0].encoding & CHANGES)
+
+    def decode_rows(self, path: Path, begin: int, out: Array) -> None:
+        """Fills out, (rows, *row shape), with rows of a walked column, from begin on. Raises CorruptTrace."""
+        column, blob = self._blobs[path]
+        try:
+            decode_rows(column, blob, begin, out)
+        except CorruptTrace as error:
+            raise self._located(error) from error
 
 
 class Index(NamedTuple):
@@ -97,6 +111,7 @@ class BatchReader:
 
     def __init__(self, path: FilePath):
         self.path = path
+        self._known: dict[int, list[tuple[Column, int]]] = {}  # columns of chunks that were read, and where they are
         self.damage: list[Damage] = []
         self.torn = 0
         self.sealed = False
@@ -121,12 +136,17 @@ class BatchReader:
             self.size = os.fstat(file.fileno()).st_size
             self._walk(file)
 
-    def read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
-        """The wanted columns of a chunk, their checksums compared. Raises CorruptTrace."""
+    def read_chunk(
+        self, number: int, wanted: Callable[[Path], bool], room: Callable[[int], Array] | None = None
+    ) -> Chunk:
+        """The wanted columns of a chunk, their checksums compared. Raises CorruptTrace.
+
+        room: gives byte arrays of a size for what is read; None: fresh ones.
+        """
         offset = int(self.chunks["offset"][number])
         try:
             with self._open() as file:
-                return self._chunk_at(file, offset, wanted)
+                return self._chunk_at(file, offset, wanted, room)
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
 
@@ -185,15 +205,23 @@ class BatchReader:
             yield column, offset
             offset += wire.aligned(column.stored)
 
-    def _chunk_at(self, file: Any, offset: int, wanted: Callable[[Path], bool]) -> Chunk:
-        header = self._header_at(file, offset)
-        if header is None or header.type != wire.CHUNK:
-            raise CorruptTrace("checksum mismatch in the header of a record")
+    def _chunk_at(
+        self, file: Any, offset: int, wanted: Callable[[Path], bool], room: Callable[[int], Array] | None
+    ) -> Chunk:
+        columns = self._known.get(offset)
+        if columns is None:
+            header = self._header_at(file, offset)
+            if header is None or header.type != wire.CHUNK:
+                raise CorruptTrace("checksum mismatch in the header of a record")
+            columns = list(self._columns(header, self._metadata(file, header)))
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[offset] = columns
         blobs, rows = {}, {}
-        for column, where in self._columns(header, self._metadata(file, header)):
+        for column, where in columns:
             rows[column.path] = column.rows
             if wanted(column.path):
-                blobs[column.path] = (column, _checked(file, where, column))
+                blobs[column.path] = (column, _checked(file, where, column, room))
         return Chunk(blobs, rows, lambda error: error.located(self.path, offset))
 
     # -- finding chunks -----------------------------------------------------------------------------------------------
@@ -322,14 +350,27 @@ def _read(file: Any, offset: int, length: int) -> bytes:
     return data
 
 
-def _checked(file: Any, offset: int, column: Column) -> bytes:
-    blob = _read(file, offset, column.stored)
+def _read_into(file: Any, offset: int, out: memoryview) -> memoryview:
+    """As much of out as there is at offset, filled."""
+    file.seek(offset)
+    filled = 0
+    while filled < len(out) and (count := file.readinto(out[filled:])):
+        filled += count
+    return out[:filled]
+
+
+def _checked(file: Any, offset: int, column: Column, room: Callable[[int], Array] | None = None) -> Piece:
+    blob: Piece
+    if room is None:
+        blob = _read(file, offset, column.stored)
+    else:  # the column lies within the file
+        blob = _read_into(file, offset, memoryview(room(column.stored)))  # type: ignore[arg-type]
     if len(blob) != column.stored or crc32(blob) != column.crc:
         raise CorruptTrace(f"checksum mismatch in column {'/'.join(map(str, column.path))}")
     return blob
 
 
-def _table(columns: dict[Path, tuple[Column, bytes]], name: str, dtype: np.dtype[Any]) -> Array:
+def _table(columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]) -> Array:
     found = columns.get((name,))
     if found is None or found[0].dtype != f"|V{dtype.itemsize}":
         raise CorruptTrace(f"a record has no {name} table")

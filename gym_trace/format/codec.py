@@ -319,6 +319,13 @@ def decode(column: Column, blob: bytes | memoryview, room: Callable[[int], Array
         raise CorruptTrace(f"a column claims {column.full_size} bytes, more than there is memory for") from error
 
 
+def decode_rows(column: Column, blob: bytes | memoryview, begin: int, out: Array) -> None:
+    """Fills out with the rows from begin on of a column whose encoding is CHANGES. Raises CorruptTrace."""
+    changes = np.empty(column.raw, np.uint8)
+    _inflate(column, blob, changes)
+    transforms.undo_changes(changes, column.rows, begin, transforms.as_bytes(out))
+
+
 def packed_values(column: Column, blob: bytes | memoryview) -> list[bytes]:
     """The rows of a msgpack column as they were packed. Raises CorruptTrace."""
     view, bounds = _value_bounds(column, blob)
@@ -337,7 +344,7 @@ def _decode_typed(column: Column, blob: bytes | memoryview, room: Callable[[int]
         transformed = room(column.raw)
         _inflate(column, blob, transformed)
         if column.encoding & CHANGES:
-            transforms.undo_changes(transformed, flat)
+            transforms.undo_changes(transformed, rows, 0, flat)
         else:
             transforms.undo_shuffle(transformed, flat, _item_size(column.dtype))
     else:

@@ -112,43 +112,60 @@ def _changes(counts: Array, words: Array, places: Array, width: int) -> bytes:
     )  # fmt: skip
 
 
-def undo_changes(data: Array, out: Array) -> None:
-    """Fills out, of shape (rows, row size), from the bytes of its first row and what changes() said of all others.
+def undo_changes(data: Array, rows: int, begin: int, out: Array) -> None:
+    """Fills out with the rows from begin on, from the bytes of the first row and what changes() said of all others.
+
+    rows: how many there are in all.
 
     Raises CorruptTrace.
     """
-    words = out.view(word_of(out.shape[1]))
-    rows, width = words.shape
-    gap_type = _gap_type(width)
-    out[0] = data[: out.shape[1]]
-    offset, i = out.shape[1], 1
+    word = word_of(out.shape[1])
+    frame, words = data[: out.shape[1]].copy().view(word), out.view(word)  # of the row before, and of those wanted
+    width, gap_type = words.shape[1], _gap_type(words.shape[1])
+    offset, i, end_row = out.shape[1], 1, begin + len(out)
 
     def take(dtype: np.dtype[np.unsignedinteger], count: int) -> Array:
         nonlocal offset
-        begin, offset = offset, offset + count * dtype.itemsize
+        start, offset = offset, offset + count * dtype.itemsize
         if offset > len(data):
             raise CorruptTrace("the changes of a column end early")
-        return np.frombuffer(data, dtype, count, begin)
+        return np.frombuffer(data, dtype, count, start)
 
-    while i < rows:
+    if begin == 0 < end_row:
+        words[0] = frame
+    while i < end_row:
         count = int(take(_COUNT, 1)[0])
         if not 0 < count <= rows - i:
             raise CorruptTrace("the changes of a column are not those of its rows")
-        ends = take(_COUNT, count).cumsum(dtype=np.int64).tolist()
+        counts = take(_COUNT, count).astype(np.int64)
+        ends = counts.cumsum()
         if ends[-1] > len(data):
             raise CorruptTrace("the changes of a column end early")
-        values = take(words.dtype, ends[-1])
-        gaps = take(gap_type, ends[-1])
-        begin = 0
-        for end in ends:
-            words[i] = words[i - 1]
-            if end > begin:
-                if end - begin > width:
-                    raise CorruptTrace("a row of a column has more changes than words")
-                places = gaps[begin:end].cumsum(dtype=np.int64)
-                if places[-1] >= width:
-                    raise CorruptTrace("a change of a column is outside its row")
-                words[i, places] = values[begin:end]
-            begin, i = end, i + 1
-    if offset != len(data):
+        values, places = take(word, int(ends[-1])), _places(take(gap_type, int(ends[-1])), counts, ends, width)
+        before = min(count, max(0, begin - i))  # rows that are only passed
+        if before:
+            passed = int(ends[before - 1])
+            frame[places[:passed]] = values[:passed]  # of several for one place, the last one stays
+        at = 0 if before == 0 else int(ends[before - 1])
+        for row, end in enumerate(ends[before : end_row - i].tolist(), i + before - begin):
+            if row > 0:
+                frame = words[row - 1]
+            words[row] = frame
+            words[row, places[at:end]] = values[at:end]
+            at = end
+        i += count
+    if i >= rows and offset != len(data):
         raise CorruptTrace("the changes of a column do not end with it")
+
+
+def _places(gaps: Array, counts: Array, ends: Array, width: int) -> Array:
+    """The places of changes in their rows. Raises CorruptTrace."""
+    sums = gaps.cumsum(dtype=np.int64)
+    begins = ends - counts
+    filled = counts > 0
+    before = np.zeros(len(counts), np.int64)
+    before[filled] = np.where(begins[filled] > 0, sums[begins[filled] - 1], 0)
+    places = sums - np.repeat(before, counts)
+    if len(places) and (places[ends[filled] - 1].max() >= width or counts.max() > width):
+        raise CorruptTrace("a change of a column is outside its row")
+    return places

@@ -25,7 +25,7 @@ BATCH_SECONDS = 600.0
 BATCH_FRAGMENTS = 200_000  # their index is kept in memory until then
 
 
-Rows = Array | list[bytes] | tuple[Column, bytes]
+Rows = Array | list[bytes] | tuple[Column, Piece]
 
 
 class TraceWriter:

@@ -1,0 +1,40 @@
+"""Chunks read from the disk ahead of whoever decodes them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from gym_trace.format.batch import Chunk
+from gym_trace.format.buffers import Buffers
+from gym_trace.values import Array
+
+Read = Callable[[int, Callable[[int], Array] | None], Chunk]
+
+
+def decoded_in_turn(read: Read, numbers: list[int]) -> Iterator[tuple[int, Chunk]]:
+    """Each number with its chunk, the columns decoded, in memory that is used again once nobody holds arrays in it.
+
+    A thread reads and checks the next chunk meanwhile, which needs little of the interpreter. To decode in threads,
+    too, gains nothing: NumPy keeps the interpreter lock while it undoes filters.
+
+    Args:
+        read: gives the chunk of a number, with what gives it memory.
+
+    Raises what read and decoding raise, in turn.
+    """
+    buffers, process = Buffers(), os.getpid()
+    with ThreadPoolExecutor(1, "gym-trace reader") as reader:
+        coming = reader.submit(read, numbers[0], buffers.take) if numbers else None
+        for following, number in enumerate(numbers, 1):
+            if coming is None or os.getpid() != process:  # a child, forked while this went on, has no such thread
+                chunk, room = read(number, None), None
+            else:
+                chunk, room = coming.result(), buffers.take
+                coming = reader.submit(read, numbers[following], room) if following < len(numbers) else None
+            for path in chunk.columns:
+                if not chunk.is_walked(path):
+                    chunk.array(path, room)
+            yield number, chunk
+            del chunk

@@ -1,0 +1,127 @@
+"""The benchmarks: that they measure and report; not how fast anything is."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes the modules of benchmarks/ importable, for one test."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    yield
+    for name in set(sys.modules) - before:
+        if BENCHMARKS.as_posix() in Path(getattr(sys.modules[name], "__file__", None) or "").as_posix():
+            del sys.modules[name]
+
+
+def worked(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a worker for gym-trace says of itself, and answers."""
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "worker.py"), "gym-trace"],
+        input="".join(json.dumps({"limit": 60, **task}) + "\n" for task in tasks),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_worker_records_200_steps_of_cartpole_reads_them_and_measures_the_floors(tmp_path: Path) -> None:
+    place = {"workload": "cartpole", "directory": str(tmp_path)}
+    hello, recorded, read, sizes = worked(
+        [
+            {"kind": "record", "steps": 200, "seconds": 0.1, "floors": True, **place},
+            {"kind": "read", "seconds": 0.1, "repeat": 0, "floors": True, **place},
+            {"kind": "sizes", **place},
+        ]
+    )
+    assert "gymnasium" in hello["versions"]
+    assert recorded["steps"] == read["steps"] == 200
+    assert recorded["bytes"] == sum(path.stat().st_size for path in (tmp_path / "recording").iterdir())
+    assert set(recorded["floors"]) == {"empty", "ring"}
+    assert set(read["floors"]) == {"decompress", "decode"}
+    assert read["size"] > 200 * 16
+    assert 0 < sizes["xz -9"] < recorded["bytes"] / 200
+
+
+def test_a_worker_counts_what_is_left_of_a_killed_recording(tmp_path: Path) -> None:
+    place = {"workload": "cartpole", "directory": str(tmp_path)}
+    _, killed, counted = worked([{"kind": "kill", "seconds": 1.0, **place}, {"kind": "count", **place}])
+    assert 0 < counted["readable"] <= killed["stepped"]
+
+
+def test_a_worker_goes_on_after_what_a_contestant_cannot_do(tmp_path: Path) -> None:
+    place = {"workload": "blink", "directory": str(tmp_path), "seconds": 0.1, "floors": False}
+    _, failed, recorded = worked([{"kind": "read", "repeat": 0, **place}, {"kind": "record", "steps": 30, **place}])
+    assert failed["error"].startswith("TraceNotFound")
+    assert recorded["steps"] == 30
+
+
+LOOP = {"wall": 0.002, "cpu": 0.002, "finish": 0.0001, "peak": 50.0}
+RECORDED = {
+    "steps": 1000, "raw": {"wall": 0.001, "cpu": 0.001}, "recorded": {**LOOP, "memory": 1.0}, "bytes": 16_000,
+    "floors": {"empty": 1e-7, "ring": 5e-7},
+}  # fmt: skip
+READ = {
+    "open": 0.001, "steps": 1000, "size": 16_000, "first": 0.01, "again": 0.001, "memory": 1.0,
+    "floors": {"decompress": 0.0001, "decode": 0.001}, "episodes": {"p50": 0.0001, "p99": 0.001, "count": 200},
+    "window": 0.1, "rewards": 0.001,
+}  # fmt: skip
+RESULTS = {
+    "machine": {"cpu": "a processor", "cores": 2, "memory": 8, "system": "Linux"}, "date": "2026-01-01",
+    "command": "make bench", "repeats": 1, "scale": 1.0, "seconds": 60, "startup": {"gym-trace --version": 0.05},
+    "versions": {"gym-trace": {"Python": "3.11"}, "npz": {"numpy": "2"}, "minari-hdf5": {}},
+    "notes": {"gym-trace": "", "npz": "", "minari-hdf5": ""},
+    "missing": {"envlogger": "needs another Python"},
+    "recording": {"cartpole": {"gym-trace": [RECORDED], "npz": [RECORDED], "minari-hdf5": [{"error": "it broke"}]}},
+    "reading": {"cartpole": {"gym-trace": [READ], "npz": [READ], "minari-hdf5": []}},
+    "kill": {"gym-trace": [{"stepped": 100, "seconds": 2.0, "readable": 75}],
+             "npz": [{"stepped": 100, "seconds": 2.0, "error": "nothing there"}]},
+    "opening": {"npz": {"1000": [{"seconds": 0.5, "episodes": 1000}]}},
+    "sizes": {"cartpole": {"zstd -19": 15.0, "xz -9": 14.0}},
+    "growth": {"runs": {str(n): [{"recorded": RECORDED, "read": READ}] for n in (1000, 10_000)},
+               "batches": {"sealing": [0.003] * 20, "between": []}},
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_the_report_names_every_contestant_and_says_why_one_was_not_measured(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    import report
+    from contestants import TITLES
+
+    report.write(copy.deepcopy(RESULTS), tmp_path)
+    text = (tmp_path / "RESULTS.md").read_text()
+    tables = {part.split("\n", 1)[0]: part for part in text.split("\n## ")}
+    for title in TITLES.values():
+        assert title in tables["Recording"]
+        assert title in tables["Contestants"]
+    assert "needs another Python" in text
+    assert "failed: it broke" in text
+    assert "measured elsewhere" in tables["Recording"]  # of gym_recording, of which there was no checkout
+    assert "0.50 (0.50 – 0.50)" in tables["Killed"]
+    assert "everything: nothing there" in tables["Killed"]
+    assert {"recording.svg", "growth.svg"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_an_aim_that_is_missed_says_so() -> None:
+    from aims import aims
+    from figures import Figures
+
+    found = {aim.text: aim for aim in aims(Figures(copy.deepcopy(RESULTS)))}
+    assert found["CartPole: at most 0.8 µs added a step"][1:] == ("1.00 µs", "**no**")
+    assert found["size: within 1.4 times of xz -9 of the same columns"][1:] == ("cartpole 1.14", "yes")
+    assert found["Pong: at most 90 bytes a frame"][1:] == ("not measured", "–")
