@@ -42,10 +42,15 @@ samples: $(VENV)/.dev
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel --no-isolation
 
-bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/core.py
-	$(BIN)/python benchmarks/vector.py
-	$(BIN)/python benchmarks/collect.py
+# Side by side with every peer, in environments of their own (7 GB), in less than 30 minutes. BENCH="--quick" is a look at whether it works;
+# BENCH="--gym-recording PATH" names a checkout of openai/gym-recording.
+bench: .venv-bench/.installed
+	.venv-bench/bin/python benchmarks/run.py $(BENCH)
+
+.venv-bench/.installed: pyproject.toml
+	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check -e '.[bench]'
+	touch $@
 
 clean:
-	rm -rf $(VENV) $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench* $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -154,11 +154,11 @@ def by_lane_already(batches: Sequence[Rows]) -> Array | None:
     return np.ndarray((len(first), len(batches), *first.shape[1:]), dtype, base.data, begin, strides)
 
 
-def in_order(stacked: Array) -> Array:
-    """An array of shape (lanes, times, ...) as it lies in memory in that order."""
+def in_order(stacked: Array, room: Callable[[int], Array]) -> Array:
+    """An array of shape (lanes, times, ...) as it lies in memory in that order. room: gives byte arrays of a size."""
     if stacked.flags.c_contiguous:
         return stacked
-    ordered = np.empty(stacked.shape, stacked.dtype)
+    ordered = room(stacked.nbytes).view(stacked.dtype).reshape(stacked.shape)
     words, into = _as_words(stacked), _as_words(ordered)
     for begin in range(0, stacked.shape[1], _TIMES_AT_ONCE):
         into[:, begin : begin + _TIMES_AT_ONCE] = words[:, begin : begin + _TIMES_AT_ONCE]

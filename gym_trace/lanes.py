@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ from gym_trace.blocks import CUT, TERMINATED, TRUNCATED
 from gym_trace.chunks import PACKED_ABSENT, joined_rows
 from gym_trace.encoder import Columns, Segment, size_of
 from gym_trace.format import wire
+from gym_trace.format.buffers import Buffers
 from gym_trace.lane_events import (
     DISABLED,
     LANE,
@@ -59,6 +60,7 @@ class LaneEncoder:
         self.complaints: dict[str, str] = {}
         self.count, self.mode, self.filtered = count, mode, filtered
         self.observation_leaves, self.action_leaves = observation_leaves, action_leaves
+        self.room = Buffers().take
 
     def begun(self, block: LaneBlock) -> LaneProgress:
         """Where it begins."""
@@ -193,7 +195,7 @@ class _Encoding:
         lane, time = rows // times, rows % times
         done, lead = (ended & ~leads).T.reshape(-1)[rows], leads.T.reshape(-1)[rows]
         observations = [
-            _by_lane([event.observations[i] for event in events], None if whole else rows)
+            _by_lane([event.observations[i] for event in events], None if whole else rows, encoder.room)
             for i in range(len(encoder.observation_leaves))
         ]
         steps = None if whole and not lead.any() else rows[~lead]  # those that are steps
@@ -229,7 +231,7 @@ class _Encoding:
         first = last_observations(self.recent, np.arange(self._count), self._count) or events[0].observations
         rows = np.array([lane * (times + 1) + time + 1 for lane, time in chosen.observations], np.int64)
         for i, leaf in enumerate(self._encoder.observation_leaves):
-            column = _by_lane([first[i], *(event.observations[i] for event in events)], rows)
+            column = _by_lane([first[i], *(event.observations[i] for event in events)], rows, self._encoder.room)
             if chosen.finals:
                 at, lanes, ends = np.array(chosen.finals).T
                 column = _inserted(column, at, self._finals(events, i, lanes, ends))
@@ -242,14 +244,15 @@ class _Encoding:
 
     def _add_step_columns(self, columns: Columns, events: list[Step], steps: Array | None) -> None:
         """Adds what steps have beside observations. steps: places, by lane, then by time; None for all."""
+        room = self._encoder.room
         for i, leaf in enumerate(self._encoder.action_leaves):
-            columns[leaf.path] = _by_lane([event.actions[i] for event in events], steps)
-        columns["rewards",] = _by_lane([event.rewards for event in events], steps)
+            columns[leaf.path] = _by_lane([event.actions[i] for event in events], steps, room)
+        columns["rewards",] = _by_lane([event.rewards for event in events], steps, room)
         if events[0].infos is not None:
-            columns["infos",] = _by_lane([event.infos or [] for event in events], steps)
+            columns["infos",] = _by_lane([event.infos or [] for event in events], steps, room)
         for name in dict.fromkeys(name for event in events for name in event.notes):
             missing = [PACKED_ABSENT] * self._count
-            columns["annotations", name] = _by_lane([event.notes.get(name, missing) for event in events], steps)
+            columns["annotations", name] = _by_lane([event.notes.get(name, missing) for event in events], steps, room)
 
     def _which(self, ended: Array) -> tuple[Array, Array]:
         """Of each (time, lane): whether it is anything, and whether it is a reset."""
@@ -336,14 +339,14 @@ def _segment(fragments: Array, columns: Columns) -> Segment:
     return Segment(fragments, columns, fragments.nbytes + sum(map(size_of, columns.values())))
 
 
-def _by_lane(batches: Sequence[Rows], chosen: Array | None) -> Rows:
-    """Rows of batches for all lanes, by lane, then by time; the chosen ones, None for all."""
+def _by_lane(batches: Sequence[Rows], chosen: Array | None, room: Callable[[int], Array]) -> Rows:
+    """Rows of batches for all lanes, by lane, then by time; the chosen ones, None for all. room: as of in_order."""
     flat: Rows
     stacked = by_lane_already(batches)
     if stacked is None and _alike(batches):
         stacked = np.stack(batches, axis=1)
     if stacked is not None:
-        flat = in_order(stacked).reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
+        flat = in_order(stacked, room).reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
     else:
         flat = [row for lane in zip(*map(_packed, batches)) for row in lane]
     return flat if chosen is None else taken(flat, chosen)

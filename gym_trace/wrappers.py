@@ -183,9 +183,9 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         rows = recorder.rows
         if rows is not None and len(rows) >= recorder.limit:
             rows = recorder.make_room()
-        if rows is None or self._filtered:
-            return self._rare_step(action)
         simple = self._simple
+        if rows is None or (not simple and self._filtered):
+            return self._rare_step(action)
         packed_action = action if type(action) is self._action_kind else self._pack_action(action)
         result = observation, reward, terminated, truncated, info = self.env.step(action)
         if type(reward) is not recorder.reward_kind:
@@ -193,8 +193,12 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         row: tuple[Any, ...]
         if simple:
             # What _pack_observation does with a vector that is as the space says, without the call.
-            plain = type(observation) is ndarray and observation.dtype is self._dtype and observation.ndim == 1
-            if plain and len(packed := observation.tobytes()) == self._vector_bytes:
+            if (
+                type(observation) is ndarray
+                and observation.dtype is self._dtype
+                and observation.ndim == 1
+                and len(packed := observation.tobytes()) == self._vector_bytes
+            ):
                 row = (packed, packed_action, reward)
             else:
                 row = (self._pack_observation(observation), packed_action, reward)

@@ -10,6 +10,7 @@ import zstandard
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import transforms, wire
+from gym_trace.format.buffers import Buffers
 from gym_trace.frames import FrameRows
 from gym_trace.values import Array, dtype_from, objects, unpack
 
@@ -126,6 +127,7 @@ class ColumnEncoder:
         self._compressible = True
         self._chunks_until_trial = self._patience = 0
         self._stream: _Stream | None = None
+        self._buffers = Buffers()  # memory for filtered rows: the first touch of fresh memory takes long
 
     def feed(self, rows: Array | FrameRows) -> None:
         """Encodes some of the large rows of a chunk, of one dtype and shape; they are not to change until finish()."""
@@ -159,7 +161,7 @@ class ColumnEncoder:
             flat, encoding = flat[:1], 0
         else:
             encoding = self._choice(flat, rows.dtype.itemsize)
-        filtered = _filter(flat, encoding, rows.dtype.itemsize)
+        filtered = _filter(flat, encoding, rows.dtype.itemsize, self._buffers.take)
         blob, encoding = self._squeezed(filtered, flat, encoding)
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
         return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, [blob]), blob
@@ -213,7 +215,7 @@ class ColumnEncoder:
 
     def _size_under(self, encoding: int, sample: Array, item_size: int) -> int:
         if not _is_large(sample.shape[1]):
-            return len(self._compress(_filter(sample, encoding, item_size)))
+            return len(self._compress(_filter(sample, encoding, item_size, self._buffers.take)))
         stream = _Stream(self._compressor, np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,), encoding | ZSTD)
         stream.feed(sample)
         return sum(map(len, stream.finish()))
@@ -231,11 +233,11 @@ def _all_rows_equal(flat: Array) -> bool:
     return bool((transforms.widest(flat[1:]) == transforms.widest(flat[:-1])).all())
 
 
-def _filter(flat: Array, encoding: int, item_size: int) -> Array:
-    """The bytes of flat under the transforms of encoding."""
+def _filter(flat: Array, encoding: int, item_size: int, room: Callable[[int], Array]) -> Array:
+    """The bytes of flat under the transforms of encoding. room: gives byte arrays of a size."""
     if encoding & XOR:
-        flat = transforms.xor(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat))
-    return transforms.shuffle(flat, item_size) if encoding & SHUFFLE else flat.reshape(-1)
+        flat = transforms.xor(flat, np.zeros(flat.shape[1], np.uint8), room(flat.size).reshape(flat.shape))
+    return transforms.shuffle(flat, item_size, room) if encoding & SHUFFLE else flat.reshape(-1)
 
 
 class _Stream:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gym_trace.errors import CorruptTrace
@@ -10,6 +12,10 @@ from gym_trace.frames import Slot, word_of
 from gym_trace.values import Array
 
 _COUNT = np.dtype("<u4")
+
+
+def _fresh(size: int) -> Array:
+    return np.empty(size, np.uint8)
 
 
 def as_bytes(rows: Array) -> Array:
@@ -51,10 +57,11 @@ def undo_xor(flat: Array) -> None:
 # -- bytes grouped by their place in the element ----------------------------------------------------------------------
 
 
-def shuffle(flat: Array, item_size: int) -> Array:
+def shuffle(flat: Array, item_size: int, room: Callable[[int], Array] = _fresh) -> Array:
     """A copy with the bytes grouped, over all rows or, where rows are large, in each by itself."""
-    groups = _groups(flat)
-    return np.ascontiguousarray(flat.reshape(groups, -1, item_size).transpose(0, 2, 1)).reshape(-1)
+    out, groups = room(flat.size), _groups(flat)
+    out.reshape(groups, item_size, -1)[...] = flat.reshape(groups, -1, item_size).transpose(0, 2, 1)
+    return out
 
 
 def undo_shuffle(planes: Array, out: Array, item_size: int) -> None:

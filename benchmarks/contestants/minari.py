@@ -1,0 +1,88 @@
+"""Minari: its DataCollector, and a data set made of what that has collected."""
+
+from __future__ import annotations
+
+import os
+import string
+import warnings
+from typing import Any
+
+import gymnasium
+import jax.tree_util  # noqa: F401  imported by Minari at the first step, as are the next ones
+import minari
+import minari.dataset._storages.arrow_storage
+import minari.dataset._storages.hdf5_storage
+import numpy as np
+import workloads
+from gymnasium import spaces
+from minari.dataset.minari_storage import MinariStorage
+
+from contestants import Contestant, size_of
+
+DATASET = "bench/run-v0"
+
+
+class Entry(Contestant):
+    packages = ("minari", "gymnasium", "h5py", "pyarrow")
+    note = (
+        "gives every unseeded reset a seed; keeps references to what the environment hands over, so that buffers an "
+        "environment uses again come back as copies of their last value; of MiniGrid it cannot store the space of "
+        "missions, and is given a Text space; reads whole episodes whatever is asked of them; until create_dataset() "
+        "everything is in a temporary folder, which a killed process leaves and load_dataset() does not know"
+    )
+
+    def __init__(self, variant: str):
+        warnings.simplefilter("ignore")
+        self.data_format = None if variant == "default" else variant
+        self.jpeg = variant == "default"
+
+    def refuses(self, workload: workloads.Workload) -> str:
+        if self.jpeg and not workload.images:
+            return "as with HDF5, lossless"
+        return super().refuses(workload)
+
+    def wrap(self, env: Any, directory: str) -> Any:
+        os.environ["MINARI_DATASETS_PATH"] = directory
+        return minari.DataCollector(
+            env,
+            observation_space=_storable(env.observation_space),
+            data_format=self.data_format,
+            jpeg_encoding=self.jpeg,
+        )
+
+    def finish(self, env: Any) -> None:
+        if isinstance(env, minari.DataCollector):
+            env.create_dataset(DATASET)
+        env.close()
+
+    def open(self, directory: str) -> minari.MinariDataset:
+        os.environ["MINARI_DATASETS_PATH"] = directory
+        return minari.load_dataset(DATASET)
+
+    def lengths(self, reader: minari.MinariDataset) -> np.ndarray:
+        metadata = reader.storage.get_episode_metadata(reader.episode_indices)
+        return np.array([episode["total_steps"] for episode in metadata])
+
+    def scan(self, reader: minari.MinariDataset) -> tuple[int, int]:
+        steps = size = 0
+        for episode in reader.iterate_episodes():
+            steps += len(episode.rewards)
+            size += size_of(episode.observations)
+        return steps, size
+
+    def episode(self, reader: minari.MinariDataset, index: int) -> tuple[Any, Any, Any]:
+        episode = reader[index]
+        return episode.observations, episode.actions, episode.rewards
+
+    def readable(self, directory: str) -> int:
+        folders = [entry.path for entry in os.scandir(directory) if entry.is_dir()]
+        storages = [MinariStorage.read(folder) for folder in folders]
+        return sum(len(e["rewards"]) for s in storages for e in s.get_episodes(range(s.total_episodes)))
+
+
+def _storable(space: gymnasium.Space) -> gymnasium.Space:
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict({name: _storable(part) for name, part in space.spaces.items()})
+    if isinstance(space, spaces.Space) and type(space).__name__ == "MissionSpace":
+        return spaces.Text(64, charset=string.printable)
+    return space

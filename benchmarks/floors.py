@@ -1,0 +1,176 @@
+"""What cannot be beaten: wrappers that record nothing or keep nothing, and decompression with nothing around it."""
+
+from __future__ import annotations
+
+import copy
+import lzma
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import workloads
+import zstandard
+from contestants import Contestant
+
+from gym_trace import open_trace
+from gym_trace.format import codec
+
+RING_BYTES = 64 << 20  # of observations, which is more than a processor caches
+RING_ROWS = 1024  # at most
+CANNED_ROWS = 16
+MOST_STEPS = 1_000_000  # that are compressed as slowly as zstd and xz can
+ROUNDS = 7
+_READ = frozenset(("observations", "actions", "rewards"))  # as scan_recorded_traces reads them
+_FLAGS = ("terminations", "truncations")
+
+
+# -- recording --------------------------------------------------------------------------------------------------------
+
+
+class Canned(gymnasium.Env):
+    """Hands over a few rows of an environment, again and again: what wrappers cost does not drown in its noise."""
+
+    def __init__(self, env: Any, actions: list[Any]):
+        self.rows = [copy.deepcopy(env.step(action)) for action in actions]
+        self.at = 0
+
+    def step(self, action: Any) -> Any:
+        self.at = (self.at + 1) % CANNED_ROWS
+        return self.rows[self.at]
+
+
+class Ring:
+    """Preallocated room for some rows like one of them, touched beforehand."""
+
+    def __init__(self, observation: Any, *others: Any):
+        leaves = [*(observation.values() if isinstance(observation, dict) else [observation]), *others]
+        samples = [np.asarray(leaf, object if isinstance(leaf, str) else None) for leaf in leaves]
+        self.rows = max(CANNED_ROWS, min(RING_ROWS, RING_BYTES // sum(sample.nbytes for sample in samples)))
+        self.arrays = [np.ones((self.rows, *sample.shape), sample.dtype) for sample in samples]
+        self.at = 0
+
+    def copy(self, observation: Any, action: Any, reward: Any, terminated: Any, truncated: Any) -> None:
+        at = self.at
+        *leaves, actions, rewards, terminations, truncations = self.arrays
+        if isinstance(observation, dict):
+            for array, value in zip(leaves, observation.values()):
+                array[at] = value
+        else:
+            leaves[0][at] = observation
+        actions[at] = action
+        rewards[at] = reward
+        terminations[at] = terminated
+        truncations[at] = truncated
+        self.at = (at + 1) % self.rows
+
+
+class RingWrapper(gymnasium.Wrapper):
+    def __init__(self, env: gymnasium.Env, ring: Ring):
+        super().__init__(env)
+        self.copy = ring.copy
+
+    def step(self, action: Any) -> Any:
+        result = observation, reward, terminated, truncated, _ = self.env.step(action)
+        self.copy(observation, action, reward, terminated, truncated)
+        return result
+
+
+def wrapping(workload: workloads.Workload) -> dict[str, float]:
+    """Seconds that an empty wrapper and one that copies into a ring add to a step."""
+    env = workload.make()
+    env.reset(seed=0)
+    actions = workload.actions(env, CANNED_ROWS * max(1, workload.lanes))
+    canned = Canned(env, actions)
+    observation, *others = canned.rows[0][:4]
+    ring = Ring(observation, actions[0], *others)
+    env.close()
+    wrapped = {"": canned, "empty": gymnasium.Wrapper(canned), "ring": RingWrapper(canned, ring)}
+    times: dict[str, list[float]] = {name: [] for name in wrapped}
+    many = actions * (100 if workload.images or workload.lanes else 1000)
+    for _ in range(ROUNDS):
+        for name, target in wrapped.items():
+            step, begin = target.step, time.perf_counter()
+            for action in many:
+                step(action)
+            times[name].append((time.perf_counter() - begin) / len(many) / max(1, workload.lanes))
+    plain, *others = (statistics.median(found) for found in times.values())
+    return {name: seconds - plain for name, seconds in zip(("empty", "ring"), others)}
+
+
+# -- playback ---------------------------------------------------------------------------------------------------------
+
+
+class Blobs:
+    """The stored columns that a callback is given, in memory."""
+
+    def __init__(self, directory: str):
+        self.columns = []
+        for writer in open_trace(directory).stored:
+            for number in range(writer.chunk_count):
+                chunk = writer.chunk(number, _READ)
+                self.columns += [chunk.encoded(path) for path in chunk.columns]
+        largest = max(max(column.raw, column.full_size) for column, _ in self.columns)
+        self._rooms = [np.ones(largest, np.uint8) for _ in range(3)]  # a column is decoded through up to three
+        self._next = 0
+
+    def _room(self, size: int) -> np.ndarray:
+        self._next = (self._next + 1) % len(self._rooms)
+        return self._rooms[self._next][:size]
+
+    def decompress(self) -> float:
+        """Seconds for zstd, into memory that is used again and again."""
+        begin = time.perf_counter()
+        for column, blob in self.columns:
+            room = memoryview(self._rooms[0])
+            if not column.encoding & codec.ZSTD:
+                room[: len(blob)] = blob
+                continue
+            reader, filled = zstandard.ZstdDecompressor().stream_reader(blob), 0
+            while filled < column.raw and (count := reader.readinto(room[filled : column.raw])):
+                filled += count
+        return time.perf_counter() - begin
+
+    def decode(self) -> float:
+        """Seconds for zstd and undoing the filters, likewise."""
+        begin = time.perf_counter()
+        for column, blob in self.columns:
+            codec.decode(column, blob, self._room)
+        return time.perf_counter() - begin
+
+
+# -- size -------------------------------------------------------------------------------------------------------------
+
+
+def sizes(contestant: Contestant, task: dict[str, Any]) -> dict[str, float]:
+    """Bytes a step of all columns of a trace under zstd -19 and xz -9, each column in one piece; of not all steps."""
+    trace = open_trace(os.path.join(task["directory"], "recording"))
+    taken = int(np.searchsorted(np.cumsum(trace.episodes["steps"]), MOST_STEPS)) + 1
+    total = {"zstd -19": 0, "xz -9": 0}
+    for name in (*sorted(_READ), *_FLAGS):
+        compressors: dict[int, list[Any]] = {}  # of each leaf
+        for episode in trace.scan(columns=(name,), episodes=slice(taken)):
+            for leaf, rows in enumerate(_leaves(getattr(episode, name))):
+                if leaf not in compressors:
+                    zstd = zstandard.ZstdCompressor(level=19).compressobj()
+                    compressors[leaf] = [zstd, lzma.LZMACompressor(preset=9)]
+                for kind, compressor in zip(total, compressors[leaf]):
+                    total[kind] += len(compressor.compress(rows))
+        for pair in compressors.values():
+            for kind, compressor in zip(total, pair):
+                total[kind] += len(compressor.flush())
+    steps = int(trace.episodes["steps"][:taken].sum())
+    return {kind: size / steps for kind, size in total.items()}
+
+
+def _leaves(rows: Any) -> Iterator[bytes]:
+    if isinstance(rows, dict):
+        for part in rows.values():
+            yield from _leaves(part)
+    elif isinstance(rows, np.ndarray) and rows.dtype != object:
+        yield np.ascontiguousarray(rows).tobytes()
+    else:
+        yield "\n".join(map(str, rows)).encode() + b"\n"

@@ -1,0 +1,42 @@
+"""Whether anything grows with the trace: what sealing a batch costs, the thousandth as well as the first."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import workloads
+from contestants import Contestant
+
+from gym_trace.format import writer
+from gym_trace.format.writer import TraceWriter
+
+FRAGMENTS = 500  # after which batches are sealed here, so that there are many of them
+
+
+def batches(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
+    """Records so many short episodes in small batches.
+
+    Returns:
+        Seconds for sealing each batch, which is what costs once a batch, and for each stretch of recording between two.
+    """
+    sealing: list[float] = []
+    between: list[float] = []
+    seal, last_seal = TraceWriter.seal, time.perf_counter()
+
+    def timed_seal(self: TraceWriter) -> None:
+        nonlocal last_seal
+        begin = time.perf_counter()
+        seal(self)
+        between.append(begin - last_seal)
+        last_seal = time.perf_counter()
+        sealing.append(last_seal - begin)
+
+    writer.BATCH_FRAGMENTS, TraceWriter.seal = FRAGMENTS, timed_seal  # type: ignore[method-assign]
+    workload = workloads.BLINK
+    env = contestant.wrap(workload.make(), os.path.join(task["directory"], "recording"))
+    contestant.start(env)
+    contestant.run(workload, env, contestant.actions(workload, env, task["episodes"] * 3 // 2))
+    contestant.finish(env)
+    return {"sealing": sealing, "between": between}

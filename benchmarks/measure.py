@@ -1,0 +1,230 @@
+"""One measurement each, to be run in a process of its own."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import mmap
+import os
+import resource
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import workloads
+from contestants import Contestant, disk_size
+
+WINDOW = 64
+WINDOWS = 256
+EPISODES = 200
+REPEATS = 5
+
+
+# -- recording --------------------------------------------------------------------------------------------------------
+
+
+def record(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
+    """The unwrapped loop, the recorded one, and the unwrapped one once more; and the floors if asked for.
+
+    steps: None for as many as make the recorded loop take about task["seconds"].
+    """
+    workload = workloads.WORKLOADS[task["workload"]]
+    if refusal := contestant.refuses(workload):
+        return {"refused": refusal}
+    steps = task["steps"] or _steps_in(contestant, workload, task["seconds"], os.path.join(task["directory"], "pilot"))
+    env = contestant.make(workload)
+    actions = contestant.actions(workload, env, steps)
+    contestant.start(env)
+    contestant.run(workload, env, actions[: max(1, len(actions) // 20)])  # what is slow the first time
+    directory = os.path.join(task["directory"], "recording")
+    os.makedirs(directory)
+    raw = [_loop(contestant, workload, env, actions)]
+    wrapped = contestant.wrap(contestant.make(workload), directory)
+    result = _loop(contestant, workload, wrapped, actions, contestant.finish)
+    result["memory"] = max(0, result["peak"] - raw[0]["peak"])
+    floors = contestant.recording_floors(workload) if task["floors"] else {}
+    raw.append(_loop(contestant, workload, env, actions))
+    base = {key: (raw[0][key] + raw[1][key]) / 2 for key in ("wall", "cpu")}
+    count = len(actions) * max(1, workload.lanes)
+    return {"steps": count, "raw": base, "recorded": result, "floors": floors, "bytes": disk_size(directory)}
+
+
+def _steps_in(contestant: Contestant, workload: workloads.Workload, seconds: float, directory: str) -> int:
+    """How many steps are recorded in so many seconds, found out in a quarter of them."""
+    os.makedirs(directory)
+    env = contestant.wrap(contestant.make(workload), directory)
+    actions = contestant.actions(workload, env, min(workload.steps, 2_000))
+    count, begin = 0, 0.0
+
+    def some() -> Iterator[Any]:
+        nonlocal count, begin
+        begin = time.perf_counter()
+        for action in itertools.cycle(actions):
+            if time.perf_counter() - begin > seconds / 4:
+                return
+            count += 1
+            yield action
+
+    contestant.start(env)
+    contestant.run(workload, env, some())
+    contestant.finish(env)  # many write most of it now
+    rate = count * max(1, workload.lanes) / (time.perf_counter() - begin)
+    return min(workload.steps, int(rate * seconds))
+
+
+def _loop(
+    contestant: Contestant,
+    workload: workloads.Workload,
+    env: Any,
+    actions: list[Any],
+    finish: Callable[[Any], None] | None = None,
+) -> dict[str, float]:
+    """Seconds for the loop and for what comes after it, until everything can be read."""
+    contestant.start(env)
+    gc.collect()
+    wall, cpu = time.perf_counter(), time.process_time()
+    contestant.run(workload, env, actions)
+    last_step = time.perf_counter()
+    if finish is not None:
+        finish(env)
+    end = time.perf_counter()
+    return {
+        "wall": end - wall, "cpu": time.process_time() - cpu, "finish": end - last_step, "peak": _peak()
+    }  # fmt: skip
+
+
+def _peak() -> float:
+    """The most memory that the process has taken so far, MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
+    """Everything from front to back, first and again; single episodes, windows and rewards, each with a new reader.
+
+    What reads rewards by reading everything is not asked to do that once more.
+    """
+    directory = os.path.join(task["directory"], "recording")
+    before = _peak()
+    opening, reader = timed(lambda: contestant.open(directory))
+    first, (steps, size) = timed(lambda: contestant.scan(reader))
+    memory = _peak() - before
+    again = []
+    floors = contestant.reading_floors(directory) if task["floors"] else {}
+    floor_times: dict[str, list[float]] = {name: [] for name in floors}
+    for _ in range(REPEATS if floors or first < task["seconds"] / 2 else 1):
+        reader = contestant.open(directory)
+        again.append(timed(lambda r=reader: contestant.scan(r))[0])
+        for name, floor in floors.items():
+            floor_times[name].append(floor())
+    floors.clear()
+    lengths = np.asarray(contestant.lengths(reader))
+    random = np.random.default_rng(task["repeat"])
+    return {
+        "open": opening, "steps": steps, "size": size, "first": first, "again": float(np.median(again)),
+        "memory": memory, "floors": {name: float(np.median(times)) for name, times in floor_times.items()},
+        "episodes": _random_episodes(contestant, directory, lengths, random, task["seconds"]),
+        "window": _random_windows(contestant, directory, lengths, random, task["seconds"]),
+        "rewards": _rewards(contestant, contestant.open(directory), float(np.median(again))),
+    }  # fmt: skip
+
+
+def _rewards(contestant: Contestant, reader: Any, everything: float) -> float:
+    if type(contestant).rewards is Contestant.rewards:
+        return everything
+    return timed(lambda: contestant.rewards(reader))[0]
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    begin = time.perf_counter()
+    result = call()
+    return time.perf_counter() - begin, result
+
+
+def _random_episodes(
+    contestant: Contestant, directory: str, lengths: np.ndarray, random: Any, seconds: float
+) -> dict[str, float]:
+    """Seconds for one episode, of as many as fit the time."""
+    reader = contestant.open(directory)
+    times: list[float] = []
+    for index in random.integers(0, len(lengths), EPISODES).tolist():
+        times.append(timed(lambda i=index: contestant.episode(reader, i))[0])
+        if sum(times) > seconds:
+            break
+    p50, p99 = np.percentile(times, [50, 99]).tolist()
+    return {"p50": p50, "p99": p99, "count": len(times)}
+
+
+def _random_windows(contestant: Contestant, directory: str, lengths: np.ndarray, random: Any, seconds: float) -> float:
+    """Seconds for 256 windows; extrapolated where they do not fit the time. Windows end with their episode."""
+    reader = contestant.open(directory)
+    ends = np.cumsum(lengths)
+    total, done = 0.0, 0
+    for step in random.integers(0, ends[-1], WINDOWS).tolist():
+        index = int(np.searchsorted(ends, step, side="right"))
+        start = step - int(ends[index] - lengths[index])
+        stop = min(start + WINDOW, int(lengths[index]))
+        total += timed(lambda i=index, a=start, b=stop: contestant.window(reader, i, a, b))[0]
+        done += 1
+        if total > 2 * seconds:
+            break
+    return total / done * WINDOWS
+
+
+def open_trace(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds until a reader says how long each episode is."""
+    directory = os.path.join(task["directory"], "recording")
+    seconds, lengths = timed(lambda: contestant.lengths(contestant.open(directory)))
+    return {"seconds": seconds, "episodes": len(lengths)}
+
+
+# -- killing ----------------------------------------------------------------------------------------------------------
+
+
+def kill(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
+    """Kills a recording process some seconds after its first step, and counts what it had stepped."""
+    workload = workloads.WORKLOADS[task["workload"]]
+    if refusal := contestant.refuses(workload):
+        return {"refused": refusal}
+    progress = mmap.mmap(-1, 16)
+    os.makedirs(os.path.join(task["directory"], "recording"))
+    pid = os.fork()
+    if pid == 0:
+        _record_for_ever(contestant, workload, os.path.join(task["directory"], "recording"), progress)
+    while not struct.unpack("q", progress[:8])[0]:
+        time.sleep(0.001)
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            raise RuntimeError("the process to be killed ended by itself")
+    begin = time.perf_counter()
+    time.sleep(task["seconds"])
+    os.kill(pid, signal.SIGKILL)
+    seconds = time.perf_counter() - begin
+    os.waitpid(pid, 0)
+    return {"stepped": struct.unpack("q", progress[:8])[0], "seconds": seconds}
+
+
+def _record_for_ever(contestant: Contestant, workload: workloads.Workload, directory: str, progress: mmap.mmap) -> None:
+    def told() -> Iterator[Any]:
+        for count, action in enumerate(itertools.cycle(actions)):
+            progress[:8] = struct.pack("q", count)
+            yield action
+
+    try:
+        env = contestant.wrap(contestant.make(workload), directory)
+        actions = contestant.actions(workload, env, 5_000)
+        contestant.start(env)
+        contestant.run(workload, env, told())
+    finally:
+        os._exit(1)
+
+
+def count_readable(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
+    return {"readable": contestant.readable(os.path.join(task["directory"], "recording"))}
+
+
+TASKS = {"record": record, "read": read, "open": open_trace, "kill": kill, "count": count_readable}

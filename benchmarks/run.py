@@ -1,0 +1,133 @@
+"""Measures gym-trace and its peers side by side, and writes RESULTS.md, results.json and two charts beside this file.
+
+    python benchmarks/run.py [--quick] [--only cartpole,gym-trace] [--gym-recording PATH]
+
+make bench does it in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import report
+import workloads
+from contestants import TITLES
+from peers import HERE, Unavailable, Worker, interpreter
+from schedule import Bench
+
+_PYTHON_OPTIONS = {"envlogger": "envlogger_python", "lerobot": "lerobot_python", "gym-recording": "gym_python"}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="how often each figure is measured")
+    parser.add_argument("--steps-scale", type=float, default=1.0, help="of the steps and seconds of everything")
+    parser.add_argument("--quick", action="store_true", help="a look at whether it works: little of everything, once")
+    parser.add_argument("--only", default="", help="workloads and contestants, separated by commas")
+    parser.add_argument("--output", type=Path, default=HERE, help="the folder for what is written")
+    parser.add_argument("--gym-recording", metavar="PATH", help="a checkout of openai/gym-recording")
+    parser.add_argument("--gym-python", metavar="PYTHON", help="with gym 0.9.7; without it one is made")
+    parser.add_argument("--envlogger-python", metavar="PYTHON", help="with envlogger; without it one is made")
+    parser.add_argument("--lerobot-python", metavar="PYTHON", help="with lerobot; without it one is made")
+    given = parser.parse_args()
+    if given.quick:
+        given.repeats, given.steps_scale = 1, 0.03
+    return given
+
+
+def started(given: argparse.Namespace, names: list[str], log: Any) -> tuple[dict[str, Worker], dict[str, str]]:
+    """The workers of all contestants that there are, and why there are no others."""
+    workers, missing = {}, {}
+    for name in names:
+        try:
+            if name == "gym-recording" and not given.gym_recording:
+                raise Unavailable("no checkout was named with --gym-recording")
+            python = interpreter(name, vars(given).get(_PYTHON_OPTIONS.get(name, "")))
+            workers[name] = Worker(name, python, log, given.gym_recording if name == "gym-recording" else None)
+        except Unavailable as error:
+            missing[name] = str(error)
+            print(f"{name}: {error}", flush=True)
+    return workers, missing
+
+
+def machine() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return {
+        "cpu": model, "cores": len(os.sched_getaffinity(0)), "memory": round(memory),
+        "system": f"{platform.system()} {platform.machine()}",
+    }  # fmt: skip
+
+
+def rounded(value: Any) -> Any:
+    """The same with six digits of each number, which is more than is measured."""
+    if isinstance(value, dict):
+        return {key: rounded(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def main() -> None:
+    given = arguments()
+    begin = time.monotonic()
+    chosen = set(filter(None, given.only.split(",")))
+    if unknown := chosen - {*TITLES, *workloads.WORKLOADS}:
+        sys.exit(f"--only: no such workload or contestant: {', '.join(sorted(unknown))}")
+    names = [name for name in TITLES if name in chosen] or list(TITLES)
+    steps = [w for w in [*workloads.SINGLE, *workloads.VECTOR] if w.name in chosen]
+    with tempfile.TemporaryFile() as log:
+        workers, missing = started(given, names, log)
+        bench = Bench(workers, steps or [*workloads.SINGLE, *workloads.VECTOR], given.repeats, given.steps_scale)
+        try:
+            bench.recording_and_reading()
+            bench.kills()
+            bench.opening()
+            if "gym-trace" in workers:
+                bench.sizes()
+                bench.growth()
+                bench.startup()
+            if not chosen:
+                bench.collect()
+        finally:
+            for worker in workers.values():
+                worker.close()
+            bench.close()
+    paths = ("gym_recording", *_PYTHON_OPTIONS.values())
+    results = {
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d"),
+        # What was asked for, without the paths of this machine.
+        "command": " ".join(
+            ["make bench"] + ["--quick"] * given.quick + ["--only " + given.only] * bool(given.only)
+            + [f"--{name.replace('_', '-')} {'PATH' if name == 'gym_recording' else 'PYTHON'}"
+               for name in paths if getattr(given, name)]
+        ),
+        "repeats": given.repeats,
+        "scale": given.steps_scale,
+        "seconds": round(time.monotonic() - begin),
+        "versions": {name: worker.versions for name, worker in workers.items()},
+        "notes": {name: worker.note for name, worker in workers.items()},
+        "missing": missing,
+        **bench.results,
+    }  # fmt: skip
+    # A line for the runs of each contestant.
+    (given.output / "results.json").write_text(json.dumps(rounded(results)).replace("}], ", "}],\n") + "\n")
+    report.write(results, given.output)
+    print(f"{results['seconds'] / 60:.1f} minutes; {given.output / 'RESULTS.md'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What is recorded: environments, and the loops through them.
+
+This file and the contestants run on every interpreter that a contestant needs, some of which have no gymnasium: it is
+imported where it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Workload(NamedTuple):
+    """An environment and how many steps of it are recorded.
+
+    Attributes:
+        steps: of gym-trace, some seconds of them at most; of all lanes together.
+        images: whether the size of observations is what matters.
+        lanes: how many sub-environments a step steps; 0 for a single environment.
+    """
+
+    name: str
+    title: str
+    make: Callable[[], Any]
+    steps: int
+    images: bool = False
+    lanes: int = 0
+
+    def actions(self, env: Any, steps: int) -> list[Any]:
+        """The same ones at every call: they are sampled beforehand, so that nothing hides the cost of recording."""
+        if self.lanes:
+            random = np.random.default_rng(0)
+            return [random.integers(0, 2, self.lanes) for _ in range(max(1, steps // self.lanes))]
+        env.action_space.seed(0)
+        return [env.action_space.sample() for _ in range(steps)]
+
+
+def run(env: Any, actions: Any) -> None:
+    for action in actions:
+        _, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            env.reset()
+
+
+def run_lanes(envs: Any, actions: Any) -> None:
+    for action in actions:
+        envs.step(action)
+
+
+def preload() -> None:
+    """Imports what the environments need, as far as it is there."""
+    for module in ("gymnasium.wrappers", "gymnasium.envs.mujoco", "cv2", "ale_py", "minigrid"):
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            continue
+
+
+# -- environments -----------------------------------------------------------------------------------------------------
+
+
+def _made(env_id: str, **options: Any) -> Any:
+    import gymnasium
+
+    if env_id.startswith("ALE/"):
+        import ale_py
+
+        gymnasium.register_envs(ale_py)
+    if env_id.startswith("MiniGrid"):
+        import minigrid
+
+        gymnasium.register_envs(minigrid)
+    return gymnasium.make(env_id, **options)
+
+
+def _stacked_pong() -> Any:
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+    return FrameStackObservation(AtariPreprocessing(_made("ALE/Pong-v5", frameskip=1)), 4)
+
+
+def _cartpoles(count: int, mode: str) -> Any:
+    import gymnasium
+
+    return gymnasium.make_vec("CartPole-v1", num_envs=count, vectorization_mode=mode)
+
+
+def _noise() -> Any:
+    from environments import NoiseEnvs
+
+    return NoiseEnvs(64)
+
+
+def _blink() -> Any:
+    from environments import BlinkEnv
+
+    return BlinkEnv()
+
+
+SINGLE = [
+    Workload("cartpole", "CartPole-v1", lambda: _made("CartPole-v1"), 400_000),
+    Workload("halfcheetah", "HalfCheetah-v5", lambda: _made("HalfCheetah-v5"), 120_000),
+    Workload("pong", "ALE/Pong-v5, raw RGB (210 x 160 x 3)", lambda: _made("ALE/Pong-v5"), 5_000, True),
+    Workload("breakout", "ALE/Breakout-v5, raw RGB (210 x 160 x 3)", lambda: _made("ALE/Breakout-v5"), 4_000, True),
+    Workload("pong-stack", "ALE/Pong-v5, 84 x 84 grey, 4 frames stacked", _stacked_pong, 3_000, True),
+    Workload("minigrid", "MiniGrid-Empty-8x8-v0, Dict with text", lambda: _made("MiniGrid-Empty-8x8-v0"), 15_000),
+]
+VECTOR = [
+    Workload(
+        "cartpole-x1024", "1,024 CartPoles, one vectorized environment",
+        lambda: _cartpoles(1024, "vector_entry_point"), 6_000 * 1024, lanes=1024,
+    ),
+    Workload("cartpole-x16", "16 CartPoles, SyncVectorEnv", lambda: _cartpoles(16, "sync"), 8_000 * 16, lanes=16),
+    Workload("noise-x64", "64 lanes of random frames, 84 x 84 x 4", _noise, 100 * 64, images=True, lanes=64),
+]  # fmt: skip
+BLINK = Workload("blink", "episodes of one and two steps", _blink, 0)
+WORKLOADS = {workload.name: workload for workload in [*SINGLE, *VECTOR, BLINK]}
