@@ -62,6 +62,7 @@ class Episode:
         if not isinstance(steps, slice) or steps.step not in (None, 1):
             raise TypeError(f"episode[{steps!r}]: give a slice of steps that follow each other, such as episode[0:64]")
         chosen = (range(int(self._record["steps"])) if self._steps is None else self._steps)[steps]
+        chosen = chosen if len(chosen) else range(chosen.start, chosen.start)
         return Episode(self._record, self.writer, self.split, self._load, self._start, chosen)
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from gym_trace.format.batch import Chunk
 from gym_trace.format.buffers import Buffers
@@ -26,13 +26,22 @@ def decoded_in_turn(read: Read, numbers: list[int]) -> Iterator[tuple[int, Chunk
     """
     buffers, process = Buffers(), os.getpid()
     with ThreadPoolExecutor(1, "gym-trace reader") as reader:
-        coming = reader.submit(read, numbers[0], buffers.take) if numbers else None
-        for following, number in enumerate(numbers, 1):
+
+        def asked(numbers: list[int]) -> Future[Chunk] | None:
+            if not numbers or os.getpid() != process:
+                return None
+            try:
+                return reader.submit(read, numbers[0], buffers.take)
+            except RuntimeError:  # the interpreter is shutting down, and starts no more threads
+                return None
+
+        coming = asked(numbers[:1])
+        for i, number in enumerate(numbers):
             if coming is None or os.getpid() != process:  # a child, forked while this went on, has no such thread
                 chunk, room = read(number, None), None
             else:
                 chunk, room = coming.result(), buffers.take
-                coming = reader.submit(read, numbers[following], room) if following < len(numbers) else None
+                coming = asked(numbers[i + 1 : i + 2])
             for path in chunk.columns:
                 if not chunk.is_walked(path):
                     chunk.array(path, room)

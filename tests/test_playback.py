@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import tracemalloc
 import warnings
 from pathlib import Path
@@ -114,6 +116,7 @@ def test_a_slice_reads_only_the_chunks_of_its_steps(tmp_path: Path, monkeypatch:
     assert part.rewards.tolist() == episode.rewards[20:22].tolist()
     assert len({number for number, _ in read}) >= 10
     assert part[1:].first_step == 21
+    assert [len(episode[9:3].observations), len(episode[9:3])] == [1, 0]
     for wrong in (3, slice(0, 9, 2)):
         with pytest.raises(TypeError, match="steps that follow each other"):
             episode[wrong]  # type: ignore[index]
@@ -271,6 +274,14 @@ def test_a_scan_without_a_callback_counts(tmp_path: Path) -> None:
     record_lengths(tmp_path, [1, 2, 3])
     assert scan_recorded_traces(tmp_path) == 3
     assert scan_recorded_traces(tmp_path, None, 2) == 2
+
+
+def test_a_trace_can_be_read_while_the_interpreter_shuts_down(tmp_path: Path) -> None:
+    with small_blocks():
+        record_lengths(tmp_path, [9] * 6)
+    script = "import atexit, gym_trace; atexit.register(lambda: print(gym_trace.scan_recorded_traces(%r)))"
+    done = subprocess.run([sys.executable, "-c", script % str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("6\n", "")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

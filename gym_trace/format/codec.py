@@ -19,6 +19,7 @@ MSGPACK = "msgpack"
 _MAX_WINDOW = 128 << 20
 _VALUE_SIZE = 64  # bytes that a decoded value takes at least, if it is no more than that
 _SAMPLE_BYTES = 128 << 10  # on which the encodings of a column are tried
+_LARGE_SAMPLE = 1 << 20  # of large rows, of which the first one, kept whole, must not outweigh the others
 _PIECE_BYTES = 512 << 10  # of large rows are filtered and compressed at a time, while the processor's cache holds them
 _CHANGES_BYTES = 4 << 20  # of rows that are compared at a time, which touches less memory
 _WORTHWHILE = 0.98  # large rows that do not get smaller than this are not compressed at all
@@ -133,7 +134,9 @@ class ColumnEncoder:
         """Encodes some of the large rows of a chunk, of one dtype and shape; they are not to change until finish()."""
         if self._stream is None:
             shape = rows.shape if isinstance(rows, FrameRows) else rows.shape[1:]
-            sample = next(rows.arrays(8)) if isinstance(rows, FrameRows) else transforms.as_bytes(rows[:8])
+            row_size = rows.row_size if isinstance(rows, FrameRows) else rows.nbytes // len(rows)
+            tried = max(8, _LARGE_SAMPLE // row_size)
+            sample = next(rows.arrays(tried)) if isinstance(rows, FrameRows) else transforms.as_bytes(rows[:tried])
             encoding = self._choice(sample, rows.dtype.itemsize) | ZSTD * self._compressible
             self._stream = _Stream(self._compressor, rows.dtype, shape, encoding)
         if isinstance(rows, FrameRows):
@@ -201,7 +204,8 @@ class ColumnEncoder:
             return self._encoding if self._patience else CHANGES
         self._chunks_until_trial -= 1
         if self._chunks_until_trial < 0 and flat.size:
-            sample = np.ascontiguousarray(flat[: max(8, _SAMPLE_BYTES // max(1, flat.shape[1]))])
+            size = _LARGE_SAMPLE if _is_large(flat.shape[1]) else _SAMPLE_BYTES
+            sample = np.ascontiguousarray(flat[: max(8, size // max(1, flat.shape[1]))])
             sizes = {c: self._size_under(c, sample, item_size) for c in _candidates(flat, item_size)}
             # Transforms cost time: a costlier one has to be smaller by 2 %.
             self._encoding = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
