@@ -8,6 +8,7 @@ number of rows first.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ class Block:
         reward_kind: the type that its rewards have, until others are added to .reward_kinds.
     """
 
-    __slots__ = ("base", "before", "joined", "last_row", "marks", "notes", "reward_kinds", "rows")
+    __slots__ = ("base", "before", "born", "joined", "last_row", "marks", "notes", "reward_kinds", "rows")
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Block:
         reward_kind: type = float,
     ):
         self.before, self.base, self.last_row = before, base, last_row
+        self.born = time.monotonic()
         self.reward_kinds = {reward_kind}
         self.rows: list[Any] = []
         self.joined: Joined | None = None

@@ -29,6 +29,7 @@ class ChunkWriter:
         self.writer: TraceWriter | None = None
         self._open_writer = open_writer
         self.chunk_bytes = chunk_bytes
+        self.chunks = 0  # written so far
         self._pieces: list[tuple[Array, Columns]] = []
         self._size = 0
         self._kinds: dict[Path, object] = {}  # of each column so far: dtype and row shape if its rows are large
@@ -63,6 +64,7 @@ class ChunkWriter:
             self._pieces, self._size, self._kinds = [], 0, {}
             _add_up(columns.get(("rewards",)), fragments)
             self.writer.write(fragments, columns)
+            self.chunks += 1
 
 
 def _kind(rows: Rows) -> object:
@@ -87,12 +89,12 @@ def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
 
 def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
     """The fragment tables as one, and how many steps each of them had."""
-    table = np.concatenate(tables)
+    table = wire.join_fragments(tables)
     ends = np.cumsum([len(piece) for piece in tables])
     steps = np.append(0, np.cumsum(table["steps"], dtype=np.int64))
     totals = np.diff(steps[ends], prepend=0).tolist()
-    begins = np.unique(ends[:-1])
-    begins = begins[(begins > 0) & (begins < len(table))]
+    begins = ends[:-1]  # of tables but the first one, each once, where they have rows; np.unique would load numpy.ma
+    begins = begins[(np.diff(ends) > 0) & (begins > 0)]
     before, after = table[begins - 1], table[begins]
     goes_on = (before["episode"] == after["episode"]) & (before["flags"] & wire.STOPS == 0)
     goes_on &= (before["flags"] & wire.LEADS | before["steps"]) != 0
@@ -102,7 +104,7 @@ def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
     is_first = np.ones(len(table), np.bool_)
     is_first[begins[goes_on]] = False
     first = np.flatnonzero(is_first)
-    joined = table[np.append(first[1:], len(table)) - 1]
+    joined = table.take(np.append(first[1:], len(table)) - 1)  # fancy indexing copies structured rows field by field
     for name in ("first_step", "seed", "start_time", "clock_offset"):
         joined[name] = table[name][first]
     joined["steps"] = np.add.reduceat(table["steps"], first)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.blocks import BEGIN, CUT, END, FLAG, FLOATS, LEAD, NOBODY, STOP, Block, Joined, RowFormat, Start, settled
+from gym_trace.blocks import BEGIN, CUT, END, FLAG, FLOATS, LEAD, NOBODY, Block, Joined, RowFormat, Start, settled
 from gym_trace.format import wire
+from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
 from gym_trace.frames import FrameRows, Odd
 from gym_trace.layout import Leaf, Path
 from gym_trace.values import ABSENT, Array, pack
@@ -104,50 +105,44 @@ class Encoder:
         starts: list[Start] = []
         leads: list[int] = []
         cursor, flags, first_step = begin, 0, progress.next_step
-
-        def close(position: int, added: int, outcome: int = 0, utc: int = 0, monotonic: int = 0) -> None:
-            nonlocal cursor, flags, first_step
-            flags |= added
-            steps = position - cursor - bool(flags & wire.LEADS)
-            seed = start_time = clock_offset = duration = drift = 0
-            if flags & wire.STARTS:
-                seed, start_time, clock_offset = start.seed, start.utc, start.utc - start.monotonic
-            if flags & wire.ENDS:
-                duration = monotonic - start.monotonic
-                drift = utc - start.utc - duration
-            row = start.episode, first_step, steps, start.lane, flags, outcome, 0.0
-            table.append(wire.pack_fragment(*row, seed, start_time, clock_offset, duration, drift))
-            cursor, flags, first_step = position, 0, first_step + steps
-
-        for i, (position, kind, data) in enumerate(marks):
+        following = [position for position, _, _ in marks[1:]]
+        for i, ((position, kind, data), next_position) in enumerate(zip(marks, [*following, end + 1])):
             # A Ctrl-C can come between a mark and its row: then the next mark is for the same row.
-            has_row = i + 1 == len(marks) or marks[i + 1][0] > position
-            if kind == FLAG:
+            has_row = next_position > position
+            stop, outcome, utc, monotonic = position, 0, 0, 0
+            if kind == FLAG and has_row:
                 said, outcome, utc, monotonic = data
-                if has_row:
-                    close(position + 1, said | wire.STOPS | wire.ENDS, outcome, utc, monotonic)
-                elif marks[i + 1][1] == BEGIN:
-                    close(position, wire.STOPS | wire.ENDS, CUT, utc, monotonic)
-                else:
-                    close(position, wire.STOPS)
+                stop, flags = position + 1, flags | said | STOPS | ENDS
             elif kind == BEGIN:
                 start, has_lead = data
                 starts.append(start)
-                cursor, flags, first_step = position, wire.STARTS, 0
+                cursor, flags, first_step = position, STARTS, 0
                 if has_lead and has_row:
-                    flags |= wire.LEADS
+                    flags |= LEADS
                     leads.append(position - begin)
-                else:
-                    close(position, 0)
-            elif kind == LEAD and has_row:
-                cursor, flags, first_step = position, wire.LEADS, data
-                leads.append(position - begin)
-            elif kind == STOP:
-                close(position, wire.STOPS)
-            elif kind == END:
-                close(position, wire.STOPS | wire.ENDS, *data)
+                    continue
+            elif kind == LEAD:
+                if has_row:
+                    cursor, flags, first_step = position, LEADS, data
+                    leads.append(position - begin)
+                continue
+            elif kind == FLAG:
+                flags |= STOPS
+                if marks[i + 1][1] == BEGIN:
+                    flags |= ENDS
+                    outcome, (utc, monotonic) = CUT, data[2:]
+            else:
+                flags |= STOPS
+                if kind == END:
+                    flags |= ENDS
+                    outcome, utc, monotonic = data
+            steps = stop - cursor - (flags & LEADS != 0)
+            table.append(_packed_fragment(start, first_step, steps, flags, outcome, utc, monotonic))
+            cursor, flags, first_step = stop, 0, first_step + steps
         if cursor < end:
-            close(end, 0)
+            steps = end - cursor - (flags & LEADS != 0)
+            table.append(_packed_fragment(start, first_step, steps, flags, 0, 0, 0))
+            first_step += steps
         return np.frombuffer(b"".join(table), wire.FRAGMENT).copy(), starts, leads, first_step
 
     def _add_columns(
@@ -209,6 +204,23 @@ class Encoder:
         if leaf.shape == ():  # plain integers among others: what fits the space has its type
             values = [dtype.type(v) if type(v) is int and _fits(v, dtype) else v for v in values]
         return _typed_or_values(values)
+
+
+def _packed_fragment(
+    start: Start, first_step: int, steps: int, flags: int, outcome: int, utc: int, monotonic: int
+) -> bytes:
+    """A row of the fragment table. utc, monotonic: of the end of the episode, if the flags say that it ends."""
+    episode, lane, seed, _, start_utc, start_monotonic = start
+    offset = start_utc - start_monotonic
+    duration = drift = 0
+    if flags & ENDS:
+        duration = monotonic - start_monotonic
+        drift = utc - monotonic - offset
+    if not flags & STARTS:
+        seed = start_utc = offset = 0
+    return wire.pack_fragment(
+        episode, first_step, steps, lane, flags, outcome, 0.0, seed, start_utc, offset, duration, drift
+    )
 
 
 def _rewards(rewards: bytes | list[Any], leads: list[int]) -> Array | list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -98,6 +99,7 @@ class LaneBlock:
 
     def __init__(self, before: LaneBlock | None = None):
         self.before = before  # until that is encoded
+        self.born = time.monotonic()
         self.events: list[Event] = []
         self.steps = 0
 

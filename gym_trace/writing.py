@@ -33,9 +33,10 @@ class BlockEncoder(Protocol):
 class _Link:
     """Encoded segments, and how far they go. A chain of links grows at its end, by whoever is the first to do so."""
 
-    def __init__(self, progress: Any, segments: list[Segment], total: int):
+    def __init__(self, progress: Any, segments: list[Segment], total: int, since: float):
         self.progress, self.segments = progress, segments
         self.total = total  # bytes of all segments so far
+        self.since = since  # nothing in its segments, or in what comes after it, is older
         self._next: dict[str, _Link] = {}
 
     @property
@@ -57,7 +58,8 @@ class BlockWriter:
 
     Args:
         progress: where the encoder begins.
-        current: gives the block that is being filled; it and those before it are linked by their attribute "before".
+        current: gives the block that is being filled; it and those before it are linked by their attribute "before",
+            and no row of it is older than its attribute "born", of time.monotonic().
         notice: called, from any thread, when the caller's thread should look at .failure and at complaints.
         flush_seconds: after which all that was recorded has to be written, in seconds.
     """
@@ -75,8 +77,9 @@ class BlockWriter:
         self.failure: Exception | None = None
         self._name = name
         self._encoder, self._chunks = encoder, chunks
-        self._written = _Link(progress, [], 0)
+        self._written = _Link(progress, [], 0, time.monotonic())
         self._current, self._notice = current, notice
+        self._unwritten_since = time.monotonic()
         self._interval = max(0.005, flush_seconds / 2)
         self._asks: SimpleQueue[tuple[bool, Any]] = SimpleQueue()  # all in C: signals and collections may fall anywhere
         self._running = False
@@ -175,18 +178,17 @@ class BlockWriter:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        due = time.monotonic() + self._interval
         asks: list[tuple[bool, Any]] = []
         try:
             while not self._stop:
+                due = self._unwritten_since + self._interval
                 with contextlib.suppress(Empty):
                     asks.append(self._asks.get(timeout=min(3600.0, max(0.0, due - time.monotonic()))))
                     while True:
                         asks.append(self._asks.get_nowait())
-                everything = any(whole for whole, _ in asks) or time.monotonic() >= due
-                self._drain(everything)
-                if everything:
-                    due = time.monotonic() + self._interval
+                self._drain(everything=any(whole for whole, _ in asks))
+                if time.monotonic() >= self._unwritten_since + self._interval:
+                    self._drain(everything=True)
                 while asks:
                     asks.pop()[1].release()
             if self._closing:
@@ -214,13 +216,17 @@ class BlockWriter:
                 self._notice()
             if progress is last.progress:
                 return last
-            link = _Link(progress, segments, last.total + sum(segment.size for segment in segments))
+            total = last.total + sum(segment.size for segment in segments)
+            link = _Link(progress, segments, total, blocks[0].born)
             if last.append(link):
                 return link
 
     def _drain(self, everything: bool) -> None:
         """Adds what is encoded to chunks, and with everything=True also writes what does not fill one."""
         with self._draining:
+            chunks = self._chunks.chunks
+            if everything:
+                self._unwritten_since = time.monotonic()
             if self.failure is not None or self._finished:
                 return
             try:
@@ -228,6 +234,9 @@ class BlockWriter:
                 while (link := self._written.next) is not None:
                     for segment in link.segments:
                         self._chunks.add(segment)
+                    if self._chunks.chunks != chunks:  # so all before this link is written
+                        chunks = self._chunks.chunks
+                        self._unwritten_since = max(self._unwritten_since, link.since)
                     link.segments = []
                     link.progress.block.before = None
                     self._written = link

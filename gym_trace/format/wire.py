@@ -197,4 +197,5 @@ def pack_floats(values: Sequence[float]) -> bytes:
 
 def join_fragments(tables: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Fragment tables, one behind the other."""
-    return np.concatenate(tables) if tables else np.empty(0, FRAGMENT)
+    # Joined as bytes: NumPy copies structured rows field by field.
+    return np.frombuffer(bytearray().join(tables), FRAGMENT)
