@@ -15,6 +15,7 @@ from gym_trace.assembly import Piece, assemble, cut_down
 from gym_trace.episode import COLUMNS, Episode, Load
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
 from gym_trace.format.batch import Chunk, Damage
+from gym_trace.format.buffers import common
 from gym_trace.format.directory import find_writers
 from gym_trace.stored import StoredWriter
 from gym_trace.table import EPISODE
@@ -171,13 +172,17 @@ class Trace:
         writer = self.stored[number]
         row = index - int(self._bounds[number])
 
-        found: list[Piece] = []
+        found: dict[range | None, list[Piece]] = {}  # of the whole episode, and of the slice that was asked for last
 
         def load(name: str, steps: range | None) -> Any:
-            found[:] = found or writer.pieces(row)
-            pieces, trimmed = found, bool(writer.parts.trimmed[row])
-            if steps is not None:
-                pieces, trimmed = cut_down(pieces, steps.start, steps.stop, trimmed), False
+            trimmed = bool(writer.parts.trimmed[row])
+            if steps not in found:
+                whole = found.get(None) or writer.pieces(row)
+                found.clear()
+                found[None] = whole
+                if steps is not None:
+                    found[steps] = cut_down(whole, steps.start, steps.stop, trimmed)
+            pieces, trimmed = found[steps], trimmed and steps is None
             pieces = [piece._replace(chunk=self._cached_chunk(writer, piece.chunk_number, name)) for piece in pieces]
             return assemble(name, pieces, writer.layouts, trimmed, copy=True)
 
@@ -311,7 +316,10 @@ class Trace:
         key = (writer.writer, number, root)
         chunk = self._cache.get(key)
         if chunk is None:
-            chunk = self._cache[key] = writer.chunk(number, frozenset((root,)))
+            chunk = writer.chunk(number, frozenset((root,)), common().take)
+            chunk.decode()
+            common().rest()
+            self._cache[key] = chunk
             self._cached_bytes += chunk.full_size
             while self._cached_bytes > _CACHE_BYTES and len(self._cache) > 1:
                 _, dropped = self._cache.popitem(last=False)

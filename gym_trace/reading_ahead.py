@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from gym_trace.format.batch import Chunk
-from gym_trace.format.buffers import Buffers
+from gym_trace.format.buffers import common
 from gym_trace.values import Array
 
 Read = Callable[[int, Callable[[int], Array] | None], Chunk]
@@ -24,8 +25,10 @@ def decoded_in_turn(read: Read, numbers: list[int]) -> Iterator[tuple[int, Chunk
 
     Raises what read and decoding raise, in turn.
     """
-    buffers, process = Buffers(), os.getpid()
-    with ThreadPoolExecutor(1, "gym-trace reader") as reader:
+    buffers, process = common(), os.getpid()
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: common().rest())  # in a forked child, whose these are not, its own
+        reader = stack.enter_context(ThreadPoolExecutor(1, "gym-trace reader"))
 
         def asked(numbers: list[int]) -> Future[Chunk] | None:
             if not numbers or os.getpid() != process:
@@ -42,8 +45,6 @@ def decoded_in_turn(read: Read, numbers: list[int]) -> Iterator[tuple[int, Chunk
             else:
                 chunk, room = coming.result(), buffers.take
                 coming = asked(numbers[i + 1 : i + 2])
-            for path in chunk.columns:
-                if not chunk.is_walked(path):
-                    chunk.array(path, room)
+            chunk.decode(room)
             yield number, chunk
             del chunk

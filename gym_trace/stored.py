@@ -75,9 +75,9 @@ class StoredWriter:
     def _opened(self, path: Any) -> BatchReader | None:
         """The batch at path; None if its writer died before its header was whole, or nothing of it can be read."""
         try:
+            size = path.stat().st_size  # beforehand: the header may be written meanwhile
             return BatchReader(path)
         except CorruptTrace as error:
-            size = path.stat().st_size
             if not (path.name.endswith(PART) and size < wire.HEADER_SIZE):
                 damage = Damage(str(path), 0, size, error.problem)
                 if damage not in self._unreadable:

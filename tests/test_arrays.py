@@ -92,3 +92,15 @@ def test_an_episode_keeps_its_arrays(tmp_path: Path) -> None:
     episode = open_trace(tmp_path)[0]
     episode.observations[0] = 99
     assert episode.observations[0, 0] == 99  # they are its reader's own
+
+
+def test_what_was_kept_of_one_scan_is_not_touched_by_the_next(tmp_path: Path) -> None:
+    record_lengths(tmp_path / "a", [50, 70])
+    record_lengths(tmp_path / "b", [70, 50])  # of the same sizes, so that its memory would fit
+    kept: list[Any] = []
+    scan_recorded_traces(tmp_path / "a", lambda *arrays: kept.append(arrays))
+    expected = bits(kept)
+    for _ in range(3):
+        scan_recorded_traces(tmp_path / "b", lambda *_: None)
+        assert all(episode.observations is not None for episode in open_trace(tmp_path / "b"))
+    assert bits(kept) == expected

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import victim
+from zoo import CountingEnv
 
-from gym_trace import check_trace, open_trace, repair_trace
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
+from gym_trace.format.writer import TraceWriter
 
 resource = pytest.importorskip("resource")
 
@@ -131,3 +135,20 @@ def test_the_last_bytes_of_a_disk_may_be_those_of_the_index(tmp_path):
         assert len(told["errors"]) == 1
         assert check_trace(tmp_path / f"{short}").damages == []
         assert sum(map(len, open_trace(tmp_path / f"{short}"))) in (0, 100)
+
+
+def test_after_a_failure_the_recorder_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=0.02, on_error="warn")
+    monkeypatch.setattr(TraceWriter, "write", full)
+    env.reset()
+    env.step(0)
+    time.sleep(0.1)
+    with pytest.warns(RuntimeWarning, match="no space left"):
+        env.step(0)
+    begin = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - begin < 0.25
+    env.close()

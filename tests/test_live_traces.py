@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+import pytest
 from runs import check_counts, counts_of, record_lengths
-from zoo import CountingEnv
+from zoo import CountingEnv, small_blocks
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
+from gym_trace.format.batch import BatchReader
 
 
 def test_an_episode_is_there_when_it_has_ended(tmp_path: Path) -> None:
@@ -61,6 +64,20 @@ def test_an_episode_opened_earlier_can_be_read_after_the_trace_has_grown(tmp_pat
     assert [episode.actions[0] for episode in trace] == [0, 1, 2]
 
 
+def test_steps_that_follow_a_full_chunk_are_written_in_time(tmp_path: Path) -> None:
+    with small_blocks(chunk=2000):
+        env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=0.4)
+    env.reset()
+    steps, deadline = 0, time.monotonic() + 1.0
+    while time.monotonic() < deadline:  # chunk after chunk, each of which puts the timed flush off
+        env.step(0)
+        steps += 1
+    time.sleep(0.6)
+    (writer,) = open_trace(tmp_path).stored
+    assert int(writer.fragments["steps"].sum()) == steps
+    env.close()
+
+
 def test_a_new_writer_appears_at_refresh(tmp_path: Path) -> None:
     record_lengths(tmp_path, [1, 2], uid="b")
     trace = open_trace(tmp_path)
@@ -101,11 +118,29 @@ def test_a_trace_is_read_while_it_is_written(tmp_path: Path) -> None:
     check_counts(trace, [17] * episodes)
 
 
+def test_a_batch_that_is_begun_while_it_is_opened_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_lengths(tmp_path, [3])
+    (batch,) = tmp_path.glob("*.gtb")
+    begun = tmp_path / batch.name.replace(".000000.gtb", ".000001.gtb.part")
+    begun.touch()
+    read = BatchReader
+
+    def overtaken(path: Path) -> BatchReader:
+        try:
+            return read(path)
+        finally:
+            if path == begun:
+                begun.write_bytes(batch.read_bytes()[:64])
+
+    monkeypatch.setattr("gym_trace.stored.BatchReader", overtaken)
+    assert open_trace(tmp_path).damage == []
+
+
 def test_what_a_dead_writer_left_open_is_lost_but_there(tmp_path: Path) -> None:
     script = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from zoo import CountingEnv
+from zoo import CountingEnv, small_blocks
 from gym_trace import TraceRecordingWrapper
 env = TraceRecordingWrapper(CountingEnv(length=4), {str(tmp_path)!r})
 for length in (4, 2):

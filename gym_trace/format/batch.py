@@ -75,6 +75,13 @@ class Chunk:
                 raise self._located(error) from error
         return self._decoded[path]
 
+    def decode(self, room: Callable[[int], Array] | None = None) -> None:
+        """Decodes all columns but those that are walked, and lets go of their bytes as they are stored."""
+        for path, column in self.columns.items():
+            if not self.is_walked(path):
+                self.array(path, room)
+                self._blobs[path] = column, b""
+
     def is_walked(self, path: Path) -> bool:
         """Whether a column says of each row what has changed, so that some rows can be had without the others."""
         return bool(self._blobs[path][0].encoding & CHANGES)

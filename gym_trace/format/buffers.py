@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from threading import Lock
 
@@ -10,7 +11,7 @@ import numpy as np
 from gym_trace.values import Array
 
 _KEPT = 32  # buffers; two chunks of some columns are in use at a time
-_KEPT_BYTES = 64 << 20
+_KEPT_BYTES, _RESTING_BYTES = 64 << 20, 16 << 20
 
 
 class Buffers:
@@ -35,10 +36,34 @@ class Buffers:
                     return kept[-1][:size]
             fresh = np.empty(size + size // 16, np.uint8)  # the next one may be a little larger
             kept.append(fresh)
-            while len(kept) > _KEPT or sum(buffer.size for buffer in kept[:-1]) > _KEPT_BYTES:
-                kept.pop(0)
+            self._forget(_KEPT_BYTES, but=1)
             return fresh[:size]
 
+    def rest(self) -> None:
+        """To be called when nothing is being read for now: keeps only a little memory, for the next time."""
+        with self._taking:
+            self._forget(_RESTING_BYTES, but=0)
+
+    def _forget(self, size: int, but: int) -> None:
+        """Lets go of what was used least lately, until no more than size is kept besides the last but buffers."""
+        kept = self._kept
+        while len(kept) > _KEPT or sum(buffer.size for buffer in kept[: len(kept) - but]) > size:
+            kept.pop(0)
+
+
+def common() -> Buffers:
+    """Those that all readers of this process use, so that to read a trace once more touches no fresh memory."""
+    return _common
+
+
+def _start_afresh() -> None:
+    global _common
+    _common = Buffers()
+
+
+_common = Buffers()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_afresh)  # a thread of the parent may have been taking some
 
 _probe = [np.empty(1, np.uint8)]
 _IDLE = sys.getrefcount(_probe[0])

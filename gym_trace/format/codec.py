@@ -10,7 +10,7 @@ import zstandard
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import transforms, wire
-from gym_trace.format.buffers import Buffers
+from gym_trace.format.buffers import Buffers, common
 from gym_trace.frames import FrameRows
 from gym_trace.values import Array, dtype_from, objects, unpack
 
@@ -327,7 +327,7 @@ def decode(column: Column, blob: bytes | memoryview, room: Callable[[int], Array
 
 def decode_rows(column: Column, blob: bytes | memoryview, begin: int, out: Array) -> None:
     """Fills out with the rows from begin on of a column whose encoding is CHANGES. Raises CorruptTrace."""
-    changes = np.empty(column.raw, np.uint8)
+    changes = common().take(column.raw)
     _inflate(column, blob, changes)
     transforms.undo_changes(changes, column.rows, begin, transforms.as_bytes(out))
 
@@ -347,7 +347,7 @@ def _decode_typed(column: Column, blob: bytes | memoryview, room: Callable[[int]
     kept = min(rows, 1) if column.encoding & CONSTANT else rows
     flat = room(kept * row_size).reshape(kept, row_size)
     if column.encoding & (SHUFFLE | CHANGES):
-        transformed = room(column.raw)
+        transformed = common().take(column.raw)
         _inflate(column, blob, transformed)
         if column.encoding & CHANGES:
             transforms.undo_changes(transformed, rows, 0, flat)
@@ -391,7 +391,7 @@ def _decode_values(column: Column, blob: bytes | memoryview) -> Array:
 
 def _value_bounds(column: Column, blob: bytes | memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
     """The decompressed bytes of a msgpack column, and where in them the value of each row begins and ends."""
-    raw = np.empty(column.raw, np.uint8)
+    raw = common().take(column.raw)
     _inflate(column, blob, raw)
     view = memoryview(raw.data)
     if column.encoding & CONSTANT:

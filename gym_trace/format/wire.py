@@ -198,4 +198,4 @@ def pack_floats(values: Sequence[float]) -> bytes:
 def join_fragments(tables: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Fragment tables, one behind the other."""
     # Joined as bytes: NumPy copies structured rows field by field.
-    return np.frombuffer(bytearray().join(tables), FRAGMENT)
+    return np.frombuffer(bytearray().join(table.data for table in tables), FRAGMENT)
