@@ -101,57 +101,54 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
 
 def _join_episode_facts(table: Array, fragments: Array) -> Array:
     """Fills in what the first and the last fragment of an episode say, in all its parts; returns which have ended."""
-    starts = _chosen(fragments, fragments["flags"] & wire.STARTS > 0)
-    ends = _chosen(fragments, fragments["flags"] & wire.ENDS > 0)
-    start, started = _found(starts["episode"], table["episode_id"])
-    end, ended = _found(ends["episode"], table["episode_id"])
+    flags = fragments["flags"]
+    start, started = _found(fragments["episode"], flags & wire.STARTS > 0, table["episode_id"])
+    end, ended = _found(fragments["episode"], flags & wire.ENDS > 0, table["episode_id"])
     table["seed"] = wire.NO_SEED
     table["start_time"] = table["end_time"] = np.datetime64("NaT", "ns")
     table["outcome"] = OUTCOMES[0]
-    if len(starts):
-        for name in ("seed", "clock_offset"):
-            table[name][started] = starts[name][start][started]
-        table["start_time"].view(np.int64)[started] = starts["start_time"][start][started]
-    if len(ends):
-        outcome = np.minimum(ends["outcome"], len(OUTCOMES) - 1)
-        table["outcome"][ended] = _OUTCOMES[outcome[end][ended]]
-        table["duration"][ended] = ends["duration"][end][ended]
-        both = started & ended
-        elapsed = ends["duration"] + ends["clock_drift"]
-        table["end_time"].view(np.int64)[both] = table["start_time"].view(np.int64)[both] + elapsed[end][both]
+    start_time, end_time = table["start_time"].view(np.int64), table["end_time"].view(np.int64)
+    for column, name in (
+        (table["seed"], "seed"), (table["clock_offset"], "clock_offset"), (start_time, "start_time")
+    ):  # fmt: skip
+        column[started] = fragments[name][start]
+    table["outcome"][ended] = _OUTCOMES[np.minimum(fragments["outcome"][end], len(OUTCOMES) - 1)]
+    table["duration"][ended] = fragments["duration"][end]
+    elapsed = np.zeros(len(table), np.int64)
+    elapsed[ended] = fragments["duration"][end] + fragments["clock_drift"][end]
+    both = started & ended
+    end_time[both] = start_time[both] + elapsed[both]
     return ended
-
-
-def _chosen(table: Array, which: Array) -> Array:
-    """table[which]; of a million episodes mostly all, which need not be copied."""
-    return table if which.all() else table[which]
 
 
 def _taken(table: Array, rows: Array) -> Array:
     """table[rows], each row once; mostly all of them in their order, which need not be copied."""
-    return table if len(rows) == len(table) and bool((rows[1:] > rows[:-1]).all()) else table[rows]
+    if len(rows) == len(table) and bool((rows[1:] > rows[:-1]).all()):
+        return table
+    return table.take(rows)  # fancy indexing copies structured rows field by field
 
 
-def _found(among: Array, wanted: Array) -> tuple[Array, Array]:
-    """For each value of wanted, a place where it stands in among, and whether it does."""
-    if not len(among):
-        return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
-    among = among.astype(np.int64)
-    order = np.argsort(among, kind="stable")
-    wanted = wanted.astype(np.int64)
-    place = np.minimum(np.searchsorted(among, wanted, sorter=order), len(among) - 1)
-    found = order[place]
-    return found, among[found] == wanted
+def _found(values: Array, among: Array, wanted: Array) -> tuple[Array, Array]:
+    """Which values of wanted are found in values[among], and, for these, where in values."""
+    places = np.flatnonzero(among)
+    known, wanted = values[places].astype(np.int64), wanted.astype(np.int64)
+    if np.array_equal(known, wanted):  # as a rule
+        return places, np.ones(len(wanted), bool)
+    if not len(places):
+        return places, np.zeros(len(wanted), bool)
+    order = np.argsort(known, kind="stable")
+    nearest = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
+    found = known[nearest] == wanted
+    return places[nearest[found]], found
 
 
 def _stopped_later(fragments: Array, episodes: Array, last: Array) -> Array:
     """Whether a fragment without rows, after the last one of a part, says that the part is complete."""
     flags = fragments["flags"]
-    bare = np.flatnonzero((fragments["steps"] == 0) & (flags & wire.LEADS == 0) & (flags & wire.STOPS > 0))
-    newest_first = bare[::-1]
-    at, found = _found(fragments["episode"][newest_first], episodes)
+    bare = (fragments["steps"] == 0) & (flags & wire.LEADS == 0) & (flags & wire.STOPS > 0)
+    at, found = _found(fragments["episode"][::-1], bare[::-1], episodes)  # the newest one first
     result = np.zeros(len(episodes), bool)
-    result[found] = newest_first[at[found]] > last[found]
+    result[found] = len(fragments) - 1 - at > last[found]
     return result
 
 
