@@ -22,6 +22,7 @@ _SAMPLE_BYTES = 128 << 10  # on which the encodings of a column are tried
 _LARGE_SAMPLE = 1 << 20  # of large rows, of which the first one, kept whole, must not outweigh the others
 _PIECE_BYTES = 512 << 10  # of large rows are filtered and compressed at a time, while the processor's cache holds them
 _CHANGES_BYTES = 4 << 20  # of rows that are compared at a time, which touches less memory
+_LITTLE, _HARDER = 1024, 4  # bytes that change in a large row, so few that they can take so many levels of zstd more
 _WORTHWHILE = 0.98  # large rows that do not get smaller than this are not compressed at all
 _LEAST_BYTES = 256  # fewer are not worth the call, which hands the interpreter lock to the loop being recorded
 _LEAST_ROWS = 2  # fewer large rows do not tell what the next ones are like
@@ -123,9 +124,11 @@ class ColumnEncoder:
     def __init__(self, path: Path, level: int):
         self._path = path
         self._compressor = zstandard.ZstdCompressor(level=level)
+        self._harder = zstandard.ZstdCompressor(level=min(22, level + _HARDER))
         self._compress: Callable[[Any], bytes] = self._compressor.compress
         self._encoding = 0
         self._compressible = True
+        self._changes_little = False
         self._chunks_until_trial = self._patience = 0
         self._stream: _Stream | None = None
         self._buffers = Buffers()  # memory for filtered rows: the first touch of fresh memory takes long
@@ -138,7 +141,8 @@ class ColumnEncoder:
             tried = max(8, _LARGE_SAMPLE // row_size)
             sample = next(rows.arrays(tried)) if isinstance(rows, FrameRows) else transforms.as_bytes(rows[:tried])
             encoding = self._choice(sample, rows.dtype.itemsize) | ZSTD * self._compressible
-            self._stream = _Stream(self._compressor, rows.dtype, shape, encoding)
+            compressor = self._harder if encoding & CHANGES and self._changes_little else self._compressor
+            self._stream = _Stream(compressor, rows.dtype, shape, encoding)
         if isinstance(rows, FrameRows):
             self._stream.feed_frames(rows)
         else:
@@ -222,6 +226,8 @@ class ColumnEncoder:
             return len(self._compress(_filter(sample, encoding, item_size, self._buffers.take)))
         stream = _Stream(self._compressor, np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,), encoding | ZSTD)
         stream.feed(sample)
+        if encoding & CHANGES:
+            self._changes_little = stream.raw - sample.shape[1] <= _LITTLE * len(sample)
         return sum(map(len, stream.finish()))
 
 
