@@ -17,7 +17,8 @@ import zstandard
 from contestants import Contestant
 
 from gym_trace import open_trace
-from gym_trace.format import codec
+from gym_trace.format.columns import ZSTD
+from gym_trace.format.decoding import decode
 
 RING_BYTES = 64 << 20  # of observations, which is more than a processor caches
 RING_ROWS = 1024  # at most
@@ -126,7 +127,7 @@ class Blobs:
         begin = time.perf_counter()
         for column, blob in self.columns:
             room = memoryview(self._rooms[0])
-            if not column.encoding & codec.ZSTD:
+            if not column.encoding & ZSTD:
                 room[: len(blob)] = blob
                 continue
             reader, filled = zstandard.ZstdDecompressor().stream_reader(blob), 0
@@ -138,7 +139,7 @@ class Blobs:
         """Seconds for zstd and undoing the filters, likewise."""
         begin = time.perf_counter()
         for column, blob in self.columns:
-            codec.decode(column, blob, self._room)
+            decode(column, blob, self._room)
         return time.perf_counter() - begin
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from typing import Any
+from unittest import mock
 
 import workloads
 from contestants import Contestant
@@ -33,10 +34,10 @@ def batches(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
         last_seal = time.perf_counter()
         sealing.append(last_seal - begin)
 
-    writer.BATCH_FRAGMENTS, TraceWriter.seal = FRAGMENTS, timed_seal  # type: ignore[method-assign]
     workload = workloads.BLINK
-    env = contestant.wrap(workload.make(), os.path.join(task["directory"], "recording"))
-    contestant.start(env)
-    contestant.run(workload, env, contestant.actions(workload, env, task["episodes"] * 3 // 2))
-    contestant.finish(env)
+    with mock.patch.object(writer, "BATCH_FRAGMENTS", FRAGMENTS), mock.patch.object(TraceWriter, "seal", timed_seal):
+        env = contestant.wrap(workload.make(), os.path.join(task["directory"], "recording"))
+        contestant.start(env)
+        contestant.run(workload, env, contestant.actions(workload, env, task["episodes"] * 3 // 2))
+        contestant.finish(env)
     return {"sealing": sealing, "between": between}

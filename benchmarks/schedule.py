@@ -172,7 +172,7 @@ class Bench:
         _say("several processes")
         command = [sys.executable, str(HERE / "collect.py"), "--seconds", f"{max(1.0, 2 * self.scale)}"]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
-        self.results["collect"] = done.stdout if done.returncode == 0 else ""
+        self.results["collect"] = done.stdout or done.stderr  # what it says when it fails is for the reader, too
 
 
 def _say(what: str) -> None:

@@ -111,9 +111,9 @@ SINGLE = [
 VECTOR = [
     Workload(
         "cartpole-x1024", "1,024 CartPoles, one vectorized environment",
-        lambda: _cartpoles(1024, "vector_entry_point"), 6_000 * 1024, lanes=1024,
+        lambda: _cartpoles(1024, "vector_entry_point"), 12_000 * 1024, lanes=1024,
     ),
-    Workload("cartpole-x16", "16 CartPoles, SyncVectorEnv", lambda: _cartpoles(16, "sync"), 8_000 * 16, lanes=16),
+    Workload("cartpole-x16", "16 CartPoles, SyncVectorEnv", lambda: _cartpoles(16, "sync"), 24_000 * 16, lanes=16),
     Workload("noise-x64", "64 lanes of random frames, 84 x 84 x 4", _noise, 100 * 64, images=True, lanes=64),
 ]  # fmt: skip
 BLINK = Workload("blink", "episodes of one and two steps", _blink, 0)

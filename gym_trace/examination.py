@@ -13,7 +13,7 @@ from gym_trace.assembly import Layouts
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch import PART, BatchReader, Chunk, Damage
-from gym_trace.format.codec import decode
+from gym_trace.format.decoding import decode
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.format.inspection import BatchInspector
 from gym_trace.format.journal import MISSING, ManifestCheck

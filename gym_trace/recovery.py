@@ -14,8 +14,9 @@ from gym_trace.errors import RecordingError, TraceError
 from gym_trace.examination import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
 from gym_trace.format import wire
 from gym_trace.format.batch import Chunk
-from gym_trace.format.codec import MSGPACK, Column, Piece, decode, packed_values
-from gym_trace.format.codec import Path as ColumnPath
+from gym_trace.format.columns import MSGPACK, Column, Piece
+from gym_trace.format.columns import Path as ColumnPath
+from gym_trace.format.decoding import decode, packed_values
 from gym_trace.format.directory import WriterFiles, prepare_copy
 from gym_trace.format.manifest import read_manifest
 from gym_trace.format.writer import Rows, TraceWriter

@@ -129,10 +129,10 @@ def _taken(table: Array, rows: Array) -> Array:
 
 
 def _found(values: Array, among: Array, wanted: Array) -> tuple[Array, Array]:
-    """Which values of wanted are found in values[among], and, for these, where in values."""
+    """Which values of wanted are found in values[among], and, for these, where in values they come first."""
     places = np.flatnonzero(among)
     known, wanted = values[places].astype(np.int64), wanted.astype(np.int64)
-    if np.array_equal(known, wanted):  # as a rule
+    if np.array_equal(known, wanted) and bool((known[1:] > known[:-1]).all()):  # as a rule
         return places, np.ones(len(wanted), bool)
     if not len(places):
         return places, np.zeros(len(wanted), bool)

@@ -11,7 +11,9 @@ from zlib import crc32
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.format.codec import ColumnEncoder, decode, parse_column
+from gym_trace.format.columns import parse_column
+from gym_trace.format.decoding import decode
+from gym_trace.format.encoding import ColumnEncoder
 from gym_trace.values import pack, unpack
 
 PATH, DTYPE, SHAPE, ROWS, ENCODING, STORED, RAW, CRC = range(8)  # of a column descriptor

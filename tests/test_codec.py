@@ -15,7 +15,9 @@ from zoo import bits
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
-from gym_trace.format.codec import Column, ColumnEncoder, decode, parse_column
+from gym_trace.format.columns import Column, parse_column
+from gym_trace.format.decoding import decode
+from gym_trace.format.encoding import ColumnEncoder
 from gym_trace.values import pack
 
 ZSTD, SHUFFLE, XOR, CONSTANT = 1, 2, 4, 8

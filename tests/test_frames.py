@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import transforms
-from gym_trace.format.codec import CHANGES, SHUFFLE, XOR, ZSTD, ColumnEncoder, decode, parse_column
+from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, parse_column
+from gym_trace.format.decoding import decode
+from gym_trace.format.encoding import ColumnEncoder
 from gym_trace.frames import FramePacker, FrameRows, Odd
 from gym_trace.layout import Leaf
 from gym_trace.recording import RowRecorder

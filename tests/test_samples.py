@@ -14,8 +14,8 @@ from column_hashes import describe_trace
 from gym_trace import open_trace
 from gym_trace.episode import OUTCOMES
 from gym_trace.errors import CorruptTrace
-from gym_trace.format import codec
-from gym_trace.format.codec import Column
+from gym_trace.format import columns
+from gym_trace.format.columns import Column
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text(encoding="utf-8"))
@@ -44,9 +44,18 @@ def test_samples_show_every_outcome() -> None:
 
 
 def test_samples_show_every_encoding() -> None:
-    seen = {(column.dtype == codec.MSGPACK, column.encoding) for column in columns_of_samples()}
-    zstd, shuffle, xor, constant = codec.ZSTD, codec.SHUFFLE, codec.XOR, codec.CONSTANT
-    typed = (0, zstd, zstd | shuffle, zstd | xor, zstd | shuffle | xor, constant, zstd | constant, zstd | codec.CHANGES)
+    seen = {(column.dtype == columns.MSGPACK, column.encoding) for column in columns_of_samples()}
+    zstd, shuffle, xor, constant = columns.ZSTD, columns.SHUFFLE, columns.XOR, columns.CONSTANT
+    typed = (
+        0,
+        zstd,
+        zstd | shuffle,
+        zstd | xor,
+        zstd | shuffle | xor,
+        constant,
+        zstd | constant,
+        zstd | columns.CHANGES,
+    )
     of_values = (0, zstd, constant, zstd | constant)
     assert seen >= {(False, encoding) for encoding in typed} | {(True, encoding) for encoding in of_values}
 

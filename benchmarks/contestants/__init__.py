@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ TITLES = {
 FLOORS = {"empty": "an empty wrapper", "ring": "copying into a ring"}
 
 
-class Contestant:
+class Contestant(ABC):
     """One way to record and read. What is here does for most.
 
     Attributes:
@@ -48,9 +49,9 @@ class Contestant:
         """The environment as the contestant takes it, unrecorded."""
         return workload.make()
 
+    @abstractmethod
     def wrap(self, env: Any, directory: str) -> Any:
         """The environment with recording to an empty directory."""
-        raise NotImplementedError
 
     def actions(self, workload: workloads.Workload, env: Any, steps: int) -> list[Any]:
         return workload.actions(env, steps)
@@ -69,13 +70,13 @@ class Contestant:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def open(self, directory: str) -> Any:
         """A reader of a directory, which the methods below are given."""
-        raise NotImplementedError
 
+    @abstractmethod
     def lengths(self, reader: Any) -> np.ndarray:
         """The number of steps of each episode."""
-        raise NotImplementedError
 
     def scan(self, reader: Any) -> tuple[int, int]:
         """Reads observations, actions and rewards of all episodes; returns steps, and bytes of observations."""
@@ -86,9 +87,9 @@ class Contestant:
             size += size_of(observations)
         return steps, size
 
+    @abstractmethod
     def episode(self, reader: Any, index: int) -> tuple[Any, Any, Any]:
         """Observations, actions and rewards of one episode."""
-        raise NotImplementedError
 
     def window(self, reader: Any, index: int, start: int, stop: int) -> Any:
         """The same of some steps of an episode."""

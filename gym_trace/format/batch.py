@@ -12,7 +12,8 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
-from gym_trace.format.codec import CHANGES, Column, Path, Piece, decode, decode_rows, parse_column
+from gym_trace.format.columns import CHANGES, Column, Path, Piece, parse_column
+from gym_trace.format.decoding import decode, decode_rows
 from gym_trace.values import Array, unpack
 
 PART = ".part"

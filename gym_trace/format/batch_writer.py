@@ -11,7 +11,8 @@ import numpy as np
 
 from gym_trace.format import wire
 from gym_trace.format.batch import PART
-from gym_trace.format.codec import Column, ColumnEncoder, Path, Piece
+from gym_trace.format.columns import Column, Path, Piece
+from gym_trace.format.encoding import ColumnEncoder
 from gym_trace.values import Array, pack
 
 _WORTH_A_CALL = 64 << 10  # bytes

@@ -12,9 +12,10 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_writer import BatchWriter, sync_directory
-from gym_trace.format.codec import Column, ColumnEncoder, Piece
-from gym_trace.format.codec import Path as ColumnPath
+from gym_trace.format.columns import Column, Piece
+from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import batch_name
+from gym_trace.format.encoding import ColumnEncoder
 from gym_trace.format.manifest import SUFFIX, ManifestWriter
 from gym_trace.frames import FrameRows
 from gym_trace.values import Array

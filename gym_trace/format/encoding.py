@@ -1,23 +1,20 @@
-"""Columns as bytes: filters under zstd, and the choice between them (docs/FORMAT.md, section 3)."""
+"""Columns to bytes: filters under zstd, and the choice between them (docs/FORMAT.md, section 3)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import zstandard
 
-from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.errors import UnstorableValue
 from gym_trace.format import transforms, wire
-from gym_trace.format.buffers import Buffers, common
+from gym_trace.format.buffers import Buffers
+from gym_trace.format.columns import CHANGES, CONSTANT, MSGPACK, SHUFFLE, VALUE_SIZE, XOR, ZSTD, Column, Path, Piece
 from gym_trace.frames import FrameRows
-from gym_trace.values import Array, dtype_from, objects, unpack
+from gym_trace.values import Array
 
-ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16
-MSGPACK = "msgpack"
-_MAX_WINDOW = 128 << 20
-_VALUE_SIZE = 64  # bytes that a decoded value takes at least, if it is no more than that
 _SAMPLE_BYTES = 128 << 10  # on which the encodings of a column are tried
 _LARGE_SAMPLE = 1 << 20  # of large rows, of which the first one, kept whole, must not outweigh the others
 _PIECE_BYTES = 512 << 10  # of large rows are filtered and compressed at a time, while the processor's cache holds them
@@ -27,86 +24,6 @@ _WORTHWHILE = 0.98  # large rows that do not get smaller than this are not compr
 _LEAST_BYTES = 256  # fewer are not worth the call, which hands the interpreter lock to the loop being recorded
 _LEAST_ROWS = 2  # fewer large rows do not tell what the next ones are like
 _RETRY_AFTER = 64  # chunks, after which the encodings of a column are tried again
-
-Path = tuple[str | int, ...]
-Piece = bytes | memoryview
-
-
-class Column(NamedTuple):
-    """How one column lies in a record: the descriptor of docs/FORMAT.md."""
-
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    rows: int
-    encoding: int
-    stored: int
-    raw: int
-    crc: int
-
-    def descriptor(self) -> list[Any]:
-        """As it is stored: of plain arrays, because a tuple would become an extension type."""
-        return [list(self.path), self.dtype, list(self.shape), *self[3:]]
-
-    @property
-    def row_size(self) -> int:
-        return int(np.prod(self.shape, dtype=object)) * _item_size(self.dtype)
-
-    @property
-    def full_size(self) -> int:
-        """Bytes that all rows take once decoded; of a msgpack column, the bytes of its values."""
-        if self.dtype != MSGPACK:
-            return self.rows * self.row_size
-        return self.rows * self.raw if self.encoding & CONSTANT else self.raw
-
-
-def _item_size(dtype: str) -> int:
-    return int(dtype[2:]) if dtype.startswith("|V") else dtype_from(dtype).itemsize
-
-
-def parse_column(descriptor: Any) -> Column:
-    """A descriptor read from a file, every field of it checked. Raises CorruptTrace."""
-    try:
-        path, dtype, shape, rows, encoding, stored, raw, crc = descriptor
-        column = Column(tuple(path), dtype, tuple(shape), rows, encoding, stored, raw, crc)
-        numbers = (*column.shape, rows, encoding, stored, raw, crc)
-    except (TypeError, ValueError) as error:
-        raise CorruptTrace("a column descriptor is malformed") from error
-    if not all(type(number) is int and 0 <= number <= wire.MAX_COLUMN * 2 for number in numbers):
-        raise CorruptTrace("a number in a column descriptor is out of range")
-    if not column.path or not all(type(part) in (str, int) for part in column.path):
-        raise CorruptTrace("a column path is malformed")
-    if rows > wire.MAX_ROWS:
-        raise CorruptTrace(f"a column claims {rows} rows, more than the limit of {wire.MAX_ROWS}")
-    if encoding > 31 or (not encoding & ZSTD and stored != raw):
-        raise CorruptTrace("a column encoding is malformed")
-    if dtype == MSGPACK:
-        if encoding & (SHUFFLE | XOR | CHANGES) or (not encoding & CONSTANT and raw < rows * wire.LENGTH.itemsize):
-            raise CorruptTrace("a msgpack column is malformed")
-        size = rows * _VALUE_SIZE + (rows if encoding & CONSTANT else 1) * raw
-        if raw > wire.MAX_VALUES or size > 2 * wire.MAX_VALUES:
-            raise CorruptTrace(f"a msgpack column claims {raw} bytes, more than the limit of {wire.MAX_VALUES}")
-    else:
-        is_table = dtype in (f"|V{wire.FRAGMENT.itemsize}", f"|V{wire.CHUNK_ENTRY.itemsize}")
-        if is_table and rows > wire.MAX_TABLE:
-            raise CorruptTrace(f"a table claims {rows} rows, more than the limit of {wire.MAX_TABLE}")
-        if not is_table and dtype_from(dtype).itemsize == 0:
-            raise CorruptTrace(f"not a dtype of a column: {dtype}")
-        size = rows * column.row_size
-        if encoding & CHANGES:
-            fits = not encoding & ~(ZSTD | CHANGES) and rows > 0 and column.row_size >= wire.LARGE_ROW
-            fits = fits and column.row_size <= raw <= 8 * size
-        else:
-            fits = raw == (min(rows, 1) * column.row_size if encoding & CONSTANT else size)
-        if not fits:
-            raise CorruptTrace("the size of a column does not fit its rows")
-    if max(size, raw) > wire.MAX_COLUMN or len(column.shape) > 32:
-        raise CorruptTrace(f"a column claims {max(size, raw)} bytes, more than the limit of {wire.MAX_COLUMN}")
-    return column
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Encoding
 
 
 def is_large(rows: Array) -> bool:
@@ -176,7 +93,7 @@ class ColumnEncoder:
     def encode_values(self, packed: list[bytes]) -> tuple[Column, bytes]:
         """packed: one MessagePack value a row."""
         constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
-        if constant and len(packed) * (_VALUE_SIZE + len(packed[0])) <= wire.MAX_VALUES:
+        if constant and len(packed) * (VALUE_SIZE + len(packed[0])) <= wire.MAX_VALUES:
             raw = packed[0]
         else:
             constant = False
@@ -310,100 +227,3 @@ class _Stream:
         if self._object is not None:
             self._pieces.append(self._object.flush())
         return self._pieces
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Decoding
-
-
-def decode(column: Column, blob: bytes | memoryview, room: Callable[[int], Array] | None = None) -> Array:
-    """The rows of a column as a writable array of the caller's own; of a msgpack column, an array of objects.
-
-    room: gives byte arrays of a size to decode into; None: fresh ones.
-
-    Raises CorruptTrace. The memory taken is bounded by what parse_column has allowed.
-    """
-    try:
-        if column.dtype == MSGPACK:
-            return _decode_values(column, blob)
-        return _decode_typed(column, blob, room or _fresh)
-    except MemoryError as error:
-        raise CorruptTrace(f"a column claims {column.full_size} bytes, more than there is memory for") from error
-
-
-def decode_rows(column: Column, blob: bytes | memoryview, begin: int, out: Array) -> None:
-    """Fills out with the rows from begin on of a column whose encoding is CHANGES. Raises CorruptTrace."""
-    changes = common().take(column.raw)
-    _inflate(column, blob, changes)
-    transforms.undo_changes(changes, column.rows, begin, transforms.as_bytes(out))
-
-
-def packed_values(column: Column, blob: bytes | memoryview) -> list[bytes]:
-    """The rows of a msgpack column as they were packed. Raises CorruptTrace."""
-    view, bounds = _value_bounds(column, blob)
-    return [bytes(view[a:b]) for a, b in bounds]
-
-
-def _fresh(size: int) -> Array:
-    return np.empty(size, np.uint8)
-
-
-def _decode_typed(column: Column, blob: bytes | memoryview, room: Callable[[int], Array]) -> Array:
-    row_size, rows = column.row_size, column.rows
-    kept = min(rows, 1) if column.encoding & CONSTANT else rows
-    flat = room(kept * row_size).reshape(kept, row_size)
-    if column.encoding & (SHUFFLE | CHANGES):
-        transformed = common().take(column.raw)
-        _inflate(column, blob, transformed)
-        if column.encoding & CHANGES:
-            transforms.undo_changes(transformed, rows, 0, flat)
-        else:
-            transforms.undo_shuffle(transformed, flat, _item_size(column.dtype))
-    else:
-        _inflate(column, blob, flat.reshape(-1))
-    if column.encoding & XOR:
-        transforms.undo_xor(flat)
-    if column.encoding & CONSTANT:
-        row, flat = flat, room(rows * row_size).reshape(rows, row_size)
-        flat[:] = row
-    dtype = np.dtype(column.dtype) if column.dtype.startswith("|V") else dtype_from(column.dtype)
-    return flat.reshape(-1).view(dtype).reshape(rows, *column.shape)
-
-
-def _inflate(column: Column, blob: bytes | memoryview, out: Array) -> None:
-    """Fills out, exactly, with the decompressed bytes of blob."""
-    if not column.encoding & ZSTD:
-        out[:] = np.frombuffer(blob, np.uint8)
-        return
-    try:
-        if zstandard.frame_content_size(blob) not in (column.raw, -1):  # -1: it does not say
-            raise CorruptTrace("a compressed column does not have the size it should")
-        reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(blob)
-        target: Any = memoryview(out)  # type: ignore[arg-type]
-        filled = 0
-        # A truncated frame ends early without an error: count what comes.
-        while filled < len(out) and (count := reader.readinto(target[filled:])):
-            filled += count
-        if filled != len(out) or reader.read(1):
-            raise CorruptTrace("a compressed column does not have the size it should")
-    except zstandard.ZstdError as error:
-        raise CorruptTrace(f"a column does not decompress: {error}") from error
-
-
-def _decode_values(column: Column, blob: bytes | memoryview) -> Array:
-    view, bounds = _value_bounds(column, blob)
-    return objects([unpack(view[a:b]) for a, b in bounds])  # also equal ones one by one: they must not share memory
-
-
-def _value_bounds(column: Column, blob: bytes | memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
-    """The decompressed bytes of a msgpack column, and where in them the value of each row begins and ends."""
-    raw = common().take(column.raw)
-    _inflate(column, blob, raw)
-    view = memoryview(raw.data)
-    if column.encoding & CONSTANT:
-        return view, [(0, len(raw))] * column.rows
-    lengths = raw[: column.rows * wire.LENGTH.itemsize].view(wire.LENGTH)
-    ends = lengths.astype(np.int64).cumsum() + lengths.nbytes
-    if (ends[-1] if column.rows else 0) != len(raw):
-        raise CorruptTrace("the values of a column do not fill it")
-    return view, list(zip((ends - lengths).tolist(), ends.tolist()))
