@@ -67,7 +67,8 @@ class Encoder:
     def _encoded(self, progress: Progress) -> tuple[Progress, list[Segment]]:
         block, begin = progress.block, progress.rows
         rows = block.rows  # which may be taken away as soon as .joined is there
-        end = block.joined.rows if block.joined is not None else len(rows) // self._format.width
+        joined = block.joined  # looked at once: the block may get full meanwhile
+        end = len(rows) // self._format.width if joined is None else joined.rows
         marks = block.marks[progress.marks :]
         marks = marks[: settled(marks, end)]
         if begin == end and not marks:
@@ -78,12 +79,11 @@ class Encoder:
             columns["starts",] = [start.kept for start in starts]
         frames = dict(progress.frames)
         if begin < end:
-            joined = block.joined
             if joined is None:
-                joined = self._format.joined(rows, block.reward_kinds, begin, end)
+                added = self._format.joined(rows, block.reward_kinds, begin, end)
             else:
-                joined = joined.since(begin)
-            self._add_columns(columns, joined, leads, frames)
+                added = joined.since(begin)
+            self._add_columns(columns, added, leads, frames)
         notes = [note for note in block.notes[progress.notes :] if note[0] < end]
         _add_annotations(columns, notes, begin, end, leads)
         after = progress._replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,8 +11,10 @@ import numpy as np
 from gym_trace.layout import Leaf
 from gym_trace.values import Array, copied, plain_array
 
-# What a row keeps: the places and contents of the words that are not as in the row before, or all bytes.
-Slot = tuple[Array, Array] | bytes
+# What a row keeps: the places (int64) and contents of the words that are not as in the row before, or all bytes.
+# As bytes, not as arrays: those are given back to the system more slowly, by a thread that has not seen them before.
+Slot = tuple[bytes, bytes] | bytes
+Changes = tuple[Array, Array]  # the same as arrays
 
 
 class Odd(NamedTuple):
@@ -54,26 +56,27 @@ class FramePacker:
     def forget(self) -> None:
         """Makes the next row keep all bytes."""
         self._before: Array | None = None
-        self._latest: tuple[int, Slot] | None = None  # row and slot of what has not got into _before yet
+        self._latest: tuple[int, Changes | bytes] | None = None  # row, and what has not got into _before yet
         self._pause = self._pausing = 0  # frames that are not compared, after one that had changed all over
 
     def __call__(self, value: Any) -> Slot | Odd:
         row = self._room.next_row()
         before = self._frame_before(row)  # first of all: what is Odd takes the place of a frame that never came, too
-        value = plain_array(value)
+        if type(value) is not np.ndarray:
+            value = plain_array(value)
         if type(value) is not np.ndarray or value.dtype != self._dtype or value.shape != self._shape:
             return Odd(copied(value))
-        flat = np.ascontiguousarray(value).reshape(-1).view(self._word)
+        flat: Array = np.frombuffer(value if value.flags.c_contiguous else value.tobytes(), self._word)
         if self._pausing:
             self._pausing -= 1
         elif before is not None:
             (places,) = np.not_equal(flat, before, out=self._differs).nonzero()
             if len(places) <= self._limit:
                 self._pause = 0
-                slot = places, flat[places]
-                self._latest = row, slot
+                words = flat.take(places)
+                self._latest = row, (places, words)
                 self._room.count_values(12 * len(places))
-                return slot
+                return places.tobytes(), words.tobytes()
             self._pause = self._pausing = min(63, 2 * self._pause + 1)
         whole = flat.tobytes()
         self._latest = row, whole
@@ -92,21 +95,34 @@ class FramePacker:
 
     def _frame_before(self, row: int) -> Array | None:
         if self._latest is not None and self._latest[0] < row:
-            self._before = following(self._before, self._latest[1], self._word)
+            latest = self._latest[1]
+            if isinstance(latest, bytes):
+                self._before = np.frombuffer(latest, self._word)
+            else:
+                self._before = _changed(self._before, *latest)
         self._latest = None
         return self._before
 
 
 def following(before: Array | None, slot: Slot, word: np.dtype[np.unsignedinteger]) -> Array:
     """The frame after the one before, which may be overwritten."""
-    if isinstance(slot, bytes):
-        return np.frombuffer(slot, word)
+    return np.frombuffer(slot, word) if isinstance(slot, bytes) else _changed(before, *joined_changes([slot], word))
+
+
+def _changed(before: Array | None, places: Array, words: Array) -> Array:
     assert before is not None
     if not before.flags.writeable:
         before = before.copy()
-    places, words = slot
-    before[places] = words
+    before.put(places, words)
     return before
+
+
+def joined_changes(slots: Sequence[tuple[bytes, bytes]], word: np.dtype[np.unsignedinteger]) -> Changes:
+    """The places and words of all slots, one after the other."""
+    return (
+        np.frombuffer(b"".join([places for places, _ in slots]), np.int64),
+        np.frombuffer(b"".join([words for _, words in slots]), word),
+    )
 
 
 class FrameRows(NamedTuple):
@@ -145,5 +161,4 @@ class FrameRows(NamedTuple):
         changes = self.slots[whole[-1] + 1 if whole else 0 :]
         if not changes or before is None:
             return before
-        places, words = (np.concatenate(arrays) for arrays in zip(*changes))
-        return following(before.copy(), (places, words), word_of(self.row_size))  # of several changes the last counts
+        return _changed(before.copy(), *joined_changes(changes, word_of(self.row_size)))  # of several the last counts

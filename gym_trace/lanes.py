@@ -192,7 +192,10 @@ class _Encoding:
             return self._chosen(events, ChosenRows(events, valid, leads, ended, same_step, filtered))
         whole = valid.all()
         rows = np.flatnonzero(valid.T)  # of all (lane, time) pairs, those that are anything
-        lane, time = rows // times, rows % times
+        if whole:
+            lane, time = np.repeat(np.arange(self._count), times), np.tile(np.arange(times), self._count)
+        else:
+            lane, time = rows // times, rows % times
         done, lead = (ended & ~leads).T.reshape(-1)[rows], leads.T.reshape(-1)[rows]
         observations = [
             _by_lane([event.observations[i] for event in events], None if whole else rows, encoder.room)

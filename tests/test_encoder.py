@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from gym_trace.blocks import BEGIN, CUT, END, FLAG, LEAD, Block, RowFormat, Start
@@ -54,6 +56,24 @@ def test_a_run_that_goes_on_after_a_step_that_never_came_is_a_further_part() -> 
         [BEGIN, (start(0), True)], LEADING, ROW, [FLAG, (wire.TERMINATED, 1, 200, 150)], [LEAD, 1], LEADING, ROW, ROW
     )  # fmt: skip
     assert flags_and_steps(made) == [(0, wire.STARTS | wire.LEADS | wire.STOPS, 1, 0), (0, wire.LEADS, 2, 0)]
+
+
+def test_a_block_that_gets_full_while_it_is_encoded_is_encoded_as_far_as_it_was(monkeypatch: Any) -> None:
+    made = block([BEGIN, (start(0), True)], LEADING, ROW)
+    fragments = Encoder._fragments
+
+    def overtaken(self: Encoder, *args: Any) -> Any:
+        if made.joined is None:
+            made.rows.extend(ROW)
+            made.joined, made.rows = FORM.joined(made.rows, made.reward_kinds, 0, 3), []
+        return fragments(self, *args)
+
+    monkeypatch.setattr(Encoder, "_fragments", overtaken)
+    encoder = Encoder(FORM)
+    progress, (first,) = encoder.encoded(encoder.begun(made), [made], partly=True)
+    _, (second,) = encoder.encoded(progress, [made], partly=True)
+    assert [segment.fragments["steps"].tolist() for segment in (first, second)] == [[1], [1]]
+    assert [len(segment.columns[("observations",)]) for segment in (first, second)] == [2, 1]
 
 
 def test_a_generator_state_is_packed_as_messagepack_says() -> None:

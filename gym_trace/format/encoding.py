@@ -70,6 +70,8 @@ class ColumnEncoder:
         stream, self._stream = self._stream, None
         assert stream is not None
         pieces = stream.finish()
+        self._changes_little = stream.changes_little
+        self._chunks_until_trial += self._changes_little  # no other encoding could be worth a trial
         column = self._column(stream.dtype.str, stream.shape, stream.rows, stream.encoding, stream.raw, pieces)
         return column, pieces
 
@@ -143,8 +145,7 @@ class ColumnEncoder:
             return len(self._compress(_filter(sample, encoding, item_size, self._buffers.take)))
         stream = _Stream(self._compressor, np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,), encoding | ZSTD)
         stream.feed(sample)
-        if encoding & CHANGES:
-            self._changes_little = stream.raw - sample.shape[1] <= _LITTLE * len(sample)
+        self._changes_little |= stream.changes_little
         return sum(map(len, stream.finish()))
 
 
@@ -222,6 +223,11 @@ class _Stream:
             self._pieces.append(self._object.compress(raw))
         else:
             self._pieces.append(bytes(raw) if self.encoding & XOR else raw)  # which is made in room that is used again
+
+    @property
+    def changes_little(self) -> bool:
+        """Whether rows are kept as changes, and these are few."""
+        return bool(self.encoding & CHANGES) and self.raw - len(self._before) <= _LITTLE * self.rows
 
     def finish(self) -> list[Piece]:
         if self._object is not None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.frames import Slot, word_of
+from gym_trace.frames import Slot, joined_changes, word_of
 from gym_trace.values import Array
 
 _COUNT = np.dtype("<u4")
@@ -103,10 +103,11 @@ def packed_changes(slots: list[Slot], row_size: int) -> bytes:
     """The same of rows of which it is known already what has changed."""
     word = word_of(row_size)
     width = row_size // word.itemsize
-    pairs = [(np.arange(width), np.frombuffer(s, word)) if isinstance(s, bytes) else s for s in slots]
-    counts = np.fromiter((len(places) for places, _ in pairs), np.int64, len(pairs))
-    places, words = zip(*pairs)
-    return _changes(counts, np.concatenate(words), np.concatenate(places), width)
+    everywhere = np.arange(width, dtype=np.int64).tobytes()
+    changes = [(everywhere, slot) if isinstance(slot, bytes) else slot for slot in slots]
+    counts = np.fromiter((len(words) for _, words in changes), np.int64, len(changes)) // word.itemsize
+    places, words = joined_changes(changes, word)
+    return _changes(counts, words, places, width)
 
 
 def _changes(counts: Array, words: Array, places: Array, width: int) -> bytes:
