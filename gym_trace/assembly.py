@@ -10,6 +10,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch import Chunk
+from gym_trace.format.buffers import common
 from gym_trace.layout import Layout, Leaf, Path, layout_of, put_together
 from gym_trace.values import ABSENT, Array, copied, dtype_from, objects
 
@@ -133,6 +134,7 @@ def _walked(parts: list[tuple[Chunk, slice]], path: Path) -> Array | None:
     for chunk, rows in parts:
         begin, end = end, end + rows.stop - rows.start
         chunk.decode_rows(path, rows.start, out[begin:end])
+    common().rest()
     return out
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from gym_trace.layout import Leaf
 from gym_trace.values import Array, copied, plain_array
 
-# What a row keeps: the places (int64) and contents of the words that are not as in the row before, or all bytes.
+# What a row keeps: the places (intp) and contents of the words that are not as in the row before, or all bytes.
 # As bytes, not as arrays: those are given back to the system more slowly, by a thread that has not seen them before.
 Slot = tuple[bytes, bytes] | bytes
 Changes = tuple[Array, Array]  # the same as arrays
@@ -120,7 +120,7 @@ def _changed(before: Array | None, places: Array, words: Array) -> Array:
 def joined_changes(slots: Sequence[tuple[bytes, bytes]], word: np.dtype[np.unsignedinteger]) -> Changes:
     """The places and words of all slots, one after the other."""
     return (
-        np.frombuffer(b"".join([places for places, _ in slots]), np.int64),
+        np.frombuffer(b"".join([places for places, _ in slots]), np.intp),
         np.frombuffer(b"".join([words for _, words in slots]), word),
     )
 

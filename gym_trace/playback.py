@@ -172,17 +172,19 @@ class Trace:
         writer = self.stored[number]
         row = index - int(self._bounds[number])
 
-        found: dict[range | None, list[Piece]] = {}  # of the whole episode, and of the slice that was asked for last
+        # Of the whole episode, and of the slice that was asked for last; all empty ranges would be equal.
+        found: dict[tuple[int, int] | None, list[Piece]] = {}
 
         def load(name: str, steps: range | None) -> Any:
             trimmed = bool(writer.parts.trimmed[row])
-            if steps not in found:
+            key = None if steps is None else (steps.start, steps.stop)
+            if key not in found:
                 whole = found.get(None) or writer.pieces(row)
                 found.clear()
                 found[None] = whole
-                if steps is not None:
-                    found[steps] = cut_down(whole, steps.start, steps.stop, trimmed)
-            pieces, trimmed = found[steps], trimmed and steps is None
+                if key is not None:
+                    found[key] = cut_down(whole, *key, trimmed)
+            pieces, trimmed = found[key], trimmed and steps is None
             pieces = [piece._replace(chunk=self._cached_chunk(writer, piece.chunk_number, name)) for piece in pieces]
             return assemble(name, pieces, writer.layouts, trimmed, copy=True)
 
@@ -317,8 +319,10 @@ class Trace:
         chunk = self._cache.get(key)
         if chunk is None:
             chunk = writer.chunk(number, frozenset((root,)), common().take)
-            chunk.decode()
-            common().rest()
+            try:
+                chunk.decode()
+            finally:
+                common().rest()
             self._cache[key] = chunk
             self._cached_bytes += chunk.full_size
             while self._cached_bytes > _CACHE_BYTES and len(self._cache) > 1:

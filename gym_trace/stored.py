@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from gym_trace.assembly import Layouts, Piece, assemble
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch import PART, BatchReader, Chunk, Damage
+from gym_trace.format.buffers import common
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.manifest import read_manifest
 from gym_trace.layout import put_together
@@ -70,12 +72,15 @@ class StoredWriter:
         )
         self.parts = parts_of(self.fragments, self.alive)
         self._starts.clear()
+        common().rest()
         return True
 
     def _opened(self, path: Any) -> BatchReader | None:
         """The batch at path; None if its writer died before its header was whole, or nothing of it can be read."""
-        try:
+        size = wire.HEADER_SIZE
+        with contextlib.suppress(FileNotFoundError):  # sealed since it was listed, which BatchReader knows of
             size = path.stat().st_size  # beforehand: the header may be written meanwhile
+        try:
             return BatchReader(path)
         except CorruptTrace as error:
             if not (path.name.endswith(PART) and size < wire.HEADER_SIZE):

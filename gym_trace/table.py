@@ -29,7 +29,6 @@ EPISODE = np.dtype(
 )
 
 _OUTCOMES = np.array(OUTCOMES, "<U10")
-_NAT = np.datetime64("NaT", "ns").astype(np.int64)
 
 
 class Parts(NamedTuple):

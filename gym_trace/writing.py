@@ -96,6 +96,7 @@ class BlockWriter:
         if self._thread is None and not self._stop:
             self._thread = thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._running = True
+            self._unwritten_since = time.monotonic()
             try:
                 thread.start()
             except RuntimeError:  # shutting down: what is left is written by close()

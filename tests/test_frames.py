@@ -136,6 +136,46 @@ def test_columns_fed_in_pieces_come_back(kind: int, shape: tuple[int, ...], dtyp
         assert encodings == {0}
 
 
+def hardly_changing() -> np.ndarray[Any, Any]:
+    """Frames like those of a game: a bat and a ball that move."""
+    frames = np.full((40, 210, 160, 3), 60, np.uint8)
+    for i, frame in enumerate(frames):
+        frame[3 * i % 150 + 30 :][:16, 140:144] = 90
+        frame[7 * i % 180 + 20 :][:4, 5 * i % 150 :][:, :2] = 236
+    return frames
+
+
+def test_encodings_are_tried_again_as_soon_as_more_than_a_little_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    size_under = ColumnEncoder._size_under
+
+    def watched(self: ColumnEncoder, encoding: int, *rest: Any) -> int:
+        tried.append(encoding)
+        return size_under(self, encoding, *rest)
+
+    monkeypatch.setattr(ColumnEncoder, "_size_under", watched)
+    encoder = ColumnEncoder(("observations",), 1)
+    still = hardly_changing()
+    noise = np.random.default_rng(0).integers(0, 256, still.shape, np.uint8)
+    for _ in range(10):
+        column, blob = encoder.encode(still)
+        assert column.encoding == CHANGES | ZSTD
+    once = len(tried)
+    for _ in range(10):
+        column, blob = encoder.encode(noise)
+        assert np.array_equal(decode(column, blob), noise)
+    assert column.encoding == 0
+    assert len(set(tried)) == once < len(tried)
+
+
+def test_one_row_does_not_tell_how_the_next_ones_are_best_encoded() -> None:
+    encoder = ColumnEncoder(("observations",), 1)
+    rows = hardly_changing()
+    encoder.encode(rows[:1])
+    column, _ = encoder.encode(rows)
+    assert column.encoding == CHANGES | ZSTD
+
+
 @pytest.mark.parametrize(
     "encoding", [0, ZSTD, XOR | ZSTD, SHUFFLE | ZSTD, XOR | SHUFFLE | ZSTD, CHANGES, CHANGES | ZSTD]
 )

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import check_counts, counts_of, record_lengths
@@ -14,6 +15,7 @@ from zoo import CountingEnv, small_blocks
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 from gym_trace.format.batch import BatchReader
+from gym_trace.format.directory import find_writers
 
 
 def test_an_episode_is_there_when_it_has_ended(tmp_path: Path) -> None:
@@ -134,6 +136,23 @@ def test_a_batch_that_is_begun_while_it_is_opened_is_no_damage(tmp_path: Path, m
 
     monkeypatch.setattr("gym_trace.stored.BatchReader", overtaken)
     assert open_trace(tmp_path).damage == []
+
+
+def test_a_batch_that_is_sealed_before_it_is_opened_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
+    env.reset()
+    for _ in range(3):
+        env.step(0)
+    env.flush()
+    found = find_writers
+
+    def overtaken(directory: Path) -> Any:
+        writers = found(directory)
+        env.close()
+        return writers
+
+    monkeypatch.setattr("gym_trace.playback.find_writers", overtaken)
+    check_counts(open_trace(tmp_path), [3])
 
 
 def test_what_a_dead_writer_left_open_is_lost_but_there(tmp_path: Path) -> None:

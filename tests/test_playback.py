@@ -122,6 +122,12 @@ def test_a_slice_reads_only_the_chunks_of_its_steps(tmp_path: Path, monkeypatch:
             episode[wrong]  # type: ignore[index]
 
 
+def test_empty_slices_have_the_observation_of_their_place(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [20])
+    episode = open_trace(tmp_path)[0]
+    assert [counts_of(episode[at:at]) for at in range(21)] == [[at] for at in range(21)]
+
+
 def test_an_episode_is_joined_over_many_chunks(tmp_path: Path) -> None:
     record_lengths(tmp_path, [100, 3, 250], flush_after=7)
     trace = open_trace(tmp_path)

@@ -63,7 +63,7 @@ class Chunk:
         return path in self._blobs
 
     def encoded(self, path: Path) -> tuple[Column, Piece]:
-        """A column as it is stored."""
+        """A column as it is stored; before decode(), which lets go of that."""
         return self._blobs[path]
 
     def array(self, path: Path, room: Callable[[int], Array] | None = None) -> Array:

@@ -27,8 +27,13 @@ class Buffers:
         self._taking = Lock()
 
     def take(self, size: int) -> Array:
-        """A writable array of size bytes, of any content, that nobody else has."""
-        with self._taking:
+        """A writable array of size bytes, of any content, that nobody else has.
+
+        Waits for nobody: it may be called where it is being called already, by a signal handler or a finalizer.
+        """
+        if not self._taking.acquire(blocking=False):
+            return np.empty(size, np.uint8)
+        try:
             kept = self._kept
             for i in range(len(kept) if _COUNTS else 0):
                 if size <= kept[i].size <= 2 * size and sys.getrefcount(kept[i]) == _IDLE:
@@ -38,11 +43,16 @@ class Buffers:
             kept.append(fresh)
             self._forget(_KEPT_BYTES, but=1)
             return fresh[:size]
+        finally:
+            self._taking.release()
 
     def rest(self) -> None:
         """To be called when nothing is being read for now: keeps only a little memory, for the next time."""
-        with self._taking:
-            self._forget(_RESTING_BYTES, but=0)
+        if self._taking.acquire(blocking=False):
+            try:
+                self._forget(_RESTING_BYTES, but=0)
+            finally:
+                self._taking.release()
 
     def _forget(self, size: int, but: int) -> None:
         """Lets go of what was used least lately, until no more than size is kept besides the last but buffers."""

@@ -71,7 +71,8 @@ class ColumnEncoder:
         assert stream is not None
         pieces = stream.finish()
         self._changes_little = stream.changes_little
-        self._chunks_until_trial += self._changes_little  # no other encoding could be worth a trial
+        if self._changes_little:  # no other encoding could be worth a trial
+            self._chunks_until_trial = max(1, self._chunks_until_trial)
         column = self._column(stream.dtype.str, stream.shape, stream.rows, stream.encoding, stream.raw, pieces)
         return column, pieces
 
@@ -227,7 +228,7 @@ class _Stream:
     @property
     def changes_little(self) -> bool:
         """Whether rows are kept as changes, and these are few."""
-        return bool(self.encoding & CHANGES) and self.raw - len(self._before) <= _LITTLE * self.rows
+        return bool(self.encoding & CHANGES) and self.rows > 1 and self.raw - len(self._before) <= _LITTLE * self.rows
 
     def finish(self) -> list[Piece]:
         if self._object is not None:

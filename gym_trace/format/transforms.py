@@ -103,7 +103,7 @@ def packed_changes(slots: list[Slot], row_size: int) -> bytes:
     """The same of rows of which it is known already what has changed."""
     word = word_of(row_size)
     width = row_size // word.itemsize
-    everywhere = np.arange(width, dtype=np.int64).tobytes()
+    everywhere = np.arange(width, dtype=np.intp).tobytes()
     changes = [(everywhere, slot) if isinstance(slot, bytes) else slot for slot in slots]
     counts = np.fromiter((len(words) for _, words in changes), np.int64, len(changes)) // word.itemsize
     places, words = joined_changes(changes, word)

@@ -196,6 +196,6 @@ def pack_floats(values: Sequence[float]) -> bytes:
 
 
 def join_fragments(tables: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Fragment tables, one behind the other."""
+    """Fragment tables, C-contiguous, one behind the other."""
     # Joined as bytes: NumPy copies structured rows field by field.
     return np.frombuffer(bytearray().join(table.data for table in tables), FRAGMENT)
