@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("gymnasium.wrappers.vector")  # they measure vector environments, too
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
