@@ -6,7 +6,7 @@ imported where it is used.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,11 +52,10 @@ def run_lanes(envs: Any, actions: Any) -> None:
 
 def preload() -> None:
     """Imports what the environments need, as far as it is there."""
-    for module in ("gymnasium.wrappers", "gymnasium.envs.mujoco", "cv2", "ale_py", "minigrid"):
-        try:
-            importlib.import_module(module)
-        except ImportError:
-            continue
+    modules = {"gymnasium": "gymnasium.wrappers", "mujoco": "gymnasium.envs.mujoco"}
+    for package in ("gymnasium", "mujoco", "cv2", "ale_py", "minigrid"):
+        if importlib.util.find_spec(package) is not None:
+            importlib.import_module(modules.get(package, package))
 
 
 # -- environments -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class Recording(Protocol):
         """Before a fork: writes what there is and ends the thread, so that the child finds no lock held."""
 
     def resume(self) -> None:
-        """After a fork, in the parent."""
+        """After a fork, in the parent, before Python looks how many threads there are."""
 
     def be_reborn(self) -> None:
         """After a fork, in the child, which must not touch the parent's files."""

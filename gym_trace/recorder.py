@@ -212,9 +212,8 @@ class Recorder(ABC):
         self._out.pause()
 
     def resume(self) -> None:
-        """After a fork, in the parent."""
-        if self._out.started:
-            self._out.start()
+        """After a fork, in the parent. The thread starts with the next step: Python warns of forks beside threads."""
+        self.limit = 0
 
     def be_reborn(self) -> None:
         """After a fork, in the child: a writer of its own, going on in the middle of the episode."""

@@ -112,7 +112,7 @@ class RowRecorder(Recorder):
         self.limit = self._capacity
         self.rows = rows = self.block.rows
         rows.extend(slots + self.format.filler)
-        if not self._out.started:
+        if not self._out.running:
             self._out.start()
 
     def prepare_lead(self) -> None:
@@ -203,6 +203,8 @@ class RowRecorder(Recorder):
             self._report()
             return None
         self._complain()
+        if self._out.started:  # unless a fork has ended its thread, this does nothing
+            self._out.start()
         if self._deferred is not None:
             self._go_on(self._deferred)
         if self.rows is None:

@@ -82,7 +82,7 @@ class BlockWriter:
         self._unwritten_since = time.monotonic()
         self._interval = max(0.005, flush_seconds / 2)
         self._asks: SimpleQueue[tuple[bool, Any]] = SimpleQueue()  # all in C: signals and collections may fall anywhere
-        self._running = False
+        self.running = False  # the thread
         self.started = False  # whether there was anything to record
         self._draining = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -95,12 +95,12 @@ class BlockWriter:
         self.started = True
         if self._thread is None and not self._stop:
             self._thread = thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._running = True
+            self.running = True
             self._unwritten_since = time.monotonic()
             try:
                 thread.start()
             except RuntimeError:  # shutting down: what is left is written by close()
-                self._running, self._thread = False, None
+                self.running, self._thread = False, None
 
     def advance(self) -> None:
         """Encodes all blocks but the current one, and has them written where that makes a chunk.
@@ -135,7 +135,7 @@ class BlockWriter:
 
     def wait(self, done: Any, everything: bool = False) -> None:
         """Returns when what was asked for is done; does it here if there is no thread."""
-        while self._running:
+        while self.running:
             if done.acquire(timeout=1.0):
                 return
         self._drain(everything)
@@ -150,7 +150,7 @@ class BlockWriter:
             else:
                 thread.join()
         finally:
-            if not self._running:
+            if not self.running:
                 self._thread = None
             self._stop = self._closing
 
@@ -165,7 +165,7 @@ class BlockWriter:
 
     def _await_end(self) -> None:
         """As Thread.join(), which takes a thread for dead when Ctrl-C falls into it."""
-        while self._running:
+        while self.running:
             done = threading.Lock()
             done.acquire()
             self._asks.put((False, done))
@@ -197,7 +197,7 @@ class BlockWriter:
             else:
                 self._drain(everything=True)
         finally:
-            self._running = False
+            self.running = False
             while not self._asks.empty():
                 asks.append(self._asks.get_nowait())
             for _, done in asks:
