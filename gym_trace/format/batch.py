@@ -372,7 +372,7 @@ def _checked(file: Any, offset: int, column: Column, room: Callable[[int], Array
     if room is None:
         blob = _read(file, offset, column.stored)
     else:  # the column lies within the file
-        blob = _read_into(file, offset, memoryview(room(column.stored)))  # type: ignore[arg-type]
+        blob = _read_into(file, offset, room(column.stored).data)
     if len(blob) != column.stored or crc32(blob) != column.crc:
         raise CorruptTrace(f"checksum mismatch in column {'/'.join(map(str, column.path))}")
     return blob

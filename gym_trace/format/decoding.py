@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import zstandard
@@ -80,7 +79,7 @@ def _inflate(column: Column, blob: bytes | memoryview, out: Array) -> None:
         if zstandard.frame_content_size(blob) not in (column.raw, -1):  # -1: it does not say
             raise CorruptTrace("a compressed column does not have the size it should")
         reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(blob)
-        target: Any = memoryview(out)  # type: ignore[arg-type]
+        target = out.data
         filled = 0
         # A truncated frame ends early without an error: count what comes.
         while filled < len(out) and (count := reader.readinto(target[filled:])):

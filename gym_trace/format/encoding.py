@@ -218,7 +218,7 @@ class _Stream:
         return result
 
     def _add(self, data: Array | bytes) -> None:
-        raw = memoryview(data).cast("B")  # type: ignore[arg-type]
+        raw = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
         self.raw += len(raw)
         if self._object is not None:
             self._pieces.append(self._object.compress(raw))
