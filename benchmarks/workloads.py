@@ -102,7 +102,7 @@ def _blink() -> Any:
 SINGLE = [
     Workload("cartpole", "CartPole-v1", lambda: _made("CartPole-v1"), 400_000),
     Workload("halfcheetah", "HalfCheetah-v5", lambda: _made("HalfCheetah-v5"), 120_000),
-    Workload("pong", "ALE/Pong-v5, raw RGB (210 x 160 x 3)", lambda: _made("ALE/Pong-v5"), 5_000, True),
+    Workload("pong", "ALE/Pong-v5, raw RGB (210 x 160 x 3)", lambda: _made("ALE/Pong-v5"), 10_000, True),
     Workload("breakout", "ALE/Breakout-v5, raw RGB (210 x 160 x 3)", lambda: _made("ALE/Breakout-v5"), 4_000, True),
     Workload("pong-stack", "ALE/Pong-v5, 84 x 84 grey, 4 frames stacked", _stacked_pong, 3_000, True),
     Workload("minigrid", "MiniGrid-Empty-8x8-v0, Dict with text", lambda: _made("MiniGrid-Empty-8x8-v0"), 15_000),

@@ -140,6 +140,11 @@ class FrameRows(NamedTuple):
     def row_size(self) -> int:
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
+    @property
+    def changed(self) -> int:
+        """How many bytes are kept of the rows after the first one, about."""
+        return sum(len(slot) if isinstance(slot, bytes) else len(slot[1]) for slot in self.slots[1:])
+
     def arrays(self, count: int) -> Iterator[Array]:
         """The frames as arrays of bytes of shape (up to count, row size)."""
         word = word_of(self.row_size)

@@ -13,7 +13,7 @@ import numpy as np
 from gym_trace.format import wire
 from gym_trace.format.columns import parse_column
 from gym_trace.format.decoding import decode
-from gym_trace.format.encoding import ColumnEncoder
+from gym_trace.format.encoding import ColumnEncoder, Workspace
 from gym_trace.values import pack, unpack
 
 PATH, DTYPE, SHAPE, ROWS, ENCODING, STORED, RAW, CRC = range(8)  # of a column descriptor
@@ -49,7 +49,7 @@ class Record:
 
     def put_table(self, name: str, table: Any) -> None:
         place = self.columns[(name,)]
-        column, self.blobs[place] = ColumnEncoder((name,), 1).encode(np.ascontiguousarray(table))
+        column, self.blobs[place] = ColumnEncoder((name,), Workspace(1)).encode(np.ascontiguousarray(table))
         self.metadata["columns"][place] = list(column)
 
     def change_fragments(self, change: Callable[[Any], Any]) -> None:

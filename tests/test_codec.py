@@ -17,7 +17,7 @@ from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
 from gym_trace.format.columns import Column, parse_column
 from gym_trace.format.decoding import decode
-from gym_trace.format.encoding import ColumnEncoder
+from gym_trace.format.encoding import ColumnEncoder, Workspace
 from gym_trace.values import pack
 
 ZSTD, SHUFFLE, XOR, CONSTANT = 1, 2, 4, 8
@@ -75,7 +75,7 @@ def test_every_encoding_decodes_as_the_document_says(dtype: str, encoding: int) 
 def test_what_an_encoder_has_encoded_is_decoded(
     dtype: str, counts: list[int], shape: tuple[int, ...], seed: int, smooth: bool
 ) -> None:
-    encoder = ColumnEncoder(("observations", "x", 1), level=1)
+    encoder = ColumnEncoder(("observations", "x", 1), Workspace(1))
     for i, count in enumerate(counts):
         rows = rows_of(dtype, count, shape, seed + i, smooth)
         column, blob = encoder.encode(rows)
@@ -85,7 +85,7 @@ def test_what_an_encoder_has_encoded_is_decoded(
 
 
 def test_blobs_do_not_change_when_the_encoder_goes_on() -> None:
-    encoder = ColumnEncoder(("a",), level=1)
+    encoder = ColumnEncoder(("a",), Workspace(1))
     pieces = [np.cumsum(rows_of("<i8", 3000, (4,), seed, True), axis=0) for seed in range(4)]
     encoded = [encoder.encode(piece) for piece in pieces]
     for piece, (column, blob) in zip(pieces, encoded):
@@ -95,14 +95,14 @@ def test_blobs_do_not_change_when_the_encoder_goes_on() -> None:
 def test_numbers_that_are_equal_but_differ_in_their_bits_are_not_taken_for_constant() -> None:
     for values in ([0.0, -0.0, 0.0], [0.0, 0.0, -0.0, 0.0, 0.0], [np.nan, np.float32(-np.nan), np.nan]):
         rows = np.array(values, np.float32)
-        column, blob = ColumnEncoder(("a",), 1).encode(rows)
+        column, blob = ColumnEncoder(("a",), Workspace(1)).encode(rows)
         assert bits(decode(column, blob)) == bits(rows)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 1000])
 def test_equal_rows_are_stored_once(count: int) -> None:
     rows = np.full((count, 50), 3.25)
-    column, blob = ColumnEncoder(("a",), 1).encode(rows)
+    column, blob = ColumnEncoder(("a",), Workspace(1)).encode(rows)
     assert bits(decode(column, blob)) == bits(rows)
     assert len(blob) <= 400
     if count > 1:
@@ -111,14 +111,14 @@ def test_equal_rows_are_stored_once(count: int) -> None:
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.integers(), st.just("same")), max_size=30))
 def test_values_are_decoded_one_a_row(values: list[Any]) -> None:
-    column, blob = ColumnEncoder(("a",), 1).encode_values([pack(value) for value in values])
+    column, blob = ColumnEncoder(("a",), Workspace(1)).encode_values([pack(value) for value in values])
     decoded = decode(parse_column([list(column.path), *column[1:]]), blob)
     assert decoded.dtype == object
     assert [bits(value) for value in decoded] == [bits(value) for value in values]
 
 
 def test_rows_of_equal_values_share_nothing() -> None:
-    column, blob = ColumnEncoder(("a",), 1).encode_values([pack({"a": [1]})] * 5)
+    column, blob = ColumnEncoder(("a",), Workspace(1)).encode_values([pack({"a": [1]})] * 5)
     decoded = decode(column, blob)
     decoded[0]["a"].append(2)
     assert [row["a"] for row in decoded] == [[1, 2], [1], [1], [1], [1]]
@@ -127,7 +127,7 @@ def test_rows_of_equal_values_share_nothing() -> None:
 def test_more_values_than_a_trace_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_VALUES", 1000)
     with pytest.raises(UnstorableValue, match="too many"):
-        ColumnEncoder(("infos",), 1).encode_values([pack(str(i) * 100) for i in range(20)])
+        ColumnEncoder(("infos",), Workspace(1)).encode_values([pack(str(i) * 100) for i in range(20)])
 
 
 GOOD: list[Any] = [["a"], "<f4", [2], 3, 0, 24, 24, 0]

@@ -12,7 +12,7 @@ import numpy as np
 from gym_trace.format import wire
 from gym_trace.format.batch import PART
 from gym_trace.format.columns import Column, Path, Piece
-from gym_trace.format.encoding import ColumnEncoder
+from gym_trace.format.encoding import ColumnEncoder, Workspace
 from gym_trace.values import Array, pack
 
 _WORTH_A_CALL = 64 << 10  # bytes
@@ -58,13 +58,13 @@ class BatchWriter:
             total[0] += column.full_size
             total[1] += column.stored
 
-    def seal(self, level: int) -> None:
+    def seal(self, workspace: Workspace) -> None:
         """Writes index and footer, makes all of it durable, and gives the file its final name."""
         tables = {
             ("fragments",): wire.join_fragments(self._fragments),
             ("chunks",): np.array(self._chunks, wire.CHUNK_ENTRY),
         }
-        columns = [ColumnEncoder(path, level).encode(table) for path, table in tables.items()]
+        columns = [ColumnEncoder(path, workspace).encode(table) for path, table in tables.items()]
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
         metadata = pack({"columns": [column.descriptor() for column, _ in columns], "totals": totals})
         index_offset = self.size

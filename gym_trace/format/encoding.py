@@ -15,11 +15,12 @@ from gym_trace.format.columns import CHANGES, CONSTANT, MSGPACK, SHUFFLE, VALUE_
 from gym_trace.frames import FrameRows
 from gym_trace.values import Array
 
-_SAMPLE_BYTES = 128 << 10  # on which the encodings of a column are tried
+_SAMPLE_BYTES = 64 << 10  # on which the encodings of a column are tried
 _LARGE_SAMPLE = 1 << 20  # of large rows, of which the first one, kept whole, must not outweigh the others
 _PIECE_BYTES = 512 << 10  # of large rows are filtered and compressed at a time, while the processor's cache holds them
 _CHANGES_BYTES = 4 << 20  # of rows that are compared at a time, which touches less memory
 _LITTLE, _HARDER = 1024, 4  # bytes that change in a large row, so few that they can take so many levels of zstd more
+_LITTLE_CHUNK = 256 << 10  # bytes of a chunk of such rows, about: zstd takes less memory, and looks more closely
 _WORTHWHILE = 0.98  # large rows that do not get smaller than this are not compressed at all
 _LEAST_BYTES = 256  # fewer are not worth the call, which hands the interpreter lock to the loop being recorded
 _LEAST_ROWS = 2  # fewer large rows do not tell what the next ones are like
@@ -35,31 +36,36 @@ def _is_large(row_size: int) -> bool:
     return row_size >= wire.LARGE_ROW
 
 
+class Workspace:
+    """What encoders of columns share that take turns: the first touch of fresh memory takes long."""
+
+    def __init__(self, level: int):
+        self.level = level
+        self.compressor = zstandard.ZstdCompressor(level=level)
+        self.compress: Callable[[Any], bytes] = self.compressor.compress
+        self.room = Buffers().take  # for filtered rows
+
+
 class ColumnEncoder:
     """Encodes one column, chunk after chunk, under the encoding that has proved best on its rows."""
 
-    def __init__(self, path: Path, level: int):
+    def __init__(self, path: Path, workspace: Workspace):
         self._path = path
-        self._compressor = zstandard.ZstdCompressor(level=level)
-        self._harder = zstandard.ZstdCompressor(level=min(22, level + _HARDER))
-        self._compress: Callable[[Any], bytes] = self._compressor.compress
+        self._workspace = workspace
+        self._compressors: dict[bool, zstandard.ZstdCompressor] = {}  # of streams, which do not take turns: if harder
         self._encoding = 0
         self._compressible = True
         self._changes_little = False
         self._chunks_until_trial = self._patience = 0
         self._stream: _Stream | None = None
-        self._buffers = Buffers()  # memory for filtered rows: the first touch of fresh memory takes long
 
     def feed(self, rows: Array | FrameRows) -> None:
         """Encodes some of the large rows of a chunk, of one dtype and shape; they are not to change until finish()."""
         if self._stream is None:
             shape = rows.shape if isinstance(rows, FrameRows) else rows.shape[1:]
             row_size = rows.row_size if isinstance(rows, FrameRows) else rows.nbytes // len(rows)
-            tried = max(8, _LARGE_SAMPLE // row_size)
-            sample = next(rows.arrays(tried)) if isinstance(rows, FrameRows) else transforms.as_bytes(rows[:tried])
-            encoding = self._choice(sample, rows.dtype.itemsize) | ZSTD * self._compressible
-            compressor = self._harder if encoding & CHANGES and self._changes_little else self._compressor
-            self._stream = _Stream(compressor, rows.dtype, shape, encoding)
+            encoding = self._choice(rows, row_size) | ZSTD * self._compressible
+            self._stream = _Stream(self._stream_compressor(encoding), rows.dtype, shape, encoding)
         if isinstance(rows, FrameRows):
             self._stream.feed_frames(rows)
         else:
@@ -71,10 +77,19 @@ class ColumnEncoder:
         assert stream is not None
         pieces = stream.finish()
         self._changes_little = stream.changes_little
-        if self._changes_little:  # no other encoding could be worth a trial
+        if self._changes_little:  # no other encoding is worth a trial
             self._chunks_until_trial = max(1, self._chunks_until_trial)
         column = self._column(stream.dtype.str, stream.shape, stream.rows, stream.encoding, stream.raw, pieces)
         return column, pieces
+
+    def _stream_compressor(self, encoding: int) -> zstandard.ZstdCompressor:
+        little = bool(encoding & CHANGES) and self._changes_little
+        if little not in self._compressors:
+            level = min(22, self._workspace.level + _HARDER * little)
+            size = _LITTLE_CHUNK if little else 0  # not known
+            parameters = zstandard.ZstdCompressionParameters.from_level(level, source_size=size)
+            self._compressors[little] = zstandard.ZstdCompressor(compression_params=parameters)
+        return self._compressors[little]
 
     def encode(self, rows: Array) -> tuple[Column, bytes]:
         """rows: any array of shape (rows, *row shape) and a plain little-endian or void dtype, C-contiguous."""
@@ -87,8 +102,8 @@ class ColumnEncoder:
         if constant:
             flat, encoding = flat[:1], 0
         else:
-            encoding = self._choice(flat, rows.dtype.itemsize)
-        filtered = _filter(flat, encoding, rows.dtype.itemsize, self._buffers.take)
+            encoding = self._choice(rows, flat.shape[1])
+        filtered = _filter(flat, encoding, rows.dtype.itemsize, self._workspace.room)
         blob, encoding = self._squeezed(filtered, flat, encoding)
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
         return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, [blob]), blob
@@ -117,43 +132,58 @@ class ColumnEncoder:
     def _squeezed(self, filtered: Array | bytes, plain: Array | bytes, encoding: int) -> tuple[bytes, int]:
         size = filtered.nbytes if isinstance(filtered, np.ndarray) else len(filtered)
         if size >= _LEAST_BYTES:
-            blob = self._compress(filtered)
+            blob = self._workspace.compress(filtered)
             if len(blob) < size:
                 return blob, encoding | ZSTD
         return plain.tobytes() if isinstance(plain, np.ndarray) else plain, 0
 
-    def _choice(self, flat: Array, item_size: int) -> int:
+    def _choice(self, rows: Array | FrameRows, row_size: int) -> int:
         """The filters for these rows: what proved smallest on a sample of them, tried again now and then."""
-        if _is_large(flat.shape[1]) and len(flat) < _LEAST_ROWS:
+        large = _is_large(row_size)
+        if large and len(rows) < _LEAST_ROWS:
             return self._encoding if self._patience else CHANGES
+        if large and isinstance(rows, FrameRows) and rows.changed <= _LITTLE * len(rows):  # likewise
+            self._encoding, self._compressible, self._changes_little = CHANGES, True, True
+            return CHANGES
         self._chunks_until_trial -= 1
-        if self._chunks_until_trial < 0 and flat.size:
-            size = _LARGE_SAMPLE if _is_large(flat.shape[1]) else _SAMPLE_BYTES
-            sample = np.ascontiguousarray(flat[: max(8, size // max(1, flat.shape[1]))])
-            sizes = {c: self._size_under(c, sample, item_size) for c in _candidates(flat, item_size)}
-            # Transforms cost time: a costlier one has to be smaller by 2 %.
-            self._encoding = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
-            self._compressible = sizes[self._encoding] < _WORTHWHILE * sample.nbytes
-            if not self._compressible:
-                self._encoding = 0
+        if self._chunks_until_trial < 0 and len(rows) * row_size:
+            tried = max(8, (_LARGE_SAMPLE if large else _SAMPLE_BYTES) // row_size)
+            sample = next(rows.arrays(tried)) if isinstance(rows, FrameRows) else transforms.as_bytes(rows[:tried])
+            self._try(sample, rows.dtype.itemsize)
             # A column that has just begun may not look like the rest of it: try the first chunks again soon.
             self._patience = min(_RETRY_AFTER, 2 * self._patience + 1)
             self._chunks_until_trial = self._patience
         return self._encoding
 
+    def _try(self, sample: Array, item_size: int) -> None:
+        """Chooses what makes the sample smallest."""
+        sizes: dict[int, int] = {}
+        for candidate in _candidates(sample, item_size):
+            sizes[candidate] = self._size_under(candidate, sample, item_size)
+            if candidate == CHANGES and self._changes_little:  # likewise
+                break
+        # Transforms cost time: a costlier one has to be smaller by 2 %.
+        self._encoding = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
+        self._compressible = sizes[self._encoding] < _WORTHWHILE * sample.nbytes
+        if not self._compressible:
+            self._encoding = 0
+
     def _size_under(self, encoding: int, sample: Array, item_size: int) -> int:
+        workspace = self._workspace
         if not _is_large(sample.shape[1]):
-            return len(self._compress(_filter(sample, encoding, item_size, self._buffers.take)))
-        stream = _Stream(self._compressor, np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,), encoding | ZSTD)
+            return len(workspace.compress(_filter(sample, encoding, item_size, workspace.room)))
+        dtype, shape = np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,)
+        stream = _Stream(workspace.compressor, dtype, shape, encoding | ZSTD)
         stream.feed(sample)
-        self._changes_little |= stream.changes_little
+        if encoding & CHANGES:
+            self._changes_little = stream.changes_little
         return sum(map(len, stream.finish()))
 
 
 def _candidates(flat: Array, item_size: int) -> list[int]:
     """The encodings that may suit the rows."""
     shuffles = [SHUFFLE, SHUFFLE | XOR] if item_size > 1 else []
-    return [0, XOR, *shuffles, *([CHANGES] if _is_large(flat.shape[1]) else [])]
+    return [*([CHANGES] if _is_large(flat.shape[1]) else []), 0, XOR, *shuffles]
 
 
 def _all_rows_equal(flat: Array) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.frames import Slot, joined_changes, word_of
+from gym_trace.frames import Slot, word_of
 from gym_trace.values import Array
 
 _COUNT = np.dtype("<u4")
@@ -96,28 +96,27 @@ def changes(flat: Array, before: Array, differs: Array) -> bytes:
     np.not_equal(words[1:], words[:-1], out=differs[1:])
     at = differs.reshape(-1).nonzero()[0]
     counts = np.diff(np.searchsorted(at, np.arange(0, words.size + 1, width)))
-    return _changes(counts, words.reshape(-1)[at], at % width, width)
+    return _changes(counts, words.reshape(-1)[at].tobytes(), at % width, width)
 
 
 def packed_changes(slots: list[Slot], row_size: int) -> bytes:
     """The same of rows of which it is known already what has changed."""
     word = word_of(row_size)
     width = row_size // word.itemsize
-    everywhere = np.arange(width, dtype=np.intp).tobytes()
+    whole = any(isinstance(slot, bytes) for slot in slots)
+    everywhere = np.arange(width if whole else 0, dtype=np.intp).tobytes()
     changes = [(everywhere, slot) if isinstance(slot, bytes) else slot for slot in slots]
     counts = np.fromiter((len(words) for _, words in changes), np.int64, len(changes)) // word.itemsize
-    places, words = joined_changes(changes, word)
-    return _changes(counts, words, places, width)
+    places = np.frombuffer(b"".join([places for places, _ in changes]), np.intp)
+    return _changes(counts, b"".join([words for _, words in changes]), places, width)
 
 
-def _changes(counts: Array, words: Array, places: Array, width: int) -> bytes:
-    gaps = np.diff(places, prepend=0)
+def _changes(counts: Array, words: bytes, places: Array, width: int) -> bytes:
+    gaps = np.empty(len(places), _gap_type(width))
+    np.subtract(places[1:], places[:-1], out=gaps[1:], casting="unsafe")
     starts = (counts.cumsum() - counts)[counts > 0]
     gaps[starts] = places[starts]
-    return b"".join(
-        (np.uint32(len(counts)).tobytes(), counts.astype(_COUNT).tobytes(), words.tobytes(),
-         gaps.astype(_gap_type(width)).tobytes())
-    )  # fmt: skip
+    return b"".join((np.uint32(len(counts)).tobytes(), counts.astype(_COUNT).tobytes(), words, gaps.tobytes()))
 
 
 def undo_changes(data: Array, rows: int, begin: int, out: Array) -> None:

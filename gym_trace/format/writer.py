@@ -15,7 +15,7 @@ from gym_trace.format.batch_writer import BatchWriter, sync_directory
 from gym_trace.format.columns import Column, Piece
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import batch_name
-from gym_trace.format.encoding import ColumnEncoder
+from gym_trace.format.encoding import ColumnEncoder, Workspace
 from gym_trace.format.manifest import SUFFIX, ManifestWriter
 from gym_trace.frames import FrameRows
 from gym_trace.values import Array
@@ -39,7 +39,7 @@ class TraceWriter:
         self.writer: str = schema["writer"]
         self._directory = directory
         self._schema = schema
-        self._level = level
+        self._workspace = Workspace(level)
         self._fsync = fsync
         self._encoders: dict[ColumnPath, ColumnEncoder] = {}
         self._fed: dict[ColumnPath, None] = {}
@@ -99,7 +99,7 @@ class TraceWriter:
         batch = self._batch
         if batch is None:
             return
-        batch.seal(max(self._level, 3))
+        batch.seal(self._workspace)
         self._batch = None
         self._batches += 1
         self._in_sealed += batch.size
@@ -134,5 +134,5 @@ class TraceWriter:
 
     def _encoder(self, path: ColumnPath) -> ColumnEncoder:
         if path not in self._encoders:
-            self._encoders[path] = ColumnEncoder(path, self._level)
+            self._encoders[path] = ColumnEncoder(path, self._workspace)
         return self._encoders[path]
