@@ -75,9 +75,9 @@ def _kind(rows: Rows) -> object:
 
 def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
     """One fragment table and one set of columns for consecutive pieces; fragments that go on become one."""
-    table, totals = _joined_tables([fragments for fragments, _ in pieces])
     if len(pieces) == 1:
-        return table, pieces[0][1]
+        return pieces[0]
+    table, totals = _joined_tables([fragments for fragments, _ in pieces])
     joined: Columns = {}
     for path in dict.fromkeys(path for _, columns in pieces for path in columns):
         parts = [columns.get(path) for _, columns in pieces]

@@ -11,7 +11,7 @@ import numpy as np
 from gym_trace.blocks import BEGIN, CUT, END, FLAG, FLOATS, LEAD, NOBODY, Block, Joined, RowFormat, Start, settled
 from gym_trace.format import wire
 from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
-from gym_trace.frames import FrameRows, Odd
+from gym_trace.frames import FrameRows, Odd, word_of
 from gym_trace.layout import Leaf, Path
 from gym_trace.values import ABSENT, Array, pack
 
@@ -42,6 +42,13 @@ class Progress(NamedTuple):
     frames: Mapping[Path, Array] = {}  # of each column of frames, the last one
 
 
+class _Frames(NamedTuple):
+    """Of each column of frames the one before some rows, and the one after them where that is known."""
+
+    before: Mapping[Path, Array]
+    after: dict[Path, Array]
+
+
 class Encoder:
     """Turns the rows of blocks into fragment tables and columns."""
 
@@ -56,15 +63,15 @@ class Encoder:
     def encoded(self, progress: Progress, blocks: list[Block], partly: bool) -> tuple[Progress, list[Segment]]:
         """What was added to blocks since progress, a segment a block, and the progress after it."""
         segments = []
-        for block in blocks:
+        for block, following in zip(blocks, [*blocks[1:], None]):
             if block is not progress.block:
                 progress = progress._replace(block=block, rows=0, marks=0, notes=0)
-            if partly or block is not blocks[-1]:
-                progress, segment = self._encoded(progress)
+            if partly or following is not None:
+                progress, segment = self._encoded(progress, following)
                 segments += segment
         return progress, segments
 
-    def _encoded(self, progress: Progress) -> tuple[Progress, list[Segment]]:
+    def _encoded(self, progress: Progress, following: Block | None) -> tuple[Progress, list[Segment]]:
         block, begin = progress.block, progress.rows
         rows = block.rows  # which may be taken away as soon as .joined is there
         joined = block.joined  # looked at once: the block may get full meanwhile
@@ -77,7 +84,7 @@ class Encoder:
         columns: dict[Path, Rows] = {}
         if starts:
             columns["starts",] = [start.kept for start in starts]
-        frames = dict(progress.frames)
+        frames = _Frames(progress.frames, {} if following is None else self._last_frames(following))
         if begin < end:
             if joined is None:
                 added = self._format.joined(rows, block.reward_kinds, begin, end)
@@ -92,7 +99,7 @@ class Encoder:
             notes=progress.notes + len(notes),
             start=starts[-1] if starts else progress.start,
             next_step=next_step,
-            frames=frames,
+            frames={**frames.before, **frames.after},
         )
         return after, [Segment(fragments, columns, fragments.nbytes + sum(map(size_of, columns.values())))]
 
@@ -145,9 +152,7 @@ class Encoder:
             first_step += steps
         return np.frombuffer(b"".join(table), wire.FRAGMENT).copy(), starts, leads, first_step
 
-    def _add_columns(
-        self, columns: dict[Path, Rows], rows: Joined, leads: list[int], frames: dict[Path, Array]
-    ) -> None:
+    def _add_columns(self, columns: dict[Path, Rows], rows: Joined, leads: list[int], frames: _Frames) -> None:
         form, slots = self._format, iter(rows.columns)
         for leaf, slot in zip(form.observation_leaves, slots):
             columns[leaf.path] = self._column(leaf, slot, rows.rows, [], frames)
@@ -158,13 +163,8 @@ class Encoder:
             for infos in slots:
                 columns["infos",] = _without(infos, leads)
 
-    def _column(
-        self, leaf: Leaf, slots: bytes | list[Any], count: int, leads: list[int], frames: dict[Path, Array]
-    ) -> Rows:
-        """The rows of one leaf: typed as the space says, or as the values are. leads: which of them are fillers.
-
-        frames: of each column of frames the last one, which is brought up to date.
-        """
+    def _column(self, leaf: Leaf, slots: bytes | list[Any], count: int, leads: list[int], frames: _Frames) -> Rows:
+        """The rows of one leaf: typed as the space says, or as the values are. leads: which of them are fillers."""
         dtype, shape = leaf.dtype, leaf.shape
         if isinstance(slots, bytes):
             return _without_rows(np.frombuffer(slots, dtype).reshape(count, *shape), leads)
@@ -178,14 +178,22 @@ class Encoder:
             return self._misfits(leaf, slots) if integers is None else integers
         return self._misfits(leaf, [np.frombuffer(s, dtype).reshape(shape) if type(s) is bytes else s for s in slots])
 
-    def _frames(self, leaf: Leaf, slots: list[Any], frames: dict[Path, Array]) -> Rows:
+    def _last_frames(self, following: Block) -> dict[Path, Array]:
+        """Of each column of frames the one before a block, where that says it."""
+        known = zip(self._format.observation_leaves, following.last_row) if self._format.frame_leaves else ()
+        return {
+            leaf.path: np.frombuffer(slot, word_of(leaf.row_size))
+            for leaf, slot in known
+            if leaf in self._format.frame_leaves and type(slot) is bytes
+        }
+
+    def _frames(self, leaf: Leaf, slots: list[Any], frames: _Frames) -> Rows:
         dtype = leaf.dtype
         assert dtype is not None
         fitting = [slot for slot in slots if type(slot) is not Odd]
-        rows = FrameRows(dtype, leaf.shape, fitting, frames.get(leaf.path))
-        after = rows.after()
-        if after is not None:
-            frames[leaf.path] = after
+        rows = FrameRows(dtype, leaf.shape, fitting, frames.before.get(leaf.path))
+        if leaf.path not in frames.after and (after := rows.after()) is not None:
+            frames.after[leaf.path] = after
         if len(fitting) == len(slots):
             return rows
         arrays = (array.view(dtype).reshape(leaf.shape) for array in rows.arrays(1))
