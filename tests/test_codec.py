@@ -109,6 +109,18 @@ def test_equal_rows_are_stored_once(count: int) -> None:
         assert column.encoding & CONSTANT
 
 
+def test_only_what_hardly_gets_larger_by_it_is_compressed_quickly() -> None:
+    random = np.random.default_rng(0)
+    walk, dice = random.normal(size=(4000, 8)).cumsum(axis=0), random.integers(0, 6, 50_000, np.uint8)
+    for rows, is_quick in ((walk, True), (dice, False)):
+        encoder, patient = ColumnEncoder(("a",), Workspace(1)), ColumnEncoder(("a",), Workspace(1))
+        patient._workspace.compress_quickly = None
+        (column, blob), (_, smaller) = encoder.encode(rows), patient.encode(rows)
+        assert (blob != smaller) == is_quick
+        assert len(blob) <= 1.03 * len(smaller)
+        assert bits(decode(column, blob)) == bits(rows)
+
+
 @given(st.lists(st.one_of(st.binary(max_size=40), st.integers(), st.just("same")), max_size=30))
 def test_values_are_decoded_one_a_row(values: list[Any]) -> None:
     column, blob = ColumnEncoder(("a",), Workspace(1)).encode_values([pack(value) for value in values])

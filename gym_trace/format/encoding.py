@@ -15,12 +15,13 @@ from gym_trace.format.columns import CHANGES, CONSTANT, MSGPACK, SHUFFLE, VALUE_
 from gym_trace.frames import FrameRows
 from gym_trace.values import Array
 
-_SAMPLE_BYTES = 64 << 10  # on which the encodings of a column are tried
+_SAMPLE_BYTES = 256 << 10  # on which the encodings of a column are tried
 _LARGE_SAMPLE = 1 << 20  # of large rows, of which the first one, kept whole, must not outweigh the others
 _PIECE_BYTES = 512 << 10  # of large rows are filtered and compressed at a time, while the processor's cache holds them
 _CHANGES_BYTES = 4 << 20  # of rows that are compared at a time, which touches less memory
 _LITTLE, _HARDER = 1024, 4  # bytes that change in a large row, so few that they can take so many levels of zstd more
 _LITTLE_CHUNK = 256 << 10  # bytes of a chunk of such rows, about: zstd takes less memory, and looks more closely
+_QUICK, _QUICK_SIZE = -1, 1.03  # a level several times as fast as 1: for columns that get hardly larger under it
 _WORTHWHILE = 0.98  # large rows that do not get smaller than this are not compressed at all
 _LEAST_BYTES = 256  # fewer are not worth the call, which hands the interpreter lock to the loop being recorded
 _LEAST_ROWS = 2  # fewer large rows do not tell what the next ones are like
@@ -43,6 +44,9 @@ class Workspace:
         self.level = level
         self.compressor = zstandard.ZstdCompressor(level=level)
         self.compress: Callable[[Any], bytes] = self.compressor.compress
+        self.compress_quickly: Callable[[Any], bytes] | None = None
+        if level == 1:  # which is to be quick
+            self.compress_quickly = zstandard.ZstdCompressor(level=_QUICK).compress
         self.room = Buffers().take  # for filtered rows
 
 
@@ -56,6 +60,7 @@ class ColumnEncoder:
         self._encoding = 0
         self._compressible = True
         self._changes_little = False
+        self._compress = workspace.compress  # of small rows
         self._chunks_until_trial = self._patience = 0
         self._stream: _Stream | None = None
 
@@ -132,7 +137,7 @@ class ColumnEncoder:
     def _squeezed(self, filtered: Array | bytes, plain: Array | bytes, encoding: int) -> tuple[bytes, int]:
         size = filtered.nbytes if isinstance(filtered, np.ndarray) else len(filtered)
         if size >= _LEAST_BYTES:
-            blob = self._workspace.compress(filtered)
+            blob = self._compress(filtered)
             if len(blob) < size:
                 return blob, encoding | ZSTD
         return plain.tobytes() if isinstance(plain, np.ndarray) else plain, 0
@@ -167,6 +172,11 @@ class ColumnEncoder:
         self._compressible = sizes[self._encoding] < _WORTHWHILE * sample.nbytes
         if not self._compressible:
             self._encoding = 0
+        quick = self._workspace.compress_quickly
+        if quick is not None and not _is_large(sample.shape[1]):
+            filtered = _filter(sample, self._encoding, item_size, self._workspace.room)
+            loses_little = len(quick(filtered)) <= _QUICK_SIZE * sizes[self._encoding]
+            self._compress = quick if loses_little else self._workspace.compress
 
     def _size_under(self, encoding: int, sample: Array, item_size: int) -> int:
         workspace = self._workspace
