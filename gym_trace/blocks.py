@@ -179,7 +179,14 @@ class RowFormat:
                 return value.tobytes()
             return pack_odd(value)
 
-        return pack_array
+        size = leaf.row_size
+
+        def pack_vector(value: Any) -> Any:
+            # Compares no shapes, which are made anew each time.
+            is_vector = type(value) is ndarray and value.dtype is dtype and value.ndim == 1
+            return packed if is_vector and len(packed := value.tobytes()) == size else pack_odd(value)
+
+        return pack_vector if len(shape) == 1 else pack_array
 
     def tree_packer(self, layout: Layout, room: Any) -> Callable[[Any], tuple[Any, ...]]:
         """A function that takes a whole observation or action to the slots of its leaves."""

@@ -66,7 +66,10 @@ class FramePacker:
             value = plain_array(value)
         if type(value) is not np.ndarray or value.dtype != self._dtype or value.shape != self._shape:
             return Odd(copied(value))
-        flat: Array = np.frombuffer(value if value.flags.c_contiguous else value.tobytes(), self._word)
+        try:
+            flat: Array = np.frombuffer(value, self._word)
+        except ValueError:  # not contiguous
+            flat = np.frombuffer(value.tobytes(), self._word)
         if self._pausing:
             self._pausing -= 1
         elif before is not None:

@@ -267,7 +267,8 @@ class RowRecorder(Recorder):
 
     def next_row(self) -> int:
         """The index, counted over all blocks, that the next row has."""
-        return self.block.base + self._position()
+        block = self.block
+        return block.base + len(block.rows) // self._width
 
     def _position(self) -> int:
         return len(self.block.rows) // self._width

@@ -51,9 +51,9 @@ def summarize(
         percent), histogram (edges, counts), nan and inf (how many episodes are left out for having such a return).
         return_curve: mean returns of equally many episodes each, in the order in which the episodes started.
 
-        duration: wall (from the first start to the last end) and episodes (sum over those that ended), in seconds.
-        steps_per_second: of those episodes, over the sum of their durations; environments that ran side by side count
-        one after the other.
+        duration: in seconds: wall (from the first start to the last end), episodes (sum over those that ended) and
+        running (in which at least one of these was under way).
+        steps_per_second: of those episodes, while they were running.
 
         storage: bytes (of all files), raw_bytes (of all recorded values), compression_ratio (the one over the other),
         and for each column raw_bytes, stored_bytes, compression_ratio. None for groups by outcome, which share files.
@@ -199,6 +199,7 @@ def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> 
 def _summary(trace: Trace, facts: Facts, parts: int, writers: list[StoredWriter] | None) -> dict[str, Any]:
     ended = facts.duration > 0
     in_episodes = float(facts.duration[ended].sum(dtype=np.float64)) / 1e9
+    running = _running_time(facts.start[ended], facts.duration[ended])
     outcomes = np.bincount(facts.outcome, minlength=len(OUTCOMES)).tolist()
     by_start = facts.returns[np.argsort(facts.start, kind="stable")]
     return {
@@ -210,8 +211,8 @@ def _summary(trace: Trace, facts: Facts, parts: int, writers: list[StoredWriter]
         "return": _spread(facts.returns),
         "length": _spread(facts.lengths),
         "return_curve": _curve(by_start[np.isfinite(by_start)]),
-        "duration": {"wall": _wall_time(facts), "episodes": in_episodes},
-        "steps_per_second": float(facts.lengths[ended].sum()) / in_episodes if in_episodes else None,
+        "duration": {"wall": _wall_time(facts), "episodes": in_episodes, "running": running},
+        "steps_per_second": float(facts.lengths[ended].sum()) / running if running else None,
         "storage": None if writers is None else _storage(trace, writers),
     }
 
@@ -226,6 +227,17 @@ def _wall_time(facts: Facts) -> float | None:
     if not len(starts) or not len(ends):
         return None
     return max(0, int(ends.max()) - int(starts.min())) / 1e9
+
+
+def _running_time(starts: Array, durations: Array) -> float:
+    """Seconds in which at least one of the episodes was under way. starts, durations: in ns."""
+    known = starts != _UNKNOWN
+    alone = durations[~known].sum(dtype=np.float64)
+    starts, durations = starts[known], durations[known]
+    order = np.argsort(starts, kind="stable")
+    begins, ends = starts[order], (starts + durations)[order]
+    counted = np.append(begins[:1], np.maximum.accumulate(ends)[:-1])  # up to where, before each of them
+    return float(alone + np.maximum(0, ends - np.maximum(begins, counted)).sum(dtype=np.float64)) / 1e9
 
 
 def _spread(values: Array) -> dict[str, Any]:

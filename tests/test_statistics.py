@@ -18,6 +18,7 @@ from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
 from gym_trace import open_trace, summarize
 from gym_trace.distributions import DISTINCT_VALUES, KNOWN_VALUES, Moments, Tally, Variety
 from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.statistics import _running_time
 from gym_trace.wrappers import TraceRecordingWrapper
 
 
@@ -102,6 +103,14 @@ def test_duration_and_speed_count_ended_episodes_only(tmp_path: Path) -> None:
     elapsed = (table["end_time"].max() - table["start_time"].min()).astype(np.int64)
     assert summary["duration"]["wall"] == pytest.approx(elapsed / 1e9)
     assert summary["steps_per_second"] == pytest.approx(6e9 / table["duration"].sum())
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20))), st.lists(st.integers(1, 20), max_size=3))
+def test_time_in_which_several_episodes_ran_counts_once(known: list[tuple[int, int]], unknown: list[int]) -> None:
+    starts = np.array([start for start, _ in known] + [np.iinfo(np.int64).min] * len(unknown), np.int64)
+    durations = np.array([duration for _, duration in known] + unknown, np.int64)
+    moments = {moment for start, duration in known for moment in range(start, start + duration)}
+    assert _running_time(starts, durations) == pytest.approx((len(moments) + sum(unknown)) / 1e9)
 
 
 def test_parts_of_a_filtered_episode_are_summed_up_to_one_episode(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     if duration["wall"] is not None:
         yield "recorded in", show.duration(duration["wall"])
     if summary["steps_per_second"] is not None:
-        in_episodes = show.duration(duration["episodes"])
-        yield "speed", f"{number(summary['steps_per_second'])} steps/s over {in_episodes} of episodes"
+        running = show.duration(duration["running"])
+        yield "speed", f"{number(summary['steps_per_second'])} steps/s over the {running} that episodes were running"
     raw = f" for {show.size(storage['raw_bytes'])} of values, {number(storage['compression_ratio'])} : 1"
     yield "on disk", show.size(storage["bytes"]) + (raw if storage["raw_bytes"] else "")
     if summary["filtered"]:
