@@ -14,7 +14,7 @@ from gym_trace.format.manifest import SUFFIX, read_manifest
 from gym_trace.layout import PlainSpace, layout_of
 from gym_trace.playback import Trace
 from gym_trace.statistics import by_episode, schema_of, size_of
-from gym_trace.stored import StoredWriter
+from gym_trace.stored.writer import StoredWriter
 
 _FIRST_SEEDS = 5
 _DEEPEST = 32

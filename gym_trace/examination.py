@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.assembly import Layouts
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch import PART, BatchReader, Chunk, Damage
@@ -18,7 +17,8 @@ from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.format.inspection import BatchInspector
 from gym_trace.format.journal import MISSING, ManifestCheck
 from gym_trace.format.manifest import read_manifest
-from gym_trace.table import step_offsets
+from gym_trace.stored.assembly import Layouts
+from gym_trace.stored.table import step_offsets
 from gym_trace.values import Array
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all

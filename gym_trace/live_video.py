@@ -11,9 +11,9 @@ from typing import Any, SupportsFloat
 import gymnasium
 
 from gym_trace.errors import InvalidOption
+from gym_trace.film.schedules import Schedule, schedule_of
 from gym_trace.format.directory import video_name
 from gym_trace.format.manifest import SUFFIX, append
-from gym_trace.schedules import Schedule, schedule_of
 
 _DEFAULT_FPS = 30.0  # of environments that do not say how fast they are
 
@@ -39,9 +39,9 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
                 f"video films what the environment renders, and its render_mode is {env.render_mode!r}: "
                 'make it with render_mode="rgb_array"'
             )
-        import gym_trace.video  # here, because it needs an optional package, which is to be missed at once
+        import gym_trace.film.video  # here, because it needs an optional package, which is to be missed at once
 
-        self._writer_class: Any = gym_trace.video.Mp4Writer
+        self._writer_class: Any = gym_trace.film.video.Mp4Writer
         super().__init__(env)
         self._next: tuple[Path, str, int] | None = None
         self._film: _Film | None = None

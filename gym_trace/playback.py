@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.assembly import Piece, assemble, cut_down
 from gym_trace.episode import COLUMNS, Episode, Load
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
 from gym_trace.format.batch import Chunk, Damage
 from gym_trace.format.buffers import common
 from gym_trace.format.directory import find_writers
-from gym_trace.stored import StoredWriter
-from gym_trace.table import EPISODE
+from gym_trace.stored.assembly import Piece, assemble, cut_down
+from gym_trace.stored.table import EPISODE
+from gym_trace.stored.writer import StoredWriter
 from gym_trace.values import Array
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]

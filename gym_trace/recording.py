@@ -6,7 +6,10 @@ import pathlib
 import time
 from typing import Any
 
-from gym_trace.blocks import (
+from gym_trace.format import wire
+from gym_trace.frames import FramePacker, Odd
+from gym_trace.layout import Leaf, Path
+from gym_trace.rows.blocks import (
     ATOMS,
     BEGIN,
     CUT,
@@ -23,11 +26,8 @@ from gym_trace.blocks import (
     Start,
     settled,
 )
-from gym_trace.encoder import Encoder
-from gym_trace.format import wire
-from gym_trace.frames import FramePacker, Odd
-from gym_trace.layout import Leaf, Path
-from gym_trace.recorder import Recorder
+from gym_trace.rows.encoder import Encoder
+from gym_trace.rows.recorder import Recorder
 from gym_trace.values import copied
 
 

@@ -20,7 +20,7 @@ from gym_trace.format.decoding import decode, packed_values
 from gym_trace.format.directory import WriterFiles, prepare_copy
 from gym_trace.format.manifest import read_manifest
 from gym_trace.format.writer import Rows, TraceWriter
-from gym_trace.table import step_offsets
+from gym_trace.stored.table import step_offsets
 from gym_trace.values import Array
 
 _LAST_STEP = (1 << 64) - 1  # that a fragment can tell of; only a hostile one comes near

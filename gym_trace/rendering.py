@@ -12,10 +12,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from gym_trace.asciicast import CastWriter
-from gym_trace.captions import Words
 from gym_trace.episode import Episode
 from gym_trace.errors import InvalidOption, RenderingError
+from gym_trace.film.asciicast import CastWriter
+from gym_trace.film.captions import Words
 from gym_trace.layout import Leaf
 from gym_trace.playback import Trace
 from gym_trace.replay import LaneReplay, Verdict, recorded_environment, stored_observations
@@ -141,11 +141,11 @@ class _Studio:
         self._overlay = overlay
         self._writer_class: Any = CastWriter
         if form != "cast":
-            from gym_trace.video import WRITERS  # here, because it needs an optional package
+            from gym_trace.film.video import WRITERS  # here, because it needs an optional package
 
             self._writer_class = WRITERS[form]
         if overlay and form != "cast":
-            from gym_trace.overlay import Caption
+            from gym_trace.film.overlay import Caption
 
             self._caption = Caption
 
@@ -220,7 +220,7 @@ class _Film:
 
     def show(self, frame: Any, step: int, fps: float) -> None:
         if self._caption is not None and self._words is not None:
-            from gym_trace.video import as_picture
+            from gym_trace.film.video import as_picture
 
             frame = self._caption.under(as_picture(frame), self._words.at(step))
         elif self._words is not None:

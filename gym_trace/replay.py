@@ -15,8 +15,8 @@ from gym_trace.environment import restore_generator
 from gym_trace.episode import Episode
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback import Trace
-from gym_trace.stored import StoredWriter
-from gym_trace.stored_rows import StoredObservations
+from gym_trace.stored.rows import StoredObservations
+from gym_trace.stored.writer import StoredWriter
 from gym_trace.values import row_of
 
 IDENTICAL, CLOSE, DIFFERS, UNVERIFIABLE = "identical", "close", "differs", "unverifiable"

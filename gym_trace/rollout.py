@@ -19,7 +19,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from gym_trace.environment import autoreset_mode
 from gym_trace.errors import InvalidOption
-from gym_trace.lane_events import DISABLED, NEXT_STEP
+from gym_trace.lanes.events import DISABLED, NEXT_STEP
 from gym_trace.seeding import episode_seed, policy_seed
 
 Policy = Callable[[Any], Any]

@@ -13,8 +13,8 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.manifest import SUFFIX
 from gym_trace.layout import Leaf, Path, PlainSpace
 from gym_trace.playback import Trace
-from gym_trace.stored import StoredWriter
-from gym_trace.table import step_offsets
+from gym_trace.stored.table import step_offsets
+from gym_trace.stored.writer import StoredWriter
 from gym_trace.values import Array
 
 GROUPINGS = ("split", "writer", "outcome")

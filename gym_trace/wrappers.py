@@ -13,13 +13,13 @@ from gymnasium.utils import RecordConstructorArgs
 from numpy import ndarray
 
 from gym_trace import environment
-from gym_trace.blocks import ATOMS, TERMINATED, TRUNCATED, RowFormat
+from gym_trace.film.schedules import Schedule
 from gym_trace.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.layout import Layout, Leaf, layout_of
 from gym_trace.live_video import LiveVideo
 from gym_trace.opening import copied_schema, info_keys, new_schema, opened_directory
 from gym_trace.recording import RowRecorder
-from gym_trace.schedules import Schedule
+from gym_trace.rows.blocks import ATOMS, TERMINATED, TRUNCATED, RowFormat
 from gym_trace.values import copied, pack
 
 

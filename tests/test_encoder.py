@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.blocks import BEGIN, CUT, END, FLAG, LEAD, Block, RowFormat, Start
-from gym_trace.encoder import Encoder
 from gym_trace.format import wire
 from gym_trace.layout import Leaf
-from gym_trace.starts import packed_start
+from gym_trace.rows.blocks import BEGIN, CUT, END, FLAG, LEAD, Block, RowFormat, Start
+from gym_trace.rows.encoder import Encoder
+from gym_trace.rows.starts import packed_start
 from gym_trace.values import unpack
 
 FORM = RowFormat(Leaf(("observations",), np.dtype("<f4"), (1,)), Leaf(("actions",), np.dtype("<i8"), ()), False)

@@ -20,9 +20,9 @@ import pytest
 from runs import manifest_entries, outcomes, play, recorded
 from zoo import CountingEnv, ImageEnv, bits, small_blocks
 
-import gym_trace.encoder
 import gym_trace.recording
-import gym_trace.writing
+import gym_trace.rows.encoder
+import gym_trace.rows.writing
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.recording import RowRecorder
 
@@ -358,7 +358,7 @@ def test_ctrl_c_while_a_block_is_handed_on_costs_nothing(
 def _place(name: str) -> tuple[Any, str]:
     """The object and the name of its attribute that a dotted name stands for."""
     owner, _, attribute = name.rpartition(".")
-    modules = (gym_trace.recording, gym_trace.encoder, gym_trace.writing)
+    modules = (gym_trace.recording, gym_trace.rows.encoder, gym_trace.rows.writing)
     return (next(getattr(m, owner) for m in modules if hasattr(m, owner)) if owner else modules[0]), attribute
 
 

@@ -20,12 +20,9 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 # From the bottom up. A module imports from its own layer and from those below.
 LAYERS = [
     {"errors", "values", "layout", "frames", "spaces", "episode", "environment", "filters", "distributions"}
-    | {"seeding", "policies"}
-    | {"registration", "schedules", "captions", "overlay", "asciicast", "video"},
+    | {"seeding", "policies", "registration", "film"},
     {"format"},
-    {"table", "blocks", "encoder", "starts", "lane_events", "lane_filters", "lanes", "chunks", "writing", "forks"}
-    | {"recorder", "recording", "lane_recording", "assembly", "reading_ahead", "stored", "examination"}
-    | {"stored_rows"},
+    {"rows", "lanes", "stored", "forks", "recording", "examination"},
     {"opening", "live_video", "wrappers", "vector_wrappers", "playback", "recovery"},
     {"comparison", "diff", "statistics", "description", "rollout", "replay", "replay_env"},
     {"verification", "interop", "simulation"},

@@ -134,7 +134,7 @@ def test_a_batch_that_is_begun_while_it_is_opened_is_no_damage(tmp_path: Path, m
             if path == begun:
                 begun.write_bytes(batch.read_bytes()[:64])
 
-    monkeypatch.setattr("gym_trace.stored.BatchReader", overtaken)
+    monkeypatch.setattr("gym_trace.stored.writer.BatchReader", overtaken)
     assert open_trace(tmp_path).damage == []
 
 

@@ -24,7 +24,7 @@ from gym_trace.errors import (
     TraceError,
     TraceNotFound,
 )
-from gym_trace.stored import StoredWriter
+from gym_trace.stored.writer import StoredWriter
 
 
 def watched_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, frozenset[str]]]:

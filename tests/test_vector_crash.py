@@ -239,8 +239,8 @@ class InterruptsAt:
 def test_ctrl_c_at_any_line_of_the_recorder_garbles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, filtered: bool
 ) -> None:
-    monkeypatch.setattr("gym_trace.lane_recording._MOST_BYTES", 300)  # a block is full after a few steps
-    monkeypatch.setattr("gym_trace.lane_recording._AHEAD", 0)  # and waited for
+    monkeypatch.setattr("gym_trace.lanes.recording._MOST_BYTES", 300)  # a block is full after a few steps
+    monkeypatch.setattr("gym_trace.lanes.recording._AHEAD", 0)  # and waited for
     options: dict[str, Any] = {"frame_filter": lambda step: step != 1} if filtered else {}
     number, lines = 0, set()
     while True:

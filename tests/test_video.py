@@ -19,8 +19,8 @@ from zoo import ImageEnv, ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, MissingExtra, RenderingError
+from gym_trace.film.schedules import cubic, schedule_of
 from gym_trace.rendering import Destination, Rendered, best_episodes, render_episodes
-from gym_trace.schedules import cubic, schedule_of
 from gym_trace.screening import play_for_humans
 
 av = pytest.importorskip("av")
@@ -90,7 +90,7 @@ def test_a_video_of_cartpole_has_a_frame_a_step_at_the_speed_of_the_environment(
 
 
 def test_sizes_are_made_even_by_repeating_the_edge(tmp_path: Path) -> None:
-    from gym_trace.video import Mp4Writer
+    from gym_trace.film.video import Mp4Writer
 
     writer = Mp4Writer(tmp_path / "v.mp4", 12.5)
     picture = np.zeros((33, 47, 3), np.uint8)
@@ -109,7 +109,7 @@ def test_sizes_are_made_even_by_repeating_the_edge(tmp_path: Path) -> None:
 
 
 def test_a_gif_keeps_colours_and_speed_and_leaves_out_what_viewers_cannot_show(tmp_path: Path) -> None:
-    from gym_trace.video import GifWriter
+    from gym_trace.film.video import GifWriter
 
     colours = np.random.default_rng(0).integers(0, 256, (200, 3), np.uint8)
     first, second = (np.roll(np.resize(colours, (40, 50, 3)), n, axis=0) for n in (0, 7))
@@ -280,7 +280,7 @@ def test_what_fails_half_way_leaves_nothing_behind(tmp_path: Path, name: str) ->
 
 
 def test_pictures_that_change_their_size_are_refused(tmp_path: Path) -> None:
-    from gym_trace.video import Mp4Writer
+    from gym_trace.film.video import Mp4Writer
 
     writer = Mp4Writer(tmp_path / "v.mp4", 30)
     writer.write(np.zeros((10, 20, 3), np.uint8))
@@ -298,7 +298,7 @@ def test_a_missing_package_is_named_with_what_installs_it(
     tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch, package: str, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, f"gym_trace.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"gym_trace.film.{module}", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'gym-trace\[video\]'"):
         rendered(trace, tmp_path / "v.mp4", overlay=True)
     rendered(trace, tmp_path / "v.cast", overlay=True)

@@ -231,5 +231,5 @@ def small_blocks(rows: int = 4, chunk: int = 300, frame: int = 4096, values: int
     of MessagePack values that fill a block.
     """
     sizes = {"SMALL_BLOCK": rows, "SMALL_CHUNK": chunk, "FRAME_CHUNK": chunk, "FRAME_BYTES": frame}
-    with mock.patch.multiple("gym_trace.blocks", **sizes), mock.patch("gym_trace.recording.VALUES_BYTES", values):
+    with mock.patch.multiple("gym_trace.rows.blocks", **sizes), mock.patch("gym_trace.recording.VALUES_BYTES", values):
         yield

@@ -93,8 +93,8 @@ def command(
 def _chosen(
     trace: Trace, episodes: slice | list[int] | None, schedule: str | None, best: int | None, worst: int | None
 ) -> list[int]:
+    from gym_trace.film.schedules import schedule_of
     from gym_trace.rendering import best_episodes
-    from gym_trace.schedules import schedule_of
 
     everything = range(len(trace))
     if isinstance(episodes, list):

@@ -16,7 +16,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import lock
 from gym_trace.seeding import episode_of
-from gym_trace.stored import StoredWriter
+from gym_trace.stored.writer import StoredWriter
 
 EVENTS = "events.jsonl"
 _DIFF_BYTES = 1 << 20  # of uncommitted changes that are kept

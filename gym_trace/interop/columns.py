@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.assembly import densified
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.interop.arrays import StoredArray
 from gym_trace.layout import Layout, Leaf, Path, PlainSpace, taken_apart, to_array_map
+from gym_trace.stored.assembly import densified
 from gym_trace.values import Array, pack
 
 Content = StoredArray | list[Any]

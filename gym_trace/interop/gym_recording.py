@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.assembly import Layouts
-from gym_trace.blocks import CUT
-from gym_trace.encoder import Segment, size_of
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.interop.arrays import StoredArray, stored_array
 from gym_trace.interop.columns import Content, columns_of, rewards_of, row_size, space_of
 from gym_trace.interop.new_writer import NewWriter
 from gym_trace.interop.old_files import OldDirectory, malformed, plain_name
+from gym_trace.rows.blocks import CUT
+from gym_trace.rows.encoder import Segment, size_of
+from gym_trace.stored.assembly import Layouts
 
 _MANIFESTS, _PICKLES = "openaigym.trace.*.manifest.json", "openaigym.trace.*.pkl"
 _SUFFIX = ".manifest.json"

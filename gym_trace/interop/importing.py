@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gym_trace.assembly import Layouts
-from gym_trace.blocks import FRAME_BYTES, FRAME_CHUNK, SMALL_CHUNK
-from gym_trace.chunks import ChunkWriter
 from gym_trace.errors import InvalidOption, RecordingError, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.directory import check_writer_id, find_writers, new_writer_id, prepare_copy
@@ -24,6 +21,9 @@ from gym_trace.interop.gym_recording import GymRecording, find_recordings
 from gym_trace.interop.monitor import MonitorRun, differences, find_runs
 from gym_trace.interop.new_writer import NewWriter
 from gym_trace.interop.old_files import OldDirectory
+from gym_trace.rows.blocks import FRAME_BYTES, FRAME_CHUNK, SMALL_CHUNK
+from gym_trace.rows.chunks import ChunkWriter
+from gym_trace.stored.assembly import Layouts
 
 Progress = Callable[[int, int], None]  # files done, files in all
 IMPORTED_FROM = "imported_from"  # in the schema's map of what shapes the data

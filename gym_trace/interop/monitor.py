@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.encoder import Segment
 from gym_trace.format import wire
 from gym_trace.interop.new_writer import NewWriter
 from gym_trace.interop.old_files import OldDirectory, malformed, plain_name
-from gym_trace.starts import NOTHING
+from gym_trace.rows.encoder import Segment
+from gym_trace.rows.starts import NOTHING
 from gym_trace.values import Array
 
 _PREFIX, _SUFFIX = "openaigym.manifest.", ".json"

@@ -19,7 +19,7 @@ from gym_trace.interop.monitor import MonitorRun, differences, find_runs, is_man
 from gym_trace.interop.old_files import OldDirectory
 from gym_trace.playback import Trace, open_trace
 from gym_trace.statistics import by_episode, has_only_statistics, schema_of
-from gym_trace.stored import StoredWriter
+from gym_trace.stored.writer import StoredWriter
 from gym_trace.values import Array
 
 _TYPES = {"train": "t", "eval": "e", "": None}

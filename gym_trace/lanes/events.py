@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.blocks import Start
-from gym_trace.chunks import joined_rows
 from gym_trace.format.buffers import Buffers
+from gym_trace.rows.blocks import Start
+from gym_trace.rows.chunks import joined_rows
 from gym_trace.values import Array
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # autoreset modes, as Gymnasium spells them

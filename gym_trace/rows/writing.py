@@ -9,8 +9,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from gym_trace.chunks import ChunkWriter
-from gym_trace.encoder import Segment
+from gym_trace.rows.chunks import ChunkWriter
+from gym_trace.rows.encoder import Segment
 
 
 class BlockEncoder(Protocol):

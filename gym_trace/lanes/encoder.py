@@ -7,12 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gym_trace.blocks import CUT, TERMINATED, TRUNCATED
-from gym_trace.chunks import PACKED_ABSENT, joined_rows
-from gym_trace.encoder import Columns, Segment, size_of
 from gym_trace.format import wire
 from gym_trace.format.buffers import Buffers
-from gym_trace.lane_events import (
+from gym_trace.lanes.events import (
     DISABLED,
     LANE,
     NEXT_STEP,
@@ -31,9 +28,12 @@ from gym_trace.lane_events import (
     last_observations,
     taken,
 )
-from gym_trace.lane_filters import ChosenRows
+from gym_trace.lanes.filters import ChosenRows
 from gym_trace.layout import Leaf
-from gym_trace.starts import NOTHING, packed_start
+from gym_trace.rows.blocks import CUT, TERMINATED, TRUNCATED
+from gym_trace.rows.chunks import PACKED_ABSENT, joined_rows
+from gym_trace.rows.encoder import Columns, Segment, size_of
+from gym_trace.rows.starts import NOTHING, packed_start
 from gym_trace.values import Array, pack
 
 

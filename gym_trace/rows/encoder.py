@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.blocks import BEGIN, CUT, END, FLAG, FLOATS, LEAD, NOBODY, Block, Joined, RowFormat, Start, settled
 from gym_trace.format import wire
 from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
 from gym_trace.frames import FrameRows, Odd, word_of
 from gym_trace.layout import Leaf, Path
+from gym_trace.rows.blocks import BEGIN, CUT, END, FLAG, FLOATS, LEAD, NOBODY, Block, Joined, RowFormat, Start, settled
 from gym_trace.values import ABSENT, Array, pack
 
 _PLAIN_NUMBERS = {bool, int, float, np.float64}

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.encoder import Columns, Rows, Segment
 from gym_trace.format import wire
 from gym_trace.format.encoding import is_large
 from gym_trace.format.writer import TraceWriter
 from gym_trace.frames import FrameRows
 from gym_trace.layout import Path
+from gym_trace.rows.encoder import Columns, Rows, Segment
 from gym_trace.values import ABSENT, Array, pack, unpack
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.blocks import TERMINATED, TRUNCATED
 from gym_trace.filters import Filters
 from gym_trace.format import wire
-from gym_trace.lane_events import LANE, GoOn, Step, advanced
+from gym_trace.lanes.events import LANE, GoOn, Step, advanced
+from gym_trace.rows.blocks import TERMINATED, TRUNCATED
 from gym_trace.values import Array
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch import Chunk
 from gym_trace.layout import Leaf
-from gym_trace.stored import StoredWriter
+from gym_trace.stored.writer import StoredWriter
 
 _ROOTS = frozenset(("observations",))
 

@@ -12,14 +12,14 @@ from multiprocessing.util import register_after_fork
 from typing import Any
 
 from gym_trace import forks
-from gym_trace.blocks import CLOSED, Start
-from gym_trace.chunks import ChunkWriter
 from gym_trace.errors import InvalidOption, RecordingError
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.writer import TraceWriter
-from gym_trace.starts import packed_start, stored_seed
+from gym_trace.rows.blocks import CLOSED, Start
+from gym_trace.rows.chunks import ChunkWriter
+from gym_trace.rows.starts import packed_start, stored_seed
+from gym_trace.rows.writing import BlockEncoder, BlockWriter
 from gym_trace.values import pack_lenient
-from gym_trace.writing import BlockEncoder, BlockWriter
 
 
 class Recorder(ABC):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.assembly import Layouts, Piece, assemble
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch import PART, BatchReader, Chunk, Damage
@@ -16,8 +15,9 @@ from gym_trace.format.buffers import common
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.manifest import read_manifest
 from gym_trace.layout import put_together
-from gym_trace.reading_ahead import decoded_in_turn
-from gym_trace.table import Parts, parts_of, step_offsets
+from gym_trace.stored.assembly import Layouts, Piece, assemble
+from gym_trace.stored.reading_ahead import decoded_in_turn
+from gym_trace.stored.table import Parts, parts_of, step_offsets
 from gym_trace.values import Array, copied
 
 _CALLBACK_ROOTS = frozenset(("observations", "actions", "rewards"))

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.encoder import size_of
 from gym_trace.filters import Filters
-from gym_trace.lane_events import End, GoOn, LaneBlock, Lost, Reset, Rows, Step, StepRooms
-from gym_trace.lane_filters import LaneFilters
-from gym_trace.lanes import LaneEncoder
+from gym_trace.lanes.encoder import LaneEncoder
+from gym_trace.lanes.events import End, GoOn, LaneBlock, Lost, Reset, Rows, Step, StepRooms
+from gym_trace.lanes.filters import LaneFilters
 from gym_trace.layout import Layout, Leaf, taken_apart
-from gym_trace.recorder import Recorder
+from gym_trace.rows.encoder import size_of
+from gym_trace.rows.recorder import Recorder
 from gym_trace.values import Array, pack, plain_array
 
 _ROWS = 128  # of each lane that make a block, if that is not too large
