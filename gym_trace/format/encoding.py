@@ -19,7 +19,7 @@ _SAMPLE_BYTES = 256 << 10  # on which the encodings of a column are tried
 _LARGE_SAMPLE = 1 << 20  # of large rows, of which the first one, kept whole, must not outweigh the others
 _PIECE_BYTES = 512 << 10  # of large rows are filtered and compressed at a time, while the processor's cache holds them
 _CHANGES_BYTES = 4 << 20  # of rows that are compared at a time, which touches less memory
-_LITTLE, _HARDER = 1024, 4  # bytes that change in a large row, so few that they can take so many levels of zstd more
+_LITTLE, _HARDER = 1024, 3  # bytes that change in a large row, so few that they can take so many levels of zstd more
 _LITTLE_CHUNK = 256 << 10  # bytes of a chunk of such rows, about: zstd takes less memory, and looks more closely
 _QUICK, _QUICK_SIZE = -1, 1.03  # a level several times as fast as 1: for columns that get hardly larger under it
 _WORTHWHILE = 0.98  # large rows that do not get smaller than this are not compressed at all
@@ -156,7 +156,7 @@ class ColumnEncoder:
             sample = next(rows.arrays(tried)) if isinstance(rows, FrameRows) else transforms.as_bytes(rows[:tried])
             self._try(sample, rows.dtype.itemsize)
             # A column that has just begun may not look like the rest of it: try the first chunks again soon.
-            self._patience = min(_RETRY_AFTER, 2 * self._patience + 1)
+            self._patience = min(_RETRY_AFTER, 4 * self._patience + 3)
             self._chunks_until_trial = self._patience
         return self._encoding
 
