@@ -145,8 +145,9 @@ class FrameRows(NamedTuple):
 
     @property
     def changed(self) -> int:
-        """How many bytes are kept of the rows after the first one, about."""
-        return sum(len(slot) if isinstance(slot, bytes) else len(slot[1]) for slot in self.slots[1:])
+        """How many bytes are kept of the rows after the first one, about: a word, and two bytes for its place."""
+        kept = sum(len(slot) if isinstance(slot, bytes) else len(slot[1]) for slot in self.slots[1:])
+        return kept + 2 * kept // word_of(self.row_size).itemsize
 
     def arrays(self, count: int) -> Iterator[Array]:
         """The frames as arrays of bytes of shape (up to count, row size)."""

@@ -41,7 +41,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         uid: the writer's id in file names; None makes a unique one.
         on_exist: if the directory holds a trace: "error", "append" (a new writer beside the others), or "replace".
         flush_seconds: what a kill -9 can lose, in seconds of steps.
-        level: zstd level, -7 to 22.
+        level: zstd level, -7 to 22. At 1, columns that it makes hardly smaller than -1 does are compressed at -1.
         fsync: whether each flush waits for the disk, so that a power loss loses no more than a kill.
         metadata: anything that MessagePack can hold, stored with the trace.
         on_error: "raise" a RecordingError at the next step when the disk is full, or "warn"; either way once, and the

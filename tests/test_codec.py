@@ -9,18 +9,19 @@ from zlib import crc32
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import bits
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
 from gym_trace.format.columns import Column, parse_column
-from gym_trace.format.decoding import decode
+from gym_trace.format.decoding import decode, packed_values
 from gym_trace.format.encoding import ColumnEncoder, Workspace
+from gym_trace.frames import FrameRows
 from gym_trace.values import pack
 
-ZSTD, SHUFFLE, XOR, CONSTANT = 1, 2, 4, 8
+ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16
 DTYPES = ["<f4", "<i8", "|u1", "|b1", "<c8", "<f2", "<u2", "<c16", "<f16"]
 
 
@@ -119,6 +120,73 @@ def test_only_what_hardly_gets_larger_by_it_is_compressed_quickly() -> None:
         assert (blob != smaller) == is_quick
         assert len(blob) <= 1.03 * len(smaller)
         assert bits(decode(column, blob)) == bits(rows)
+
+
+def test_what_is_compressed_quickly_is_known_from_rows_that_tell() -> None:
+    random = np.random.default_rng(0)
+    workspace = Workspace(1)
+    tiny = ColumnEncoder(("a",), workspace)
+    tiny.encode(random.integers(0, 6, 20, np.uint8))
+    dice = random.integers(0, 6, 1 << 18, np.uint8)
+    assert tiny.encode(dice)[1] == ColumnEncoder(("a",), workspace).encode(dice)[1]
+    typed = ColumnEncoder(("a",), workspace)
+    typed.encode(random.normal(size=(4000, 8)).cumsum(axis=0))
+    values = [pack({"lives": int(lives), "frame": i}) for i, lives in enumerate(random.integers(0, 4, 5000))]
+    assert typed.encode_values(values)[1] == ColumnEncoder(("a",), workspace).encode_values(values)[1]
+
+
+def still_frames(random: np.random.Generator, count: int) -> FrameRows:
+    slots = [(np.array([i], np.intp).tobytes(), random.bytes(8)) for i in range(count - 1)]
+    return FrameRows(np.dtype("<f4"), (1024,), [random.bytes(4096), *slots], None)
+
+
+def all_of(frames: FrameRows) -> np.ndarray:
+    return np.concatenate(list(frames.arrays(8))).view(frames.dtype).reshape(-1, *frames.shape)
+
+
+@given(
+    st.sampled_from([-7, -3, 0, 1, 19, 22]),
+    st.lists(st.sampled_from(["still", "noisy", "smooth", "small", "few", "values"]), min_size=2, max_size=12),
+)
+@settings(max_examples=50)
+def test_a_column_may_change_from_rows_of_one_kind_to_another(level: int, kinds: list[str]) -> None:
+    random = np.random.default_rng(len(kinds))
+    encoder = ColumnEncoder(("observations",), Workspace(level))
+    for kind in kinds:
+        if kind == "values":
+            values = [pack(int(i)) for i in random.integers(0, 4, 200)]
+            column, blob = encoder.encode_values(values)
+            assert packed_values(parse_column([list(column.path), *column[1:]]), blob) == values
+            continue
+        if kind == "still":
+            frames = still_frames(random, 20)
+            encoder.feed(frames)
+            column, pieces = encoder.finish()
+            rows, blob = all_of(frames), b"".join(pieces)
+        else:
+            rows = {
+                "noisy": lambda: random.integers(0, 256, (20, 4096), np.uint8),
+                "smooth": lambda: random.normal(size=(20, 1024)).cumsum(axis=1).astype("<f4"),
+                "small": lambda: random.integers(0, 5, (300, 3), np.uint8),
+                "few": lambda: random.normal(size=(1, 1024)),
+            }[kind]()
+            column, blob = encoder.encode(rows)
+        assert bits(decode(parse_column([list(column.path), *column[1:]]), blob)) == bits(rows)
+
+
+def test_a_still_moment_does_not_change_how_moving_frames_are_encoded() -> None:
+    random = np.random.default_rng(0)
+    encoder = ColumnEncoder(("observations",), Workspace(1))
+    moving = [random.normal(size=1024).cumsum().astype("<f4").tobytes() for _ in range(60)]
+
+    def encoding_of(frames: FrameRows) -> int:
+        encoder.feed(frames)
+        return encoder.finish()[0].encoding
+
+    usual = encoding_of(FrameRows(np.dtype("<f4"), (1024,), moving, None))
+    assert usual & SHUFFLE
+    assert encoding_of(still_frames(random, 20)) == CHANGES | ZSTD
+    assert encoding_of(FrameRows(np.dtype("<f4"), (1024,), moving, None)) == usual
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.integers(), st.just("same")), max_size=30))

@@ -22,6 +22,7 @@ _CHANGES_BYTES = 4 << 20  # of rows that are compared at a time, which touches l
 _LITTLE, _HARDER = 1024, 3  # bytes that change in a large row, so few that they can take so many levels of zstd more
 _LITTLE_CHUNK = 256 << 10  # bytes of a chunk of such rows, about: zstd takes less memory, and looks more closely
 _QUICK, _QUICK_SIZE = -1, 1.03  # a level several times as fast as 1: for columns that get hardly larger under it
+_TELLING_BYTES = 16 << 10  # fewer do not tell how much larger
 _WORTHWHILE = 0.98  # large rows that do not get smaller than this are not compressed at all
 _LEAST_BYTES = 256  # fewer are not worth the call, which hands the interpreter lock to the loop being recorded
 _LEAST_ROWS = 2  # fewer large rows do not tell what the next ones are like
@@ -41,7 +42,7 @@ class Workspace:
     """What encoders of columns share that take turns: the first touch of fresh memory takes long."""
 
     def __init__(self, level: int):
-        self.level = level
+        self.level = level or 3  # which is what zstd takes 0 for
         self.compressor = zstandard.ZstdCompressor(level=level)
         self.compress: Callable[[Any], bytes] = self.compressor.compress
         self.compress_quickly: Callable[[Any], bytes] | None = None
@@ -50,26 +51,34 @@ class Workspace:
         self.room = Buffers().take  # for filtered rows
 
 
+class _Habit:
+    """What has proved best for rows of one kind so far."""
+
+    def __init__(self) -> None:
+        self.encoding = 0
+        self.compressible = True
+        self.quick = False  # whether the quicker level does
+        self.patience = 0  # chunks between trials; 0 before the first one
+        self.until_trial = 0
+
+
 class ColumnEncoder:
     """Encodes one column, chunk after chunk, under the encoding that has proved best on its rows."""
 
     def __init__(self, path: Path, workspace: Workspace):
         self._path = path
         self._workspace = workspace
+        self._habits = (_Habit(), _Habit())  # of small rows, and of large ones
         self._compressors: dict[bool, zstandard.ZstdCompressor] = {}  # of streams, which do not take turns: if harder
-        self._encoding = 0
-        self._compressible = True
-        self._changes_little = False
-        self._compress = workspace.compress  # of small rows
-        self._chunks_until_trial = self._patience = 0
         self._stream: _Stream | None = None
+        self._changes_little = False  # the stream, if it is one of changes, and before it begins the last one
 
     def feed(self, rows: Array | FrameRows) -> None:
         """Encodes some of the large rows of a chunk, of one dtype and shape; they are not to change until finish()."""
         if self._stream is None:
             shape = rows.shape if isinstance(rows, FrameRows) else rows.shape[1:]
             row_size = rows.row_size if isinstance(rows, FrameRows) else rows.nbytes // len(rows)
-            encoding = self._choice(rows, row_size) | ZSTD * self._compressible
+            encoding, _ = self._choice(rows, row_size)
             self._stream = _Stream(self._stream_compressor(encoding), rows.dtype, shape, encoding)
         if isinstance(rows, FrameRows):
             self._stream.feed_frames(rows)
@@ -81,16 +90,16 @@ class ColumnEncoder:
         stream, self._stream = self._stream, None
         assert stream is not None
         pieces = stream.finish()
+        if self._changes_little and not stream.changes_little:  # it is time to see what suits the rows now
+            self._habits[True].until_trial = 0
         self._changes_little = stream.changes_little
-        if self._changes_little:  # no other encoding is worth a trial
-            self._chunks_until_trial = max(1, self._chunks_until_trial)
         column = self._column(stream.dtype.str, stream.shape, stream.rows, stream.encoding, stream.raw, pieces)
         return column, pieces
 
     def _stream_compressor(self, encoding: int) -> zstandard.ZstdCompressor:
         little = bool(encoding & CHANGES) and self._changes_little
         if little not in self._compressors:
-            level = min(22, self._workspace.level + _HARDER * little)
+            level = min(22, self._workspace.level + _HARDER * little) or 1  # 0 would be 3
             size = _LITTLE_CHUNK if little else 0  # not known
             parameters = zstandard.ZstdCompressionParameters.from_level(level, source_size=size)
             self._compressors[little] = zstandard.ZstdCompressor(compression_params=parameters)
@@ -104,12 +113,15 @@ class ColumnEncoder:
             return column, b"".join(pieces)
         flat = transforms.as_bytes(rows)
         constant = len(flat) > 1 and flat.shape[1] > 0 and _all_rows_equal(flat)
+        encoding, compress = 0, self._workspace.compress
         if constant:
-            flat, encoding = flat[:1], 0
+            flat = flat[:1]
         else:
-            encoding = self._choice(rows, flat.shape[1])
+            encoding, habit = self._choice(rows, flat.shape[1])
+            if habit.quick and self._workspace.compress_quickly is not None:
+                compress = self._workspace.compress_quickly
         filtered = _filter(flat, encoding, rows.dtype.itemsize, self._workspace.room)
-        blob, encoding = self._squeezed(filtered, flat, encoding)
+        blob, encoding = _squeezed(filtered, flat, encoding, compress)
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
         return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, [blob]), blob
 
@@ -123,7 +135,7 @@ class ColumnEncoder:
             raw = np.fromiter(map(len, packed), wire.LENGTH, len(packed)).tobytes() + b"".join(packed)
         if len(raw) > wire.MAX_VALUES:
             raise UnstorableValue(f"{'/'.join(map(str, self._path))}: {len(raw)} bytes at once, too many for a trace")
-        blob, encoding = self._squeezed(raw, raw, 0)
+        blob, encoding = _squeezed(raw, raw, 0, self._workspace.compress)
         return self._column(MSGPACK, (), len(packed), encoding | CONSTANT * constant, len(raw), [blob]), blob
 
     def _column(
@@ -134,49 +146,41 @@ class ColumnEncoder:
             crc = wire.checksum(piece, crc)
         return Column(self._path, dtype, shape, rows, encoding, sum(map(len, pieces)), raw, crc)
 
-    def _squeezed(self, filtered: Array | bytes, plain: Array | bytes, encoding: int) -> tuple[bytes, int]:
-        size = filtered.nbytes if isinstance(filtered, np.ndarray) else len(filtered)
-        if size >= _LEAST_BYTES:
-            blob = self._compress(filtered)
-            if len(blob) < size:
-                return blob, encoding | ZSTD
-        return plain.tobytes() if isinstance(plain, np.ndarray) else plain, 0
-
-    def _choice(self, rows: Array | FrameRows, row_size: int) -> int:
-        """The filters for these rows: what proved smallest on a sample of them, tried again now and then."""
+    def _choice(self, rows: Array | FrameRows, row_size: int) -> tuple[int, _Habit]:
+        """What proved smallest on a sample of these rows, tried again now and then; of small ones the filters alone."""
         large = _is_large(row_size)
+        habit = self._habits[large]
         if large and len(rows) < _LEAST_ROWS:
-            return self._encoding if self._patience else CHANGES
-        if large and isinstance(rows, FrameRows) and rows.changed <= _LITTLE * len(rows):  # likewise
-            self._encoding, self._compressible, self._changes_little = CHANGES, True, True
-            return CHANGES
-        self._chunks_until_trial -= 1
-        if self._chunks_until_trial < 0 and len(rows) * row_size:
+            return (habit.encoding | ZSTD * habit.compressible if habit.patience else CHANGES | ZSTD), habit
+        if large and isinstance(rows, FrameRows):
+            self._changes_little = rows.changed <= _LITTLE * len(rows)
+        if large and self._changes_little and (isinstance(rows, FrameRows) or habit.encoding == CHANGES):
+            return CHANGES | ZSTD, habit  # no other encoding is worth a trial
+        habit.until_trial -= 1
+        if habit.until_trial < 0 and len(rows) * row_size:
             tried = max(8, (_LARGE_SAMPLE if large else _SAMPLE_BYTES) // row_size)
             sample = next(rows.arrays(tried)) if isinstance(rows, FrameRows) else transforms.as_bytes(rows[:tried])
-            self._try(sample, rows.dtype.itemsize)
+            self._try(habit, sample, rows.dtype.itemsize)
             # A column that has just begun may not look like the rest of it: try the first chunks again soon.
-            self._patience = min(_RETRY_AFTER, 4 * self._patience + 3)
-            self._chunks_until_trial = self._patience
-        return self._encoding
+            habit.patience = min(_RETRY_AFTER, 4 * habit.patience + 3)
+            habit.until_trial = habit.patience
+        return habit.encoding | ZSTD * (large and habit.compressible), habit
 
-    def _try(self, sample: Array, item_size: int) -> None:
+    def _try(self, habit: _Habit, sample: Array, item_size: int) -> None:
         """Chooses what makes the sample smallest."""
         sizes: dict[int, int] = {}
         for candidate in _candidates(sample, item_size):
             sizes[candidate] = self._size_under(candidate, sample, item_size)
-            if candidate == CHANGES and self._changes_little:  # likewise
+            if candidate == CHANGES and self._changes_little:  # no other is worth it
                 break
         # Transforms cost time: a costlier one has to be smaller by 2 %.
-        self._encoding = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
-        self._compressible = sizes[self._encoding] < _WORTHWHILE * sample.nbytes
-        if not self._compressible:
-            self._encoding = 0
+        best = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
+        habit.compressible = sizes[best] < _WORTHWHILE * sample.nbytes
+        habit.encoding = best if habit.compressible else 0
         quick = self._workspace.compress_quickly
-        if quick is not None and not _is_large(sample.shape[1]):
-            filtered = _filter(sample, self._encoding, item_size, self._workspace.room)
-            loses_little = len(quick(filtered)) <= _QUICK_SIZE * sizes[self._encoding]
-            self._compress = quick if loses_little else self._workspace.compress
+        if quick is not None and not _is_large(sample.shape[1]) and sample.nbytes >= _TELLING_BYTES:
+            filtered = _filter(sample, habit.encoding, item_size, self._workspace.room)
+            habit.quick = len(quick(filtered)) <= _QUICK_SIZE * sizes[best]
 
     def _size_under(self, encoding: int, sample: Array, item_size: int) -> int:
         workspace = self._workspace
@@ -188,6 +192,17 @@ class ColumnEncoder:
         if encoding & CHANGES:
             self._changes_little = stream.changes_little
         return sum(map(len, stream.finish()))
+
+
+def _squeezed(
+    filtered: Array | bytes, plain: Array | bytes, encoding: int, compress: Callable[[Any], bytes]
+) -> tuple[bytes, int]:
+    size = filtered.nbytes if isinstance(filtered, np.ndarray) else len(filtered)
+    if size >= _LEAST_BYTES:
+        blob = compress(filtered)
+        if len(blob) < size:
+            return blob, encoding | ZSTD
+    return plain.tobytes() if isinstance(plain, np.ndarray) else plain, 0
 
 
 def _candidates(flat: Array, item_size: int) -> list[int]:
@@ -242,8 +257,11 @@ class _Stream:
         if skip:
             (first,) = next(frames.arrays(1))
             self._add(first)
-        if len(frames) > skip:
-            self._add(transforms.packed_changes(frames.slots[skip:], frames.row_size))
+        slots = frames.slots[skip:]
+        whole = sum(isinstance(slot, bytes) for slot in slots)
+        step = self._step if whole > self._step else len(slots)  # of whole ones the places take up to 8 times as much
+        for i in range(0, len(slots), step or 1):
+            self._add(transforms.packed_changes(slots[i : i + step], frames.row_size))
         self.rows += len(frames)
 
     def _transformed(self, piece: Array) -> Array | bytes:

@@ -116,7 +116,8 @@ def _changes(counts: Array, words: bytes, places: Array, width: int) -> bytes:
     np.subtract(places[1:], places[:-1], out=gaps[1:], casting="unsafe")
     starts = (counts.cumsum() - counts)[counts > 0]
     gaps[starts] = places[starts]
-    return b"".join((np.uint32(len(counts)).tobytes(), counts.astype(_COUNT).tobytes(), words, gaps.tobytes()))
+    count = len(counts).to_bytes(_COUNT.itemsize, "little")
+    return b"".join((count, counts.astype(_COUNT).tobytes(), words, gaps.tobytes()))
 
 
 def undo_changes(data: Array, rows: int, begin: int, out: Array) -> None:
