@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.distributions import LeafValues, Rewards, finite
+from gym_trace.column_statistics import ColumnValues, describe_columns
+from gym_trace.distributions import finite
 from gym_trace.episode import OUTCOMES
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.manifest import SUFFIX
-from gym_trace.layout import Leaf, Path, PlainSpace
 from gym_trace.playback import Trace
-from gym_trace.stored.table import step_offsets
 from gym_trace.stored.writer import StoredWriter
 from gym_trace.values import Array
 
@@ -22,7 +21,6 @@ QUANTILES = (5, 25, 75, 95)  # percent
 _BINS = 40  # of the histograms of return and length
 _POINTS = 120  # of the curve of returns
 _UNKNOWN = np.iinfo(np.int64).min  # as a time
-_VALUES = frozenset(("observations", "actions", "rewards"))
 _BOOKKEEPING = ("fragments",)  # the column that says where episodes begin and end
 
 
@@ -78,12 +76,12 @@ def summarize(
     if by is not None:
         summary |= {"by": by, "groups": _summaries(trace, facts, grouping, codes)}
     if columns:
-        described = _describe_columns(trace, grouping, on_progress)
-        for name, values in described.items():
+        group_of_part = grouping.of_parts(trace, codes)
+        described = describe_columns(trace, len(grouping.names), group_of_part, on_progress)
+        whole = ColumnValues()
+        for name, values in zip(grouping.names, described):
             if by is not None and name in summary["groups"]:
                 summary["groups"][name].update(values.result())
-        whole = ColumnValues()
-        for values in described.values():
             whole.merge(values)
         summary |= whole.result()
     return summary
@@ -95,6 +93,11 @@ class Grouping(NamedTuple):
     names: list[str]
     of_writer: Array
     of_outcome: Array
+
+    def of_parts(self, trace: Trace, codes: Array) -> Array:
+        """Of each row of trace.episodes, given its place in OUTCOMES."""
+        groups: Array = self.of_writer[trace.episodes["writer"]] + self.of_outcome[codes]
+        return groups
 
 
 def _grouping(trace: Trace, by: str | None) -> Grouping:
@@ -183,7 +186,7 @@ def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> 
     """The summary of each group. codes: the outcomes of the parts."""
     names, of_writer, of_outcome = grouping
     group = of_writer[facts.writer] + of_outcome[facts.outcome]
-    parts = np.bincount(of_writer[trace.episodes["writer"]] + of_outcome[codes], minlength=len(names)).tolist()
+    parts = np.bincount(grouping.of_parts(trace, codes), minlength=len(names)).tolist()
     order = np.argsort(group, kind="stable")
     bounds = np.searchsorted(group[order], np.arange(len(names) + 1))
     shared = of_outcome.any()  # the files of a writer hold episodes of several groups
@@ -309,102 +312,3 @@ def _storage(trace: Trace, writers: list[StoredWriter]) -> dict[str, Any]:
             for name, (full, stored) in totals.items()
         },
     }
-
-
-# -- from the columns -------------------------------------------------------------------------------------------------
-
-
-class ColumnValues:
-    """What the rewards, actions and observations of one group of episodes are like."""
-
-    def __init__(self) -> None:
-        self._rewards = Rewards()
-        self._leaves: dict[Any, LeafValues] = {}
-
-    def add(self, leaves: list[tuple[Leaf, PlainSpace]], columns: dict[Path, Array]) -> None:
-        for leaf, space in leaves:
-            if leaf.path in columns:
-                self._of(LeafValues(leaf, space)).add(columns[leaf.path])
-        if ("rewards",) in columns:
-            self._rewards.add(columns["rewards",])
-
-    def merge(self, other: ColumnValues) -> None:
-        self._rewards.merge(other._rewards)
-        for values in other._leaves.values():
-            self._of(LeafValues(values.leaf, values.space)).merge(values)
-
-    def _of(self, empty: LeafValues) -> LeafValues:
-        """Those of this leaf so far. Writers of other environments may have a leaf of this name and another kind."""
-        return self._leaves.setdefault(empty.key, empty)
-
-    def result(self) -> dict[str, Any]:
-        described: dict[str, Any] = {"rewards": self._rewards.result(), "actions": [], "observations": []}
-        for values in self._leaves.values():
-            described[str(values.leaf.path[0])].append(values.result())
-        return described
-
-
-def _describe_columns(
-    trace: Trace, grouping: Grouping, on_progress: Callable[[int, int], None] | None
-) -> dict[str, ColumnValues]:
-    """Goes through the chunks, not the episodes: an episode of images may be larger than the memory."""
-    described = {name: ColumnValues() for name in grouping.names}
-    codes = _outcome_codes(trace.episodes)
-    total = sum(int(writer.fragments["steps"].sum()) for writer in trace.stored)
-    done = first_part = 0
-    for number, writer in enumerate(trace.stored):
-        if writer.damage:
-            damage = writer.damage[0]
-            raise CorruptTrace(damage.problem, damage.path, damage.start)
-        after = first_part + len(writer.parts.table)
-        group_of_part = grouping.of_writer[number] + grouping.of_outcome[codes[first_part:after]]
-        first_part = after
-        leaves = _leaves_of(writer) if writer.chunk_count else []
-        for group, columns, steps in _grouped_chunks(writer, group_of_part):
-            described[grouping.names[group]].add(leaves, columns)
-            done += steps
-            if on_progress is not None:
-                on_progress(done, total)
-    return described
-
-
-def _leaves_of(writer: StoredWriter) -> list[tuple[Leaf, PlainSpace]]:
-    spaces = (leaf for name in ("action_space", "observation_space") for leaf in _leaf_spaces(writer.schema[name]))
-    return list(zip([*writer.layouts.actions.leaves(), *writer.layouts.observations.leaves()], spaces))
-
-
-def _leaf_spaces(space: PlainSpace) -> Iterator[PlainSpace]:
-    if space["type"] == "Dict":
-        for _, child in space["spaces"]:
-            yield from _leaf_spaces(child)
-    elif space["type"] == "Tuple":
-        for child in space["spaces"]:
-            yield from _leaf_spaces(child)
-    else:
-        yield space
-
-
-def _grouped_chunks(writer: StoredWriter, group_of_part: Array) -> Iterator[tuple[int, dict[Path, Array], int]]:
-    """(group, columns, steps) of each chunk, once for each group that it has rows of."""
-    parts = writer.parts
-    # Of a step whose leading observation is lost nothing is known for sure: as in Episode, it is left out.
-    trimmed = np.zeros(len(writer.fragments), bool)
-    trimmed[parts.fragments[parts.first[:-1][parts.trimmed]]] = True
-    for number in range(writer.chunk_count):
-        begin, end = writer.chunk_bounds[number : number + 2].tolist()
-        rows = parts.of_fragment[begin:end]
-        if not (rows >= 0).any():  # of episodes that a live writer has not ended, or nothing but marks
-            continue
-        groups = np.where(rows >= 0, group_of_part[rows], -1)
-        chunk = writer.chunk(number, _VALUES)
-        observations, steps = step_offsets(writer.fragments[begin:end])
-        of_observation, of_step = np.repeat(groups, np.diff(observations)), np.repeat(groups, np.diff(steps))
-        of_step[steps[:-1][trimmed[begin:end]]] = -1
-        for group in np.unique(groups[groups >= 0]).tolist():
-            chosen = {True: of_observation == group, False: of_step == group}
-            columns = {}
-            for path in chunk.columns:
-                mask = chosen[path[0] == "observations"]
-                array = chunk.array(path)
-                columns[path] = array if mask.all() else array[mask]
-            yield group, columns, int(np.count_nonzero(chosen[False]))

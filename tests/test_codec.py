@@ -115,7 +115,7 @@ def test_only_what_hardly_gets_larger_by_it_is_compressed_quickly() -> None:
     walk, dice = random.normal(size=(4000, 8)).cumsum(axis=0), random.integers(0, 6, 50_000, np.uint8)
     for rows, is_quick in ((walk, True), (dice, False)):
         encoder, patient = ColumnEncoder(("a",), Workspace(1)), ColumnEncoder(("a",), Workspace(1))
-        patient._workspace.compress_quickly = None
+        patient._workspace.compress_quickly = patient._workspace.compress
         (column, blob), (_, smaller) = encoder.encode(rows), patient.encode(rows)
         assert (blob != smaller) == is_quick
         assert len(blob) <= 1.03 * len(smaller)

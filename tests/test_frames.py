@@ -18,7 +18,7 @@ from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import transforms
 from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, parse_column
 from gym_trace.format.decoding import decode
-from gym_trace.format.encoding import ColumnEncoder, Workspace, _Habit
+from gym_trace.format.encoding import ColumnEncoder, Workspace
 from gym_trace.frames import FramePacker, FrameRows, Odd
 from gym_trace.layout import Leaf
 from gym_trace.recording import RowRecorder
@@ -180,8 +180,8 @@ def test_one_row_does_not_tell_how_the_next_ones_are_best_encoded() -> None:
     "encoding", [0, ZSTD, XOR | ZSTD, SHUFFLE | ZSTD, XOR | SHUFFLE | ZSTD, CHANGES, CHANGES | ZSTD]
 )
 def test_every_encoding_of_large_rows_comes_back(monkeypatch: pytest.MonkeyPatch, encoding: int) -> None:
-    def choice(self: Any, *_: Any) -> tuple[int, _Habit]:
-        return encoding, _Habit()
+    def choice(self: Any, *_: Any) -> int:
+        return encoding
 
     monkeypatch.setattr(ColumnEncoder, "_choice", choice)
     frames = np.array(frames_of([3, 1, 0, 2, 3, 1], (1100,), "<f4"))

@@ -24,7 +24,7 @@ LAYERS = [
     {"format"},
     {"rows", "lanes", "stored", "forks", "recording", "examination"},
     {"opening", "live_video", "wrappers", "vector_wrappers", "playback", "recovery"},
-    {"comparison", "diff", "statistics", "description", "rollout", "replay", "replay_env"},
+    {"comparison", "diff", "statistics", "column_statistics", "description", "rollout", "replay", "replay_env"},
     {"verification", "interop", "simulation"},
     {"rendering", "screening", "collecting"},
 ]

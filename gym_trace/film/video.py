@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -126,7 +127,7 @@ class _Encoder:
         self._file.close()
 
 
-class _Writer:
+class _Writer(ABC):
     """What all writers do alike: a temporary name, and pictures that have to be of one size."""
 
     def __init__(self, path: Path, fps: float):
@@ -165,19 +166,26 @@ class _Writer:
         except (av.FFmpegError, OSError):
             pass  # such as that the disk is full; it is not to be kept
         finally:
-            self._part.unlink(missing_ok=True)
+            if self._part.is_dir():
+                shutil.rmtree(self._part, ignore_errors=True)
+            else:
+                self._part.unlink(missing_ok=True)
 
+    @abstractmethod
     def _open(self, height: int, width: int) -> None:
-        raise NotImplementedError
+        """Begins the file, for pictures of this size."""
 
+    @abstractmethod
     def _add(self, picture: Array) -> None:
-        raise NotImplementedError
+        """Adds a picture."""
 
+    @abstractmethod
     def _finish(self) -> None:
-        raise NotImplementedError
+        """Completes the file."""
 
+    @abstractmethod
     def _abandon(self) -> None:
-        raise NotImplementedError
+        """Lets go of it as it is."""
 
 
 class Mp4Writer(_Writer):
@@ -335,8 +343,8 @@ class PngWriter(_Writer):
     def _finish(self) -> None:
         pass
 
-    def drop(self) -> None:
-        shutil.rmtree(self._part, ignore_errors=True)
+    def _abandon(self) -> None:
+        pass
 
 
 def _pulled(graph: Graph) -> Any:

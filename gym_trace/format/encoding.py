@@ -43,9 +43,9 @@ class Workspace:
 
     def __init__(self, level: int):
         self.level = level or 3  # which is what zstd takes 0 for
-        self.compressor = zstandard.ZstdCompressor(level=level)
+        self.compressor = zstandard.ZstdCompressor(level=self.level)
         self.compress: Callable[[Any], bytes] = self.compressor.compress
-        self.compress_quickly: Callable[[Any], bytes] | None = None
+        self.compress_quickly: Callable[[Any], bytes] = self.compress
         if level == 1:  # which is to be quick
             self.compress_quickly = zstandard.ZstdCompressor(level=_QUICK).compress
         self.room = Buffers().take  # for filtered rows
@@ -78,7 +78,7 @@ class ColumnEncoder:
         if self._stream is None:
             shape = rows.shape if isinstance(rows, FrameRows) else rows.shape[1:]
             row_size = rows.row_size if isinstance(rows, FrameRows) else rows.nbytes // len(rows)
-            encoding, _ = self._choice(rows, row_size)
+            encoding = self._choice(rows, row_size)
             self._stream = _Stream(self._stream_compressor(encoding), rows.dtype, shape, encoding)
         if isinstance(rows, FrameRows):
             self._stream.feed_frames(rows)
@@ -117,8 +117,8 @@ class ColumnEncoder:
         if constant:
             flat = flat[:1]
         else:
-            encoding, habit = self._choice(rows, flat.shape[1])
-            if habit.quick and self._workspace.compress_quickly is not None:
+            encoding = self._choice(rows, flat.shape[1])
+            if self._habits[False].quick:
                 compress = self._workspace.compress_quickly
         filtered = _filter(flat, encoding, rows.dtype.itemsize, self._workspace.room)
         blob, encoding = _squeezed(filtered, flat, encoding, compress)
@@ -146,16 +146,16 @@ class ColumnEncoder:
             crc = wire.checksum(piece, crc)
         return Column(self._path, dtype, shape, rows, encoding, sum(map(len, pieces)), raw, crc)
 
-    def _choice(self, rows: Array | FrameRows, row_size: int) -> tuple[int, _Habit]:
+    def _choice(self, rows: Array | FrameRows, row_size: int) -> int:
         """What proved smallest on a sample of these rows, tried again now and then; of small ones the filters alone."""
         large = _is_large(row_size)
         habit = self._habits[large]
         if large and len(rows) < _LEAST_ROWS:
-            return (habit.encoding | ZSTD * habit.compressible if habit.patience else CHANGES | ZSTD), habit
+            return habit.encoding | ZSTD * habit.compressible if habit.patience else CHANGES | ZSTD
         if large and isinstance(rows, FrameRows):
             self._changes_little = rows.changed <= _LITTLE * len(rows)
         if large and self._changes_little and (isinstance(rows, FrameRows) or habit.encoding == CHANGES):
-            return CHANGES | ZSTD, habit  # no other encoding is worth a trial
+            return CHANGES | ZSTD  # no other encoding is worth a trial
         habit.until_trial -= 1
         if habit.until_trial < 0 and len(rows) * row_size:
             tried = max(8, (_LARGE_SAMPLE if large else _SAMPLE_BYTES) // row_size)
@@ -164,7 +164,7 @@ class ColumnEncoder:
             # A column that has just begun may not look like the rest of it: try the first chunks again soon.
             habit.patience = min(_RETRY_AFTER, 4 * habit.patience + 3)
             habit.until_trial = habit.patience
-        return habit.encoding | ZSTD * (large and habit.compressible), habit
+        return habit.encoding | ZSTD * (large and habit.compressible)
 
     def _try(self, habit: _Habit, sample: Array, item_size: int) -> None:
         """Chooses what makes the sample smallest."""
@@ -178,7 +178,7 @@ class ColumnEncoder:
         habit.compressible = sizes[best] < _WORTHWHILE * sample.nbytes
         habit.encoding = best if habit.compressible else 0
         quick = self._workspace.compress_quickly
-        if quick is not None and not _is_large(sample.shape[1]) and sample.nbytes >= _TELLING_BYTES:
+        if not _is_large(sample.shape[1]) and sample.nbytes >= _TELLING_BYTES:
             filtered = _filter(sample, habit.encoding, item_size, self._workspace.room)
             habit.quick = len(quick(filtered)) <= _QUICK_SIZE * sizes[best]
 
