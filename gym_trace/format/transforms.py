@@ -12,6 +12,8 @@ from gym_trace.frames import Slot, word_of
 from gym_trace.values import Array
 
 _COUNT = np.dtype("<u4")
+_NARROW = 16  # bytes of an element
+_WIDE_AT_ONCE = 2048  # wider elements, of which each pass over all would read all memory once more
 
 
 def _fresh(size: int) -> Array:
@@ -60,7 +62,9 @@ def undo_xor(flat: Array) -> None:
 def shuffle(flat: Array, item_size: int, room: Callable[[int], Array] = _fresh) -> Array:
     """A copy with the bytes grouped, over all rows or, where rows are large, in each by itself."""
     out, groups = room(flat.size), _groups(flat)
-    out.reshape(groups, item_size, -1)[...] = flat.reshape(groups, -1, item_size).transpose(0, 2, 1)
+    elements, planes = flat.reshape(groups, -1, item_size), out.reshape(groups, item_size, -1)
+    for part in _parts(elements.shape[1], item_size):
+        planes[:, :, part] = elements[:, part].transpose(0, 2, 1)
     return out
 
 
@@ -69,8 +73,19 @@ def undo_shuffle(planes: Array, out: Array, item_size: int) -> None:
     if out.size:
         groups = _groups(out)
         elements, sources = out.reshape(groups, -1, item_size), planes.reshape(groups, item_size, -1)
+        if item_size > _NARROW:
+            for part in _parts(elements.shape[1], item_size):
+                elements[:, part] = sources[:, :, part].transpose(0, 2, 1)
+            return
         for j in range(item_size):  # one strided pass a byte is several times faster than one transposing copy
             elements[:, :, j] = sources[:, j]
+
+
+def _parts(count: int, item_size: int) -> list[slice]:
+    """Of that many elements as many at a time as the processor's cache holds, if they are wide; else all of them."""
+    if item_size <= _NARROW:
+        return [slice(0, count)]
+    return [slice(begin, begin + _WIDE_AT_ONCE) for begin in range(0, count, _WIDE_AT_ONCE)]
 
 
 def _groups(flat: Array) -> int:

@@ -184,42 +184,38 @@ class _Encoding:
     def _steps(self, events: list[Step]) -> Segment:
         """One segment of consecutive steps. All arrays of rows are ordered by lane, then by time."""
         times, encoder = len(events), self._encoder
-        flags = _by_time([event.terminations for event in events]), _by_time([event.truncations for event in events])
-        ended = flags[0] | flags[1]
+        said = _by_time([event.terminations for event in events]) * np.uint8(wire.TERMINATED)
+        said |= _by_time([event.truncations for event in events]) * np.uint8(wire.TRUNCATED)
+        ended = said != 0
         valid, leads = self._which(ended)
         if events[0].kept is not None:
             same_step, filtered = self._mode == SAME_STEP, encoder.filtered
             return self._chosen(events, ChosenRows(events, valid, leads, ended, same_step, filtered))
-        whole = valid.all()
-        rows = np.flatnonzero(valid.T)  # of all (lane, time) pairs, those that are anything
-        if whole:
-            lane, time = np.repeat(np.arange(self._count), times), np.tile(np.arange(times), self._count)
-        else:
-            lane, time = rows // times, rows % times
-        done, lead = (ended & ~leads).T.reshape(-1)[rows], leads.T.reshape(-1)[rows]
+        places = None if valid.all() else np.flatnonzero(valid.T)  # lane * times + time of each row; None: of all
+        said *= ended & ~leads
+        lead = _in_place(leads, places)
         observations = [
-            _by_lane([event.observations[i] for event in events], None if whole else rows, encoder.room)
+            _by_lane([event.observations[i] for event in events], places, encoder.room)
             for i in range(len(encoder.observation_leaves))
         ]
-        steps = None if whole and not lead.any() else rows[~lead]  # those that are steps
-        if self._mode == SAME_STEP and done.any():
-            at = np.flatnonzero(done)
+        steps = _without(places, lead)
+        if self._mode == SAME_STEP and said.any():
+            at = np.flatnonzero(_in_place(said, places))
+            places = np.arange(len(lead)) if places is None else places
+            ends = np.divmod(places[at], times)
             observations = [
-                _inserted(column, at, self._finals(events, i, lane[at], time[at]))
-                for i, column in enumerate(observations)
+                _inserted(column, at, self._finals(events, i, *ends)) for i, column in enumerate(observations)
             ]
-            lane, time, lead = np.insert(lane, at, lane[at]), np.insert(time, at, time[at]), np.insert(lead, at, False)
-            places = at + np.arange(len(at))  # of the last observations; the first of the new episodes follow them
-            done = np.zeros(len(lane), np.bool_)
-            done[places], lead[places + 1] = True, True
+            places, lead = np.insert(places, at, places[at]), np.insert(lead, at, False)
+            lead[at + np.arange(len(at)) + 1] = True  # the first observations of new episodes follow the last ones
         columns: Columns = {}
         begun = np.flatnonzero(lead)
         if len(begun):
-            columns["starts",] = self._autoreset_starts(events, lane[begun], time[begun])
+            columns["starts",] = self._autoreset_starts(events, *_lane_and_time(begun, places, times))
         columns.update(zip((leaf.path for leaf in encoder.observation_leaves), observations))
         if steps is None or len(steps):
             self._add_step_columns(columns, events, steps)
-        return _segment(self._fragments(events, flags, lane, time, lead, done), columns)
+        return _segment(self._fragments(events, said, places, lead), columns)
 
     def _chosen(self, events: list[Step], chosen: ChosenRows) -> Segment:
         """The segment of what filters have left."""
@@ -291,51 +287,76 @@ class _Encoding:
         self.lanes["start"][lanes] = starts  # the last one of a lane stays
         return starts
 
-    def _fragments(
-        self, events: list[Step], flags: tuple[Array, Array], lane: Array, time: Array, lead: Array, done: Array
-    ) -> Array:
-        """The fragments of rows that are ordered by lane, then by time."""
-        if not len(lane):
+    def _fragments(self, events: list[Step], said: Array, places: Array | None, lead: Array) -> Array:
+        """The fragments of rows that are ordered by lane, then by time.
+
+        Args:
+            said: of each (time, lane), the flags of an episode that ends there.
+            places: lane * times + time of each row; None for all there are.
+            lead: of each row, whether it is the first observation of an episode.
+        """
+        times, opens = len(events), lead.copy()
+        of_lanes = np.arange(self._count) * times
+        firsts = of_lanes if places is None else np.searchsorted(places, of_lanes)
+        opens[firsts[firsts < len(lead)]] = True
+        begin = np.flatnonzero(opens)
+        if not len(begin):
             return np.zeros(0, wire.FRAGMENT)
-        changes = lane[1:] != lane[:-1]
-        begin = np.flatnonzero(np.concatenate([[True], changes | lead[1:]]))
-        last = np.append(begin[1:], len(lane)) - 1
-        starts, ends = lead[begin], done[last]
-        utc, monotonic = np.array([(event.utc, event.monotonic) for event in events], np.int64).T
-        started = np.flatnonzero(starts)
-        first, final = time[begin[started]], time[last]
-        begun = {name: self.lanes[name][lane[begin]] for name in ("utc", "monotonic", "episode", "seed")}
-        begun["utc"][started], begun["monotonic"][started] = utc[first], monotonic[first]
-        begun["seed"][started] = wire.NO_SEED
-        order = np.argsort(first, kind="stable")  # ids in the order of the starts, then of the lanes
-        begun["episode"][started[order]] = self.episodes + np.arange(len(started))
+        after = np.append(begin[1:], len(lead))
+        starts = lead[begin]
+        lane, first = _lane_and_time(begin, places, times)
+        _, final = _lane_and_time(after - 1, places, times)
+        utc, monotonic = np.array([event.utc for event in events]), np.array([event.monotonic for event in events])
+        said = said[final, lane] * ~lead[after - 1]
+        ends = said != 0
+
+        goes_on, started = np.flatnonzero(~starts), np.flatnonzero(starts)
+        of_start = {"utc": utc[first], "monotonic": monotonic[first], "episode": np.empty(len(begin), np.int64)}
+        for name, values in of_start.items():
+            values[goes_on] = self.lanes[name][lane[goes_on]]
+        narrow = first[started].astype(np.min_scalar_type(times))  # for which NumPy has a faster way to sort
+        in_turn = started[np.argsort(narrow, kind="stable")]  # ids in the order of the starts, then of the lanes
+        of_start["episode"][in_turn] = self.episodes + np.arange(len(started))
         self.episodes += len(started)
 
         fragments = np.zeros(len(begin), wire.FRAGMENT)
-        fragments["lane"], fragments["episode"] = lane[begin], begun["episode"]
-        fragments["steps"] = last + 1 - begin - starts
-        fragments["first_step"] = np.where(starts, 0, self.lanes["steps"][lane[begin]])
-        at = final[ends], lane[last[ends]]
-        terminated, truncated = flags[0][at], flags[1][at]
-        fragments["flags"] = (wire.STARTS | wire.LEADS) * starts
-        fragments["flags"][ends] |= (
-            wire.STOPS | wire.ENDS | wire.TERMINATED * terminated | wire.TRUNCATED * truncated
-        ).astype(np.uint32)
-        fragments["outcome"][ends] = np.where(terminated, TERMINATED, TRUNCATED)
-        fragments["seed"][starts] = wire.NO_SEED
-        fragments["start_time"][starts] = begun["utc"][starts]
-        fragments["clock_offset"][starts] = (begun["utc"] - begun["monotonic"])[starts]
-        fragments["duration"][ends] = (monotonic[final] - begun["monotonic"])[ends]
-        fragments["clock_drift"][ends] = (utc[final] - begun["utc"])[ends] - fragments["duration"][ends]
+        fragments["lane"], fragments["episode"] = lane, of_start["episode"]
+        fragments["steps"] = after - begin - starts
+        fragments["first_step"][goes_on] = self.lanes["steps"][lane[goes_on]]
+        fragments["start_time"] = of_start["utc"] * starts
+        fragments["clock_offset"] = (of_start["utc"] - of_start["monotonic"]) * starts
+        fragments["seed"] = wire.NO_SEED * starts
+        fragments["flags"] = (wire.STARTS | wire.LEADS) * starts + (wire.STOPS | wire.ENDS) * ends + said
+        fragments["outcome"] = np.where(said & wire.TERMINATED, TERMINATED, TRUNCATED * ends)
+        duration = (monotonic[final] - of_start["monotonic"]) * ends
+        fragments["duration"] = duration
+        fragments["clock_drift"] = (utc[final] - of_start["utc"]) * ends - duration
 
-        latest = np.append(begin[1:], len(lane)) == len(lane)
-        latest[:-1] = lane[begin[1:]] != lane[begin[:-1]]
-        lanes = lane[begin[latest]]
-        for name in ("utc", "monotonic", "episode", "seed"):
-            self.lanes[name][lanes] = begun[name][latest]
+        latest = np.append(lane[1:] != lane[:-1], True)
+        lanes = lane[latest]
+        for name, values in of_start.items():
+            self.lanes[name][lanes] = values[latest]
+        self.lanes["seed"][lane[started]] = wire.NO_SEED
         self.lanes["running"][lanes] = True
         self.lanes["steps"][lanes] = (fragments["first_step"] + fragments["steps"])[latest]
         return fragments
+
+
+def _in_place(flags: Array, places: Array | None) -> Array:
+    """Flags, a row a time, in the order of rows."""
+    by_lane = flags.T.reshape(-1)
+    return by_lane if places is None else by_lane[places]
+
+
+def _without(places: Array | None, lead: Array) -> Array | None:
+    """The places of the rows that are steps; None for all there are."""
+    if not lead.any():
+        return places
+    return np.flatnonzero(~lead) if places is None else places[~lead]
+
+
+def _lane_and_time(rows: Array, places: Array | None, times: int) -> tuple[Array, Array]:
+    return np.divmod(rows if places is None else places[rows], times)
 
 
 def _segment(fragments: Array, columns: Columns) -> Segment:
@@ -352,7 +373,11 @@ def _by_lane(batches: Sequence[Rows], chosen: Array | None, room: Callable[[int]
         flat = in_order(stacked, room).reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
     else:
         flat = [row for lane in zip(*map(_packed, batches)) for row in lane]
-    return flat if chosen is None else taken(flat, chosen)
+    if chosen is None or not isinstance(flat, np.ndarray):
+        return flat if chosen is None else taken(flat, chosen)
+    size = flat.nbytes // max(1, len(flat)) * len(chosen)
+    out = room(size).view(flat.dtype).reshape(len(chosen), *flat.shape[1:])
+    return flat.take(chosen, axis=0, out=out, mode="clip")  # which puts them into out without a copy in between
 
 
 def _by_time(flags: list[Array]) -> Array:

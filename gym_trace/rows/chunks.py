@@ -132,7 +132,9 @@ def _add_up(rewards: Array | list[bytes] | None, fragments: Array) -> None:
         steps = fragments["steps"].astype(np.int64)
         begins = (np.cumsum(steps) - steps)[filled]
         with np.errstate(all="ignore"):  # rewards may be anything, and so may their sum
-            numbers = np.full(steps.sum(), np.nan) if rewards is None else _as_numbers(rewards).astype(np.float64)
+            numbers = (
+                np.full(steps.sum(), np.nan) if rewards is None else _as_numbers(rewards).astype(np.float64, copy=False)
+            )
             fragments["reward_sum"][filled] = np.add.reduceat(numbers, begins)
 
 
