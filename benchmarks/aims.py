@@ -67,6 +67,13 @@ def _recording(figures: Figures) -> Iterator[Aim]:
     yield _aim("Pong: at most 10 % of the unwrapped loop", found, lambda v: v <= 10, "{:.1f} %")
     found = {name: over_ring(name) for name in IMAGES}
     yield _aim("images: within 2 times of copying into a ring", found, lambda v: v <= 2, "{:.1f}")
+    for text, figure, most in (("at most 50 ns added", "added", 50), ("at most 130 ns of CPU added", "cpu", 130)):
+        value = figures.best("recorded", "cartpole-x1024", (OURS,), figure)
+        found = {"cartpole-x1024": None if value is None else 1e3 * value}
+        yield _aim(f"1,024 CartPoles: {text} a step of one", found, lambda v, m=most: v <= m, "{:.0f} ns")
+    shares = {name: figures.best("recorded", name, (OURS,), "share") for name in ("frames-x64", "noise-x64")}
+    found = {name: None if share is None else 100 * share for name, share in shares.items()}
+    yield _aim("64 lanes of random frames: at most 15 % of the unwrapped loop", found, lambda v: v <= 15, "{:.1f} %")
 
 
 def _theirs(measured: float | None, elsewhere: float) -> tuple[float, str]:

@@ -9,8 +9,22 @@ import numpy as np
 from gymnasium import spaces, vector
 
 
+class SampledFrames(gymnasium.Env):
+    """Random frames, 84 x 84 x 4 bytes each, as its space samples them."""
+
+    observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
+    action_space = spaces.Discrete(4)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
 class NoiseEnvs(vector.VectorEnv):
-    """Lanes of random frames, 84 x 84 x 4 bytes each: the worst that there can be for a compressor."""
+    """Lanes of random frames, 84 x 84 x 4 bytes each, made faster than a disk can write them."""
 
     def __init__(self, count: int):
         self.num_envs = count

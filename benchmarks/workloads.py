@@ -87,6 +87,13 @@ def _cartpoles(count: int, mode: str) -> Any:
     return gymnasium.make_vec("CartPole-v1", num_envs=count, vectorization_mode=mode)
 
 
+def _sampled() -> Any:
+    from environments import SampledFrames
+    from gymnasium.vector import SyncVectorEnv
+
+    return SyncVectorEnv([SampledFrames] * 64)
+
+
 def _noise() -> Any:
     from environments import NoiseEnvs
 
@@ -113,7 +120,11 @@ VECTOR = [
         lambda: _cartpoles(1024, "vector_entry_point"), 12_000 * 1024, lanes=1024,
     ),
     Workload("cartpole-x16", "16 CartPoles, SyncVectorEnv", lambda: _cartpoles(16, "sync"), 24_000 * 16, lanes=16),
-    Workload("noise-x64", "64 lanes of random frames, 84 x 84 x 4", _noise, 100 * 64, images=True, lanes=64),
+    Workload(
+        "frames-x64", "64 environments of random frames, 84 x 84 x 4, SyncVectorEnv", _sampled, 200 * 64,
+        images=True, lanes=64,
+    ),
+    Workload("noise-x64", "64 lanes of noise, 84 x 84 x 4, made at once", _noise, 100 * 64, images=True, lanes=64),
 ]  # fmt: skip
 BLINK = Workload("blink", "episodes of one and two steps", _blink, 0)
 WORKLOADS = {workload.name: workload for workload in [*SINGLE, *VECTOR, BLINK]}
