@@ -15,7 +15,8 @@ from gymnasium.vector.utils import iterate
 from gym_trace.environment import autoreset_mode
 from gym_trace.errors import InvalidOption
 from gym_trace.filters import EpisodeFilter, Filters, FrameFilter
-from gym_trace.lanes.events import SAME_STEP, Reset, Rows, Step
+from gym_trace.lanes.events import SAME_STEP, Reset, Step
+from gym_trace.lanes.ordering import Rows
 from gym_trace.lanes.recording import BatchPacker, LaneRecorder
 from gym_trace.layout import Layout, layout_of
 from gym_trace.opening import copied_schema, info_keys, new_schema, opened_directory

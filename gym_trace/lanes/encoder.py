@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,21 +19,18 @@ from gym_trace.lanes.events import (
     LaneBlock,
     Lost,
     Reset,
-    Rows,
     Step,
     advanced,
-    by_lane_already,
-    in_order,
     last_observations,
-    taken,
 )
 from gym_trace.lanes.filters import ChosenRows
+from gym_trace.lanes.ordering import Rows, by_lane, by_time, inserted, taken
 from gym_trace.layout import Leaf
 from gym_trace.rows.blocks import CUT, TERMINATED, TRUNCATED
 from gym_trace.rows.chunks import PACKED_ABSENT, joined_rows
 from gym_trace.rows.encoder import Columns, Segment, size_of
 from gym_trace.rows.starts import NOTHING, packed_start
-from gym_trace.values import Array, pack
+from gym_trace.values import Array
 
 
 class LaneProgress(NamedTuple):
@@ -43,6 +39,7 @@ class LaneProgress(NamedTuple):
     block: LaneBlock
     events: int  # of the block
     lanes: Array  # of dtype LANE
+    starts: Array  # of objects, one a lane: what the column "starts" has of its episode
     episodes: int
     recent: tuple[Reset | Step | GoOn, ...]  # see last_observations
 
@@ -64,7 +61,7 @@ class LaneEncoder:
 
     def begun(self, block: LaneBlock) -> LaneProgress:
         """Where it begins."""
-        return LaneProgress(block, 0, np.zeros(self.count, LANE), 0, ())
+        return LaneProgress(block, 0, np.zeros(self.count, LANE), np.full(self.count, NOTHING, object), 0, ())
 
     def encoded(
         self, progress: LaneProgress, blocks: list[LaneBlock], partly: bool
@@ -82,7 +79,7 @@ class LaneEncoder:
                 done += len(events)
         if blocks == [progress.block] and done == progress.events:
             return progress, []
-        return LaneProgress(blocks[-1], done, encoding.lanes, encoding.episodes, encoding.recent), segments
+        return encoding.progress(blocks[-1], done), segments
 
     def open_run(self, progress: LaneProgress) -> GoOn:
         """What another encoder needs to go on where this one is."""
@@ -90,7 +87,7 @@ class LaneEncoder:
         known["deferred"] = known["open"] & ~known["skipped"]
         lanes = np.flatnonzero(known["deferred"])
         known["episode"][lanes] = np.arange(len(lanes))
-        return GoOn(known, lanes, last_observations(progress.recent, lanes, self.count))
+        return GoOn(known, progress.starts, lanes, last_observations(progress.recent, lanes, self.count))
 
 
 class _Encoding:
@@ -98,7 +95,12 @@ class _Encoding:
 
     def __init__(self, encoder: LaneEncoder, progress: LaneProgress):
         self._encoder, self._count, self._mode = encoder, encoder.count, encoder.mode
-        self.lanes, self.episodes, self.recent = progress.lanes.copy(), progress.episodes, progress.recent
+        self.lanes, self.starts = progress.lanes.copy(), progress.starts.copy()
+        self.episodes, self.recent = progress.episodes, progress.recent
+
+    def progress(self, block: LaneBlock, events: int) -> LaneProgress:
+        """How far it is, after that many events of a block."""
+        return LaneProgress(block, events, self.lanes, self.starts, self.episodes, self.recent)
 
     def segments(self, events: list[Event]) -> list[Segment]:
         """What consecutive events are."""
@@ -116,7 +118,7 @@ class _Encoding:
                 segments += self._reset(event)
                 self.recent = (event,) if len(event.lanes) == self._count else (*self.recent, event)
             elif isinstance(event, GoOn):
-                self.lanes, self.episodes = event.known.copy(), len(event.lanes)
+                self.lanes, self.starts, self.episodes = event.known.copy(), event.starts.copy(), len(event.lanes)
                 self.recent = (event,) if len(event.lanes) else ()
             elif event is not None:
                 segments.append(self._end(event))
@@ -128,7 +130,8 @@ class _Encoding:
         cut = self._ends(event.lanes, CUT, event.utc, event.monotonic)
         new = np.zeros(len(event.lanes), LANE)
         new["open"], new["utc"], new["monotonic"] = True, event.utc, event.monotonic
-        new["start"], new["seed"] = [start.kept for start in event.starts], [start.seed for start in event.starts]
+        new["seed"] = [start.seed for start in event.starts]
+        self.starts[event.lanes] = [start.kept for start in event.starts]
         if event.ids is None:
             new["episode"] = self.episodes + np.arange(len(new))
             self.episodes += len(new)
@@ -156,7 +159,7 @@ class _Encoding:
         fragments["flags"] = wire.STARTS | wire.LEADS * known["running"].astype(np.uint32)
         fragments["seed"], fragments["start_time"] = known["seed"], known["utc"]
         fragments["clock_offset"] = known["utc"] - known["monotonic"]
-        columns: Columns = {("starts",): known["start"].tolist()}
+        columns: Columns = {("starts",): self.starts[lanes].tolist()}
         if known["running"].any():
             columns.update(zip((leaf.path for leaf in self._encoder.observation_leaves), observations))
         return _segment(fragments, columns)
@@ -184,8 +187,8 @@ class _Encoding:
     def _steps(self, events: list[Step]) -> Segment:
         """One segment of consecutive steps. All arrays of rows are ordered by lane, then by time."""
         times, encoder = len(events), self._encoder
-        said = _by_time([event.terminations for event in events]) * np.uint8(wire.TERMINATED)
-        said |= _by_time([event.truncations for event in events]) * np.uint8(wire.TRUNCATED)
+        said = by_time([event.terminations for event in events]) * np.uint8(wire.TERMINATED)
+        said |= by_time([event.truncations for event in events]) * np.uint8(wire.TRUNCATED)
         ended = said != 0
         valid, leads = self._which(ended)
         if events[0].kept is not None:
@@ -195,7 +198,7 @@ class _Encoding:
         said *= ended & ~leads
         lead = _in_place(leads, places)
         observations = [
-            _by_lane([event.observations[i] for event in events], places, encoder.room)
+            by_lane([event.observations[i] for event in events], places, encoder.room)
             for i in range(len(encoder.observation_leaves))
         ]
         steps = _without(places, lead)
@@ -204,7 +207,7 @@ class _Encoding:
             places = np.arange(len(lead)) if places is None else places
             ends = np.divmod(places[at], times)
             observations = [
-                _inserted(column, at, self._finals(events, i, *ends)) for i, column in enumerate(observations)
+                inserted(column, at, self._finals(events, i, *ends)) for i, column in enumerate(observations)
             ]
             places, lead = np.insert(places, at, places[at]), np.insert(lead, at, False)
             lead[at + np.arange(len(at)) + 1] = True  # the first observations of new episodes follow the last ones
@@ -230,10 +233,10 @@ class _Encoding:
         first = last_observations(self.recent, np.arange(self._count), self._count) or events[0].observations
         rows = np.array([lane * (times + 1) + time + 1 for lane, time in chosen.observations], np.int64)
         for i, leaf in enumerate(self._encoder.observation_leaves):
-            column = _by_lane([first[i], *(event.observations[i] for event in events)], rows, self._encoder.room)
+            column = by_lane([first[i], *(event.observations[i] for event in events)], rows, self._encoder.room)
             if chosen.finals:
                 at, lanes, ends = np.array(chosen.finals).T
-                column = _inserted(column, at, self._finals(events, i, lanes, ends))
+                column = inserted(column, at, self._finals(events, i, lanes, ends))
             if len(column):
                 columns[leaf.path] = column
         if chosen.steps:
@@ -245,13 +248,13 @@ class _Encoding:
         """Adds what steps have beside observations. steps: places, by lane, then by time; None for all."""
         room = self._encoder.room
         for i, leaf in enumerate(self._encoder.action_leaves):
-            columns[leaf.path] = _by_lane([event.actions[i] for event in events], steps, room)
-        columns["rewards",] = _by_lane([event.rewards for event in events], steps, room)
+            columns[leaf.path] = by_lane([event.actions[i] for event in events], steps, room)
+        columns["rewards",] = by_lane([event.rewards for event in events], steps, room)
         if events[0].infos is not None:
-            columns["infos",] = _by_lane([event.infos or [] for event in events], steps, room)
+            columns["infos",] = by_lane([event.infos or [] for event in events], steps, room)
         for name in dict.fromkeys(name for event in events for name in event.notes):
             missing = [PACKED_ABSENT] * self._count
-            columns["annotations", name] = _by_lane([event.notes.get(name, missing) for event in events], steps, room)
+            columns["annotations", name] = by_lane([event.notes.get(name, missing) for event in events], steps, room)
 
     def _which(self, ended: Array) -> tuple[Array, Array]:
         """Of each (time, lane): whether it is anything, and whether it is a reset."""
@@ -284,7 +287,7 @@ class _Encoding:
         if events[0].reset_infos is not None:
             infos = [(events[time].reset_infos or [])[lane] for lane, time in zip(lanes.tolist(), times.tolist())]
             starts = [packed_start(None, None, None, info)[0] for info in infos]
-        self.lanes["start"][lanes] = starts  # the last one of a lane stays
+        self.starts[lanes] = starts  # the last one of a lane stays
         return starts
 
     def _fragments(self, events: list[Step], said: Array, places: Array | None, lead: Array) -> Array:
@@ -361,48 +364,3 @@ def _lane_and_time(rows: Array, places: Array | None, times: int) -> tuple[Array
 
 def _segment(fragments: Array, columns: Columns) -> Segment:
     return Segment(fragments, columns, fragments.nbytes + sum(map(size_of, columns.values())))
-
-
-def _by_lane(batches: Sequence[Rows], chosen: Array | None, room: Callable[[int], Array]) -> Rows:
-    """Rows of batches for all lanes, by lane, then by time; the chosen ones, None for all. room: as of in_order."""
-    flat: Rows
-    stacked = by_lane_already(batches)
-    if stacked is None and _alike(batches):
-        stacked = np.stack(batches, axis=1)
-    if stacked is not None:
-        flat = in_order(stacked, room).reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
-    else:
-        flat = [row for lane in zip(*map(_packed, batches)) for row in lane]
-    if chosen is None or not isinstance(flat, np.ndarray):
-        return flat if chosen is None else taken(flat, chosen)
-    size = flat.nbytes // max(1, len(flat)) * len(chosen)
-    out = room(size).view(flat.dtype).reshape(len(chosen), *flat.shape[1:])
-    return flat.take(chosen, axis=0, out=out, mode="clip")  # which puts them into out without a copy in between
-
-
-def _by_time(flags: list[Array]) -> Array:
-    """One flag a lane from each step, as an array of shape (times, lanes)."""
-    stacked = by_lane_already(flags)
-    return np.array(flags) if stacked is None else stacked.T
-
-
-def _inserted(column: Rows, at: Array, rows: Rows) -> Rows:
-    """column with rows put in, one before each place."""
-    if isinstance(column, np.ndarray) and isinstance(rows, np.ndarray) and _alike([column, rows]):
-        return np.insert(column, at, rows, axis=0)
-    kept, more = _packed(column), _packed(rows)
-    for place, row in zip(reversed(at.tolist()), reversed(more)):
-        kept.insert(place, row)
-    return kept
-
-
-def _alike(batches: Sequence[Rows]) -> bool:
-    first = batches[0]
-    return isinstance(first, np.ndarray) and all(
-        isinstance(batch, np.ndarray) and batch.dtype == first.dtype and batch.shape[1:] == first.shape[1:]
-        for batch in batches
-    )
-
-
-def _packed(batch: Rows) -> list[bytes]:
-    return [pack(row) for row in batch] if isinstance(batch, np.ndarray) else list(batch)

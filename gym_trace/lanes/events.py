@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from gym_trace.format.buffers import Buffers
+from gym_trace.lanes.ordering import Rows, taken
 from gym_trace.rows.blocks import Start
 from gym_trace.rows.chunks import joined_rows
 from gym_trace.values import Array
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # autoreset modes, as Gymnasium spells them
-
-Rows = Array | list[bytes]  # of a leaf, one a lane: typed, or one MessagePack value each
-
-_NARROW = 16  # bytes
-_TIMES_AT_ONCE = 16  # such that what is read and written stays in the processor's nearest cache
-_WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # by their bytes
 
 # What is known of a lane.
 LANE = np.dtype(
@@ -34,7 +28,6 @@ LANE = np.dtype(
         ("utc", "i8"),  # of the start
         ("monotonic", "i8"),
         ("seed", "i8"),  # as the fragment table has it
-        ("start", "O"),  # as the column "starts" has it
     ]
 )
 
@@ -87,6 +80,7 @@ class GoOn(NamedTuple):
     """The episodes that another recorder has begun."""
 
     known: Array  # of dtype LANE, of all lanes
+    starts: Array  # likewise, of objects: what the column "starts" has of their episodes
     lanes: Array  # whose episodes are recorded
     observations: list[Rows]  # their last ones, one a leaf, a row for each of the lanes
 
@@ -102,77 +96,6 @@ class LaneBlock:
         self.born = time.monotonic()
         self.events: list[Event] = []
         self.steps = 0
-
-
-class StepRooms:
-    """Memory for the rows of the steps of a block, ordered by lane, then by time, as they are to be stored.
-
-    Narrow rows are ordered by time first: to put each of them into a cache line of its own, step by step, takes longer
-    than to order them later, many at a time.
-
-    Args:
-        count: of lanes.
-        times: how many steps a block can have.
-    """
-
-    def __init__(self, count: int, times: int):
-        self.times = times
-        self._count = count
-        self._buffers = Buffers()
-        self._rooms: dict[object, Array] = {}
-
-    def clear(self) -> None:
-        """For another block: takes memory that nobody uses any more."""
-        self._rooms = {}
-
-    def room(self, key: object, dtype: np.dtype[Any], shape: tuple[int, ...], time: int) -> Array:
-        """An array of shape (lanes, *shape) for the rows of a column at a time, the same as before if asked again."""
-        rooms = self._rooms.get(key)
-        if rooms is None:
-            size = self._count * self.times * dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-            flat = self._buffers.take(size).view(dtype)
-            if size <= _NARROW * self._count * self.times:
-                rooms = flat.reshape(self.times, self._count, *shape).swapaxes(0, 1)
-            else:
-                rooms = flat.reshape(self._count, self.times, *shape)
-            self._rooms[key] = rooms
-        return rooms[:, time]
-
-
-def by_lane_already(batches: Sequence[Rows]) -> Array | None:
-    """Batches that lie one after the other in one room, as one array of shape (lanes, times, ...); None if not."""
-    first, last = batches[0], batches[-1]
-    if not isinstance(first, np.ndarray) or not isinstance(last, np.ndarray) or not isinstance(first.base, np.ndarray):
-        return None
-    base, dtype = first.base, first.dtype
-    row = int(np.prod(first.shape[1:], dtype=np.int64)) * dtype.itemsize
-    if not row or not all(isinstance(rows, np.ndarray) and rows.base is base for rows in batches):
-        return None
-    begin = first.ctypes.data - base.ctypes.data
-    apart = first.nbytes if first.flags.c_contiguous else row
-    if last.ctypes.data - first.ctypes.data != (len(batches) - 1) * apart or last.dtype != dtype:
-        return None
-    strides = (first.strides[0], apart, *first.strides[1:])
-    return np.ndarray((len(first), len(batches), *first.shape[1:]), dtype, base.data, begin, strides)
-
-
-def in_order(stacked: Array, room: Callable[[int], Array]) -> Array:
-    """An array of shape (lanes, times, ...) as it lies in memory in that order. room: gives byte arrays of a size."""
-    if stacked.flags.c_contiguous:
-        return stacked
-    ordered = room(stacked.nbytes).view(stacked.dtype).reshape(stacked.shape)
-    words, into = _as_words(stacked), _as_words(ordered)
-    for begin in range(0, stacked.shape[1], _TIMES_AT_ONCE):
-        into[:, begin : begin + _TIMES_AT_ONCE] = words[:, begin : begin + _TIMES_AT_ONCE]
-    return ordered
-
-
-def _as_words(stacked: Array) -> Array:
-    """The same bytes with one number a row, where there are numbers so wide: these are copied far more quickly."""
-    word = _WORDS.get(stacked.itemsize * int(np.prod(stacked.shape[2:], dtype=np.int64)))
-    if word is None or stacked.ndim != 3:
-        return stacked
-    return stacked.view(word)[..., 0]
 
 
 def advanced(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:
@@ -200,8 +123,3 @@ def last_observations(recent: Sequence[Reset | Step | GoOn], lanes: Array, count
         total += len(own)
     columns = zip(*[event.observations for event in recent])
     return [taken(joined_rows(column) if len(column) > 1 else column[0], places[lanes]) for column in columns]
-
-
-def taken(rows: Rows, places: Array) -> Rows:
-    """Rows at places."""
-    return rows[places] if isinstance(rows, np.ndarray) else [rows[place] for place in places.tolist()]

@@ -12,8 +12,9 @@ import numpy as np
 
 from gym_trace.filters import Filters
 from gym_trace.lanes.encoder import LaneEncoder
-from gym_trace.lanes.events import End, GoOn, LaneBlock, Lost, Reset, Rows, Step, StepRooms
+from gym_trace.lanes.events import End, GoOn, LaneBlock, Lost, Reset, Step
 from gym_trace.lanes.filters import LaneFilters
+from gym_trace.lanes.ordering import Rows, StepRooms
 from gym_trace.layout import Layout, Leaf, taken_apart
 from gym_trace.rows.encoder import size_of
 from gym_trace.rows.recorder import Recorder
@@ -93,6 +94,8 @@ class LaneRecorder(Recorder):
         """Hands on what the block holds, and goes on in a new one."""
         self._rooms.clear()  # first: Ctrl-C may fall in between, and then no more goes to the rooms of the old block
         self.block, self._size = LaneBlock(self.block), 0
+        if self.filters is None:
+            self._out.encode()
         self._asked.append(self._out.ask())
         if len(self._asked) > _AHEAD:
             self._out.wait(self._asked.popleft())

@@ -107,13 +107,16 @@ class BlockWriter:
 
         Where the thread is writing already, because it was time to, this waits for it, too.
         """
+        encoded = self.encode()
+        if encoded is None or encoded - self._written.total >= self._chunks.chunk_bytes or self._draining.locked():
+            self.work(everything=False)
+
+    def encode(self) -> int | None:
+        """Encodes all blocks but the current one; returns the bytes of all so far, or None if they cannot be."""
         try:
-            encoded = self._encode(partly=False)
+            return self._encode(partly=False).total
         except Exception:  # the thread comes upon it likewise, after what is before it, and says so
-            self.work(everything=False)
-            return
-        if encoded.total - self._written.total >= self._chunks.chunk_bytes or self._draining.locked():
-            self.work(everything=False)
+            return None
 
     def progress(self) -> Any:
         """The encoder's progress after everything that was recorded, or None if it cannot be encoded."""
