@@ -35,7 +35,7 @@ class Buffers:
             return np.empty(size, np.uint8)
         try:
             kept = self._kept
-            for i in range(len(kept) if _COUNTS else 0):
+            for i in reversed(range(len(kept) if _COUNTS else 0)):  # what was used last is in the processor's cache
                 if size <= kept[i].size <= 2 * size and sys.getrefcount(kept[i]) == _IDLE:
                     kept.append(kept.pop(i))
                     return kept[-1][:size]

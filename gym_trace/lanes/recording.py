@@ -94,8 +94,8 @@ class LaneRecorder(Recorder):
         """Hands on what the block holds, and goes on in a new one."""
         self._rooms.clear()  # first: Ctrl-C may fall in between, and then no more goes to the rooms of the old block
         self.block, self._size = LaneBlock(self.block), 0
-        if self.filters is None:
-            self._out.encode()
+        if self.filters is None:  # with them it takes Python for each lane
+            self._out.encode()  # here: the thread would contend for the interpreter lock, at every step of NumPy
         self._asked.append(self._out.ask())
         if len(self._asked) > _AHEAD:
             self._out.wait(self._asked.popleft())

@@ -223,6 +223,7 @@ class BlockWriter:
             total = last.total + sum(segment.size for segment in segments)
             link = _Link(progress, segments, total, blocks[0].born)
             if last.append(link):
+                progress.block.before = None  # so that their memory can be used again
                 return link
 
     def _drain(self, everything: bool) -> None:
@@ -242,7 +243,6 @@ class BlockWriter:
                         chunks = self._chunks.chunks
                         self._unwritten_since = max(self._unwritten_since, link.since)
                     link.segments = []
-                    link.progress.block.before = None
                     self._written = link
                 if everything:
                     self._chunks.write()
