@@ -53,8 +53,8 @@ class BlockWriter:
 
     Encoding changes nothing but the chain of what is encoded, by one link at a time: any thread may do it, and be torn
     out of it by Ctrl-C. The caller does it, whose processor has the values at hand. Writing is for the thread, which
-    nothing tears, and which goes on when the caller is busy. The caller waits for it: writing takes as long either
-    way, but both at once would take turns at the interpreter lock, thousands of times a second.
+    nothing tears, and which goes on when the caller is busy. The caller of single steps waits for it: writing takes as
+    long either way, but both at once would take turns at the interpreter lock, thousands of times a second.
 
     Args:
         progress: where the encoder begins.
