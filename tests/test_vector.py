@@ -199,6 +199,45 @@ def test_annotations_have_one_row_a_lane(tmp_path: Path) -> None:
     assert other.annotations["word"].tolist() == [f"b{t}" for t in range(5)]
 
 
+class _OddlyRewarding(vector.VectorEnv[Any, Any, Any]):
+    """Two lanes whose rewards are whatever they are told to be."""
+
+    def __init__(self, rewards: Any):
+        self.num_envs, self.rewards = 2, rewards
+        self.single_observation_space, self.single_action_space = SPACES["box"], spaces.Discrete(2)
+        self.observation_space = vector.utils.batch_space(self.single_observation_space, 2)
+        self.action_space = vector.utils.batch_space(self.single_action_space, 2)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return vector.utils.create_empty_array(self.single_observation_space, 2), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        observations = vector.utils.create_empty_array(self.single_observation_space, 2)
+        return observations, self.rewards, np.zeros(2, np.bool_), np.zeros(2, np.bool_), {}
+
+
+@pytest.mark.filterwarnings("ignore:rewards")
+@pytest.mark.parametrize(
+    ("rewards", "kept"),
+    [
+        (np.array([[1.0, 2.0], [3.0, 4.0]], order="F"), "[3. 4.]"),
+        (np.array([None, "x"], object), "x"),
+        (np.array([0, 2**70], object), str(2**70)),
+        (np.zeros(2, [("a", "<i4"), ("b", "<f8")]), "(0, 0."),
+    ],
+)
+def test_rewards_that_are_not_one_number_a_lane_stop_nothing(tmp_path: Path, rewards: Any, kept: str) -> None:
+    env = TraceRecordingVectorWrapper(_OddlyRewarding(rewards), tmp_path / "t")
+    env.reset()
+    for _ in range(3):
+        env.annotate(value=np.array([[1.0, 2.0], [3.0, 4.0]], order="F"))
+        env.step(np.zeros(2, np.int64))
+    env.close()
+    other = open_trace(tmp_path / "t")[1]
+    assert [kept in getattr(reward, "text", str(reward)) for reward in other.rewards] == [True] * 3
+    assert other.annotations["value"].tolist() == [[3.0, 4.0]] * 3
+
+
 def test_actions_that_are_not_as_the_space_says_are_kept_exactly(tmp_path: Path) -> None:
     envs = made("sync", vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], spaces.Box(-1, 1, (2,), np.float32))
     env = TraceRecordingVectorWrapper(envs, tmp_path)

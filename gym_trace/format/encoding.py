@@ -156,7 +156,9 @@ class ColumnEncoder:
             self._changes_little = rows.changed <= _LITTLE * len(rows)
         if large and self._changes_little and (isinstance(rows, FrameRows) or habit.encoding == CHANGES):
             return CHANGES | ZSTD  # no other encoding is worth a trial
-        if rows.dtype.names:  # a table: not larger than by a tenth under this, in little more than half of the time
+        if (
+            rows.dtype.names and not large
+        ):  # a table: not larger than by a tenth under this, in little more than half of the time
             return SHUFFLE
         habit.until_trial -= 1
         if habit.until_trial < 0 and len(rows) * row_size:
