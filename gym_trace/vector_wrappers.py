@@ -20,7 +20,7 @@ from gym_trace.lanes.ordering import Rows
 from gym_trace.lanes.recording import BatchPacker, LaneRecorder
 from gym_trace.layout import Layout, layout_of
 from gym_trace.opening import copied_schema, info_keys, new_schema, opened_directory
-from gym_trace.values import Array, copied, pack, pack_lenient, plain_array
+from gym_trace.values import Array, copied, pack, plain_array
 
 if not hasattr(vector, "AutoresetMode"):
     raise ImportError("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
@@ -241,7 +241,7 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
             if len(rows) != self._count:
                 raise InvalidOption(f"annotate({name}=...): {len(rows)} rows for {self._count} lanes; pass one a lane")
             typed = isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc"
-            self._notes[name] = np.array(rows, order="C") if typed else [pack(row) for row in rows]
+            self._notes[name] = np.array(rows) if typed else [pack(row) for row in rows]
 
     def flush(self) -> None:
         """Returns when all steps so far can be read by others. Raises RecordingError if they could not be written."""
@@ -269,12 +269,8 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
     def _odd(self, rewards: Array) -> Rows:
         """Rows of rewards that are not one number a lane."""
         if rewards.dtype.kind in "biufc":
-            return np.array(rewards, order="C")
-        packed = [pack_lenient(reward) for reward in rewards]
-        replaced = [kind for _, kinds in packed for kind in kinds]
-        if replaced:
-            self._recorder.complain("rewards", f"a value of type {replaced[0]} cannot be stored; its repr is kept")
-        return [row for row, _ in packed]
+            return np.array(rewards)
+        return [self._recorder.packed("rewards", reward) for reward in rewards]
 
     def _packed_info(self, infos: Mapping[str, Any], lane: int) -> bytes:
         return self._recorder.packed_info(_info_of(infos, lane), self._info_keys)

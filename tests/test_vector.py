@@ -238,6 +238,17 @@ def test_rewards_that_are_not_one_number_a_lane_stop_nothing(tmp_path: Path, rew
     assert other.annotations["value"].tolist() == [[3.0, 4.0]] * 3
 
 
+def test_actions_in_fortran_order_and_of_another_width_are_stored_as_the_space_says(tmp_path: Path) -> None:
+    envs = made("sync", vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], spaces.MultiDiscrete([3, 3]))
+    env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    env.reset()
+    lanes = env.num_envs
+    actions = np.asfortranarray(np.arange(2 * lanes, dtype=np.int32).reshape(lanes, 2) % 3)
+    env.step(actions)
+    env.close()
+    assert [episode.actions[0].tolist() for episode in open_trace(tmp_path / "t")] == actions.tolist()
+
+
 def test_actions_that_are_not_as_the_space_says_are_kept_exactly(tmp_path: Path) -> None:
     envs = made("sync", vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], spaces.Box(-1, 1, (2,), np.float32))
     env = TraceRecordingVectorWrapper(envs, tmp_path)

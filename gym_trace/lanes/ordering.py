@@ -62,7 +62,7 @@ def by_lane(batches: Sequence[Rows], chosen: Array | None, room: Callable[[int],
     flat: Rows
     stacked = _by_lane_already(batches)
     if stacked is None and _alike(batches):
-        stacked = np.stack(batches, axis=1)
+        stacked = np.ascontiguousarray(np.stack(batches, axis=1))  # which are in Fortran order if all batches are
     if stacked is not None:
         flat = _in_order(stacked, room).reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
     else:

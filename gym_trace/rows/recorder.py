@@ -190,9 +190,13 @@ class Recorder(ABC):
         """An info as MessagePack. keys: of what is kept of it; None for all."""
         if keys is not None:
             info = {key: info[key] for key in keys if key in info}
-        packed, replaced = pack_lenient(info)
+        return self.packed("infos", info)
+
+    def packed(self, column: str, value: Any) -> bytes:
+        """A value of a column as MessagePack; of what cannot be stored the repr is kept, and a warning given."""
+        packed, replaced = pack_lenient(value)
         if replaced:
-            self.complain("infos", f"a value of type {replaced[0]} cannot be stored; its repr is kept")
+            self.complain(column, f"a value of type {replaced[0]} cannot be stored; its repr is kept")
         return packed
 
     def _complain(self) -> None:
