@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo test check setup compat samples wheel bench clean
+.PHONY: demo test check setup compat samples wheel bench bench-against clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -46,6 +46,10 @@ wheel: $(VENV)/.dev
 # BENCH="--gym-recording PATH" names a checkout of openai/gym-recording.
 bench: .venv-bench/.installed
 	.venv-bench/bin/python benchmarks/run.py $(BENCH)
+
+# This checkout and the commit REV in turns: what a change costs.
+bench-against: .venv-bench/.installed
+	.venv-bench/bin/python benchmarks/against.py $(REV) $(BENCH)
 
 .venv-bench/.installed: pyproject.toml
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench

@@ -81,14 +81,14 @@ def _call(command: list[str], seconds: float = INSTALL_SECONDS) -> None:
 
 
 class Worker:
-    """A process of worker.py. Raises Unavailable if its contestant cannot be imported."""
+    """A process of worker.py, in benchmarks. Raises Unavailable if its contestant cannot be imported."""
 
-    def __init__(self, name: str, python: str, log: Any, path: str | None = None):
+    def __init__(self, name: str, python: str, log: Any, path: str | None = None, benchmarks: Path = HERE):
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         if path:
             environment["PYTHONPATH"] = os.path.abspath(path)
         self._process = subprocess.Popen(
-            [python, str(HERE / "worker.py"), name],
+            [python, str(benchmarks / "worker.py"), name],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
         )  # fmt: skip
         hello = self._answer()
