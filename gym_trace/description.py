@@ -26,8 +26,8 @@ def describe(trace: Trace) -> dict[str, Any]:
 
     Returns:
         environment (as recorded: id, class, wrappers, render_mode, spec, note), observation_space and action_space (as
-        text), versions, platform, recorder, metadata: of the first writer. seeds: how many episodes were seeded and
-        unseeded, and the first seeds. episodes, steps and bytes; steps counts those of episodes still open, too.
+        text), versions, platform, recorder, metadata: of the first writer with episodes. seeds: how many episodes were seeded
+        and unseeded, and the first seeds. episodes, steps and bytes; steps counts those of episodes still open, too.
 
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
         and batches (file, sealed, bytes, chunks, steps, torn: bytes at its end that are not a whole record). state:
@@ -35,7 +35,8 @@ def describe(trace: Trace) -> dict[str, Any]:
 
         damage: (path, start, end, problem) of what opening found not to check; gym-trace check looks at everything.
     """
-    first = next((schema for schema in map(schema_of, trace.stored) if schema), {})
+    with_episodes_first = sorted(trace.stored, key=lambda writer: not len(writer.parts.table))
+    first = next((schema for schema in map(schema_of, with_episodes_first) if schema), {})
     writers = [_describe_writer(trace, writer) for writer in trace.stored]
     return {
         "directory": str(trace.directory),

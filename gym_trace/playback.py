@@ -19,7 +19,7 @@ from gym_trace.format.directory import find_writers
 from gym_trace.stored.assembly import Piece, assemble, cut_down
 from gym_trace.stored.table import EPISODE
 from gym_trace.stored.writer import StoredWriter
-from gym_trace.values import Array
+from gym_trace.values import Array, pack_lenient
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
@@ -114,35 +114,41 @@ class Trace:
         found = [damage for writer in self._writers.values() for damage in writer.damage]
         return list(dict.fromkeys(found + self._skipped))
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """What the first writer said of itself (docs/FORMAT.md, schema record)."""
-        return self.stored[0].schema
+    def writer_of(self, index: int) -> StoredWriter:
+        """Who wrote an episode: .writer (its id), .metadata, .env_spec, .observation_space, .action_space, .schema."""
+        return self._at(index)[0]
 
     @property
     def metadata(self) -> Any:
-        """What was given as metadata when the trace was recorded."""
-        return self.schema.get("metadata")
+        """What was given as metadata when the trace was recorded. Raises TraceError if writers were given different."""
+        return self._agreed("metadata").metadata
 
     @property
     def env_spec(self) -> dict[str, Any]:
-        """What is known of the environment: id, spec (JSON), wrappers, class."""
-        environment = self.schema.get("environment")
-        return dict(environment) if isinstance(environment, dict) else {}
+        """What is known of the environment: id, spec (JSON), wrappers, class. Raises TraceError as metadata does."""
+        return self._agreed("environment").env_spec
 
     @property
     def observation_space(self) -> Any:
-        """The recorded gymnasium space."""
-        from gym_trace.spaces import restore  # here, because most reading does not need gymnasium
-
-        return restore(self.schema.get("observation_space"))
+        """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
+        return self._agreed("observation_space").observation_space
 
     @property
     def action_space(self) -> Any:
-        """The recorded gymnasium space."""
-        from gym_trace.spaces import restore
+        """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
+        return self._agreed("action_space").action_space
 
-        return restore(self.schema.get("action_space"))
+    def _agreed(self, name: str) -> StoredWriter:
+        """A writer whose schema says of name what those of all writers with episodes say."""
+        counts = np.diff(self._bounds).tolist()
+        having = [writer for writer, count in zip(self.stored, counts) if count] or self.stored
+        said = {pack_lenient(writer.schema.get(name))[0] for writer in having}
+        if len(said) > 1:
+            raise TraceError(
+                f"{self.directory}: the writers of this trace differ in their {name}; trace.writer_of(i) gives the "
+                "writer of episode i, with what that one says"
+            )
+        return having[0]
 
     def make_env(self, *, allow_import: bool = False, **kwargs: Any) -> Any:
         """Makes the recorded environment, with its wrappers; kwargs override the recorded ones.
@@ -168,9 +174,7 @@ class Trace:
     def __getitem__(self, index: int) -> Episode:
         """An episode by its place in the trace. Reads nothing until its arrays are asked for."""
         index = range(len(self))[index]
-        number = int(np.searchsorted(self._bounds, index, side="right")) - 1
-        writer = self.stored[number]
-        row = index - int(self._bounds[number])
+        writer, row = self._at(index)
 
         # Of the whole episode, and of the slice that was asked for last; all empty ranges would be equal.
         found: dict[tuple[int, int] | None, list[Piece]] = {}
@@ -189,6 +193,12 @@ class Trace:
             return assemble(name, pieces, writer.layouts, trimmed, copy=True)
 
         return self._episode(writer, row, index, load)
+
+    def _at(self, index: int) -> tuple[StoredWriter, int]:
+        """The writer of an episode, and its row there."""
+        index = range(len(self))[index]
+        number = int(np.searchsorted(self._bounds, index, side="right")) - 1
+        return self.stored[number], index - int(self._bounds[number])
 
     def scan(
         self,

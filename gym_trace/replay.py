@@ -66,6 +66,8 @@ def lanes_of(trace: Trace) -> list[Lane]:
     table, lanes = trace.episodes, []
     for number, writer in enumerate(trace.stored):
         mine = np.flatnonzero(table["writer"] == number)
+        if not len(mine):
+            continue
         recorder = writer.schema.get("recorder")
         options: dict[str, Any] = recorder if isinstance(recorder, dict) else {}
         gapless = not any(options.get(name) for name in ("episode_filter", "frame_filter", "reward_classes"))

@@ -12,7 +12,7 @@ import numpy as np
 
 from gym_trace.episode import Episode, infos_of
 from gym_trace.errors import InvalidOption, ReplayDiverged
-from gym_trace.layout import Layout, layout_of
+from gym_trace.layout import Layout
 from gym_trace.playback import Trace, open_trace
 from gym_trace.values import pack_lenient, plain_array, row_of
 
@@ -53,15 +53,21 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         if on_divergence not in _ON_DIVERGENCE:
             raise InvalidOption(f"on_divergence={on_divergence!r}: pass one of {', '.join(_ON_DIVERGENCE)}")
         self.trace = trace if isinstance(trace, Trace) else open_trace(trace)
-        self.observation_space = self.trace.observation_space
-        self.action_space = self.trace.action_space
         table = self.trace.episodes
         whole = np.flatnonzero((table["first_step"] == 0) & (table["steps"] > 0))
         self._playable = whole if episodes is None else whole[np.isin(whole, list(episodes))]
         if not len(self._playable):
             raise InvalidOption(f"{self.trace.directory}: no episode to play; one needs a reset and a step at least")
+        writers = [self.trace.stored[number] for number in np.unique(table["writer"][self._playable]).tolist()]
+        for name in ("observation_space", "action_space"):
+            if len({pack_lenient(writer.schema.get(name))[0] for writer in writers}) > 1:
+                raise InvalidOption(
+                    f"{self.trace.directory}: its writers recorded different spaces ({name}), which one environment "
+                    "cannot have: choose the episodes of some of them, episodes=..., by trace.episodes['writer']"
+                )
+        self.observation_space, self.action_space = writers[0].observation_space, writers[0].action_space
         self._on_divergence = on_divergence
-        self._actions: Layout = layout_of(self.trace.schema["action_space"], ("actions",))
+        self._actions: Layout = writers[0].layouts.actions
         self._next = 0  # place in _playable
         self._step: int | None = None  # to come; None: reset first
         self._warned = False

@@ -77,7 +77,7 @@ def verify_trace(
 def differing_versions(trace: Trace) -> dict[str, tuple[str, str | None]]:
     """By package, the version that recorded and the one that is installed, where these are not the same."""
     recorded: dict[str, str] = {}
-    for writer in trace.stored:
+    for writer in (writer for writer in trace.stored if len(writer.parts.table)):
         versions = writer.schema.get("versions")
         recorded |= versions if isinstance(versions, dict) else {}
     installed = installed_versions(recorded)
@@ -96,7 +96,7 @@ def _at_once(
     for number, lane in enumerate(lanes_of(trace)):
         positions = [i for i, index in enumerate(lane.indices) if index in wanted]
         parts += [(number, part) for part in _parts(trace, lane, positions)]
-    named = {name for writer in trace.stored for name in packages_of(recorded_environment(writer))}
+    named = {name for lane in lanes_of(trace) for name in packages_of(recorded_environment(lane.writer))}
     modules = [*imports, *(name for name in named if name in sys.modules)]
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(

@@ -33,7 +33,7 @@ def test_statistics_become_episodes_without_steps(tmp_path: Path) -> None:
     assert (episode.outcome, episode.first_step, len(episode), episode.reset_info) == ("lost", 20, 0, None)
     assert episode.end_time == 1795227283666579008  # the ns that the float was nearest to
     assert trace.stored[1].schema["metadata"]["open_episode_type"] == "e"
-    assert (trace.env_spec["id"], trace.schema["versions"]) == ("CartPole-v0", {"gym": "0.9.7"})
+    assert (trace.env_spec["id"], trace.writer_of(0).schema["versions"]) == ("CartPole-v0", {"gym": "0.9.7"})
 
 
 def test_summaries_know_the_lengths_of_episodes_without_steps(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_function_that_the_trace_calls_a_wrapper_is_not_called(
     start = spec.index('"entry_point": "gymnasium.wrappers')
     hostile = spec[:start] + f'"entry_point": "{entry_point}"' + spec[spec.index(",", start) :]
     trace = open_trace(tmp_path)
-    monkeypatch.setitem(trace.schema["environment"], "spec", hostile)
+    monkeypatch.setitem(trace.stored[0].schema["environment"], "spec", hostile)
     with pytest.raises(EnvironmentUnavailable, match=entry_point):
         trace.make_env()
     env.close()

@@ -340,7 +340,7 @@ def test_writers_share_a_trace_and_keep_their_own(tmp_path: Path) -> None:
     ]
     assert [(trace[i].writer, len(trace[i])) for i in (4, 2, 0)] == [("d", 5), ("b", 3), ("a", 1)]
     assert [e.index for e in trace.scan(episodes=[1, 3])] == [1, 3]
-    assert trace.metadata == {"run": 1}
+    assert trace.writer_of(0).metadata == {"run": 1}
 
 
 # -- what is on disk ---------------------------------------------------------------------------------------------------

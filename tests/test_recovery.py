@@ -76,7 +76,7 @@ def test_repair_of_a_sound_trace_is_the_same_trace(tmp_path):
     one, other = open_trace(tmp_path / "t"), open_trace(tmp_path / "r")
     assert_same_episodes(list(one), list(other))
     assert (one.episodes == other.episodes).sum() == sum(one.episodes["end_time"] == one.episodes["end_time"])
-    assert one.schema.items() == other.schema.items()
+    assert one.stored[0].schema.items() == other.stored[0].schema.items()
 
 
 @pytest.mark.parametrize("part", ["header", "metadata", "column"])
@@ -353,7 +353,7 @@ def test_values_that_did_not_fit_their_space_survive_a_repair_with_orphans(tmp_p
 
 def test_the_lanes_of_a_chunk_are_mended_each_on_its_own(tmp_path):
     record(tmp_path / "one")
-    schema = {**open_trace(tmp_path / "one").schema, "writer": "lanes"}
+    schema = {**open_trace(tmp_path / "one").stored[0].schema, "writer": "lanes"}
     (tmp_path / "t").mkdir()
     writer = TraceWriter(tmp_path / "t", schema, level=1, fsync=False)
     for number in range(5):  # two steps of lane 0 and three of lane 1 in each chunk

@@ -111,6 +111,31 @@ class StoredWriter:
         return self._schema
 
     @property
+    def metadata(self) -> Any:
+        """What it was given as metadata."""
+        return self.schema.get("metadata")
+
+    @property
+    def env_spec(self) -> dict[str, Any]:
+        """What is known of its environment: id, spec (JSON), wrappers, class."""
+        environment = self.schema.get("environment")
+        return dict(environment) if isinstance(environment, dict) else {}
+
+    @property
+    def observation_space(self) -> Any:
+        """The recorded gymnasium space."""
+        from gym_trace.spaces import restore  # here, because most reading does not need gymnasium
+
+        return restore(self.schema.get("observation_space"))
+
+    @property
+    def action_space(self) -> Any:
+        """The recorded gymnasium space."""
+        from gym_trace.spaces import restore
+
+        return restore(self.schema.get("action_space"))
+
+    @property
     def layouts(self) -> Layouts:
         if self._layouts is None:
             self._layouts = Layouts.of(self.schema)
