@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.metadata
 import json
@@ -12,8 +13,9 @@ from copy import deepcopy
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 
-from gym_trace.errors import EnvironmentUnavailable
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 
 _OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec()
 # Simulators and libraries whose version changes what an environment does, where they are loaded.
@@ -26,7 +28,7 @@ def describe_environment(env: Any) -> dict[str, Any]:
     plain, note = _spec_json(spec)
     unwrapped = env.unwrapped
     return {
-        "id": None if spec is None else spec.id,
+        "id": spec.id if isinstance(spec, EnvSpec) else None,
         "spec": plain,
         "note": note,
         "wrappers": _wrappers(env),
@@ -40,15 +42,21 @@ def _spec_of(env: Any) -> Any:
     if not isinstance(env.unwrapped, gymnasium.vector.VectorEnv):
         return env.spec
     lanes = getattr(env.unwrapped, "envs", None)
-    spec = deepcopy(lanes[0].spec if env.spec is None and lanes else env.spec)
-    for name in _OF_ALL_LANES if spec is not None else ():
-        spec.kwargs.pop(name, None)
-    return spec
+    spec = lanes[0].spec if env.spec is None and lanes else env.spec
+    if not isinstance(spec, EnvSpec):
+        return spec
+    kwargs = {name: value for name, value in spec.kwargs.items() if name not in _OF_ALL_LANES}
+    return dataclasses.replace(spec, kwargs=kwargs)  # which copies nothing: not all arguments can be
 
 
 def _spec_json(spec: Any) -> tuple[str | None, str]:
     if spec is None:
         return None, "the environment has no spec"
+    if not isinstance(spec, EnvSpec):
+        return (
+            None,
+            f"the environment has a spec that is not Gymnasium's: {type(spec).__module__}.{type(spec).__name__}",
+        )
     try:
         return spec.to_json(), ""
     except (TypeError, ValueError) as error:
@@ -113,8 +121,31 @@ def _installed_version(module: str) -> str | None:
 
 def autoreset_mode(envs: Any) -> str:
     """How a vector environment resets its lanes: "NextStep", which is meant by none, "SameStep" or "Disabled"."""
-    mode = (envs.metadata or {}).get("autoreset_mode", "NextStep")
+    mode = (envs.metadata or {}).get("autoreset_mode", "SameStep" if _is_of_supersuit(envs) else "NextStep")
     return str(getattr(mode, "value", mode))
+
+
+def lane_space(envs: Any, name: str) -> gymnasium.Space[Any]:
+    """The observation_space or action_space of one lane of a vector environment.
+
+    Raises:
+        InvalidOption: it does not say.
+    """
+    try:
+        space: gymnasium.Space[Any] = getattr(envs, f"single_{name}")
+    except AttributeError as error:
+        if not _is_of_supersuit(envs):  # whose spaces are those of a lane
+            raise InvalidOption(
+                f"{type(envs.unwrapped).__name__} does not say what space a lane has; "
+                f"set its single_{name} before it is recorded"
+            ) from error
+        space = getattr(envs, name)
+    return space
+
+
+def _is_of_supersuit(envs: Any) -> bool:
+    """Whether this is a vector environment of SuperSuit, which says neither its autoreset mode nor what a lane has."""
+    return type(envs.unwrapped).__module__.partition(".")[0] == "supersuit"
 
 
 def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
@@ -123,8 +154,10 @@ def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
     A generator that has not been used yet is made by this, from the system's entropy, a moment before the environment
     would have made it itself.
     """
-    generator = getattr(env, "np_random", None)
-    state = getattr(getattr(generator, "bit_generator", None), "state", None)
+    try:
+        state = env.np_random.bit_generator.state
+    except Exception:  # anything: other people's code runs here
+        return None
     return state if isinstance(state, dict) else None
 
 

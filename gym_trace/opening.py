@@ -18,7 +18,7 @@ from gym_trace import environment, spaces
 from gym_trace.errors import InvalidOption
 from gym_trace.format import directory as trace_directory
 from gym_trace.format import wire
-from gym_trace.values import pack
+from gym_trace.values import copied, pack
 
 _log = logging.getLogger("gym_trace")
 
@@ -58,7 +58,7 @@ def new_schema(
         "pid": os.getpid(),
         "platform": platform.platform(),
         "recorder": recorder,
-        "metadata": metadata,
+        "metadata": copied(metadata),  # each batch has it, and all the same
     }
 
 

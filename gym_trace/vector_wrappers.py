@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import vector
-from gymnasium.vector.utils import iterate
+from gymnasium.vector.utils import batch_space, iterate
 
-from gym_trace.environment import autoreset_mode
+from gym_trace.environment import autoreset_mode, lane_space
 from gym_trace.errors import InvalidOption
 from gym_trace.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.lanes.events import SAME_STEP, Reset, Step
+from gym_trace.lanes.infos import LAST_INFO, LAST_OBSERVATION, infos_by_lane, last_of
 from gym_trace.lanes.ordering import Rows
 from gym_trace.lanes.recording import BatchPacker, LaneRecorder
 from gym_trace.layout import Layout, layout_of
 from gym_trace.opening import copied_schema, info_keys, new_schema, opened_directory
-from gym_trace.values import Array, copied, pack, plain_array
+from gym_trace.values import Array, copied, objects, pack, plain_array
 
 if not hasattr(vector, "AutoresetMode"):
     raise ImportError("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
 
+if TYPE_CHECKING:
+    _Wrapper = vector.VectorWrapper[Any, Any, Any, Any, Any]
+else:
+    _Wrapper = vector.VectorWrapper  # which is generic since Gymnasium 1.4
+
 _FLAG = np.dtype(np.bool_)
-_FINALS = ("final_obs", "final_info")
 
 
-class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any]):
+class TraceRecordingVectorWrapper(_Wrapper):
     """Records every step of every sub-environment to a trace, without changing what the environment does.
 
     Each sub-environment is a lane. Episodes come back one by one, as if each lane had been recorded alone; what the
@@ -101,8 +106,8 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         }  # fmt: skip
         self._schema: dict[str, Any] = new_schema(
             envs,
-            envs.single_observation_space,
-            envs.single_action_space,
+            lane_space(envs, "observation_space"),
+            lane_space(envs, "action_space"),
             split=split,
             uid=uid,
             metadata=metadata,
@@ -131,15 +136,15 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
             lazy=lazy,
             **self._options,
         )
-        self._observations = self._packer(observation, self.env.observation_space)
-        self._actions = self._packer(action, self.env.action_space)
+        self._observations = self._packer(observation, "observation_space")
+        self._actions = self._packer(action, "action_space")
         self._notes: dict[str, Rows] = {}  # annotations of the next step
         recorder.save_at_exit(self)
 
-    def _packer(self, layout: Layout, space: Any) -> BatchPacker:
+    def _packer(self, layout: Layout, space: str) -> BatchPacker:
         recorder = self._recorder
         return BatchPacker(
-            layout, self._count, lambda batch: list(iterate(space, batch)), recorder.complain, recorder.room
+            layout, self._count, lambda batch: self._one_a_lane(space, batch), recorder.complain, recorder.room
         )
 
     # -- the environment's methods ------------------------------------------------------------------------------------
@@ -163,12 +168,16 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         result = observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         if seed is None or isinstance(seed, (int, np.integer)):
             seed = [None if seed is None else int(seed) + lane for lane in range(self._count)]
-        infos_of = self._packed_info if self._infos else lambda infos, lane: None
-        starts = [
-            recorder.start(lane, seed[lane], given or None, None, infos_of(infos, lane), utc, monotonic)
-            for lane in lanes.tolist()
-        ]
-        batch = self._observations.batch(observations, None if mask is None else lanes)
+        try:
+            packed_infos = self._packed_infos(infos, lanes.tolist()) if self._infos else [None] * self._count
+            starts = [
+                recorder.start(lane, seed[lane], given or None, None, packed_infos[lane], utc, monotonic)
+                for lane in lanes.tolist()
+            ]
+            batch = self._observations.batch(observations, None if mask is None else lanes)
+        except Exception as error:  # anything: other people's objects
+            self._cannot_tell("observations and infos of a reset", error)
+            return result
         recorder.add(Reset(lanes, batch, starts, ids, utc, monotonic))
         return result
 
@@ -177,35 +186,49 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         recorder = self._recorder
         if not recorder.ready():
             return self.env.step(actions)
-        packed_actions = self._actions.step(actions)
         recorder.expecting = True
+        try:
+            packed_actions = self._actions.step(actions)
+        except Exception as error:  # anything: other people's objects, as below
+            self._cannot_tell("actions", error)
+            return self.env.step(actions)
         result = observations, rewards, terminations, truncations, infos = self.env.step(actions)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
-        rewards = np.asarray(plain_array(rewards))
-        is_usual = rewards.dtype.kind in "biuf" and rewards.shape == (self._count,)
-        packed_rewards = self._kept("rewards", rewards, rewards.dtype) if is_usual else self._odd(rewards)
-        terminated, truncated = self._kept("terminations", terminations), self._kept("truncations", truncations)
+        try:
+            terminated, truncated = self._kept("terminations", terminations), self._kept("truncations", truncations)
+            rewards = self._rewards(rewards)
+            is_usual = rewards.dtype.kind in "biuf" and rewards.ndim == 1
+            packed_rewards = self._kept("rewards", rewards, rewards.dtype) if is_usual else self._odd(rewards)
+        except Exception as error:
+            self._cannot_tell("rewards, terminations and truncations", error)
+            return result
         ids: Array | None = None
         kept: Array | None = None
         if recorder.filters is not None:
             ids, kept = recorder.filters.step(rewards, terminated | truncated)
         finals: tuple[Array, list[Rows]] | None = None
-        ended: list[int] = []
-        if self._mode == SAME_STEP:
-            ended = np.flatnonzero(terminated | truncated).tolist()
-            finals = self._finals(observations, infos, ended) if ended else None
         step_infos: list[bytes] | None = None
         reset_infos: list[bytes] | None = None
-        if self._infos:  # those of the lanes that are stepped, and of those that are reset
-            used = [True] * self._count if ids is None or kept is None else (kept | (ids >= 0)).tolist()
-            reset_infos = [self._packed_info(infos, lane) if use else b"" for lane, use in enumerate(used)]
-            step_infos = list(reset_infos)
-            for lane in (lane for lane in ended if used[lane]):
-                step_infos[lane] = self._packed_info(infos.get("final_info", {}), lane)
+        try:
+            ended: list[int] = []
+            if self._mode == SAME_STEP:
+                ended = np.flatnonzero(terminated | truncated).tolist()
+                finals = self._finals(observations, infos, ended) if ended else None
+            if self._infos:  # those of the lanes that are stepped, and of those that are reset
+                used = range(self._count) if ids is None or kept is None else np.flatnonzero(kept | (ids >= 0)).tolist()
+                step_infos = reset_infos = self._packed_infos(infos, used)
+                last_infos = last_of(infos, LAST_INFO, self._count) if ended else None
+                if last_infos is not None:
+                    last = self._packed_infos(last_infos, sorted({*ended} & {*used}))
+                    step_infos = [final or info for final, info in zip(last, reset_infos)]
+            packed_observations = self._observations.step(observations)
+        except Exception as error:
+            self._cannot_tell("observations and infos", error)
+            return result
         notes, self._notes = self._notes, {}
         recorder.add(
             Step(
-                self._observations.step(observations),
+                packed_observations,
                 packed_actions,
                 packed_rewards,
                 terminated,
@@ -224,6 +247,8 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
 
     def close(self, **kwargs: Any) -> None:
         """Saves the trace, then closes the environment. Closing twice is fine."""
+        if "_recorder" not in self.__dict__:  # it could not be made, and Gymnasium before 1.3 closes what is collected
+            return
         try:
             self._recorder.close()
         finally:
@@ -238,8 +263,9 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         """
         for name, value in values.items():
             rows = plain_array(value)
-            if len(rows) != self._count:
-                raise InvalidOption(f"annotate({name}=...): {len(rows)} rows for {self._count} lanes; pass one a lane")
+            count = len(rows) if getattr(rows, "shape", True) and hasattr(rows, "__len__") else "no"
+            if count != self._count:
+                raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one a lane")
             typed = isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc"
             self._notes[name] = np.array(rows) if typed else [pack(row) for row in rows]
 
@@ -249,22 +275,47 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
 
     # -- batches taken apart ------------------------------------------------------------------------------------------
 
+    def _one_a_lane(self, space: str, batch: Any) -> list[Any]:
+        """The values in a batch. Raises what there is to raise if it is none."""
+        if isinstance(batch, list):
+            values = batch
+        else:
+            values = list(iterate(batch_space(lane_space(self.env, space), self._count), batch))
+        if len(values) != self._count:
+            raise ValueError(f"{len(values)} values for {self._count} lanes")
+        return values
+
+    def _cannot_tell(self, what: str, error: Exception) -> None:
+        """Says that a step cannot be recorded, which is taken as an exception that came out of it."""
+        self._recorder.complain("lanes", f"the {what} of a step are not one a lane; it is left out ({error!r:.200})")
+
     def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]]:
         """The last observations of lanes that were reset in the same step."""
         lanes = np.array(ended)
-        finals = infos.get("final_obs")
+        finals = last_of(infos, LAST_OBSERVATION, self._count)
         if finals is None:
             self._recorder.complain("observations", "no final_obs in infos; first observations stand in for the last")
             finals = observations
-        if isinstance(finals, np.ndarray) and finals.dtype == object:
+        if isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype == object):
             return lanes, self._observations.single([finals[lane] for lane in ended])
         return lanes, self._observations.batch(finals, lanes)
 
     def _kept(self, name: str, values: Any, dtype: np.dtype[Any] = _FLAG) -> Array:
         """A copy of rewards, or of flags."""
         room = self._recorder.room((name, dtype), dtype, ())
-        room[...] = values
+        room[...] = plain_array(values)
         return room
+
+    def _rewards(self, values: Any) -> Array:
+        """Rewards as an array with a row for each lane."""
+        values = plain_array(values)
+        try:
+            rewards: Array = np.asarray(values)
+        except ValueError:  # each of another shape
+            rewards = objects(list(values))
+        if rewards.shape[:1] != (self._count,):
+            raise ValueError(f"rewards of shape {rewards.shape}")
+        return rewards
 
     def _odd(self, rewards: Array) -> Rows:
         """Rows of rewards that are not one number a lane."""
@@ -272,8 +323,13 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
             return np.array(rewards)
         return [self._recorder.packed("rewards", reward) for reward in rewards]
 
-    def _packed_info(self, infos: Mapping[str, Any], lane: int) -> bytes:
-        return self._recorder.packed_info(_info_of(infos, lane), self._info_keys)
+    def _packed_infos(self, infos: Any, used: Iterable[int]) -> list[bytes]:
+        """The infos of all lanes as MessagePack; nothing for lanes that are not used."""
+        packed, finals = [b""] * self._count, (*LAST_OBSERVATION, *LAST_INFO) if self._mode == SAME_STEP else ()
+        by_lane = infos_by_lane(infos, self._count, self._info_keys, finals)
+        for lane in used:
+            packed[lane] = self._recorder.packed("infos", by_lane[lane])
+        return packed
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
@@ -292,19 +348,3 @@ class TraceRecordingVectorWrapper(vector.VectorWrapper[Any, Any, Any, Any, Any])
         self._schema = copied_schema(self._schema)
         self._attach(lazy=True)
         self._recorder.go_on_with(run)
-
-
-def _info_of(infos: Mapping[str, Any], lane: int) -> dict[str, Any]:
-    """The info of one lane: values under "key" belong to the lanes for which the mask under "_key" is true."""
-    info = {}
-    for key, value in infos.items():
-        if key in _FINALS or (isinstance(key, str) and key[:1] == "_" and key[1:] in infos):
-            continue
-        mask = infos.get(f"_{key}")
-        if mask is not None and not mask[lane]:
-            continue
-        if isinstance(value, Mapping):
-            info[key] = _info_of(value, lane)
-        else:
-            info[key] = value[lane] if isinstance(value, (np.ndarray, list, tuple)) and len(value) > lane else value
-    return info

@@ -13,6 +13,7 @@ from gymnasium.utils import RecordConstructorArgs
 from numpy import ndarray
 
 from gym_trace import environment
+from gym_trace.errors import InvalidOption
 from gym_trace.film.schedules import Schedule
 from gym_trace.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.layout import Layout, Leaf, layout_of
@@ -79,20 +80,24 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         on_error: str = "raise",
         video: Schedule | str | bool | None = None,
     ):
-        # Whoever makes the environment again from its spec records beside this trace, as another writer.
+        if isinstance(env, gymnasium.vector.VectorEnv):  # EnvPool's are of both kinds
+            raise InvalidOption(f"{type(env).__name__} is a vector environment; use TraceRecordingVectorWrapper")
+        # Whoever makes the environment again from its spec records beside this trace, as another writer. Filters are
+        # kept as they are: a deep copy of a bound method is one of all that it belongs to.
         RecordConstructorArgs.__init__(
             self,
+            _disable_deepcopy=True,
             directory=None if directory is None else os.fspath(directory),
             episode_filter=episode_filter,
             frame_filter=frame_filter,
-            reward_classes=reward_classes,
-            record_infos=record_infos,
+            reward_classes=copied(reward_classes),
+            record_infos=copied(record_infos),
             split=split,
             on_exist="append",
             flush_seconds=flush_seconds,
             level=level,
             fsync=fsync,
-            metadata=metadata,
+            metadata=copied(metadata),
             on_error=on_error,
             video=video,
         )

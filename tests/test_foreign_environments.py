@@ -1,0 +1,173 @@
+"""Environments and arguments of other packages' making, whose objects cannot be copied, asked or believed as usual."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from runs import play
+from zoo import CountingEnv
+
+from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.errors import InvalidOption
+
+needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
+
+
+class Schedule:
+    """Whose method is a filter, and which cannot be copied."""
+
+    def __init__(self) -> None:
+        self.lock, self.asked = threading.Lock(), 0
+
+    def keeps(self, number: int) -> bool:
+        self.asked += 1
+        return number % 2 == 0
+
+
+@pytest.mark.parametrize("name", ["episode_filter", "frame_filter"])
+def test_a_bound_method_is_a_filter_and_its_owner_is_not_copied(tmp_path: Path, name: str) -> None:
+    schedule = Schedule()
+    options: Any = {name: schedule.keeps}
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path / "t", **options)
+    play(env, 4)
+    env.close()
+    assert schedule.asked >= 4
+    assert len(open_trace(tmp_path / "t")) > 0
+    assert env._saved_kwargs[name].__self__ is schedule
+
+
+def test_metadata_stays_as_it_was_given(tmp_path: Path) -> None:
+    metadata = {"rates": [1, 2]}
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path / "t", metadata=metadata)
+    metadata["rates"].append(3)
+    play(env, 1)
+    env.close()
+    assert open_trace(tmp_path / "t").metadata == {"rates": [1, 2]}
+    assert env._saved_kwargs["metadata"] == {"rates": [1, 2]}
+
+
+@pytest.mark.parametrize("error", [NotImplementedError, AttributeError, RuntimeError])
+def test_an_environment_that_has_no_generator_can_be_reset_without_a_seed(tmp_path: Path, error: Any) -> None:
+    class Bare(CountingEnv):
+        @property
+        def np_random(self) -> Any:
+            raise error("np_random")
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self._buffer[...] = 0
+            return self._buffer, {}
+
+    env = TraceRecordingWrapper(Bare(), tmp_path / "t")
+    env.reset()
+    env.step(0)
+    env.close()
+    (episode,) = open_trace(tmp_path / "t")
+    assert (len(episode), episode.rng_state) == (1, None)
+
+
+class Batched(gymnasium.vector.VectorEnv):  # type: ignore[type-arg]
+    """Two lanes that count to three, and are reset in the step that ends their episode, as SuperSuit's are."""
+
+    metadata: dict[str, Any] = {}  # noqa: RUF012
+    render_mode = None
+
+    def __init__(self) -> None:
+        self.num_envs = 2
+        self.observation_space, self.action_space = spaces.Box(0, 9, (1,)), spaces.Discrete(2)
+        self.count = 0
+
+    def _told(self) -> Any:
+        return np.full((2, 1), self.count, np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.count = 0
+        return self._told(), [{"began": True}] * 2
+
+    def step(self, actions: Any) -> Any:
+        self.count += 1
+        over = np.full(2, self.count == 3, np.uint8)
+        infos: list[dict[str, Any]] = [{"count": self.count} for _ in range(2)]
+        if over.any():
+            for lane, info in enumerate(infos):
+                info["terminal_observation"] = self._told()[lane]
+            self.count = 0
+        return self._told(), np.ones(2, np.float32), over, np.zeros(2, np.uint8), infos
+
+
+class OfSuperSuit(Batched):
+    __module__ = "supersuit.vector.markov_vector_wrapper"
+
+
+@needs_vectors
+def test_supersuits_lanes_are_reset_in_the_step_that_ends_their_episode(tmp_path: Path) -> None:
+    from gym_trace import TraceRecordingVectorWrapper
+
+    env = TraceRecordingVectorWrapper(OfSuperSuit(), tmp_path / "t", record_infos=True)
+    env.reset()
+    for _ in range(7):
+        env.step(np.zeros(2, np.int64))
+    env.close()
+    episodes = sorted(open_trace(tmp_path / "t"), key=lambda episode: (episode.lane, episode.episode_id))
+    counts = [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1]] * 2
+    assert [episode.observations[:, 0].tolist() for episode in episodes] == counts
+    assert [[info["count"] for info in episode.infos] for episode in episodes] == [count[1:] for count in counts]
+
+
+@needs_vectors
+def test_a_vector_environment_that_does_not_say_what_a_lane_has_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    from gym_trace import TraceRecordingVectorWrapper
+
+    envs: Any = Batched()
+    with pytest.raises(InvalidOption, match="set its single_observation_space"):
+        TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+    envs.single_observation_space, envs.single_action_space = envs.observation_space, envs.action_space
+    env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    env.reset()
+    env.close()
+
+
+@needs_vectors
+@pytest.mark.parametrize("where", ["of another kind", "in its arguments"])
+def test_a_spec_that_cannot_be_copied_is_described_as_far_as_it_goes(tmp_path: Path, where: str) -> None:
+    from gym_trace import TraceRecordingVectorWrapper
+
+    envs: Any = OfSuperSuit()
+    if where == "of another kind":
+        envs.spec = threading.Lock()
+    else:
+        envs.spec = gymnasium.envs.registration.EnvSpec(
+            "Lock-v0", "nowhere:Env", kwargs={"lock": threading.Lock(), "num_envs": 2}
+        )
+    env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    env.reset()
+    env.close()
+    description = open_trace(tmp_path / "t").stored[0].schema["environment"]
+    assert description["id"] == (None if where == "of another kind" else "Lock-v0")
+    assert "spec" in description["note"]
+
+
+@needs_vectors
+def test_what_a_wrapper_that_could_not_be_made_leaves_does_not_close_the_environment(tmp_path: Path) -> None:
+    from gym_trace import TraceRecordingVectorWrapper
+
+    envs = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+    with pytest.raises(InvalidOption):
+        TraceRecordingVectorWrapper(envs, tmp_path / "t", reward_classes=[1], frame_filter=bool)
+    assert not envs.closed
+    envs.close()
+
+
+@needs_vectors
+def test_a_vector_environment_is_not_taken_for_a_single_one(tmp_path: Path) -> None:
+    class Both(OfSuperSuit, gymnasium.Env):  # type: ignore[type-arg, misc]
+        pass
+
+    with pytest.raises(InvalidOption, match="use TraceRecordingVectorWrapper"):
+        TraceRecordingWrapper(Both(), tmp_path / "t")

@@ -1,0 +1,230 @@
+"""Vector environments that speak in tensors of any library, in lists, or in shapes that nobody expects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces, vector
+from telling import MODES, SPACES, STEPS, batched_actions, check, expected, made, plain, record
+from zoo import bits
+
+from gym_trace import TraceRecordingVectorWrapper, open_trace
+from gym_trace.errors import InvalidOption
+
+vector_wrappers = pytest.importorskip("gymnasium.wrappers.vector")
+modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+
+
+class Tensor:
+    """As tensors are: an array inside, rows that are tensors again, and no truth of the whole."""
+
+    def __init__(self, array: Any):
+        self._array = np.array(array)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self._array.astype(dtype) if dtype else self._array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, place: Any) -> Tensor:
+        return Tensor(self._array[place])
+
+    def __bool__(self) -> bool:
+        if self._array.size != 1:
+            raise RuntimeError("the truth of many values is ambiguous")
+        return bool(self._array)
+
+
+def as_tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: as_tensors(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(as_tensors, value))
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        rows = np.full(len(value), None, object)
+        for i, row in enumerate(value):
+            rows[i] = None if row is None else as_tensors(row)
+        return rows
+    return Tensor(value) if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def as_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: as_arrays(item) for key, item in value.items()}
+    return tuple(map(as_arrays, value)) if isinstance(value, tuple) else np.asarray(value)
+
+
+class InTensors(vector.VectorWrapper):  # type: ignore[type-arg]
+    """Tensors in, tensors out."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        mask = {} if not options or "reset_mask" not in options else {"reset_mask": np.array(options["reset_mask"])}
+        return as_tensors(self.env.reset(seed=seed, options=options and {**options, **mask}))
+
+    def step(self, actions: Any) -> Any:
+        return as_tensors(self.env.step(as_arrays(actions)))
+
+
+@modes
+@pytest.mark.parametrize("name", ["box", "discrete", "dict", "tuple", "frames"])
+def test_tensors_are_taken_apart_by_lane(tmp_path: Path, name: str, mode: Any) -> None:
+    space = action_space = SPACES[name]
+    env = made("sync", mode, True, space, action_space)
+    actions, batch = batched_actions(env, STEPS), env.action_space
+    wrapped = TraceRecordingVectorWrapper(InTensors(env), tmp_path / "t", record_infos=True)
+    wrapped.reset(seed=11, options={"level": 2})
+    for action in actions:
+        *_, terminations, truncations, _ = wrapped.step(as_tensors(action))
+        over = np.asarray(terminations) | np.asarray(truncations)
+        if mode == vector.AutoresetMode.DISABLED and over.any():
+            wrapped.reset(options={"reset_mask": Tensor(over), "level": 3})
+    wrapped.close()
+    check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
+
+
+def test_tensors_of_torch_are_taken_apart_by_lane(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("array_api_compat")
+    mode, space, action_space = vector.AutoresetMode.NEXT_STEP, SPACES["dict"], SPACES["box"]
+    env = made("sync", mode, True, space, action_space)
+    actions, batch = batched_actions(env, STEPS), env.action_space
+    wrapped = TraceRecordingVectorWrapper(vector_wrappers.NumpyToTorch(env), tmp_path / "t", record_infos=True)
+    wrapped.reset(seed=11)
+    for action in actions:
+        wrapped.step(torch.from_numpy(action))
+    wrapped.close()
+    check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
+
+
+@modes
+def test_infos_in_a_list_are_those_of_the_lanes(tmp_path: Path, mode: Any) -> None:
+    space, action_space = SPACES["box"], SPACES["discrete"]
+    env = made("sync", mode, True, space, action_space)
+    actions, batch = batched_actions(env, STEPS), env.action_space
+    record(vector_wrappers.DictInfoToList(env), tmp_path / "t", actions)
+    check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
+
+
+class Saying(vector.VectorEnv):  # type: ignore[type-arg]
+    """Says at each step what it was told to say, for three lanes."""
+
+    metadata: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, **said: Any):
+        self.num_envs = 3
+        self.single_observation_space, self.single_action_space = SPACES["box"], spaces.Discrete(2)
+        self.observation_space = vector.utils.batch_space(self.single_observation_space, 3)
+        self.action_space = vector.utils.batch_space(self.single_action_space, 3)
+        flags = np.zeros(3, np.bool_)
+        self.said = {"obs": np.zeros((3, 2), np.float32), "rewards": np.zeros(3), "ends": flags, "infos": {}, **said}
+        self.steps = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
+        return np.zeros((3, 2), np.float32), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        self.steps += 1
+        return self.said["obs"], self.said["rewards"], self.said["ends"], np.zeros(3, np.bool_), self.said["infos"]
+
+
+def infos_of(directory: Path, infos: Any) -> list[Any]:
+    env = TraceRecordingVectorWrapper(Saying(infos=infos), directory, record_infos=True)
+    env.reset()
+    env.step(np.zeros(3, np.int64))
+    env.close()
+    return [plain(episode.infos[0]) for episode in open_trace(directory)]
+
+
+def test_what_is_not_one_of_each_lane_goes_whole_to_each(tmp_path: Path) -> None:
+    infos = {
+        "config": {"rate": 0.5, "mode": "abc"},
+        "history": [1, 2, 3, 4],
+        "table": np.arange(5),
+        "word": "abc",
+        "total": Tensor(7.0),
+    }
+    assert infos_of(tmp_path / "t", infos) == [plain({**infos, "table": [0, 1, 2, 3, 4], "total": 7.0})] * 3
+
+
+def test_what_is_one_of_each_lane_is_taken_apart_in_whatever_it_lies(tmp_path: Path) -> None:
+    infos = {
+        "list": ["a", "b", "c"],
+        "pair": (np.arange(3), Tensor([[1], [2], [3]])),
+        "deep": {"deeper": {"tensor": Tensor([4, 5, 6]), "_tensor": Tensor([True, False, True])}},
+        "_not_a_mask": 1,
+    }
+    first, second, third = infos_of(tmp_path / "t", infos)
+    assert first == {"list": "a", "pair": [0, [1]], "deep": {"deeper": {"tensor": 4}}, "_not_a_mask": 1}
+    assert second == {"list": "b", "pair": [1, [2]], "deep": {"deeper": {}}, "_not_a_mask": 1}
+    assert third["deep"] == {"deeper": {"tensor": 6}}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"ends": np.zeros((3, 2), np.bool_)},
+        {"ends": np.zeros(2, np.bool_)},
+        {"rewards": np.zeros(5)},
+        {"rewards": 1.0},
+        {"obs": np.zeros((2, 2), np.float32)},
+        {"obs": None},
+    ],
+    ids=lambda said: "-".join(said),
+)
+def test_steps_that_are_not_one_a_lane_are_left_out_and_nothing_false_is_kept(tmp_path: Path, said: Any) -> None:
+    envs = Saying()
+    env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    env.reset()
+    env.step(np.zeros(3, np.int64))
+    usual, envs.said = envs.said, {**envs.said, **said}
+    env.step(np.zeros(3, np.int64))
+    with pytest.warns(UserWarning, match="not one a lane"):
+        env.step(np.zeros(3, np.int64))
+    env.step(np.zeros(3, np.int64))
+    envs.said = usual
+    env.step(np.zeros(3, np.int64))
+    env.reset()
+    env.step(np.zeros(3, np.int64))
+    env.close()
+    assert envs.steps == 6
+    found = [(episode.outcome, len(episode)) for episode in open_trace(tmp_path / "t")]
+    assert found == [("cut", 1)] * 3 + [("closed", 1)] * 3
+
+
+def test_actions_that_are_not_one_a_lane_reach_the_environment(tmp_path: Path) -> None:
+    envs = Saying()
+    env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    env.reset()
+    env.step(None)
+    with pytest.warns(UserWarning, match="the actions of a step are not one a lane"):
+        env.step(None)
+    env.close()
+    assert envs.steps == 2
+    assert [len(episode) for episode in open_trace(tmp_path / "t")] == [0] * 3
+
+
+def test_rewards_each_of_another_shape_are_kept(tmp_path: Path) -> None:
+    rewards = [np.zeros(2), np.zeros(3), 1.0]
+    env = TraceRecordingVectorWrapper(Saying(rewards=rewards), tmp_path / "t")
+    env.reset()
+    env.step(np.zeros(3, np.int64))
+    env.close()
+    kept = [episode.rewards[0] for episode in open_trace(tmp_path / "t")]
+    assert [bits(np.asarray(reward)) for reward in kept] == [bits(np.asarray(reward)) for reward in rewards]
+
+
+def test_an_annotation_that_has_no_rows_is_refused(tmp_path: Path) -> None:
+    env = TraceRecordingVectorWrapper(Saying(), tmp_path / "t")
+    env.reset()
+    for value in (1.0, Tensor(1.0), None):
+        with pytest.raises(InvalidOption, match="pass one a lane"):
+            env.annotate(value=value)
+    env.close()
