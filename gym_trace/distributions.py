@@ -368,11 +368,16 @@ class Rewards:
     """What rewards are like: their moments, and the values they take or a histogram."""
 
     def __init__(self) -> None:
-        self.misfits = 0  # rewards that are no single number
+        self.misfits = 0  # rewards that are neither a number nor several
         self._moments = Moments(1)
         self._tally = Tally(DISTINCT_VALUES)
+        self._objectives: dict[int, Moments] = {}  # by how many there are
 
     def add(self, rows: Array) -> None:
+        if rows.ndim > 1 and rows.dtype.kind in "biuf" and rows[:1].size <= MOST_ROW_DIMENSIONS:
+            several = rows.reshape(len(rows), -1)
+            self._of(several.shape[1]).add(several)
+            return
         numbers = numbers_in(rows, ())
         self.misfits += len(rows) - sum(map(len, numbers))
         for array in numbers:
@@ -383,6 +388,18 @@ class Rewards:
         self.misfits += other.misfits
         self._moments.merge(other._moments)
         self._tally.merge(other._tally)
+        for width, moments in other._objectives.items():
+            self._of(width).merge(moments)
+
+    def _of(self, width: int) -> Moments:
+        return self._objectives.setdefault(width, Moments(width))
 
     def result(self) -> dict[str, Any]:
-        return {**self._moments.result()[0], "misfits": self.misfits, **self._tally.gathered().result()}
+        """objectives: the moments of each number of rewards that are several, in all the writers that have so many."""
+        objectives = [
+            {"index": [i], **known}
+            for _, moments in sorted(self._objectives.items())
+            for i, known in enumerate(moments.result())
+        ]
+        single = {**self._moments.result()[0], "misfits": self.misfits, **self._tally.gathered().result()}
+        return {**single, "objectives": objectives}

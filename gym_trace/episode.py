@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +68,8 @@ class Episode:
 
     def __repr__(self) -> str:
         part = f" from step {self.first_step}" if self.first_step else ""
-        what = f"{len(self)} steps, return {self.total_reward:g}, {self.outcome}"
+        known = f", return {self._record['return']:g}" if self._steps is None else ""
+        what = f"{len(self)} steps{known}, {self.outcome}"
         return f"<Episode {self.episode_id} of {self.writer}{part}: {what}>"
 
     @property
@@ -91,9 +93,21 @@ class Episode:
         return str(self._record["outcome"])
 
     @property
-    def total_reward(self) -> float:
-        """The return: sum of the rewards that are here."""
-        return float(self._record["return"]) if self._steps is None else float(np.sum(self.rewards))
+    def total_reward(self) -> float | Array:
+        """The return: the sum of the rewards that are here; NaN where it is not known, or rewards are no numbers.
+
+        Of rewards that are several numbers (objectives) an array of their sums, for which the rewards are read.
+        """
+        known = float(self._record["return"]) if self._steps is None else math.nan
+        if known == known or not len(self):
+            return known if self._steps is None else 0.0
+        try:
+            rewards = self.rewards
+        except TraceError:  # damaged, or not asked for
+            return math.nan
+        if rewards.dtype.kind not in "biuf" or (rewards.ndim < 2 and self._steps is None):
+            return math.nan
+        return rewards.sum(axis=0) if rewards.ndim > 1 else float(np.sum(rewards))
 
     @property
     def seed(self) -> int | None:

@@ -76,9 +76,17 @@ class Destination:
 
 
 def best_episodes(trace: Trace, number: int, worst: bool = False) -> list[int]:
-    """The indices of the episodes with the highest returns, or the lowest, in this order."""
+    """The indices of the episodes with the highest returns, or the lowest, in this order.
+
+    Raises InvalidOption where no episode has a return that is one number.
+    """
     returns = trace.episodes["return"]
     known = np.flatnonzero(~np.isnan(returns))
+    if len(returns) and not len(known):
+        raise InvalidOption(
+            "no episode has a return that is one number, as where rewards are several (objectives): there is no best "
+            "or worst; choose by episodes, and sort by an objective of Episode.total_reward to find their indices"
+        )
     order = np.argsort(returns[known] if worst else -returns[known], kind="stable")
     return [int(index) for index in known[order][:number]]
 

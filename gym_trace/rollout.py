@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
-import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +19,13 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from gym_trace.environment import autoreset_mode
 from gym_trace.errors import InvalidOption
 from gym_trace.lanes.events import DISABLED, NEXT_STEP
+from gym_trace.returns import LaneReturns, LastReturns, Return, as_return
 from gym_trace.seeding import episode_seed, policy_seed
 
 Policy = Callable[[Any], Any]
 
 _LOOK_SECONDS = 0.2  # between reports of progress, and so between looks at whether to end
 _DISK_SECONDS = 1.0
-_RETURNS = 100
 
 
 @dataclass
@@ -35,13 +34,14 @@ class Progress:
 
     Attributes:
         seed: the root seed, from which those of the episodes are derived.
-        episodes: complete ones.
+        episodes: complete ones: terminated or truncated.
         steps: all, also those of the episode that is open.
         open_steps: of the episodes that are open; in the end, of those that a limit cut short.
         open_episodes: how many those are.
         seconds: since the start.
         bytes: size of the trace's directory, at most a second old; 0 if nothing is recorded.
-        mean_return, min_return, max_return: of the last 100 complete episodes; None before the first.
+        mean_return, min_return, max_return: of the last 100 complete episodes; None before the first. Of rewards
+            that are several numbers (objectives) tuples, with one for each.
     """
 
     seed: int
@@ -51,9 +51,9 @@ class Progress:
     open_episodes: int = 0
     seconds: float = 0.0
     bytes: int = 0
-    mean_return: float | None = None
-    min_return: float | None = None
-    max_return: float | None = None
+    mean_return: Return | None = None
+    min_return: Return | None = None
+    max_return: Return | None = None
 
 
 def record_episodes(
@@ -121,7 +121,7 @@ class _Rollout:
         self._progress = progress
         self._on_progress = on_progress
         self._directory = _trace_directory(env)
-        self._returns: deque[float] = deque(maxlen=_RETURNS)
+        self._returns = LastReturns()
         self._ended = False
 
     def run(self, episodes: int, steps: int, seconds: float) -> None:
@@ -141,11 +141,15 @@ class _Rollout:
         progress, clock, step, policy = self._progress, time.monotonic, self._env.step, self._policy
         observation = self._reset()
         before = taken = progress.steps
-        total, done = 0.0, False
+        total: Any = 0.0
+        done = False
         while taken < steps:
             observation, reward, terminated, truncated, _ = step(policy(observation))
             taken += 1
-            total += reward  # a number, if not by its type
+            try:
+                total += reward
+            except Exception:  # no number, and not several
+                total = math.nan
             if terminated or truncated:
                 done = True
                 break
@@ -158,7 +162,7 @@ class _Rollout:
         progress.open_episodes = int(progress.open_steps > 0)
         if done:
             progress.episodes += 1
-            self._returns.append(float(total))
+            self._returns.add(as_return(total))
 
     def _reset(self) -> Any:
         root, episode = self._progress.seed, self._progress.episodes
@@ -177,11 +181,10 @@ class _Rollout:
         self._next_look = min(time.monotonic() + _LOOK_SECONDS, self._deadline)
 
     def _measure(self, now: float, disk: bool) -> None:
-        progress, returns = self._progress, self._returns
+        progress, returns = self._progress, self._returns.summary()
         progress.seconds = now - self._begin
-        if returns:
-            progress.mean_return = statistics.fmean(returns)
-            progress.min_return, progress.max_return = min(returns), max(returns)
+        if returns is not None:
+            progress.mean_return, progress.min_return, progress.max_return = returns
         if disk and self._directory is not None:
             progress.bytes = directory_bytes(self._directory)
             self._next_disk = now + _DISK_SECONDS
@@ -200,17 +203,18 @@ class _VectorRollout(_Rollout):
         mode = autoreset_mode(env)
         observations = self._reset()
         pending = np.zeros(env.num_envs, np.bool_)  # lanes that are reset instead of stepped
-        totals, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, np.int64)
+        totals, lengths = LaneReturns(env.num_envs), np.zeros(env.num_envs, np.int64)
         while not self._ended and progress.steps < steps and progress.episodes < self._most_episodes:
             observations, rewards, terminations, truncations, _ = env.step(policy(observations))
-            totals += rewards * ~pending
+            totals.add(rewards, ~pending)
             lengths += ~pending
             over = (terminations | truncations) & ~pending
             progress.steps += int(np.count_nonzero(~pending))
             if over.any():
                 progress.episodes += int(np.count_nonzero(over))
-                self._returns.extend(totals[over].tolist())
-                totals[over], lengths[over] = 0, 0
+                for total in totals.take(over):
+                    self._returns.add(total)
+                lengths[over] = 0
                 if mode == DISABLED:
                     observations, _ = env.reset(options={"reset_mask": over})
             pending = over & (mode == NEXT_STEP)

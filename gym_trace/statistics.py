@@ -12,11 +12,14 @@ from gym_trace.distributions import finite
 from gym_trace.episode import OUTCOMES
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.manifest import SUFFIX
+from gym_trace.objectives import objective_returns
 from gym_trace.playback import Trace
 from gym_trace.stored.writer import StoredWriter
 from gym_trace.values import Array
 
 GROUPINGS = ("split", "writer", "outcome")
+ENDED = ("terminated", "truncated")  # the outcomes of episodes that came to their end
+IMPORTED_FROM = "imported_from"  # of the recorder, in a schema
 QUANTILES = (5, 25, 75, 95)  # percent
 _BINS = 40  # of the histograms of return and length
 _POINTS = 120  # of the curve of returns
@@ -33,7 +36,8 @@ def summarize(
 ) -> dict[str, Any]:
     """Describes a trace as plain data, fit for JSON: numbers that do not exist are None, none is NaN.
 
-    Without columns only the index is used, so the answer comes at once whatever the size of the trace.
+    Without columns only the index is used, so the answer comes at once whatever the size of the trace; but rewards that
+    are several numbers each (objectives), for which the index has no return, are read.
 
     Args:
         trace: as open_trace gives it.
@@ -45,9 +49,14 @@ def summarize(
         episodes, parts (runs of steps: more than episodes where frames were filtered out or lost), filtered (whether
         frames were: then length and return count the kept steps only), steps, outcomes (how many episodes of each).
 
-        return, length: of whole episodes: count, mean, std (of the population), min, median, max, quantiles (by
-        percent), histogram (edges, counts), nan and inf (how many episodes are left out for having such a return).
-        return_curve: mean returns of equally many episodes each, in the order in which the episodes started.
+        complete: how many episodes are: terminated or truncated, with at least one step (of imported recordings, which
+        mostly do not say how episodes ended, all with a step).
+
+        return, length: of complete episodes (grouped by outcome, of all in the group that have a step): count, mean,
+        std (of the population), min, median, max, quantiles (by percent), histogram (edges, counts), nan and inf (how
+        many episodes are left out for having such a return). objectives: where rewards are several numbers each, a list
+        with the same as return of each, otherwise empty. return_curve: mean returns of equally many complete episodes
+        each, in the order in which the episodes started.
 
         duration: in seconds: wall (from the first start to the last end), episodes (sum over those that ended) and
         running (in which at least one of these was under way).
@@ -57,7 +66,8 @@ def summarize(
         and for each column raw_bytes, stored_bytes, compression_ratio. None for groups by outcome, which share files.
 
         With columns: rewards (count, mean, std, min, max, nan, inf, and the values with their counts while there are
-        few, otherwise a histogram), actions and observations (a list, one entry a leaf of the space, see
+        few, otherwise a histogram; objectives: the same of each number of rewards that are several), actions and
+        observations (a list, one entry a leaf of the space, see
         distributions.LeafValues): counts of each value for Discrete, MultiDiscrete and MultiBinary, moments for
         Box: of each dimension, or of all elements together where there are very many, as in images; for values that
         are no numbers how many distinct ones there are, and examples.
@@ -138,6 +148,8 @@ class Facts(NamedTuple):
     steps: Array
     lengths: Array  # the same as steps, but where statistics are all that is known
     returns: Array
+    objectives: Array  # of returns that are several numbers, a column each
+    complete: Array  # whether it is terminated or truncated, and has a step
     start: Array  # ns, or the least int64 where unknown
     end: Array
     duration: Array
@@ -170,10 +182,33 @@ def _facts(trace: Trace, codes: Array) -> Facts:
     if len(begin) < len(table):
         with np.errstate(invalid="ignore"):
             steps, returns = np.add.reduceat(steps, begin), np.add.reduceat(returns, begin)
+    found = objective_returns(trace)
+    objectives = np.empty((len(first), 0)) if found is None else found[order]
+    if found is not None and len(begin) < len(table):
+        objectives = np.add.reduceat(objectives, begin, axis=0)
     bare = np.array([has_only_statistics(writer) for writer in trace.stored], bool)
     lengths = np.where(bare[table["writer"][first]], table["first_step"][first], steps)
-    start, end = table["start_time"].view(np.int64)[first], table["end_time"].view(np.int64)[first]
-    return Facts(table["writer"][first], codes[first], steps, lengths, returns, start, end, table["duration"][first])
+    complete = is_complete(trace, table[first], lengths)
+    start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
+    start, end = start.view(np.int64), end.view(np.int64)
+    writer, outcome = table["writer"][first], codes[first]
+    return Facts(writer, outcome, steps, lengths, returns, objectives, complete, start, end, duration)
+
+
+def is_complete(trace: Trace, rows: Array, lengths: Array) -> Array:
+    """Which episodes count for means of returns and lengths: those that came to their end, and have a step.
+
+    rows: of trace.episodes, one an episode. lengths: their steps. How imported ones ended is mostly not known.
+    """
+    imported = np.array([is_imported(writer) for writer in trace.stored], bool)
+    complete: Array = (np.isin(rows["outcome"], ENDED) | imported[rows["writer"]]) & (lengths > 0)
+    return complete
+
+
+def is_imported(writer: StoredWriter) -> bool:
+    """Whether it is what another package recorded (docs/FORMAT.md, Imported episodes)."""
+    recorder = schema_of(writer).get("recorder")
+    return isinstance(recorder, dict) and IMPORTED_FROM in recorder
 
 
 def has_only_statistics(writer: StoredWriter) -> bool:
@@ -195,24 +230,30 @@ def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> 
         members = order[bounds[i] : bounds[i + 1]]
         if len(members) or not shared:
             writers = None if shared else [w for w, g in zip(trace.stored, of_writer) if g == i]
-            summaries[name] = _summary(trace, facts.take(members), parts[i], writers)
+            summaries[name] = _summary(trace, facts.take(members), parts[i], writers, bool(shared))
     return summaries
 
 
-def _summary(trace: Trace, facts: Facts, parts: int, writers: list[StoredWriter] | None) -> dict[str, Any]:
+def _summary(
+    trace: Trace, facts: Facts, parts: int, writers: list[StoredWriter] | None, of_outcome: bool = False
+) -> dict[str, Any]:
     ended = facts.duration > 0
     in_episodes = float(facts.duration[ended].sum(dtype=np.float64)) / 1e9
     running = _running_time(facts.start[ended], facts.duration[ended])
     outcomes = np.bincount(facts.outcome, minlength=len(OUTCOMES)).tolist()
-    by_start = facts.returns[np.argsort(facts.start, kind="stable")]
+    counted = facts.take(np.flatnonzero(facts.lengths > 0 if of_outcome else facts.complete))
+    several = ~np.isnan(counted.objectives).all(axis=1)
+    by_start = counted.returns[np.argsort(counted.start, kind="stable")]
     return {
         "episodes": len(facts.steps),
         "parts": parts,
         "filtered": parts > len(facts.steps) or any(map(_filters_frames, writers or ())),
         "steps": int(facts.steps.sum()),
         "outcomes": {name: count for name, count in zip(OUTCOMES, outcomes) if count},
-        "return": _spread(facts.returns),
-        "length": _spread(facts.lengths),
+        "complete": int(np.count_nonzero(facts.complete)),
+        "return": _spread(counted.returns[~several]),
+        "length": _spread(counted.lengths),
+        "objectives": [_spread(objective) for objective in counted.objectives[several].T],
         "return_curve": _curve(by_start[np.isfinite(by_start)]),
         "duration": {"wall": _wall_time(facts), "episodes": in_episodes, "running": running},
         "steps_per_second": float(facts.lengths[ended].sum()) / running if running else None,

@@ -156,7 +156,7 @@ def test_stats_tells_of_values_that_do_not_fit_their_space(tmp_path: Path) -> No
         env.step(0)
     output = _output("stats", tmp_path, "--columns")
     assert "observations: 1 of 2 rows do not fit the space" in output
-    assert "rewards: 1 left out, not single numbers" in output
+    assert "rewards: 1 left out, no numbers" in output
 
 
 def test_nothing_that_a_trace_says_reaches_the_terminal_as_an_escape(

@@ -20,11 +20,21 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 # From the bottom up. A module imports from its own layer and from those below.
 LAYERS = [
     {"errors", "values", "layout", "frames", "spaces", "episode", "environment", "filters", "distributions"}
-    | {"seeding", "policies", "registration", "film"},
+    | {"seeding", "policies", "registration", "film", "returns"},
     {"format"},
     {"rows", "lanes", "stored", "forks", "recording", "examination"},
     {"opening", "live_video", "wrappers", "vector_wrappers", "playback", "recovery"},
-    {"comparison", "diff", "statistics", "column_statistics", "description", "rollout", "replay", "replay_env"},
+    {
+        "comparison",
+        "diff",
+        "objectives",
+        "statistics",
+        "column_statistics",
+        "description",
+        "rollout",
+        "replay",
+        "replay_env",
+    },
     {"verification", "interop", "simulation"},
     {"rendering", "screening", "collecting"},
 ]

@@ -138,6 +138,21 @@ def test_an_empty_trace_has_no_means_but_a_summary(tmp_path: Path) -> None:
         assert summary["rewards"]["count"] == 0
 
 
+def test_means_are_of_complete_episodes_alone(tmp_path: Path) -> None:
+    with TraceRecordingWrapper(CountingEnv(length=4), tmp_path) as env:
+        for steps in (4, 4, 2, 0, 3):  # of which the first two come to their end
+            env.reset()
+            for _ in range(steps):
+                env.step(0)
+    summary, complete = _summary(tmp_path, by="outcome"), list(open_trace(tmp_path))[:2]
+    assert (summary["episodes"], summary["complete"], summary["steps"]) == (5, 2, 13)
+    assert summary["length"]["count"] == summary["return"]["count"] == 2
+    assert summary["return"]["mean"] == np.mean([episode.total_reward for episode in complete])
+    assert len(summary["return_curve"]) == 2
+    assert summary["groups"]["cut"]["length"]["mean"] == 2  # asked for by name; the one without steps is left out
+    assert summary["groups"]["closed"]["length"]["mean"] == 3
+
+
 def test_episodes_of_no_steps_count_as_such(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path)
     for _ in range(3):
@@ -145,7 +160,7 @@ def test_episodes_of_no_steps_count_as_such(tmp_path: Path) -> None:
     env.close()
     summary = _summary(tmp_path, columns=True)
     assert summary["outcomes"] == {"cut": 2, "closed": 1}
-    assert summary["length"]["mean"] == summary["return"]["mean"] == 0
+    assert summary["length"]["count"] == summary["return"]["count"] == summary["complete"] == 0
     assert summary["observations"][0]["rows"] == 3
 
 

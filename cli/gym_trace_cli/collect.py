@@ -109,7 +109,7 @@ def _facts(progress: Collected) -> list[str]:
         show.size(progress.bytes),
     ]
     if progress.returns is not None:
-        facts.append(f"return {show.number(progress.returns[0])}")
+        facts.append(f"return {show.returned(progress.returns[0])}")
     if progress.restarts:
         facts.append(show.count(progress.restarts, "restart"))
     return facts
@@ -126,8 +126,10 @@ def _table(progress: Collected) -> Any:
         Text(f"steps/s: {ten} over 10 s, {minute} over 1 min, {five} over 5 min", no_wrap=True),
     ]
     if progress.returns is not None:
-        mean, least, most = map(show.number, progress.returns)
-        lines.append(Text(f"returns of the last 100: {mean} on average, {least} to {most}", no_wrap=True))
+        mean, least, most = map(show.returned, progress.returns)
+        lines.append(
+            Text(f"returns of the last 100 complete episodes: {mean} on average, {least} to {most}", no_wrap=True)
+        )
     if progress.new_episodes != progress.episodes:
         new = f"{show.count(progress.new_episodes, 'episode')}, {show.count(progress.new_steps, 'step')}"
         lines.append(Text(f"since it was resumed: {new}"))

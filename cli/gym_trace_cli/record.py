@@ -231,7 +231,7 @@ def _state(progress: Progress) -> str:
         show.size(progress.bytes),
     ]
     if progress.mean_return is not None:
-        parts.append(f"return {show.number(progress.mean_return)}")
+        parts.append(f"return {show.returned(progress.mean_return)}")
     return "  ".join(parts)
 
 

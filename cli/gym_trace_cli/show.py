@@ -18,6 +18,8 @@ import click
 if TYPE_CHECKING:
     from rich.live import Live
 
+    from gym_trace.returns import Return
+
 _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–]$")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _TABLE_BLOCK = 1000  # rows that are aligned together
@@ -75,10 +77,15 @@ def share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
-def returns(mean: float, least: float, most: float, lately: bool) -> str:
-    """The returns of a run. lately: whether there are more episodes than these tell of."""
-    of = " in the last 100 episodes" if lately else ""
-    return f"return {number(mean)} on average, from {number(least)} to {number(most)}{of}"
+def returned(value: Return) -> str:
+    """A return, or those of several objectives: [12.35, -3]."""
+    return f"[{', '.join(map(number, value))}]" if isinstance(value, tuple) else number(value)
+
+
+def returns(mean: Return, least: Return, most: Return, lately: bool) -> str:
+    """The returns of a run's complete episodes. lately: whether there are more of them than these tell of."""
+    of = "the last 100 complete episodes" if lately else "complete episodes"
+    return f"return of {of}: {returned(mean)} on average, from {returned(least)} to {returned(most)}"
 
 
 def printable(text: object) -> str:

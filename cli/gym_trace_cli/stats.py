@@ -18,7 +18,9 @@ from gym_trace_cli import show, stats_tables
 def command(directory: str, by: str | None, columns: bool, as_json: bool) -> None:
     """Summarize the trace in DIR: episodes, returns, lengths, outcomes, speed, and bytes a column.
 
-    All this comes from the index, at once whatever the size; only --columns reads the recorded steps.
+    All this comes from the index, at once whatever the size; only --columns reads the recorded steps. Returns and
+    lengths are those of complete episodes: terminated or truncated, with at least one step. Where rewards are several
+    numbers each, there is a return for every one.
     """
     trace = gym_trace.open_trace(directory)
     with show.Progress(quiet=not columns) as progress:

@@ -38,6 +38,12 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         episodes += f" in {show.count(summary['parts'])} parts"
     yield "episodes", episodes
     yield "outcomes", _outcomes(summary["outcomes"])
+    if summary["complete"] < summary["episodes"]:
+        rest = summary["episodes"] - summary["complete"]
+        yield (
+            "complete",
+            f"{show.count(summary['complete'])}: return and length are theirs, without the other {show.count(rest)}",
+        )
     yield "steps", show.count(summary["steps"])
     if duration["wall"] is not None:
         yield "recorded in", show.duration(duration["wall"])
@@ -60,9 +66,9 @@ def _outcomes(outcomes: dict[str, int]) -> str:
 
 
 def _print_spreads(summary: Summary) -> None:
-    show.table(("", *_SPREAD), [(name, *_spread(summary[name])) for name in ("return", "length")])
-    for name in ("return", "length"):
-        spread = summary[name]
+    spreads = dict(_spreads(summary))
+    show.table(("", *_SPREAD), [(name, *_spread(spread)) for name, spread in spreads.items()])
+    for name, spread in spreads.items():
         if spread["nan"] or spread["inf"]:
             left_out = (
                 f"{show.count(spread['nan'], 'episode')} with NaN and {show.count(spread['inf'])} with an infinity"
@@ -73,6 +79,15 @@ def _print_spreads(summary: Summary) -> None:
         show.facts(_charts(summary))
 
 
+def _spreads(summary: Summary) -> Iterator[tuple[str, Summary]]:
+    """The return, or that of each objective of rewards that are several numbers; and the length."""
+    objectives = summary["objectives"]
+    if summary["return"]["count"] or not objectives:
+        yield "return", summary["return"]
+    yield from ((f"return[{i}]", spread) for i, spread in enumerate(objectives))
+    yield "length", summary["length"]
+
+
 def _spread(spread: Summary) -> list[str]:
     quantiles = spread["quantiles"]
     shown = (spread["mean"], spread["std"], spread["min"], quantiles["5"], quantiles["25"])
@@ -81,9 +96,9 @@ def _spread(spread: Summary) -> list[str]:
 
 def _charts(summary: Summary) -> Iterator[tuple[str, str]]:
     charts = []
-    for name in ("return", "length"):
-        if (histogram := summary[name]["histogram"]) and len(histogram["counts"]) > 1:
-            ends = summary[name]["min"], summary[name]["max"]
+    for name, spread in _spreads(summary):
+        if (histogram := spread["histogram"]) and len(histogram["counts"]) > 1:
+            ends = spread["min"], spread["max"]
             charts.append((name, *ends, show.histogram(histogram["counts"], _CHART)))
     curve = [value for value in summary["return_curve"] if value is not None]
     if len(curve) > 1:
@@ -111,9 +126,11 @@ def _print_groups(summary: Summary) -> None:
             for name, group in groups.items()
         ],
     )
-    for what in ("return", "length"):
+    known = {name: dict(_spreads(group)) for name, group in groups.items()}
+    for what in dict.fromkeys(what for spreads in known.values() for what in spreads):
         click.echo()
-        show.table((what, *_SPREAD), [(name, *_spread(group[what])) for name, group in groups.items()])
+        rows = [(name, *_spread(spreads[what])) for name, spreads in known.items() if what in spreads]
+        show.table((what, *_SPREAD), rows)
 
 
 def _print_storage(storage: Summary) -> None:
@@ -145,9 +162,11 @@ def _groups_with_columns(summary: Summary) -> Iterator[tuple[str, Summary]]:
 def _print_columns(described: Summary, of: str) -> None:
     rewards = described["rewards"]
     show.title(f"rewards{of}")
-    _print_tables([_moments_table([("rewards", rewards)]), _counts_table([("rewards", rewards)])])
+    objectives = [(f"rewards{_index(known['index'])}", known) for known in rewards["objectives"]]
+    single = [("rewards", rewards)] if rewards["count"] or not objectives else []
+    _print_tables([_moments_table(single + objectives), _counts_table(single)])
     if rewards["misfits"]:
-        click.echo(f"rewards: {show.count(rewards['misfits'])} left out, not single numbers")
+        click.echo(f"rewards: {show.count(rewards['misfits'])} left out, no numbers")
     for name in ("actions", "observations"):
         if described[name]:
             show.title(f"{name}{of}")

@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from gym_trace.collecting.worker import Worker
 from gym_trace.policies import LanePolicies
+from gym_trace.returns import LaneReturns
 from gym_trace.seeding import episode_seed, policy_seed
 from gym_trace.values import Array
 from gym_trace.vector_wrappers import TraceRecordingVectorWrapper
@@ -39,7 +40,8 @@ class LanesWorker(Worker):
         root, count = self._setup.seed, recorder.num_envs
         policies = LanePolicies(self._setup.make_policy, recorder)
         doing: list[int | None] = [None] * count  # the episode of each lane
-        begin, totals, lengths = np.ones(count, np.bool_), np.zeros(count), np.zeros(count, np.int64)
+        begin, totals, lengths = np.ones(count, np.bool_), LaneReturns(count), np.zeros(count, np.int64)
+        every = np.ones(count, np.bool_)
         observations: Any = None
         self.say("running")
         while not self._over:
@@ -52,20 +54,20 @@ class LanesWorker(Worker):
                     self._await_more()
                     continue
                 observations = self._reset(recorder, doing, begin, first=observations is None)
-                totals[begin], lengths[begin] = 0.0, 0
+                lengths[begin] = 0
                 self._open = tuple(episode for episode in doing if episode is not None)
             actions, notes = policies.act(observations)
             if notes:
                 recorder.annotate(**notes)
             observations, rewards, terminations, truncations, _ = recorder.step(actions)
             begin = terminations | truncations
-            totals += rewards
+            totals.add(rewards, every)
             lengths += 1
             self._steps += sum(episode is not None for episode in doing)
-            for lane in np.flatnonzero(begin).tolist():
+            for lane, total in zip(np.flatnonzero(begin).tolist(), totals.take(begin)):
                 episode = doing[lane]
                 if episode is not None:
-                    self._finished.append((episode, int(lengths[lane]), float(totals[lane])))
+                    self._finished.append((episode, int(lengths[lane]), total))
                     doing[lane] = None
             if time.monotonic() >= self._next_beat:
                 self.say("running")

@@ -20,14 +20,18 @@ class Scalars:
         self._writer: Any = SummaryWriter(os.fspath(directory))
 
     def add(self, progress: Collected) -> None:
-        values = {
+        values: dict[str, float] = {
             "episodes": progress.episodes,
             "steps_per_second": progress.speeds[0],
             "bytes": progress.bytes,
             "restarts": progress.restarts,
         }
         if progress.returns is not None:
-            values |= dict(zip(("return/mean", "return/min", "return/max"), progress.returns))
+            for name, value in zip(("mean", "min", "max"), progress.returns):
+                if isinstance(value, tuple):  # a curve an objective
+                    values |= {f"return/{name}/{i}": part for i, part in enumerate(value)}
+                else:
+                    values[f"return/{name}"] = value
         for name, value in values.items():
             self._writer.add_scalar(f"collect/{name}", value, progress.steps)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,10 +12,10 @@ from typing import Any
 from gym_trace.collecting.executor import Executor
 from gym_trace.collecting.numbers import Done, Runs
 from gym_trace.collecting.worker import Report, Setup
+from gym_trace.returns import LastReturns, Return
 
 _POLL_SECONDS = 0.1
 _WINDOWS = (10.0, 60.0, 300.0)  # seconds, over which speed is told
-_RETURNS = 100
 _AHEAD_SECONDS = 1.0  # of work that a worker is given beforehand
 _MOST_AHEAD = 10_000  # episodes
 _MOST_BACKOFF = 30.0  # seconds
@@ -53,7 +52,8 @@ class Collected:
         episodes, steps: since the start of the run, also by those who died, and before it was resumed.
         new_episodes, new_steps: since it was started or resumed.
         speeds: steps a second over the last 10 s, 1 min and 5 min, or since the start where that is less.
-        returns: mean, least and largest of the last 100 episodes; None before the first.
+        returns: mean, least and largest of the last 100 complete episodes; None before the first. Of rewards that are
+            several numbers (objectives) tuples, with one for each.
         failed: episodes that were given up, and why.
         stopped: what ended the run: "done", "steps", "seconds", "bytes", "interrupted" or "failed"; "" while it runs.
     """
@@ -66,7 +66,7 @@ class Collected:
     seconds: float = 0.0
     bytes: int = 0
     speeds: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    returns: tuple[float, float, float] | None = None
+    returns: tuple[Return, Return, Return] | None = None
     restarts: int = 0
     workers: list[WorkerState] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Supervisor:
         self._again: list[int] = []  # a heap of episodes that somebody had and lost
         self._next = 0
         self._tries: dict[int, int] = {}  # how often workers died of an episode and no other; also 0
-        self._returns: deque[float] = deque(maxlen=_RETURNS)
+        self._returns = LastReturns()
         self._history: deque[tuple[float, int]] = deque()
         self._ending = False
         self.progress = Collected(setup.seed, workers=[WorkerState() for _ in range(workers)])
@@ -191,7 +191,7 @@ class Supervisor:
             worker.episodes += 1
             worker.failures = 0
             self._done.add(episode)
-            self._returns.append(total)
+            self._returns.add(total)
         if report.finished:
             worker.speed = 0.5 * worker.speed + 0.5 * len(report.finished) / max(worker.heard - before, 0.01)
         if report.state == "closed" and self._ending:
@@ -328,8 +328,7 @@ class Supervisor:
         progress.seconds, progress.bytes = now - self._begin, self._bytes_on_disk()
         progress.episodes = len(self._done)
         progress.new_episodes = progress.episodes - self._before
-        if self._returns:
-            progress.returns = statistics.fmean(self._returns), min(self._returns), max(self._returns)
+        progress.returns = self._returns.summary()
         self._history.append((now, progress.new_steps))
         while len(self._history) > 1 and now - self._history[1][0] >= _WINDOWS[-1]:
             self._history.popleft()

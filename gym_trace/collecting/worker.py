@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import gymnasium
 
 from gym_trace.policies import Policy
+from gym_trace.returns import Return, as_return
 from gym_trace.seeding import episode_seed, policy_seed
 from gym_trace.wrappers import TraceRecordingWrapper
 
@@ -52,7 +54,7 @@ class Report:
     """
 
     state: str
-    finished: tuple[tuple[int, int, float], ...] = ()
+    finished: tuple[tuple[int, int, Return], ...] = ()
     steps: int = 0
     episodes: tuple[int, ...] = ()
     trouble: str = ""
@@ -64,7 +66,7 @@ class Worker:
         self._todo: deque[int] = deque()
         self._told = threading.Event()  # that there is more to do, or that it is over
         self._over = False
-        self._finished: list[tuple[int, int, float]] = []
+        self._finished: list[tuple[int, int, Return]] = []
         self._steps = 0
         self._open: tuple[int, ...] = ()
         self._next_beat = 0.0
@@ -138,7 +140,8 @@ class Worker:
 
     def _record(self, recorder: TraceRecordingWrapper, policy: Policy, episode: int) -> None:
         root, clock, step, act = self._setup.seed, time.monotonic, recorder.step, policy.act
-        self._open, before, total = (episode,), self._steps, 0.0
+        self._open, before = (episode,), self._steps
+        total: Any = 0.0
         policy.reset(policy_seed(root, episode))
         observation, _ = recorder.reset(seed=episode_seed(root, episode))
         while not self._over:
@@ -147,9 +150,12 @@ class Worker:
                 recorder.annotate(**notes)
             observation, reward, terminated, truncated, _ = step(action)
             self._steps += 1
-            total += float(reward)
+            try:
+                total += reward
+            except Exception:  # no number, and not several
+                total = math.nan
             if terminated or truncated:
-                self._finished.append((episode, self._steps - before, float(total)))
+                self._finished.append((episode, self._steps - before, as_return(total)))
                 break
             if clock() >= self._next_beat:
                 self.say("running")

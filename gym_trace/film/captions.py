@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,10 @@ class Words:
         if step == 0:
             return [f"step {taken}   return {_number(self._return)}", "reset"]
         reward = self._rewards[step - 1]
-        self._return = self._return + reward
+        try:
+            self._return = self._return + reward
+        except (TypeError, ValueError):  # no number, and not several
+            self._return = math.nan
         action = _short(row_of(self._actions, step - 1))
         return [f"step {taken}   return {_number(self._return)}", f"reward {_number(reward)}   action {action}"]
 

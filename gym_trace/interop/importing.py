@@ -23,10 +23,10 @@ from gym_trace.interop.new_writer import NewWriter
 from gym_trace.interop.old_files import OldDirectory
 from gym_trace.rows.blocks import FRAME_BYTES, FRAME_CHUNK, SMALL_CHUNK
 from gym_trace.rows.chunks import ChunkWriter
+from gym_trace.statistics import IMPORTED_FROM
 from gym_trace.stored.assembly import Layouts
 
 Progress = Callable[[int, int], None]  # files done, files in all
-IMPORTED_FROM = "imported_from"  # in the schema's map of what shapes the data
 _LEVEL = 3  # of zstd
 
 

@@ -14,16 +14,14 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import SUFFIX, read_manifest
-from gym_trace.interop.importing import IMPORTED_FROM
 from gym_trace.interop.monitor import MonitorRun, differences, find_runs, is_manifest
 from gym_trace.interop.old_files import OldDirectory
 from gym_trace.playback import Trace, open_trace
-from gym_trace.statistics import by_episode, has_only_statistics, schema_of
+from gym_trace.statistics import IMPORTED_FROM, by_episode, has_only_statistics, is_complete, schema_of
 from gym_trace.stored.writer import StoredWriter
 from gym_trace.values import Array
 
 _TYPES = {"train": "t", "eval": "e", "": None}
-_ENDED = ("terminated", "truncated")
 _UNKNOWN = np.iinfo(np.int64).min  # as a time
 
 
@@ -56,8 +54,9 @@ def load_results(directory: str | os.PathLike[str]) -> dict[str, Any]:
         there is none), env_info (env_id and gym_version), manifests and videos (paths, each video with that of its
         description).
 
-        Episodes that did not come to their end are left out, as they were by Monitor; of gym_recording, which did
-        not keep how they ended, all are there.
+        Episodes that did not come to their end, or have no step, are left out, as they were by Monitor; of imported
+        recordings, which may not say how they ended, all are there. The return of rewards that are several numbers
+        each is NaN.
 
         Where several environments are in one directory (for which the old function raised) there is a warning, all of
         this is of the first one, and groups is a list of such dicts, one for each.
@@ -154,7 +153,7 @@ def _of_writer(trace: Trace, number: int, writer: StoredWriter) -> _Source:
     if has_only_statistics(writer):
         lengths = rows["first_step"]
     origin = _origin(writer)
-    whole = np.isin(rows["outcome"], _ENDED) | bool(origin)
+    whole = is_complete(trace, rows, np.asarray(lengths)) | bool(origin)
     initial_reset = origin.get("initial_reset_timestamp")
     manifest = trace.directory / f"{writer.writer}{SUFFIX}"
     videos = _pairs(origin.get("videos")) if origin else _live_videos(manifest)
