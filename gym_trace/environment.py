@@ -119,6 +119,33 @@ def _installed_version(module: str) -> str | None:
         return None
 
 
+_AUTORESETS = tuple(
+    getattr(gymnasium.wrappers, name) for name in ("Autoreset", "AutoResetWrapper") if hasattr(gymnasium.wrappers, name)
+)  # of Gymnasium 1, and of 0.29
+
+
+def autoreset_wrapper(env: Any) -> Any:
+    """The wrapper around a single environment whose step() resets it; None if there is none."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, _AUTORESETS):
+            return env
+        env = env.env
+    return None
+
+
+def without_autoreset(env: Any) -> Any:
+    """env, from between whose wrappers those that reset it in step() are taken out: whoever replays resets it."""
+    while (resetting := autoreset_wrapper(env)) is not None:
+        if env is resetting:
+            env = env.env
+            continue
+        above = env
+        while above.env is not resetting:
+            above = above.env
+        above.env = resetting.env
+    return env
+
+
 def autoreset_mode(envs: Any) -> str:
     """How a vector environment resets its lanes: "NextStep", which is meant by none, "SameStep" or "Disabled"."""
     mode = (envs.metadata or {}).get("autoreset_mode", "SameStep" if _is_of_supersuit(envs) else "NextStep")

@@ -61,18 +61,28 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.finish()
         upcoming, self._next = self._next, None
         result = self.env.reset(seed=seed, options=options)
-        if upcoming is not None:
-            self._begin(*upcoming)
+        self._next = upcoming
+        self.begin()
         return result
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Steps the environment, and films what it renders."""
         result = self.env.step(action)
-        if self._film is not None:
-            self._take()
+        if self._next is not None:  # it was a reset that the environment made itself
+            self.begin()
+        elif self._film is not None:
+            if "final_observation" not in result[4]:  # otherwise what is rendered is of the next episode
+                self._take()
             if result[2] or result[3]:
                 self.finish()
         return result
+
+    def begin(self) -> None:
+        """Begins the video of the episode that was announced, if it is time to."""
+        upcoming, self._next = self._next, None
+        if upcoming is not None:
+            self.finish()
+            self._begin(*upcoming)
 
     def close(self) -> None:
         """Ends the video, then closes the environment."""

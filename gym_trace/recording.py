@@ -52,7 +52,7 @@ class RowRecorder(Recorder):
         self._ended = False  # the run is complete, and a further step would open another one
         self._value_bytes = 0  # of MessagePack values in the block
         self._full_blocks = 0  # since blocks were last encoded
-        self._run_base = 0  # absolute row of the leading observation, less the index of the first step
+        self._run = (0, 0)  # absolute row of the leading observation, and the index of the step after it
         self._deferred: OpenRun | None = None
         self._early_notes: dict[str, Any] = {}  # annotations of a row that may never come
         self.reward_kind: type = float  # of the last reward
@@ -84,8 +84,8 @@ class RowRecorder(Recorder):
         self.episode = start
         block = self.block
         position = len(block.rows) // self._width
+        self._run = (block.base + position, 0)
         block.marks.append((position, BEGIN, (start, lead is not None)))
-        self._run_base = block.base + position
         if lead is not None:
             self._open_run(lead)
 
@@ -99,8 +99,8 @@ class RowRecorder(Recorder):
         """Starts a run of steps in the middle of the episode, with the observation before it."""
         if self._closed or self._out.failure is not None:
             return
+        self._run = (self.next_row(), first_step)
         self.block.marks.append((self._position(), LEAD, first_step))
-        self._run_base = self.next_row() - first_step
         self._open_run(slots)
 
     def _open_run(self, slots: tuple[Any, ...]) -> None:
@@ -108,10 +108,11 @@ class RowRecorder(Recorder):
             for leaf in self.format.action_leaves:  # of which the row of a leading observation has nothing
                 if leaf.path in self._frame_packers:
                     self._frame_packers[leaf.path].settle()
+        rows = self.block.rows
+        rows.extend(slots + self.format.filler)  # first: a step must not be taken for a leading observation
         self._ended = False
         self.limit = self._capacity
-        self.rows = rows = self.block.rows
-        rows.extend(slots + self.format.filler)
+        self.rows = rows
         if not self._out.running:
             self._out.start()
 
@@ -138,9 +139,38 @@ class RowRecorder(Recorder):
         return reward if atom else Odd(copied(reward))
 
     def stop(self) -> None:
-        """Ends the run of steps, but not the episode."""
-        self.block.marks.append((self._position(), STOP, None))
+        """Ends the run of steps, but not the episode, after the rows that are there."""
         self.rows = None
+        self._forget_torn()
+        position, notes = self._position(), self.block.notes
+        while notes and notes[-1][0] >= position:
+            notes.pop()
+        self.block.marks.append((position, STOP, None))
+
+    def break_off(self, rows: list[Any], filled: int) -> bool:
+        """Ends the run of steps at a step that was asked for and never answered; says whether this is one.
+
+        It is none if its row is there after all. The caller has set .rows to None before: so no step can follow on
+        those before the gap, whatever falls in here.
+
+        Args:
+            rows: what .rows was when the step began.
+            filled: how long they were then.
+        """
+        if self.episode is None:  # closed meanwhile
+            return False
+        if len(rows) > filled:
+            self.rows = rows
+            return False
+        self.stop()
+        self.skip_step()
+        return True
+
+    def skip_step(self) -> None:
+        """Counts a step that is not to be recorded, while no run of steps is open."""
+        lead, first_step = self._run
+        self._run = (lead, first_step + 1)
+        self._early_notes = {}
 
     def end(self, outcome: int = CUT) -> None:
         """Ends the episode, if it has not ended, after the rows that are there."""
@@ -175,6 +205,12 @@ class RowRecorder(Recorder):
         self._ended = True
         self.rows = None
         self._early_notes = {}
+
+    def end_at_lead(self, outcome: int) -> None:
+        """Ends the episode with the observation that leads the run, if one is open; a further step is another run."""
+        rows = self.rows
+        self.end_unseen(outcome)
+        self.rows, self.limit = rows, 0
 
     def annotate(self, values: dict[str, Any]) -> None:
         """Gives the next row more values."""
@@ -245,8 +281,9 @@ class RowRecorder(Recorder):
                 self._complain()
 
     def steps_taken(self) -> int:
-        """Steps of the episode that the rows stand for."""
-        return self.next_row() - 1 - self._run_base
+        """Steps of the episode that the environment was asked for, as far as rows and gaps between them say."""
+        lead, first_step = self._run
+        return first_step + max(0, self.next_row() - 1 - lead)  # the lead itself may not be there yet
 
     def last_observation(self) -> tuple[Any, ...]:
         """The observation slots of the last row; of frames, all bytes."""
@@ -294,3 +331,5 @@ class RowRecorder(Recorder):
         self.begin(run.start._replace(episode=self._episodes), None)
         if run.slots is not None:
             self.lead(run.steps, run.slots)
+        else:
+            self._run = (self.next_row(), run.steps)

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 
 from gym_trace.comparison import Comparison, Difference, EpisodeComparison, Fingerprint
-from gym_trace.environment import restore_generator
+from gym_trace.environment import restore_generator, without_autoreset
 from gym_trace.episode import Episode
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback import Trace
@@ -178,7 +178,7 @@ class LaneReplay:
 
     def _fresh(self) -> _Simulation:
         self.close()
-        self._simulation = _Simulation(self._make())
+        self._simulation = _Simulation(without_autoreset(self._make()))
         return self._simulation
 
     def _stands_before(self, simulation: _Simulation, position: int) -> bool:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat
 
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
@@ -22,6 +22,18 @@ from gym_trace.opening import copied_schema, info_keys, new_schema, opened_direc
 from gym_trace.recording import RowRecorder
 from gym_trace.rows.blocks import ATOMS, TERMINATED, TRUNCATED, RowFormat
 from gym_trace.values import copied, pack
+
+_FINALS = ("final_observation", "final_info")  # of Gymnasium 0.29
+
+
+class _Upcoming(NamedTuple):
+    """What is known of an episode before the reset that begins it."""
+
+    seed: int | None
+    options: dict[str, Any] | None
+    state: Any  # of the environment's generator
+    utc: int
+    monotonic: int
 
 
 class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -105,7 +117,9 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         super().__init__(env if self._video is None else self._video)
         self._base_env = env.unwrapped
         self._filters = Filters(episode_filter, frame_filter, reward_classes)
-        self._filtered = self._filters.steps
+        self._autoreset = environment.autoreset_wrapper(env)
+        self._resets_at_once = self._autoreset is not None and "autoreset" not in vars(self._autoreset)
+        self._filtered = self._filters.steps or self._resets_at_once  # and there is more to a step than a row
         self._infos = record_infos
         self._info_keys = info_keys(record_infos)
         self._options: dict[str, Any] = {
@@ -153,67 +167,61 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         self._step_index = 0
         self._last_slots: tuple[Any, ...] | None = None  # of the observation before the next step, with filtered steps
         self._annotations: dict[str, Any] = {}  # of the next step, likewise
+        self._unseen = False  # the observation before the next step, because the one before that raised
         recorder.save_at_exit(self)
 
     # -- the environment's methods ------------------------------------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets the environment. An episode that has not ended is kept with the outcome "cut"."""
-        recorder = self._recorder
-        recorder.end()
-        if self._filters.any:
-            self._last_slots, self._annotations = None, {}
-            if not self._filters.keeps_episode(recorder.next_episode):
-                recorder.skip_episode()
-                return self.env.reset(seed=seed, options=options)
-        if self._video is not None:
-            self._video.expect(self.directory, recorder.writer_id, recorder.next_episode)
-        utc, monotonic = time.time_ns(), time.monotonic_ns()
-        state = environment.generator_state(self._base_env) if seed is None else None
-        given = None if options is None else copied(options)
-        result = observation, info = self.env.reset(seed=seed, options=options)
-        recorded_info = self._pack_info(info) if self._infos else None
-        start = recorder.start(0, seed, given, state, recorded_info, utc, monotonic)
-        recorder.prepare_lead()
-        packed = self._pack_observation(observation)
-        slots = (packed,) if self._simple else packed
-        if self._filtered:
-            self._step_index, self._last_slots = 0, slots
-        recorder.begin(start, None if self._filtered else slots)
+        upcoming = self._upcoming(seed, options)
+        result = self.env.reset(seed=seed, options=options)
+        if upcoming is not None:
+            self._begin(upcoming, *result)
         return result
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Steps the environment and records the step."""
+        """Steps the environment and records the step.
+
+        If an exception comes out of it, Ctrl-C included, what the environment has done is not known: steps that follow
+        are another part of the episode.
+        """
         recorder = self._recorder
         rows = recorder.rows
-        if rows is not None and len(rows) >= recorder.limit:
-            rows = recorder.make_room()
+        if rows is not None and (filled := len(rows)) >= recorder.limit:
+            rows = None if self._resets_next() else recorder.make_room()
+            filled = 0 if rows is None else len(rows)
         simple = self._simple
         if rows is None or (not simple and self._filtered):
             return self._rare_step(action)
         packed_action = action if type(action) is self._action_kind else self._pack_action(action)
-        result = observation, reward, terminated, truncated, info = self.env.step(action)
-        if type(reward) is not recorder.reward_kind:
-            reward = recorder.other_reward(reward)
-        row: tuple[Any, ...]
-        if simple:
-            # What _pack_observation does with a vector that is as the space says, without the call.
-            if (
-                type(observation) is ndarray
-                and observation.dtype is self._dtype
-                and observation.ndim == 1
-                and len(packed := observation.tobytes()) == self._vector_bytes
-            ):
-                row = (packed, packed_action, reward)
+        try:
+            result = observation, reward, terminated, truncated, info = self.env.step(action)
+            if type(reward) is not recorder.reward_kind:
+                reward = recorder.other_reward(reward)
+            row: tuple[Any, ...]
+            if simple:
+                # What _pack_observation does with a vector that is as the space says, without the call.
+                if (
+                    type(observation) is ndarray
+                    and observation.dtype is self._dtype
+                    and observation.ndim == 1
+                    and len(packed := observation.tobytes()) == self._vector_bytes
+                ):
+                    row = (packed, packed_action, reward)
+                else:
+                    row = (self._pack_observation(observation), packed_action, reward)
             else:
-                row = (self._pack_observation(observation), packed_action, reward)
-        else:
-            row = (*self._pack_observation(observation), *packed_action, reward)
-            if self._infos:
-                row += (self._pack_info(info),)
-        if terminated or truncated:
-            recorder.flag(terminated, truncated)
-        rows.extend(row)
+                row = (*self._pack_observation(observation), *packed_action, reward)
+                if self._infos:
+                    row += (self._pack_info(info),)
+            if terminated or truncated:
+                recorder.flag(terminated, truncated)
+            rows.extend(row)
+        except BaseException:
+            recorder.rows = None  # before all else: a further Ctrl-C may fall, and no step must follow on these rows
+            self._unseen = recorder.break_off(rows, filled)
+            raise
         return result
 
     def close(self) -> None:
@@ -247,45 +255,126 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         self._recorder.count_values(len(packed))
         return packed
 
+    # -- episodes -----------------------------------------------------------------------------------------------------
+
+    def _upcoming(self, seed: int | None, options: dict[str, Any] | None) -> _Upcoming | None:
+        """Ends the episode, before a reset; what is known of the next one, or None if it is not to be recorded."""
+        recorder = self._recorder
+        recorder.end()
+        self._last_slots, self._step_index, self._annotations, self._unseen = None, 0, {}, False
+        if not self._filters.keeps_episode(recorder.next_episode):
+            recorder.skip_episode()
+            return None
+        if self._video is not None:
+            self._video.expect(self.directory, recorder.writer_id, recorder.next_episode)
+        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        state = environment.generator_state(self._base_env) if seed is None else None
+        return _Upcoming(seed, None if options is None else copied(options), state, utc, monotonic)
+
+    def _begin(self, upcoming: _Upcoming, observation: Any, info: dict[str, Any]) -> None:
+        """Begins an episode with what a reset has led to."""
+        recorder = self._recorder
+        recorded_info = self._pack_info(info) if self._infos else None
+        seed, options, state, utc, monotonic = upcoming
+        start = recorder.start(0, seed, options, state, recorded_info, utc, monotonic)
+        recorder.prepare_lead()
+        slots = self._slots_of(observation)
+        recorder.begin(start, None if self._filtered else slots)
+        if self._filtered:
+            self._last_slots = slots
+
+    def _slots_of(self, observation: Any) -> tuple[Any, ...]:
+        packed = self._pack_observation(observation)
+        return (packed,) if self._simple else packed
+
+    def _resets_next(self) -> bool:
+        """Whether the next step is none, but a reset that the environment makes itself."""
+        return self._autoreset is not None and not self._resets_at_once and bool(self._autoreset.autoreset)
+
+    # -- steps that are not simply recorded ---------------------------------------------------------------------------
+
     def _rare_step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """A step that is not recorded, or of which a filter says whether it is kept."""
-        recorder, before = self._recorder, self._last_slots
-        if before is None or recorder.failed:
-            return self.env.step(action)
-        action_slots = self._pack_action(action)
-        result = observation, reward, terminated, truncated, info = self.env.step(action)
-        index = self._step_index
-        self._step_index += 1
-        self._last_slots = slots = self._pack_observation(observation)
-        annotations, self._annotations = self._annotations, {}
-        kept = False  # also if the filter raises
-        try:
-            kept = self._filters.keeps_step(index, reward)
-        finally:
-            if not kept:
-                if recorder.rows is not None:
-                    recorder.stop()
-                if terminated or truncated:
-                    recorder.end_unseen(TERMINATED if terminated else TRUNCATED)
-        if kept:
-            if recorder.rows is None:
-                recorder.prepare_lead()
-                recorder.lead(index, before)
-            if annotations:
-                recorder.annotate(annotations)
-            row = (*slots, *action_slots, recorder.other_reward(reward))
-            if self._infos:
-                row += (self._pack_info(info),)
-            if terminated or truncated:
-                recorder.flag(terminated, truncated)
-            self._append(row)
-            if terminated or truncated:
-                recorder.rows = None  # a further step is another run, if it is kept
+        """A step that is not recorded, or of which a filter says whether it is, or that is none but a reset."""
+        recorder = self._recorder
+        if self._resets_next():
+            return self._resetting_step(action)
+        if recorder.episode is None or recorder.failed:
+            result = self.env.step(action)
+            if self._resets_at_once and (result[2] or result[3]):
+                self._begin_at_once(*result)
+            return result
+        if self._filtered:
+            return self._filtered_step(action)
+        return self._step_after_gap(action) if self._unseen else self.env.step(action)
+
+    def _resetting_step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        upcoming = self._upcoming(None, None)
+        result = observation, _, terminated, truncated, info = self.env.step(action)
+        if upcoming is not None:
+            self._begin(upcoming, observation, info)
+            if terminated or truncated:  # a wrapper around the one that resets, which does not know of it
+                self._recorder.end_at_lead(TERMINATED if terminated else TRUNCATED)
         return result
 
-    def _append(self, row: tuple[Any, ...]) -> None:
-        if self._recorder.rows is not None:
-            self._recorder.rows.extend(row)
+    def _step_after_gap(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """A step before which nobody saw an observation: it is left out, and what it leads to begins a run."""
+        recorder = self._recorder
+        recorder.skip_step()
+        result = observation, _, terminated, truncated, _ = self.env.step(action)
+        recorder.prepare_lead()
+        recorder.lead(recorder.steps_taken(), self._slots_of(observation))
+        if terminated or truncated:
+            recorder.end_at_lead(TERMINATED if terminated else TRUNCATED)
+        self._unseen = False
+        return result
+
+    def _filtered_step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """A step that a filter may leave out; one is left out, too, if the observation before it is not known."""
+        recorder, before = self._recorder, self._last_slots
+        action_slots = self._pack_action(action)
+        annotations, self._annotations = self._annotations, {}
+        index, slots = self._step_index, None
+        self._step_index, self._last_slots = index + 1, None
+        kept = over = False
+        try:
+            result = observation, reward, terminated, truncated, info = self.env.step(action)
+            over = bool(terminated or truncated)
+            last, last_info = _last_of(observation, info) if over and self._resets_at_once else (observation, info)
+            slots = self._pack_observation(last)
+            if before is not None and self._filters.keeps_step(index, reward):
+                if recorder.rows is None:
+                    recorder.prepare_lead()
+                    recorder.lead(index, before)
+                if annotations:
+                    recorder.annotate(annotations)
+                row = (*slots, *action_slots, recorder.other_reward(reward))
+                if self._infos:
+                    row += (self._pack_info(last_info),)
+                if over:
+                    recorder.flag(terminated, truncated)
+                if recorder.rows is not None:
+                    recorder.rows.extend(row)
+                kept = True
+        finally:  # also if the filter raises, or the environment
+            if recorder.rows is not None and not kept:
+                recorder.stop()
+            if over:
+                if not kept:
+                    recorder.end_unseen(TERMINATED if terminated else TRUNCATED)
+                recorder.rows = None  # a further step is another run, if it is kept
+            self._last_slots = slots  # at last: where something falls in before, no step follows on this one
+        if over and self._resets_at_once:
+            self._begin_at_once(*result)
+        return result
+
+    def _begin_at_once(self, observation: Any, _: Any, __: Any, ___: Any, info: dict[str, Any]) -> None:
+        """Begins the episode that the environment has begun itself in the step that ended the one before."""
+        upcoming = self._upcoming(None, None)
+        if upcoming is not None:
+            info = {key: value for key, value in info.items() if key not in _FINALS}
+            self._begin(upcoming._replace(state=None), observation, info)
+            if self._video is not None:
+                self._video.begin()
 
     # -- copies -------------------------------------------------------------------------------------------------------
 
@@ -300,10 +389,16 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         run = state.pop("_run")
         self.__dict__.update(state)
         self._schema = copied_schema(self._schema)
-        step_index, last_slots = self._step_index, self._last_slots
+        step_index, last_slots, unseen = self._step_index, self._last_slots, self._unseen
         self._attach(lazy=True)
         self._recorder.go_on_with(run)
-        self._step_index, self._last_slots = step_index, None if run is None else last_slots
+        if run is not None:
+            self._step_index, self._last_slots, self._unseen = step_index, last_slots, unseen
+
+
+def _last_of(observation: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The last observation and info of an episode, after which the environment has reset itself in the same step."""
+    return info.get(_FINALS[0], observation), info.get(_FINALS[1], info)
 
 
 def _is_typed(layout: Layout) -> bool:

@@ -58,6 +58,19 @@ def test_a_run_that_goes_on_after_a_step_that_never_came_is_a_further_part() -> 
     assert flags_and_steps(made) == [(0, wire.STARTS | wire.LEADS | wire.STOPS, 1, 0), (0, wire.LEADS, 2, 0)]
 
 
+def test_a_run_that_was_not_stopped_before_the_next_one_began_is_whole() -> None:
+    made = block(
+        [BEGIN, (start(0), True)], LEADING, [LEAD, 0], LEADING, ROW, [LEAD, 3], LEADING,
+        [BEGIN, (start(1), True)], LEADING, ROW,
+    )  # fmt: skip
+    assert flags_and_steps(made) == [
+        (0, wire.STARTS | wire.LEADS | wire.STOPS, 0, 0),
+        (0, wire.LEADS | wire.STOPS, 1, 0),
+        (0, wire.LEADS | wire.STOPS, 0, 0),
+        (1, wire.STARTS | wire.LEADS, 1, 0),
+    ]
+
+
 def test_a_block_that_gets_full_while_it_is_encoded_is_encoded_as_far_as_it_was(monkeypatch: Any) -> None:
     made = block([BEGIN, (start(0), True)], LEADING, ROW)
     fragments = Encoder._fragments

