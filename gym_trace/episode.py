@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.values import Array
 
-OUTCOMES = ("lost", "terminated", "truncated", "cut", "closed")  # by their number in the fragment table
+# By their number in the fragment table, but "running", which no file says: see docs/FORMAT.md, Episodes.
+OUTCOMES = ("lost", "terminated", "truncated", "cut", "closed", "running")
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")
 
 
-Load = Callable[[str, "range | None"], Any]  # gives a column, or what some of the steps have of it
+class Source(Protocol):
+    """Where the arrays of an episode come from."""
+
+    def column(self, name: str, steps: range | None) -> Any:
+        """A column, or what some of the steps have of it."""
+
+    def start(self) -> dict[str, Any]:
+        """What was kept of its reset."""
 
 
 class Episode:
@@ -24,36 +31,41 @@ class Episode:
     Arrays are the caller's own: they can be written to. They are decoded when first asked for. A slice, such as
     ``episode[100:164]``, is those steps with the observation before them, and reads little more than that.
 
+    An episode stays what it was when it was taken from the trace: of one that was running the steps that it had then,
+    whatever has been recorded since; after Trace.refresh() take it again. It can be pickled, and reads its arrays from
+    the same directory where that is undone; one that a scan gave takes its arrays along.
+
     Attributes:
         index: its place in the trace.
         episode_id: 0, 1, 2 … in the order in which its writer began episodes. With `writer` it is unique in a trace.
         writer: id of the writer.
         lane: index of the sub-environment, 0 for a single environment.
         first_step: index in the episode of the first step that is here; 0 unless steps were filtered out or lost.
-        outcome: "terminated", "truncated", "cut", "closed" or "lost"; of the whole episode, also in its parts.
+        outcome: "terminated", "truncated", "cut", "closed", "lost" or "running"; of the whole episode, also in parts.
         seed: what reset was given, or None.
         split: such as "train" or "eval".
         start_time, end_time: UTC, ns; None where unknown. start_monotonic, end_monotonic: of the recorder's clock, ns.
     """
 
-    __slots__ = ("_cache", "_load", "_record", "_start", "_steps", "split", "writer")
+    __slots__ = ("_cache", "_record", "_source", "_steps", "split", "writer")
 
     def __init__(
         self,
         record: Any,
         writer: str,
         split: str,
-        load: Load,
-        start: Callable[[], dict[str, Any]],
+        source: Source,
         steps: range | None = None,
     ):
         self._record = record
-        self._load = load
+        self._source = source
         self._steps = steps  # those that are here, None for all
-        self._start = start
         self._cache: dict[str, Any] = {}
         self.writer = writer
         self.split = split
+
+    def __reduce__(self) -> Any:
+        return Episode, (self._record, self.writer, self.split, self._source, self._steps)
 
     def __len__(self) -> int:
         return int(self._record["steps"]) if self._steps is None else len(self._steps)
@@ -64,7 +76,7 @@ class Episode:
             raise TypeError(f"episode[{steps!r}]: give a slice of steps that follow each other, such as episode[0:64]")
         chosen = (range(int(self._record["steps"])) if self._steps is None else self._steps)[steps]
         chosen = chosen if len(chosen) else range(chosen.start, chosen.start)
-        return Episode(self._record, self.writer, self.split, self._load, self._start, chosen)
+        return Episode(self._record, self.writer, self.split, self._source, chosen)
 
     def __repr__(self) -> str:
         part = f" from step {self.first_step}" if self.first_step else ""
@@ -113,25 +125,25 @@ class Episode:
     def seed(self) -> int | None:
         seed = int(self._record["seed"])
         if seed == -2:
-            return self._start().get("seed")
+            return self._source.start().get("seed")
         return None if seed < 0 else seed
 
     @property
     def options(self) -> dict[str, Any] | None:
         """What reset was given as options."""
-        return self._start().get("options")
+        return self._source.start().get("options")
 
     @property
     def rng_state(self) -> dict[str, Any] | None:
         """The state of the environment's generator before an unseeded reset, as NumPy bit generators give it."""
-        return self._start().get("rng_state")
+        return self._source.start().get("rng_state")
 
     @property
     def reset_info(self) -> dict[str, Any] | None:
         """The info that reset returned, if infos were recorded."""
         from gym_trace.values import unpack
 
-        packed = self._start().get("reset_info")
+        packed = self._source.start().get("reset_info")
         return None if packed is None else unpack(packed)
 
     @property
@@ -154,7 +166,7 @@ class Episode:
 
     def _column(self, name: str) -> Any:
         if name not in self._cache:
-            self._cache[name] = self._load(name, self._steps)
+            self._cache[name] = self._source.column(name, self._steps)
         return self._cache[name]
 
     @property

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from gym_trace.episode import COLUMNS, Episode, Load
+from gym_trace.episode import COLUMNS, Episode
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
-from gym_trace.format.batch import Chunk, Damage
-from gym_trace.format.buffers import common
-from gym_trace.format.directory import find_writers
-from gym_trace.stored.assembly import Piece, assemble, cut_down
+from gym_trace.format.batch import Damage
+from gym_trace.stored.opened import OnDisk, Opened, Scanned, extents_of, reopened
 from gym_trace.stored.table import EPISODE
-from gym_trace.stored.writer import StoredWriter
+from gym_trace.stored.writer import Extent, StoredWriter
 from gym_trace.values import Array, pack_lenient
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
-_CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
 
 
 def scan_recorded_traces(
@@ -50,73 +46,105 @@ def open_trace(directory: str | os.PathLike[str]) -> Trace:
     return Trace(directory)
 
 
+class _Content(NamedTuple):
+    """What a trace, or a view of one, holds: replaced as a whole, so that whoever reads goes on with what it was."""
+
+    writers: list[StoredWriter]  # of the trace
+    bounds: Array  # the episodes of writer i are those from bounds[i] to bounds[i + 1] of the trace
+    chosen: Array | None  # which of these are in the view; None: all
+    stored: list[StoredWriter]  # of the view
+    table: Array
+
+    def place(self, index: int) -> tuple[StoredWriter, int]:
+        """The writer of an episode, and its row there."""
+        whole = index if self.chosen is None else int(self.chosen[index])
+        number = int(np.searchsorted(self.bounds, whole, side="right")) - 1
+        return self.writers[number], whole - int(self.bounds[number])
+
+
 class Trace:
     """A recorded trace: a sequence of episodes.
 
     Only indexes are read on opening; steps are read and decoded when asked for, chunk by chunk.
 
+    ``trace[3]`` is an episode. ``trace[10:20]``, ``trace[[1, 4]]`` and ``trace[mask]``, a mask over .episodes, are
+    views: traces of these episodes alone, for all that takes a trace. A view stays as it is when more is recorded.
+
+    A trace can be pickled and copied. Undone, it opens the same directory and has the same episodes at the same places,
+    until it is refreshed. It may be read in any number of threads.
+
     Attributes:
-        directory: pathlib.Path.
+        directory: pathlib.Path, absolute.
         episodes: structured array, a row an episode: index, episode_id, writer (a place in .writers), lane, first_step,
             steps, return, outcome, seed (-1: none), start_time, end_time (datetime64[ns], UTC), clock_offset and
-            duration (ns).
+            duration (ns). Episodes that are being recorded are among them, with the outcome "running" and the steps
+            so far: ``trace[trace.episodes["outcome"] != "running"]`` leaves them out.
         writers: ids of the writers.
         damage: what was found damaged so far, as (path, start, end, problem).
     """
 
     def __init__(self, directory: str | os.PathLike[str]):
-        self.directory = FilePath(directory)
-        self._writers: dict[str, StoredWriter] = {}
-        self._cache: OrderedDict[tuple[str, int, str], Chunk] = OrderedDict()
-        self._cached_bytes = 0
-        self._skipped: list[Damage] = []
-        self.episodes: Array = np.empty(0, EPISODE)
+        self._opened = Opened(directory)
+        self._content = _whole(())
         self.refresh()
-        if not self._writers:
+        if not self._content.writers:
             raise TraceNotFound(f"{self.directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files")
 
     def refresh(self) -> int:
-        """Takes in what was recorded since; returns how many episodes more there are."""
-        before = len(self.episodes)
-        found = find_writers(self.directory)
-        changed = {files.writer for files in found} != set(self._writers)
-        for files in found:
-            writer = self._writers.get(files.writer)
-            if writer is None:
-                self._writers[files.writer] = StoredWriter(files)
-            else:
-                changed |= writer.refresh(files)
-        if changed:
-            present = [self._writers[files.writer] for files in found]
-            present.sort(key=lambda writer: (writer.created, writer.writer))
-            self._writers = {writer.writer: writer for writer in present}
-            tables = [writer.parts.table for writer in self._writers.values()]
-            empty = np.empty(0, EPISODE)
-            self.episodes = tables[0] if len(tables) == 1 else np.concatenate([empty, *tables])
-            self.episodes["index"] = np.arange(len(self.episodes))
-            self.episodes["writer"] = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-            self._bounds = np.concatenate([[0], np.cumsum([len(table) for table in tables], dtype=np.int64)])
-        return len(self.episodes) - before
+        """Takes in what was recorded since; returns how many episodes more there are. A view has nothing to take in.
+
+        Episodes that were running have more steps then, and may have ended. An episode is known by its writer, its
+        episode_id and its first_step: its place can be another one than before, where several lanes or writers record.
+        """
+        before = self._content
+        if before.chosen is not None:
+            return 0
+        writers = list(self._opened.refresh().values())
+        if writers != before.writers:
+            self._content = _whole(writers)
+        return len(self) - len(before.table)
+
+    def __copy__(self) -> Trace:
+        return self._with(self._content)
+
+    def __deepcopy__(self, memo: Any) -> Trace:
+        return self._with(self._content)
+
+    def __reduce__(self) -> Any:
+        return _reopened, (str(self.directory), extents_of(self._content.writers), self._content.chosen)
+
+    def _with(self, content: _Content) -> Trace:
+        other = Trace.__new__(Trace)
+        other._opened, other._content = self._opened, content
+        return other
+
+    @property
+    def directory(self) -> FilePath:
+        return self._opened.directory
+
+    @property
+    def episodes(self) -> Array:
+        return self._content.table
 
     # -- what was recorded --------------------------------------------------------------------------------------------
 
     @property
     def writers(self) -> list[str]:
-        return list(self._writers)
+        return [writer.writer for writer in self.stored]
 
     @property
     def stored(self) -> list[StoredWriter]:
-        """The writers with what is known of their files."""
-        return list(self._writers.values())
+        """The writers with what is known of their files; of a view, those that have episodes in it."""
+        return self._content.stored
 
     @property
     def damage(self) -> list[Damage]:
-        found = [damage for writer in self._writers.values() for damage in writer.damage]
-        return list(dict.fromkeys(found + self._skipped))
+        found = [damage for writer in self.stored for damage in writer.damage]
+        return list(dict.fromkeys(found + self._opened.skipped))
 
     def writer_of(self, index: int) -> StoredWriter:
         """Who wrote an episode: .writer (its id), .metadata, .env_spec, .observation_space, .action_space, .schema."""
-        return self._at(index)[0]
+        return self.place_of(index)[0]
 
     @property
     def metadata(self) -> Any:
@@ -140,8 +168,7 @@ class Trace:
 
     def _agreed(self, name: str) -> StoredWriter:
         """A writer whose schema says of name what those of all writers with episodes say."""
-        counts = np.diff(self._bounds).tolist()
-        having = [writer for writer, count in zip(self.stored, counts) if count] or self.stored
+        having = [self.stored[number] for number in np.unique(self.episodes["writer"]).tolist()] or self.stored
         said = {pack_lenient(writer.schema.get(name))[0] for writer in having}
         if len(said) > 1:
             raise TraceError(
@@ -166,39 +193,46 @@ class Trace:
     # -- episodes -----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self.episodes)
+        return len(self._content.table)
 
     def __iter__(self) -> Iterator[Episode]:
         return self.scan()
 
-    def __getitem__(self, index: int) -> Episode:
-        """An episode by its place in the trace. Reads nothing until its arrays are asked for."""
-        index = range(len(self))[index]
-        writer, row = self._at(index)
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
 
-        # Of the whole episode, and of the slice that was asked for last; all empty ranges would be equal.
-        found: dict[tuple[int, int] | None, list[Piece]] = {}
+    @overload
+    def __getitem__(self, index: slice | Iterable[int] | Array) -> Trace: ...
 
-        def load(name: str, steps: range | None) -> Any:
-            trimmed = bool(writer.parts.trimmed[row])
-            key = None if steps is None else (steps.start, steps.stop)
-            if key not in found:
-                whole = found.get(None) or writer.pieces(row)
-                found.clear()
-                found[None] = whole
-                if key is not None:
-                    found[key] = cut_down(whole, *key, trimmed)
-            pieces, trimmed = found[key], trimmed and steps is None
-            pieces = [piece._replace(chunk=self._cached_chunk(writer, piece.chunk_number, name)) for piece in pieces]
-            return assemble(name, pieces, writer.layouts, trimmed, copy=True)
+    def __getitem__(self, index: int | slice | Iterable[int] | Array) -> Episode | Trace:
+        """An episode by its place in the trace, or a view of several. Reads nothing until arrays are asked for."""
+        content = self._content
+        if isinstance(index, (int, np.integer)):
+            return self._episode(content, range(len(content.table))[index])
+        places, _ = _selection(content, index)
+        table = content.table.take(places)
+        table["index"] = np.arange(len(table))
+        present, table["writer"] = np.unique(table["writer"], return_inverse=True)
+        stored = [content.stored[number] for number in present.tolist()] or content.stored
+        chosen = places if content.chosen is None else content.chosen[places]
+        return self._with(content._replace(chosen=chosen, stored=stored, table=table))
 
-        return self._episode(writer, row, index, load)
+    @property
+    def chosen(self) -> Array:
+        """The places that the episodes of a view have in the whole trace."""
+        chosen = self._content.chosen
+        return np.arange(len(self)) if chosen is None else chosen
 
-    def _at(self, index: int) -> tuple[StoredWriter, int]:
-        """The writer of an episode, and its row there."""
-        index = range(len(self))[index]
-        number = int(np.searchsorted(self._bounds, index, side="right")) - 1
-        return self.stored[number], index - int(self._bounds[number])
+    @property
+    def whole(self) -> Trace:
+        """Of a view, the trace that it was taken of, as that was then; otherwise the trace itself."""
+        content = self._content
+        return self if content.chosen is None else self._with(_whole(content.writers))
+
+    def place_of(self, index: int) -> tuple[StoredWriter, int]:
+        """Where an episode is stored: the writer, and its row there."""
+        content = self._content
+        return content.place(range(len(content.table))[index])
 
     def scan(
         self,
@@ -219,51 +253,35 @@ class Trace:
         roots = _checked_columns(columns)
         if on_damage not in ("raise", "skip"):
             raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')
-        wanted, ordered = self._selection(episodes)
+        content = self._content
+        wanted, ordered = _selection(content, episodes)
         if not ordered and on_damage == "skip":
             raise InvalidOption('on_damage="skip" reads a trace from front to back: give episodes in ascending order')
         if not ordered:
-            return (self[int(i)] for i in wanted)
-        return self._scan(roots, wanted, on_damage == "skip")
+            return (self._episode(content, int(i)) for i in wanted)
+        return self._scan(content, roots, wanted, on_damage == "skip")
 
-    def _scan(self, roots: frozenset[str], wanted: Array, skip: bool) -> Iterator[Episode]:
-        for number, writer in enumerate(self.stored):
-            begin, end = int(self._bounds[number]), int(self._bounds[number + 1])
+    def _scan(self, content: _Content, roots: frozenset[str], wanted: Array, skip: bool) -> Iterator[Episode]:
+        whole = wanted if content.chosen is None else content.chosen[wanted]
+        everything = content.chosen is None and len(wanted) == len(content.table)
+        for number, writer in enumerate(content.writers):
+            begin, end = content.bounds[number : number + 2].tolist()
             mine = np.zeros(end - begin, bool)
-            mine[wanted[(wanted >= begin) & (wanted < end)] - begin] = True
-            if not mine.any() and len(wanted) < len(self):
+            mine[whole[(whole >= begin) & (whole < end)] - begin] = True
+            if not mine.any() and not everything:
                 continue
             if writer.damage and not skip:
                 raise _as_error(writer.damage[0])
-            reader = writer.reader(roots, mine, self._report if skip else None)
-            for parts, row, pieces in reader:
-                yield self._scanned(writer, parts, row, begin, pieces, roots, skip)
+            for parts, row, pieces in writer.reader(roots, mine, self._report if skip else None):
+                index = begin + row
+                if parts is not writer.parts:  # what is left of one that was there whole
+                    index = begin + int(writer.parts.of_fragment[parts.fragments[parts.first[row]]])
+                record = parts.table[row].copy()
+                record["index"] = index if content.chosen is None else wanted[np.searchsorted(whole, index)]
+                yield Episode(record, writer.writer, writer.split, Scanned(writer, parts, row, pieces, roots, skip))
         if skip:
             for damage in self.damage:
-                if damage not in self._skipped:
-                    self._report(damage)
-
-    def _scanned(
-        self,
-        writer: StoredWriter,
-        parts: Any,
-        row: int,
-        begin: int,
-        pieces: list[Piece],
-        roots: frozenset[str],
-        skip: bool,
-    ) -> Episode:
-        trimmed = bool(parts.trimmed[row])
-
-        def load(name: str, steps: range | None) -> Any:
-            if name not in roots:
-                raise TraceError(f"{name} were not asked for; name them in scan(columns=...)")
-            if steps is None:
-                return assemble(name, pieces, writer.layouts, trimmed, copy=False)
-            cut = cut_down(pieces, steps.start, steps.stop, trimmed)
-            return assemble(name, cut, writer.layouts, False, copy=True)
-
-        return self._episode(writer, row, begin + row, load, parts.table[row], skip)
+                self._report(damage)
 
     def call_back(self, episode_cb: EpisodeCallback | None, max_episodes: int | None = None) -> int:
         """As scan_recorded_traces."""
@@ -271,84 +289,76 @@ class Trace:
         limit = len(self) if max_episodes is None else max_episodes
         if limit <= 0:
             return 0
-        for writer in self.stored:
-            if writer.damage:
-                raise _as_error(writer.damage[0])
-            for observations, actions, rewards in writer.arrays():
-                count += 1
-                if (episode_cb is not None and episode_cb(observations, actions, rewards)) or count >= limit:
-                    return count
+        for observations, actions, rewards in self._arrays(self._content):
+            count += 1
+            if (episode_cb is not None and episode_cb(observations, actions, rewards)) or count >= limit:
+                break
         return count
 
-    def _episode(
-        self,
-        writer: StoredWriter,
-        row: int,
-        index: int,
-        load: Load,
-        record: Any = None,
-        skip: bool = False,
-    ) -> Episode:
-        if record is None:
-            record = self.episodes[index]
-        else:
-            record = record.copy()
-            record["index"] = index
+    def _arrays(self, content: _Content) -> Iterator[tuple[Any, Any, Array]]:
+        if content.chosen is not None:
+            for episode in self.scan(("observations", "actions", "rewards")):
+                yield episode.observations, episode.actions, episode.rewards
+            return
+        for writer in content.writers:
+            if writer.damage:
+                raise _as_error(writer.damage[0])
+            yield from writer.arrays()
 
-        def start() -> dict[str, Any]:
-            try:
-                return writer.start_of(int(record["episode_id"]))
-            except CorruptTrace:
-                if skip:  # the part of the episode that is left does not know how it started
-                    return {}
-                raise
-
-        return Episode(record, writer.writer, writer.split, load, start)
-
-    def _selection(self, episodes: slice | Iterable[int] | Array | None) -> tuple[Array, bool]:
-        """The indices asked for, and whether they ascend."""
-        everything = np.arange(len(self))
-        if episodes is None:
-            return everything, True
-        if isinstance(episodes, slice):
-            chosen = everything[episodes]
-        else:
-            given = np.asarray(episodes if isinstance(episodes, np.ndarray) else list(episodes))
-            if given.size == 0:
-                return everything[:0], True
-            if given.dtype.kind not in "biu" or given.ndim != 1:
-                raise InvalidOption("episodes: give a slice, indices, or a boolean array with an element an episode")
-            try:
-                chosen = everything[given]
-            except IndexError as error:
-                raise InvalidOption(f"episodes: the trace has {len(self)} episodes; {error}") from error
-        return chosen, bool(np.all(np.diff(chosen) > 0))
-
-    def _cached_chunk(self, writer: StoredWriter, number: int, root: str) -> Chunk:
-        key = (writer.writer, number, root)
-        chunk = self._cache.get(key)
-        if chunk is None:
-            chunk = writer.chunk(number, frozenset((root,)), common().take)
-            try:
-                chunk.decode()
-            finally:
-                common().rest()
-            self._cache[key] = chunk
-            self._cached_bytes += chunk.full_size
-            while self._cached_bytes > _CACHE_BYTES and len(self._cache) > 1:
-                _, dropped = self._cache.popitem(last=False)
-                self._cached_bytes -= dropped.full_size
-        self._cache.move_to_end(key)
-        return chunk
+    def _episode(self, content: _Content, index: int) -> Episode:
+        writer, row = content.place(index)
+        record = content.table[index].copy()  # of its own, so that it does not keep the table
+        return Episode(record, writer.writer, writer.split, OnDisk(self._opened, writer, row))
 
     def _report(self, damage: Damage) -> None:
-        if damage not in self._skipped:
-            self._skipped.append(damage)
+        if damage not in self._opened.skipped:
+            self._opened.skipped.append(damage)
             warnings.warn(
                 f"{damage.path}: skipped bytes {damage.start} to {damage.end}: {damage.problem}",
                 UserWarning,
                 stacklevel=4,
             )
+
+
+def _whole(writers: Sequence[StoredWriter]) -> _Content:
+    """All that these writers have recorded."""
+    tables = [writer.parts.table for writer in writers]
+    table = tables[0] if len(tables) == 1 else np.concatenate([np.empty(0, EPISODE), *tables])
+    counts = [len(table) for table in tables]
+    table["index"] = np.arange(len(table))
+    table["writer"] = np.repeat(np.arange(len(tables)), counts)
+    bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    return _Content(list(writers), bounds, None, list(writers), table)
+
+
+def _reopened(directory: str, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:
+    trace = Trace.__new__(Trace)
+    trace._opened = reopened(directory, extents)
+    trace._content = _whole(list(trace._opened.writers.values()))
+    if chosen is None:
+        return trace
+    return trace[chosen]
+
+
+def _selection(content: _Content, episodes: slice | Iterable[int] | Array | None) -> tuple[Array, bool]:
+    """The places asked for, and whether the episodes there ascend in the trace."""
+    everything = np.arange(len(content.table))
+    if episodes is None:
+        chosen = everything
+    elif isinstance(episodes, slice):
+        chosen = everything[episodes]
+    else:
+        given = np.asarray(episodes if isinstance(episodes, np.ndarray) else list(episodes))
+        if given.size == 0:
+            return everything[:0], True
+        if given.dtype.kind not in "biu" or given.ndim != 1:
+            raise InvalidOption("episodes: give a slice, indices, or a boolean array with an element an episode")
+        try:
+            chosen = everything[given]
+        except IndexError as error:
+            raise InvalidOption(f"episodes: the trace has {len(everything)} episodes; {error}") from error
+    whole = chosen if content.chosen is None else content.chosen[chosen]
+    return chosen, bool(np.all(np.diff(whole) > 0))
 
 
 def _checked_columns(columns: Iterable[str] | None) -> frozenset[str]:

@@ -6,46 +6,130 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
+from gymnasium.vector import SyncVectorEnv
 from runs import check_counts, counts_of, record_lengths
+from shell import run
 from zoo import CountingEnv, small_blocks
 
-from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
+from gym_trace import (
+    ReplayEnv,
+    TraceRecordingVectorWrapper,
+    TraceRecordingWrapper,
+    check_trace,
+    diff_traces,
+    load_results,
+    open_trace,
+    scan_recorded_traces,
+    summarize,
+    verify_trace,
+)
+from gym_trace.description import describe
 from gym_trace.format.batch import BatchReader
 from gym_trace.format.directory import find_writers
+from gym_trace.stored.table import parts_of
 
 
-def test_an_episode_is_there_when_it_has_ended(tmp_path: Path) -> None:
+def told(trace: Any) -> list[tuple[str, int]]:
+    return [(str(row["outcome"]), int(row["steps"])) for row in trace.episodes]
+
+
+def test_an_episode_is_there_from_its_reset_on_and_grows_until_it_ends(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path, flush_seconds=100)
     trace = open_trace(tmp_path)
     assert len(trace) == 0
-    env.reset()
+    env.reset(seed=7)
+    env.flush()
+    assert trace.refresh() == 1
+    assert told(trace) == [("running", 0)]
     env.step(0)
     env.flush()
     assert trace.refresh() == 0
-    assert list(trace) == []
+    assert told(trace) == [("running", 1)]
+    check_counts(trace, [1])
+    assert (trace[0].outcome, trace[0].seed, trace[0].end_time) == ("running", 7, None)
+    env.step(0)
     env.step(0)
     env.flush()
-    env.step(0)
-    env.flush()
-    assert trace.refresh() == 1
+    assert trace.refresh() == 0
+    assert told(trace) == [("terminated", 3)]
     check_counts(trace, [3])
-    assert trace[0].outcome == "terminated"
     env.reset()
     env.step(0)
     env.flush()
-    assert trace.refresh() == 0
+    assert trace.refresh() == 1
     env.reset()
     env.flush()
     assert trace.refresh() == 1
+    assert told(trace) == [("terminated", 3), ("cut", 1), ("running", 0)]
     env.close()
-    assert trace.refresh() == 1
-    assert [str(outcome) for outcome in trace.episodes["outcome"]] == ["terminated", "cut", "closed"]
     assert trace.refresh() == 0
+    assert told(trace) == [("terminated", 3), ("cut", 1), ("closed", 0)]
     check_counts(trace, [3, 1, 0])
+
+
+def test_a_running_episode_is_read_by_whatever_reads_traces(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path, record_infos=True)
+    env.action_space.seed(1)
+    env.reset(seed=3)
+    for _ in range(9):
+        env.step(env.action_space.sample())
+    env.flush()
+    trace = open_trace(tmp_path)
+    assert told(trace) == [("running", 9)]
+    assert [len(episode) for episode in trace] == [9]
+    handed_over: list[int] = []
+    assert scan_recorded_traces(tmp_path, lambda _, actions, __: handed_over.append(len(actions))) == 1
+    assert handed_over == [9]
+    assert [verdict.verdict for verdict in verify_trace(tmp_path)] == ["identical"]
+    assert [found.difference for found in diff_traces(trace, tmp_path)] == [None]
+    summary = summarize(trace, by="outcome", columns=True)
+    assert (summary["episodes"], summary["steps"], summary["outcomes"]) == (1, 9, {"running": 1})
+    assert summary["rewards"]["count"] == 9
+    assert list(summary["groups"]) == ["running"]
+    assert describe(trace)["episodes"] == 1
+    assert check_trace(tmp_path).losses == []
+    assert load_results(tmp_path)["episode_lengths"] == []  # only what has come to its end, as ever
+    player = ReplayEnv(trace)
+    player.reset()
+    ends = [player.step(0)[2:4] for _ in range(9)]
+    assert ends == [(False, False)] * 8 + [(False, True)]
+    assert len(trace[trace.episodes["outcome"] != "running"]) == 0
+    for words in (["info"], ["stats"], ["replay"], ["replay", "--verify"], ["check"]):
+        done = run(words[0], tmp_path, *words[1:])
+        assert done.exit_code == 0, done.output
+        assert "running" in done.output or words[0] in ("info", "check") or "--verify" in words
+    env.close()
+
+
+def test_episodes_of_lanes_are_running_until_they_end(tmp_path: Path) -> None:
+    envs = TraceRecordingVectorWrapper(SyncVectorEnv([partial(CountingEnv, n) for n in (3, 5, 100)]), tmp_path)
+    trace = open_trace(tmp_path)
+    envs.reset(seed=1)
+    seen = []
+    for _ in range(4):
+        envs.step(envs.action_space.sample())
+        envs.flush()
+        trace.refresh()
+        firsts = trace.episodes[trace.episodes["episode_id"] < 3]
+        seen.append({int(row["lane"]): (str(row["outcome"]), int(row["steps"])) for row in firsts})
+    assert seen[0] == {0: ("running", 1), 1: ("running", 1), 2: ("running", 1)}
+    assert seen[3] == {0: ("terminated", 3), 1: ("running", 4), 2: ("running", 4)}
+    envs.close()
+    trace.refresh()
+    assert "running" not in trace.episodes["outcome"]
+
+
+def test_a_file_cannot_say_that_an_episode_is_running(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [2])
+    table = open_trace(tmp_path).stored[0].fragments.copy()
+    table["outcome"] = 5
+    assert parts_of(table, alive=False).table["outcome"].tolist() == ["closed"]
 
 
 def test_an_episode_opened_earlier_can_be_read_after_the_trace_has_grown(tmp_path: Path) -> None:
@@ -111,7 +195,8 @@ def test_a_trace_is_read_while_it_is_written(tmp_path: Path) -> None:
         while thread.is_alive():
             seen += trace.refresh()
             for i in range(max(0, len(trace) - 3), len(trace)):
-                assert counts_of(trace[i]) == list(range(18))
+                assert counts_of(trace[i]) == list(range(len(trace[i]) + 1))
+                assert len(trace[i]) == 17 or trace[i].outcome in ("running", "closed")
     finally:
         thread.join()
     seen += trace.refresh()
@@ -151,7 +236,7 @@ def test_a_batch_that_is_sealed_before_it_is_opened_is_read(tmp_path: Path, monk
         env.close()
         return writers
 
-    monkeypatch.setattr("gym_trace.playback.find_writers", overtaken)
+    monkeypatch.setattr("gym_trace.stored.opened.find_writers", overtaken)
     check_counts(open_trace(tmp_path), [3])
 
 
@@ -159,6 +244,7 @@ def test_what_a_dead_writer_left_open_is_lost_but_there(tmp_path: Path) -> None:
     script = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
+from shell import run
 from zoo import CountingEnv, small_blocks
 from gym_trace import TraceRecordingWrapper
 env = TraceRecordingWrapper(CountingEnv(length=4), {str(tmp_path)!r})
@@ -176,10 +262,10 @@ os._exit(9)
         assert process.stdin is not None
         assert process.stdout.readline() == b"ready\n"
         trace = open_trace(tmp_path)
-        assert [str(outcome) for outcome in trace.episodes["outcome"]] == ["terminated"]
+        assert told(trace) == [("terminated", 4), ("running", 2)]
         process.stdin.close()
         process.wait(30)
-    assert trace.refresh() == 1
+    assert trace.refresh() == 0
     check_counts(trace, [4, 2])
     lost = trace[1]
     assert (lost.outcome, lost.seed, lost.end_time, lost.actions.tolist()) == ("lost", 2, None, [3, 3])

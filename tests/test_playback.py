@@ -95,13 +95,13 @@ def test_random_access_reads_only_the_chunks_of_the_episode(tmp_path: Path, monk
 
 def test_what_random_access_remembers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_lengths(tmp_path, [10] * 50, flush_after=10)
-    monkeypatch.setattr("gym_trace.playback._CACHE_BYTES", 2000)
+    monkeypatch.setattr("gym_trace.stored.opened._CACHE_BYTES", 2000)
     trace = open_trace(tmp_path)
     for _ in range(2):
         for i in (3, 40, 7, 22, 0):
             assert counts_of(trace[i]) == list(range(11))
-    assert trace._cached_bytes <= 2000
-    assert len(trace._cache) < 20
+    assert trace._opened.cache._bytes <= 2000
+    assert len(trace._opened.cache) < 20
 
 
 def test_a_slice_reads_only_the_chunks_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

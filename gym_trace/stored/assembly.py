@@ -47,9 +47,14 @@ class Piece(NamedTuple):
     flags: int
 
 
-def cut_down(pieces: list[Piece], start: int, stop: int, trimmed: bool) -> list[Piece]:
-    """The pieces of some of the steps of an episode, and of the observation before them; nothing is to be trimmed."""
-    cut, row, step = [], 0, -int(trimmed)  # which observation and which step the next piece begins with
+def cut_down(pieces: list[Piece], start: int, stop: int, trimmed: bool, before: int | None = None) -> list[Piece]:
+    """The pieces of some of the steps of an episode, and of the observation before them; nothing is to be trimmed.
+
+    before: how many steps the fragments had that come before these pieces; None: there are none.
+    """
+    cut: list[Piece] = []
+    step = (before or 0) - trimmed  # which step, and which observation, the next piece begins with
+    row = 0 if before is None else step + 1
     for piece in pieces:
         rows, steps = piece.observations.stop - piece.observations.start, piece.steps.stop - piece.steps.start
         observations = slice(*(piece.observations.start + min(max(at - row, 0), rows) for at in (start, stop + 1)))

@@ -29,6 +29,8 @@ EPISODE = np.dtype(
 )
 
 _OUTCOMES = np.array(OUTCOMES, "<U10")
+_LOST, _RUNNING = OUTCOMES.index("lost"), OUTCOMES.index("running")
+_LAST_STORED = _RUNNING - 1  # running is told by the writer's lock, never by its files
 
 
 class Parts(NamedTuple):
@@ -38,6 +40,7 @@ class Parts(NamedTuple):
     of_fragment: for each fragment the row of table it belongs to; -1 for one without steps or observations.
     fragments: the fragments of row i are fragments[first[i]:first[i + 1]], in order.
     trimmed: whether the first observation of a part is missing, so that its first step cannot be told.
+    starts: the fragment that says how the episode began; -1 where none does.
     """
 
     table: Array
@@ -45,12 +48,13 @@ class Parts(NamedTuple):
     fragments: Array
     first: Array
     trimmed: Array
+    starts: Array
 
 
 def parts_of(fragments: Array, alive: bool) -> Parts:
     """The parts that a writer's fragments, in the order of the file, make up.
 
-    alive: whether the writer is still at it; then episodes that have not ended are left out.
+    alive: whether the writer is still at it; then episodes that have not ended are running, otherwise lost.
     """
     carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.LEADS > 0)
     order = np.flatnonzero(carries)
@@ -78,13 +82,10 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
         with np.errstate(all="ignore"):  # rewards may be infinite
             table["return"] = np.add.reduceat(sorted_["reward_sum"], begin)
         table["return"][trimmed] = np.nan  # the reward of the step that is left out is not known here
-    ended = _join_episode_facts(table, fragments)
+    starts = _join_episode_facts(table, fragments, alive)
 
     # A part comes where its last fragment lies, which is the order in which a scan has all of it.
     rank = np.argsort(order[last], kind="stable")
-    if alive:
-        complete = ended | (flags[last] & wire.STOPS > 0) | _stopped_later(fragments, episode[last], order[last])
-        rank = rank[complete[rank]]
     table = _taken(table, rank)
     table["index"] = np.arange(len(rank))
 
@@ -95,29 +96,31 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
     of_fragment[order] = np.repeat(new_row, sizes)
     first = np.concatenate([[0], np.cumsum(sizes[rank])])
     places = np.repeat(bounds[:-1][rank] - first[:-1], sizes[rank]) + np.arange(first[-1])
-    return Parts(table, of_fragment, order[places], first, trimmed[rank])
+    return Parts(table, of_fragment, order[places], first, trimmed[rank], starts[rank])
 
 
-def _join_episode_facts(table: Array, fragments: Array) -> Array:
-    """Fills in what the first and the last fragment of an episode say, in all its parts; returns which have ended."""
+def _join_episode_facts(table: Array, fragments: Array, alive: bool) -> Array:
+    """Fills in what the first and the last fragment of an episode say, in all its parts; returns where the first is."""
     flags = fragments["flags"]
     start, started = _found(fragments["episode"], flags & wire.STARTS > 0, table["episode_id"])
     end, ended = _found(fragments["episode"], flags & wire.ENDS > 0, table["episode_id"])
     table["seed"] = wire.NO_SEED
     table["start_time"] = table["end_time"] = np.datetime64("NaT", "ns")
-    table["outcome"] = OUTCOMES[0]
+    table["outcome"] = OUTCOMES[_RUNNING if alive else _LOST]
     start_time, end_time = table["start_time"].view(np.int64), table["end_time"].view(np.int64)
     for column, name in (
         (table["seed"], "seed"), (table["clock_offset"], "clock_offset"), (start_time, "start_time")
     ):  # fmt: skip
         column[started] = fragments[name][start]
-    table["outcome"][ended] = _OUTCOMES[np.minimum(fragments["outcome"][end], len(OUTCOMES) - 1)]
+    table["outcome"][ended] = _OUTCOMES[np.minimum(fragments["outcome"][end], _LAST_STORED)]
     table["duration"][ended] = fragments["duration"][end]
     elapsed = np.zeros(len(table), np.int64)
     elapsed[ended] = fragments["duration"][end] + fragments["clock_drift"][end]
     both = started & ended
     end_time[both] = start_time[both] + elapsed[both]
-    return ended
+    starts = np.full(len(table), -1)
+    starts[started] = start
+    return starts
 
 
 def _taken(table: Array, rows: Array) -> Array:
@@ -139,16 +142,6 @@ def _found(values: Array, among: Array, wanted: Array) -> tuple[Array, Array]:
     nearest = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
     found = known[nearest] == wanted
     return places[nearest[found]], found
-
-
-def _stopped_later(fragments: Array, episodes: Array, last: Array) -> Array:
-    """Whether a fragment without rows, after the last one of a part, says that the part is complete."""
-    flags = fragments["flags"]
-    bare = (fragments["steps"] == 0) & (flags & wire.LEADS == 0) & (flags & wire.STOPS > 0)
-    at, found = _found(fragments["episode"][::-1], bare[::-1], episodes)  # the newest one first
-    result = np.zeros(len(episodes), bool)
-    result[found] = len(fragments) - 1 - at > last[found]
-    return result
 
 
 def step_offsets(fragments: Array) -> tuple[Array, Array]:

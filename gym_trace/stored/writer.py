@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from typing import Any
+from copy import copy
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +18,7 @@ from gym_trace.format.buffers import common
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.manifest import read_manifest
 from gym_trace.layout import put_together
-from gym_trace.stored.assembly import Layouts, Piece, assemble
+from gym_trace.stored.assembly import Layouts, Piece, assemble, cut_down
 from gym_trace.stored.reading_ahead import decoded_in_turn
 from gym_trace.stored.table import Parts, parts_of, step_offsets
 from gym_trace.values import Array, copied
@@ -24,8 +27,17 @@ _CALLBACK_ROOTS = frozenset(("observations", "actions", "rewards"))
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations"))
 
 
+class Extent(NamedTuple):
+    """How much of a writer's files was read: by this the same can be read again elsewhere, whatever came since."""
+
+    writer: str
+    alive: bool
+    chunks: tuple[tuple[int, int], ...]  # number of each batch, and how many of its chunks
+    episodes: int
+
+
 class StoredWriter:
-    """Reads the files of one writer.
+    """What the files of one writer held at a moment. It never changes: refreshed() gives what they hold later.
 
     Attributes:
         writer: its id.
@@ -36,22 +48,28 @@ class StoredWriter:
         parts: its episodes.
     """
 
-    def __init__(self, files: WriterFiles):
+    def __init__(self, files: WriterFiles, extent: Extent | None = None):
         self.writer = files.writer
-        self.alive = files.is_alive()
-        self.batches: list[BatchReader] = []
+        self._extent = extent
         self._unreadable: list[Damage] = []
         self._readers: dict[int, BatchReader] = {}
-        self._starts: dict[int, dict[int, Any]] = {}
+        self._starts: tuple[BatchReader, int, list[Any]] | None = None
         self._schema: dict[str, Any] | None = None
         self._layouts: Layouts | None = None
-        self._files = files
-        self.refresh(files)
+        self._read(files)
 
-    def refresh(self, files: WriterFiles) -> bool:
-        """Takes in what the files hold by now; returns whether anything is new."""
-        known = (self.alive, len(self._readers), sum(len(b.chunks) for b in self.batches))
-        self.alive = files.is_alive()  # asked before the files are read: what a dead writer left is all there
+    def refreshed(self, files: WriterFiles) -> StoredWriter:
+        """What the files hold by now; itself if that is nothing new. Not for several threads at a time."""
+        if self._extent is not None:
+            return StoredWriter(files)
+        newer = copy(self)
+        newer._readers, newer._unreadable = dict(self._readers), list(self._unreadable)
+        newer._read(files)
+        return self if newer.extent == self.extent and newer._unreadable == self._unreadable else newer
+
+    def _read(self, files: WriterFiles) -> None:
+        # Asked before the files are read: what a dead writer left is all there.
+        self.alive = files.is_alive() if self._extent is None else self._extent.alive
         self._files = files
         for number, path in files.batches.items():
             reader = self._readers.get(number)
@@ -61,19 +79,21 @@ class StoredWriter:
                     self._readers[number] = reader
             elif not reader.sealed:
                 reader.refresh()
-        self.batches = [self._readers[number] for number in sorted(self._readers)]
-        if known == (self.alive, len(self._readers), sum(len(b.chunks) for b in self.batches)) and known[1]:
-            return False
-        self._chunk_places = [(batch, i) for batch in self.batches for i in range(len(batch.chunks))]
-        self.fragments = wire.join_fragments([batch.fragments for batch in self.batches])
-        counts = [batch.chunks["fragments"].astype(np.int64) for batch in self.batches]
-        self.chunk_bounds = (
-            np.concatenate([[0], np.cumsum(np.concatenate(counts))]) if counts else np.zeros(1, np.int64)
-        )
+        if self._extent is None:
+            chunks = [(number, len(self._readers[number].chunks)) for number in sorted(self._readers)]
+        else:
+            chunks = [(number, count) for number, count in self._extent.chunks if number in self._readers]
+        self.batches = [self._readers[number] for number, _ in chunks]
+        self.chunk_places = [(self._readers[number], i) for number, count in chunks for i in range(count)]
+        counts = [self._readers[number].chunks["fragments"][:count].astype(np.int64) for number, count in chunks]
+        self.chunk_bounds = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *counts]))])
+        sizes = [int(count.sum()) for count in counts]
+        self._numbers, self._begins = [number for number, _ in chunks], [0, *accumulate(sizes)]  # of the batches
+        self.fragments = wire.join_fragments([batch.fragments[:size] for batch, size in zip(self.batches, sizes)])
         self.parts = parts_of(self.fragments, self.alive)
-        self._starts.clear()
+        found = tuple((number, len(count)) for (number, _), count in zip(chunks, counts))
+        self.extent = Extent(self.writer, self.alive, found, len(self.parts.table))
         common().rest()
-        return True
 
     def _opened(self, path: Any) -> BatchReader | None:
         """The batch at path; None if its writer died before its header was whole, or nothing of it can be read."""
@@ -156,11 +176,11 @@ class StoredWriter:
 
     @property
     def chunk_count(self) -> int:
-        return len(self._chunk_places)
+        return len(self.chunk_places)
 
     def chunk(self, number: int, roots: frozenset[str], room: Callable[[int], Array] | None = None) -> Chunk:
         """The columns under roots of a chunk. room: gives memory for their bytes. Raises CorruptTrace."""
-        batch, i = self._chunk_places[number]
+        batch, i = self.chunk_places[number]
         chunk = batch.read_chunk(i, lambda path: path[0] in roots, room)
         table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
         observation_rows, step_rows = (int(offsets[-1]) for offsets in step_offsets(table))
@@ -173,34 +193,57 @@ class StoredWriter:
                 )
         return chunk
 
-    def pieces(self, row: int) -> list[Piece]:
-        """The fragments of an episode, their chunks not read."""
-        found = []
-        for f in self.parts.fragments[self.parts.first[row] : self.parts.first[row + 1]].tolist():
-            number = int(np.searchsorted(self.chunk_bounds, f, side="right")) - 1
-            begin = int(self.chunk_bounds[number])
-            observations, steps = step_offsets(self.fragments[begin : f + 1])
-            flags = int(self.fragments["flags"][f])
-            o, s = observations[-2:].tolist(), steps[-2:].tolist()
-            found.append(Piece(_UNREAD, number, slice(*o), slice(*s), flags))
-        return found
+    # -- single episodes ----------------------------------------------------------------------------------------------
 
-    def start_of(self, episode: int) -> dict[str, Any]:
+    def place_of(self, row: int) -> tuple[int, int]:
+        """Where the files begin to speak of an episode, as (number of batch, fragment in it). It stays there."""
+        f = int(self.parts.fragments[self.parts.first[row]])
+        i = bisect_right(self._begins, f) - 1
+        return self._numbers[i], f - self._begins[i]
+
+    def row_at(self, place: tuple[int, int]) -> int | None:
+        """The row of the episode that has this place; None if none has it."""
+        number, fragment = place
+        f = self._begins[bisect_left(self._numbers, number)] + fragment
+        row = int(self.parts.of_fragment[f]) if f < len(self.fragments) else -1
+        return row if row >= 0 and self.place_of(row) == place else None
+
+    def pieces(self, row: int, steps: range | None = None) -> list[Piece]:
+        """The fragments of an episode, or of some of its steps and the observation before; their chunks not read."""
+        fragments = self.parts.fragments[self.parts.first[row] : self.parts.first[row + 1]]
+        trimmed, before = bool(self.parts.trimmed[row]), None
+        if steps is not None:
+            ends = np.cumsum(self.fragments["steps"][fragments], dtype=np.int64) - trimmed
+            last = int(np.searchsorted(ends, steps.stop - 1, side="right"))
+            if steps.start:  # the observation before it is what the step before it led to
+                first = min(int(np.searchsorted(ends, steps.start - 1, side="right")), len(fragments) - 1)
+                before = int(ends[first - 1]) + trimmed if first else None
+                fragments = fragments[first:]
+                last -= first
+            fragments = fragments[: last + 1]
+        numbers = np.searchsorted(self.chunk_bounds, fragments, side="right") - 1
+        found = []
+        for f, number in zip(fragments.tolist(), numbers.tolist()):
+            begin = int(self.chunk_bounds[number])
+            observations, done = step_offsets(self.fragments[begin : f + 1])
+            flags = int(self.fragments["flags"][f])
+            found.append(Piece(_UNREAD, number, slice(*observations[-2:].tolist()), slice(*done[-2:].tolist()), flags))
+        if steps is None:
+            return found
+        return cut_down(found, steps.start, steps.stop, trimmed, before)
+
+    def start_of(self, row: int, parts: Parts | None = None) -> dict[str, Any]:
         """What was kept of the reset of an episode: options, rng_state, reset_info, a large seed."""
-        table = self.fragments
-        places = np.flatnonzero((table["episode"] == episode) & (table["flags"] & wire.STARTS > 0))
-        if not len(places):
+        f = int((parts or self.parts).starts[row])
+        if f < 0:
             return {}
-        number = int(np.searchsorted(self.chunk_bounds, places[0], side="right")) - 1
-        if number not in self._starts:
-            begin, end = self.chunk_bounds[number : number + 2]
-            flags = table["flags"][begin:end]
-            batch, i = self._chunk_places[number]
-            chunk = batch.read_chunk(i, lambda path: path[0] == "starts")
-            ids = table["episode"][begin:end][flags & wire.STARTS > 0].tolist()
-            values = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
-            self._starts = {number: dict(zip(ids, values))}
-        entry: Any = self._starts[number].get(episode)
+        number = int(np.searchsorted(self.chunk_bounds, f, side="right")) - 1
+        place, known = self.chunk_places[number], self._starts
+        if known is None or known[:2] != place:
+            chunk = place[0].read_chunk(place[1], lambda path: path[0] == "starts")
+            known = self._starts = (*place, chunk.array(("starts",)).tolist() if ("starts",) in chunk else [])
+        begun = np.count_nonzero(self.fragments["flags"][self.chunk_bounds[number] : f] & wire.STARTS)
+        entry = known[2][begun] if begun < len(known[2]) else None
         return copied(entry) if isinstance(entry, dict) else {}
 
     # -- reading through ----------------------------------------------------------------------------------------------
@@ -229,7 +272,7 @@ class StoredWriter:
             except CorruptTrace as error:
                 if on_damage is None:
                     raise
-                batch, i = self._chunk_places[number]
+                batch, i = self.chunk_places[number]
                 start, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
                 on_damage(Damage(str(batch.path), start, start + length, error.problem))
                 wanted_fragments = wanted[parts.of_fragment] & (parts.of_fragment >= 0)
@@ -261,7 +304,8 @@ class StoredWriter:
         of_fragment[left] = parts.of_fragment
         wanted = np.zeros(len(parts.table), bool)
         wanted[of_fragment[wanted_fragments & (of_fragment >= 0)]] = True
-        return parts._replace(of_fragment=of_fragment, fragments=left[parts.fragments]), wanted
+        starts = np.where(parts.starts < 0, -1, left[parts.starts]) if len(left) else parts.starts
+        return parts._replace(of_fragment=of_fragment, fragments=left[parts.fragments], starts=starts), wanted
 
     def arrays(self) -> Iterator[tuple[Any, Any, Array]]:
         """(observations, actions, rewards) of each episode: the quick way through a whole trace."""
