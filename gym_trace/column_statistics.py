@@ -61,13 +61,14 @@ def describe_columns(
     """
     described = [ColumnValues() for _ in range(groups)]
     total = sum(int(writer.fragments["steps"].sum()) for writer in trace.stored)
-    done = first_part = 0
-    for writer in trace.stored:
+    done = 0
+    for number, writer in enumerate(trace.stored):
         if writer.damage:
             damage = writer.damage[0]
             raise CorruptTrace(damage.problem, damage.path, damage.start)
-        after = first_part + len(writer.parts.table)
-        own, first_part = group_of_part[first_part:after], after
+        mine = np.flatnonzero(trace.episodes["writer"] == number)
+        own = np.full(len(writer.parts.table), -1)
+        own[trace.rows[mine]] = group_of_part[mine]
         leaves = _leaves_of(writer) if writer.chunk_count else []
         for group, columns, steps in _grouped_chunks(writer, own):
             described[group].add(leaves, columns)
@@ -102,9 +103,9 @@ def _grouped_chunks(writer: StoredWriter, group_of_part: Array) -> Iterator[tupl
     for number in range(writer.chunk_count):
         begin, end = writer.chunk_bounds[number : number + 2].tolist()
         rows = parts.of_fragment[begin:end]
-        if not (rows >= 0).any():  # of episodes that a live writer has not ended, or nothing but marks
+        groups = np.where(rows >= 0, group_of_part[rows], -1) if len(group_of_part) else np.full(len(rows), -1)
+        if not (groups >= 0).any():  # of episodes that are not in the view, or nothing but marks
             continue
-        groups = np.where(rows >= 0, group_of_part[rows], -1)
         chunk = writer.chunk(number, _VALUES)
         observations, steps = step_offsets(writer.fragments[begin:end])
         of_observation, of_step = np.repeat(groups, np.diff(observations)), np.repeat(groups, np.diff(steps))

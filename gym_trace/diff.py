@@ -42,7 +42,8 @@ def diff_traces(
     """Compares episodes one at a time, in bounded memory: those with the same seed, or those at the same place.
 
     By seed where every episode of both traces has one of its own: so runs of several processes can be compared, whose
-    episodes are in no certain order. Yields as many as both traces have in common.
+    episodes are in no certain order. Yields as many as both traces have in common. Running episodes are compared as far
+    as they have been recorded.
 
     In a Difference, "recorded" is what the first trace has and "seen" what the second one has. Where an episode is
     shorter than the other, column is "steps".
@@ -66,7 +67,8 @@ def diff_traces(
 def _pairs(a: Trace, b: Trace) -> Iterator[tuple[Episode, Episode]]:
     common = min(len(a), len(b))
     # What a killed process has left begun is there a second time, whole, where others have gone on.
-    whole, others = (np.flatnonzero(trace.episodes["outcome"] != "lost") for trace in (a, b))
+    unfinished = ("lost", "running")
+    whole, others = (np.flatnonzero(~np.isin(trace.episodes["outcome"], unfinished)) for trace in (a, b))
     mine, theirs = a.episodes["seed"][whole], b.episodes["seed"][others]
     each_one = all(len(np.unique(seeds)) == len(seeds) and (seeds >= 0).all() for seeds in (mine, theirs))
     if not each_one or np.array_equal(a.episodes["seed"][:common], b.episodes["seed"][:common]):

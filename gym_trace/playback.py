@@ -26,6 +26,9 @@ def scan_recorded_traces(
 ) -> int:
     """Hands the arrays of each recorded episode to a callback, in the order of the trace.
 
+    Episodes that came to no end are among them, also those that are still being recorded, with their steps so far. To
+    have only those that are over: ``trace[trace.episodes["outcome"] != "running"].call_back(episode_cb)``.
+
     Args:
         directory: of the trace.
         episode_cb: called as ``episode_cb(observations, actions, rewards)``: arrays of N + 1, N and N rows (dicts and
@@ -228,6 +231,12 @@ class Trace:
         """Of a view, the trace that it was taken of, as that was then; otherwise the trace itself."""
         content = self._content
         return self if content.chosen is None else self._with(_whole(content.writers))
+
+    @property
+    def rows(self) -> Array:
+        """Where the episodes are stored: the row of each with its writer."""
+        content, chosen = self._content, self.chosen
+        return chosen - content.bounds[np.searchsorted(content.bounds, chosen, side="right") - 1]
 
     def place_of(self, index: int) -> tuple[StoredWriter, int]:
         """Where an episode is stored: the writer, and its row there."""

@@ -62,7 +62,7 @@ class Lane(NamedTuple):
 
 
 def lanes_of(trace: Trace) -> list[Lane]:
-    """All lanes of a trace."""
+    """All lanes of a trace; of a view, take those of view.whole: what was before an episode may have to be played."""
     table, lanes = trace.episodes, []
     for number, writer in enumerate(trace.stored):
         mine = np.flatnonzero(table["writer"] == number)
@@ -75,7 +75,7 @@ def lanes_of(trace: Trace) -> list[Lane]:
             indices = mine[table["lane"][mine] == lane]
             indices = indices[np.lexsort((table["first_step"][indices], table["episode_id"][indices]))]
             rows = table[indices]
-            whole = (rows["first_step"] == 0) & (rows["outcome"] != "lost")
+            whole = (rows["first_step"] == 0) & ~np.isin(rows["outcome"], ("lost", "running"))
             next_id = np.diff(rows["episode_id"]) == 1 if "num_envs" not in options else True
             follows = np.append(False, gapless & whole[:-1] & (rows["first_step"][1:] == 0) & next_id)
             lanes.append(Lane(writer, indices.tolist(), follows.tolist()))
@@ -103,8 +103,7 @@ def inseparable(writer: StoredWriter) -> str:
 
 def stored_observations(trace: Trace, index: int) -> StoredObservations:
     """The observations of an episode, row by row."""
-    numbers = trace.episodes["writer"]
-    return StoredObservations(trace.stored[int(numbers[index])], index - int(np.searchsorted(numbers, numbers[index])))
+    return StoredObservations(*trace.place_of(index))
 
 
 class _Simulation:

@@ -25,10 +25,10 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
     It has the recorded spaces, and returns what was recorded: observations, rewards, flags, and infos if they were
     recorded. ``reset(seed=s)`` plays the episode that was recorded with the seed s, if there is one, and otherwise one
     that s draws; ``reset(options={"episode": i})`` plays episode i of the trace. An episode that had not ended when
-    its recording did is truncated after its last step.
+    its recording did, or is still running, is truncated after its last step. It can be pickled, as traces can.
 
     Args:
-        trace: a trace, or the directory of one.
+        trace: a trace, a view of one, or the directory. What is recorded later is not played.
         episodes: indices in the trace of those to play; None: all that have steps and begin with a reset.
         on_divergence: what to do when an action is not the recorded one: "ignore" it and play on, "warn" once an
             episode, "raise" ReplayDiverged, or "truncate": end the episode with the observation it had, reward 0, and
@@ -52,7 +52,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
     ):
         if on_divergence not in _ON_DIVERGENCE:
             raise InvalidOption(f"on_divergence={on_divergence!r}: pass one of {', '.join(_ON_DIVERGENCE)}")
-        self.trace = trace if isinstance(trace, Trace) else open_trace(trace)
+        self.trace = (trace if isinstance(trace, Trace) else open_trace(trace))[:]  # stays so when more is recorded
         table = self.trace.episodes
         whole = np.flatnonzero((table["first_step"] == 0) & (table["steps"] > 0))
         self._playable = whole if episodes is None else whole[np.isin(whole, list(episodes))]

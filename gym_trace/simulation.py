@@ -31,9 +31,10 @@ DEFAULT_FPS = 30.0  # of environments that do not say how fast they are
 
 def replays(trace: Trace, chosen: list[int], settings: Mapping[str, Any]) -> Iterator[tuple[LaneReplay, int, int]]:
     """What plays each episode, its position there, and its index; lane by lane, which is quickest."""
-    wanted = set(chosen)
+    wanted = {int(trace.chosen[index]): index for index in chosen}
+    trace = trace.whole  # what was before an episode may have to be played, too
     for lane in lanes_of(trace):
-        positions = [(position, index) for position, index in enumerate(lane.indices) if index in wanted]
+        positions = [(position, wanted[index]) for position, index in enumerate(lane.indices) if index in wanted]
         if not positions:
             continue
         if reason := inseparable(lane.writer):

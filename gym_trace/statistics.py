@@ -63,7 +63,8 @@ def summarize(
         steps_per_second: of those episodes, while they were running.
 
         storage: bytes (of all files), raw_bytes (of all recorded values), compression_ratio (the one over the other),
-        and for each column raw_bytes, stored_bytes, compression_ratio. None for groups by outcome, which share files.
+        and for each column raw_bytes, stored_bytes, compression_ratio. None for groups by outcome, and views of
+        a trace, which share files.
 
         With columns: rewards (count, mean, std, min, max, nan, inf, and the values with their counts while there are
         few, otherwise a histogram; objectives: the same of each number of rewards that are several), actions and
@@ -80,7 +81,8 @@ def summarize(
         raise InvalidOption(f"by={by!r}: pass one of {', '.join(GROUPINGS)}")
     codes = _outcome_codes(trace.episodes)
     facts = _facts(trace, codes)
-    summary = {"directory": str(trace.directory), **_summary(trace, facts, len(trace.episodes), trace.stored)}
+    files = trace.stored if trace.whole is trace else None  # a view has only a share in them
+    summary = {"directory": str(trace.directory), **_summary(trace, facts, len(trace.episodes), files)}
     summary["damage"] = [list(damage) for damage in trace.damage]
     grouping = _grouping(trace, by)
     if by is not None:
@@ -229,7 +231,9 @@ def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> 
     for i, name in enumerate(names):
         members = order[bounds[i] : bounds[i + 1]]
         if len(members) or not shared:
-            writers = None if shared else [w for w, g in zip(trace.stored, of_writer) if g == i]
+            writers = (
+                None if shared or trace.whole is not trace else [w for w, g in zip(trace.stored, of_writer) if g == i]
+            )
             summaries[name] = _summary(trace, facts.take(members), parts[i], writers, bool(shared))
     return summaries
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,7 @@ _PART = 50  # episodes that a worker takes at a time, where they can be started 
 
 
 def verify_trace(
-    directory: str | os.PathLike[str],
+    trace: Trace | str | os.PathLike[str],
     *,
     make_env: MakeEnv | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
@@ -46,7 +47,10 @@ def verify_trace(
 ) -> Iterator[Verdict]:
     """Plays recorded episodes again in their environment and compares all that comes out. Yields a verdict each.
 
+    A running episode is played as far as it has been recorded.
+
     Args:
+        trace: a trace, a view of one, or the directory.
         make_env: makes the environment; None: what the trace says was recorded. With several workers it has to be
             picklable, such as a function of a module.
         env_kwargs: override the recorded arguments of the environment.
@@ -65,13 +69,19 @@ def verify_trace(
     if workers < 1:
         raise InvalidOption(f"workers={workers}: pass 1 or more")
     _import_all(imports)
-    trace = open_trace(directory)
+    trace = trace if isinstance(trace, Trace) else open_trace(trace)
     wanted = set(range(len(trace))) if episodes is None else set(episodes)
     if not wanted <= set(range(len(trace))):
         raise InvalidOption(f"episodes: the trace has {len(trace)} episodes, 0 to {len(trace) - 1}")
+    view, trace = trace, trace.whole  # what was before an episode may have to be played, too
+    wanted = set(view.chosen[sorted(wanted)].tolist())
     settings = {"allow_import": allow_import, **(env_kwargs or {})}
     work = partial(_verdicts, comparison=comparison, make_env=make_env, settings=settings)
-    return _in_turn(trace, wanted, work) if workers == 1 else _at_once(trace, wanted, work, workers, imports)
+    verdicts = _in_turn(trace, wanted, work) if workers == 1 else _at_once(trace, wanted, work, workers, imports)
+    if view is trace:
+        return verdicts
+    places = {whole: index for index, whole in enumerate(view.chosen.tolist())}
+    return (replace(verdict, index=places[verdict.index]) for verdict in verdicts)
 
 
 def differing_versions(trace: Trace) -> dict[str, tuple[str, str | None]]:
@@ -103,7 +113,7 @@ def _at_once(
         min(workers, max(1, len(parts))),
         context,
         initializer=_open_in_worker,
-        initargs=(os.fspath(trace.directory), modules),
+        initargs=(trace, modules),
     )
     with pool:
         try:
@@ -163,9 +173,8 @@ def _import_all(names: Iterable[str]) -> None:
         importlib.import_module(name)
 
 
-def _open_in_worker(directory: str, modules: Sequence[str]) -> None:
+def _open_in_worker(trace: Trace, modules: Sequence[str]) -> None:
     _import_all(modules)
-    trace = open_trace(directory)
     _worker.update(trace=trace, lanes=lanes_of(trace))
 
 

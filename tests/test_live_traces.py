@@ -93,7 +93,7 @@ def test_a_running_episode_is_read_by_whatever_reads_traces(tmp_path: Path) -> N
     assert summary["rewards"]["count"] == 9
     assert list(summary["groups"]) == ["running"]
     assert describe(trace)["episodes"] == 1
-    assert check_trace(tmp_path).losses == []
+    assert check_trace(tmp_path).damages == []
     assert load_results(tmp_path)["episode_lengths"] == []  # only what has come to its end, as ever
     player = ReplayEnv(trace)
     player.reset()

@@ -38,11 +38,11 @@ class _Source(NamedTuple):
     types: list[str | None]
 
 
-def load_results(directory: str | os.PathLike[str]) -> dict[str, Any]:
+def load_results(directory: str | os.PathLike[str] | Trace) -> dict[str, Any]:
     """The statistics of all episodes in a directory, as ``gym.wrappers.monitor.load_results`` returned them.
 
     Args:
-        directory: of a trace, recorded or imported, or one that OpenAI Gym's Monitor wrote.
+        directory: of a trace, recorded or imported, or one that OpenAI Gym's Monitor wrote; or an open trace.
 
     Returns:
         Lists with an element an episode, in the order of the timestamps: timestamps (of the ends, in seconds; NaN where
@@ -66,20 +66,24 @@ def load_results(directory: str | os.PathLike[str]) -> dict[str, Any]:
         UnreadableRecording: what Monitor wrote is damaged.
         CorruptTrace: the trace is damaged.
     """
-    with OldDirectory(directory) as old:
-        if any(map(is_manifest, old.names)):
-            sources = [_of_monitor(old.path, run) for run in find_runs(old)]
-        elif find_writers(old.path):
-            sources = _of_trace(open_trace(old.path))
-        else:
-            raise TraceNotFound(
-                f"{old.path}: neither a trace nor statistics of OpenAI Gym's Monitor (openaigym.manifest.*.json) here; "
-                "what gym_recording wrote, import first"
-            )
+    sources = _of_trace(directory) if isinstance(directory, Trace) else _of_directory(directory)
     if problem := differences([source.env_info for source in sources]):
-        warnings.warn(f"{old.path}: {problem}; the results are those of the first, groups has all", stacklevel=2)
+        path = directory.directory if isinstance(directory, Trace) else Path(directory)
+        warnings.warn(f"{path}: {problem}; the results are those of the first, groups has all", stacklevel=2)
     first, *others = _grouped(sources)
     return {**first, "groups": [first, *others]} if others else first
+
+
+def _of_directory(directory: str | os.PathLike[str]) -> list[_Source]:
+    with OldDirectory(directory) as old:
+        if any(map(is_manifest, old.names)):
+            return [_of_monitor(old.path, run) for run in find_runs(old)]
+        if find_writers(old.path):
+            return _of_trace(open_trace(old.path))
+        raise TraceNotFound(
+            f"{old.path}: neither a trace nor statistics of OpenAI Gym's Monitor (openaigym.manifest.*.json) here; "
+            "what gym_recording wrote, import first"
+        )
 
 
 def _grouped(sources: list[_Source]) -> list[dict[str, Any]]:
