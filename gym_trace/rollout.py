@@ -261,7 +261,7 @@ def directory_bytes(directory: Path) -> int:
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
-                total += entry.stat().st_size
+                total += entry.stat(follow_symlinks=False).st_size
             except FileNotFoundError:
                 continue  # a batch that has just been sealed: counted under its new name, or a moment later
     return total

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 
 from gym_trace.collecting.executor import Executor, ProcessExecutor
-from gym_trace.collecting.run import EVENTS, Events, await_writers, check_same, finished, provenance, settings_of
+from gym_trace.collecting.run import Events, await_writers, check_same, finished, provenance, settings_of
 from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
@@ -129,7 +129,7 @@ def collect(
             done,
             new_uid=lambda number: f"{new_writer_id()}-w{number}",
             on_disk=lambda uid: finished(place, run, seed, uid),
-            bytes_on_disk=lambda: directory_bytes(place) - (place / EVENTS).stat().st_size,
+            bytes_on_disk=lambda: directory_bytes(place) - events.size(),
             event=events,
             stall_timeout=stall_timeout,
             max_restarts=max_restarts,

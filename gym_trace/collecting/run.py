@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -15,10 +16,16 @@ from gym_trace.episode import OUTCOMES
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import lock
-from gym_trace.seeding import episode_of
+from gym_trace.regular import open_regular
+from gym_trace.seeding import EPISODES, episode_of
 from gym_trace.stored.writer import StoredWriter
 
 EVENTS = "events.jsonl"
+_SETTINGS = {"run", "seed", "policy", "environment", "recording"}
+_MOST_SEED = 1 << 128
+_MOST_BYTES = 1 << 32  # that are read of it
+_LONGEST_LINE = 16 << 20
+_START = b'"start"'  # in each line that tells of a beginning, and in few others
 _DIFF_BYTES = 1 << 20  # of uncommitted changes that are kept
 _GIT_SECONDS = 10
 _ORPHANS_SECONDS = 15
@@ -29,8 +36,11 @@ class Events:
 
     def __init__(self, directory: Path):
         """Raises InvalidOption if another run is going on in the directory."""
-        path = directory / EVENTS
-        self._file = open(path, "ab+", buffering=0)  # noqa: SIM115 - open as long as the run
+        try:
+            fd = open_regular(directory / EVENTS, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            raise InvalidOption(f"{directory / EVENTS}: {error.strerror}; record into another directory") from error
+        self._file = open(fd, "ab+", buffering=0)  # noqa: SIM115 - open as long as the run
         if not lock(self._file.fileno()):
             self._file.close()
             raise InvalidOption(f"{directory}: a run is going on here; wait for it to end, or record elsewhere")
@@ -44,30 +54,65 @@ class Events:
         line = json.dumps({"time": time.time(), "event": kind, **facts}, default=str)
         self._file.write(line.encode() + b"\n")
 
+    def size(self) -> int:
+        """Bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
     def close(self) -> None:
         self._file.close()
 
 
 def settings_of(directory: Path) -> dict[str, Any] | None:
-    """The settings of the run that was last started in a directory, None if there was none. Raises CorruptTrace."""
+    """The settings of the run that was last started in a directory, None if there was none.
+
+    Anybody may have written the file. Raises CorruptTrace if they are not such as a run has.
+    """
     path = directory / EVENTS
-    if not path.exists():
+    try:
+        fd = open_regular(path, os.O_RDONLY)
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise CorruptTrace(f"cannot be resumed from: {error.strerror}", path) from error
     found = None
-    with open(path, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue  # the line that was being written when the run was killed
-            if isinstance(event, dict) and event.get("event") == "start" and isinstance(event.get("settings"), dict):
-                found = event["settings"]
+    with open(fd, "rb") as file:
+        if os.fstat(fd).st_size > _MOST_BYTES:
+            raise CorruptTrace(f"larger than {_MOST_BYTES} bytes, which no run writes", path)
+        while line := file.readline(_LONGEST_LINE):
+            if _START in line and (event := _entry(line)).get("event") == "start":
+                found = event.get("settings")
+    if found is not None and not _is_settings(found):
+        raise CorruptTrace("the settings of its last run are not such as a run has: it cannot be resumed", path)
     return found
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):  # such as the line that was being written when the run was killed
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+def _is_settings(found: Any) -> bool:
+    """Whether they are as collect() writes them."""
+    if not isinstance(found, dict) or set(found) - _SETTINGS:
+        return False
+    run, seed = found.get("run"), found.get("seed")
+    return (
+        isinstance(run, str)
+        and re.fullmatch("[0-9a-f]{1,32}", run) is not None
+        and type(seed) is int
+        and 0 <= seed < _MOST_SEED
+        and isinstance(found.get("policy"), str)
+        and isinstance(found.get("environment"), (dict, type(None)))
+        and isinstance(found.get("recording"), dict)
+    )
 
 
 def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
     """Raises InvalidOption where a run would go on as another one."""
-    for name in sorted({*before, *now} - {"limits", "workers", "run"}):
+    for name in sorted({*before, *now} - {"run"}):
         if before.get(name) != now.get(name):
             raise InvalidOption(
                 f"this run was started with {name}={before.get(name)!r}, not {now.get(name)!r}: resume it with the "
@@ -108,7 +153,7 @@ def finished(directory: Path, run: str, root: int, writer: str | None = None) ->
             continue
         table = stored.parts.table
         whole = table[(table["outcome"] == OUTCOMES[1]) | (table["outcome"] == OUTCOMES[2])]
-        whole = whole[(whole["first_step"] == 0) & (whole["seed"] >= 0)]
+        whole = whole[(whole["first_step"] == 0) & (whole["seed"] >= 0) & (whole["seed"] < EPISODES)]
         found.update(
             (episode_of(root, seed), steps) for seed, steps in zip(whole["seed"].tolist(), whole["steps"].tolist())
         )

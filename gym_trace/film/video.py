@@ -19,6 +19,7 @@ import numpy as np
 import zstandard
 
 from gym_trace.errors import InvalidOption, MissingExtra, RenderingError
+from gym_trace.regular import open_regular
 from gym_trace.values import Array
 
 try:
@@ -74,7 +75,8 @@ class _OwnFile:
     """A file that only the process that opened it writes to: a child that inherits a half-written video leaves it."""
 
     def __init__(self, path: Path):
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115
+        fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)  # what a killed process left is overwritten
+        self._file = open(fd, "wb", buffering=0)  # noqa: SIM115
         self._pid = os.getpid()
 
     def write(self, data: bytes) -> int:
@@ -247,9 +249,10 @@ class GifWriter(_Writer):
     """
 
     _encoder: _Encoder | None = None
+    _spool: Any = None
 
     def _open(self, height: int, width: int) -> None:
-        self._part.touch()  # says early if it cannot be written
+        os.close(open_regular(self._part, os.O_WRONLY | os.O_CREAT))  # says early if it cannot be written
         self._spool = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115
         self._packed: Any = zstandard.ZstdCompressor(level=1).stream_writer(self._spool, closefd=False)
         self._seen = np.zeros(1 << 24, bool)  # by colour
@@ -317,7 +320,7 @@ class GifWriter(_Writer):
         return frame
 
     def _abandon(self) -> None:
-        if self._shape is not None:
+        if self._spool is not None:
             self._spool.close()
         if self._encoder is not None:
             self._encoder.close()
@@ -329,6 +332,8 @@ class PngWriter(_Writer):
     def _open(self, height: int, width: int) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise InvalidOption(f"{self.path} is there already; remove it, or name another directory")
+        if self._part.is_symlink():
+            raise InvalidOption(f"{self._part} is a link; remove it, or name another directory")
         self._part.mkdir(parents=True, exist_ok=True)
 
     def _add(self, picture: Array) -> None:
@@ -338,7 +343,9 @@ class PngWriter(_Writer):
         frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
         frame.pts = 0
         packets = [*context.encode(frame), *context.encode(None)]
-        (self._part / f"frame-{self.frames:06d}.png").write_bytes(b"".join(map(bytes, packets)))
+        fd = open_regular(self._part / f"frame-{self.frames:06d}.png", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(fd, "wb") as file:
+            file.write(b"".join(map(bytes, packets)))
 
     def _finish(self) -> None:
         pass

@@ -11,6 +11,7 @@ from pathlib import Path
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import manifest, wire
 from gym_trace.format.batch import PART
+from gym_trace.regular import is_regular
 
 _WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
 _MANIFEST = re.compile(_WRITER + re.escape(manifest.SUFFIX))
@@ -122,7 +123,7 @@ def _delete(files: WriterFiles) -> None:
         if _is_batch(path):
             path.unlink()
         part = path.with_name(path.name + PART)
-        if part.name != path.name and part.exists() and _is_batch(part):
+        if part.name != path.name and is_regular(part) and _is_batch(part):
             part.unlink()
     if files.manifest is not None and _is_manifest(files.manifest, files.writer):
         for path in _videos(files.manifest, files.writer):

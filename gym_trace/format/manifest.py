@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.regular import open_regular
+
 try:
     import fcntl
 except ImportError:  # not a POSIX system: writers cannot be told alive from dead
@@ -64,7 +66,7 @@ class ManifestWriter:
 
 def append(path: Path, entry: dict[str, Any]) -> None:
     """Appends a line to a manifest that somebody else may be writing to, at once. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    fd = open_regular(path, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(fd, as_json(entry) + b"\n")
     finally:
