@@ -24,13 +24,17 @@ _log = logging.getLogger("gym_trace")
 
 
 def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) -> Path:
-    """The directory of a trace, made ready to be written to; None: a fresh one, whose name is logged."""
+    """The directory of a trace, made ready to be written to; None: a fresh one, whose name is logged.
+
+    It is absolute, so that it stays where it is when the process changes its working directory.
+    """
     if directory is None:
         path = Path(tempfile.mkdtemp(prefix="gym-trace-"))
         _log.warning("recording to %s", path)
         return path
-    trace_directory.prepare(Path(directory), on_exist)
-    return Path(directory)
+    path = Path(directory).absolute()
+    trace_directory.prepare(path, on_exist)
+    return path
 
 
 def new_schema(

@@ -99,7 +99,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         RecordConstructorArgs.__init__(
             self,
             _disable_deepcopy=True,
-            directory=None if directory is None else os.fspath(directory),
+            directory=None if directory is None else str(Path(directory).absolute()),
             episode_filter=episode_filter,
             frame_filter=frame_filter,
             reward_classes=copied(reward_classes),

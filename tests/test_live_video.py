@@ -253,7 +253,7 @@ def test_a_copy_goes_on_without_the_video_and_makes_its_own(tmp_path: Path) -> N
 def test_replace_deletes_our_videos_and_nothing_else(tmp_path: Path) -> None:
     env = filming(tmp_path)
     play(env, 2)
-    with pytest.raises(TraceExists, match="another recorder"):
+    with pytest.raises(TraceExists, match="made earlier"):
         filming(tmp_path, uid="other", on_exist="replace")
     env.close()
     manifest = (tmp_path / "w.manifest.jsonl").read_bytes()
@@ -282,3 +282,15 @@ def test_who_makes_the_environment_again_films_too(tmp_path: Path) -> None:
         recorder.close()
     assert len(listed(tmp_path)) == 2
     assert len(open_trace(tmp_path).writers) == 2
+
+
+@pytest.mark.skipif(not hasattr(gymnasium.wrappers, "Autoreset"), reason="since gymnasium 1.0")
+def test_episodes_that_the_environment_begins_itself_are_filmed_from_their_reset_on(tmp_path: Path) -> None:
+    inner = gymnasium.wrappers.Autoreset(painted(render_mode="rgb_array", length=3))
+    env = TraceRecordingWrapper(inner, tmp_path, uid="w", video="cubic")
+    env.reset()
+    for _ in range(9):  # the 4th and the 8th reset
+        env.step(0)
+    env.close()
+    assert [(episode, frames) for episode, _, frames in listed(tmp_path)] == [(0, 4), (1, 4)]
+    assert [len(episode) for episode in open_trace(tmp_path)] == [3, 3, 1]

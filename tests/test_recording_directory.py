@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from runs import play, recorded
@@ -102,10 +107,70 @@ def test_replace_does_not_follow_links_out_of_the_directory(tmp_path: Path) -> N
 def test_a_trace_that_is_being_written_is_not_replaced(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path)
     play(env, 1)
-    with pytest.raises(TraceExists, match="writing"):
+    with pytest.raises(TraceExists, match=r"an environment that this process made earlier .* call \.close\(\)"):
         TraceRecordingWrapper(CountingEnv(), tmp_path, on_exist="replace")
     env.close()
     assert len(open_trace(tmp_path)) == 1
+
+
+def test_what_another_process_records_is_not_replaced_nor_is_anything_beside_it(tmp_path: Path) -> None:
+    recorded(tmp_path, uid="a")
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from zoo import CountingEnv
+from gym_trace import TraceRecordingWrapper
+env = TraceRecordingWrapper(CountingEnv(), {str(tmp_path)!r}, on_exist="append")
+print(flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(TraceExists, match="another process"):
+            TraceRecordingWrapper(CountingEnv(), tmp_path, on_exist="replace")
+        other.communicate()
+    assert len(open_trace(tmp_path)) == 1
+
+
+def _exists_in(directory: Path, said: Any) -> None:
+    try:
+        TraceRecordingWrapper(CountingEnv(), directory)
+    except TraceExists as error:
+        said.put(str(error))
+
+
+def test_one_of_several_processes_is_told_how_they_can_share_a_directory(tmp_path: Path) -> None:
+    recorded(tmp_path)
+    context = multiprocessing.get_context("spawn")
+    said = context.SimpleQueue()
+    process = context.Process(target=_exists_in, args=(tmp_path, said), name="Worker-3")
+    process.start()
+    process.join()
+    assert 'on_exist="append" to record beside them (as each process must of several' in said.get()
+
+
+@pytest.mark.parametrize("kind", ["single", "vector", "copy"])
+def test_a_relative_directory_stays_where_it_is_when_the_process_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    env: Any
+    if kind == "vector":
+        vector = pytest.importorskip("gym_trace.vector_wrappers", exc_type=ImportError)
+        env = vector.TraceRecordingVectorWrapper(gymnasium.vector.SyncVectorEnv([CountingEnv]), "trace")
+    else:
+        env = TraceRecordingWrapper(CountingEnv(), "trace")
+    assert env.directory == tmp_path / "trace"
+    monkeypatch.chdir("elsewhere")
+    if kind == "copy":
+        env = copy.deepcopy(env)
+    env.reset()
+    env.step(np.zeros(1, np.int64) if kind == "vector" else 0)
+    env.close()
+    assert [len(episode) for episode in open_trace(tmp_path / "trace")] == [1]
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 @pytest.mark.parametrize(

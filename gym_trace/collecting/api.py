@@ -90,7 +90,8 @@ def collect(
             raise InvalidOption(f"{name}={count!r}: pass 1 or more")
     if refused := sorted({"episode_filter", "frame_filter", "reward_classes", "uid", "video"} & set(recording)):
         raise InvalidOption(f"{refused[0]}: not with collect, which records all of every episode, each of them once")
-    before = settings_of(Path(directory)) if resume and directory is not None else None
+    directory = None if directory is None else Path(directory).absolute()
+    before = settings_of(directory) if resume and directory is not None else None
     if resume and before is None:
         raise InvalidOption(f"{directory}: there is no run to resume; leave resume out to start one")
     if seed is None:

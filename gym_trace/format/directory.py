@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import secrets
 import time
+from multiprocessing import current_process
 from pathlib import Path
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, TraceNotFound
@@ -94,11 +96,32 @@ def prepare(directory: Path, on_exist: str) -> None:
         more = f"\n  and {len(writers) - 5} more" if len(writers) > 5 else ""
         raise TraceExists(
             f"{directory} holds recorded traces already:{shown}{more}\n"
-            'pass on_exist="append" to record beside them, on_exist="replace" to delete them, or another directory'
+            f'pass on_exist="append" to record beside them{_of_several()}, on_exist="replace" to delete them, '
+            "or another directory"
         )
     if on_exist == "replace":
         for files in writers:
+            _refuse_alive(files)
+        for files in writers:
             _delete(files)
+
+
+def _of_several() -> str:
+    """What to say to a process whose like, started from the same function, record into the same directory."""
+    if multiprocessing.parent_process() is None:
+        return ""
+    return f" (as each process must of several that record into one directory; this is {current_process().name})"
+
+
+def _refuse_alive(files: WriterFiles) -> None:
+    if files.manifest is None or not files.is_alive():
+        return
+    if manifest.is_written_here(files.manifest):
+        raise TraceExists(
+            f"{files.manifest}: an environment that this process made earlier is still recording it, perhaps in a "
+            "notebook cell that is run again; call .close() on that environment before you replace its trace"
+        )
+    raise TraceExists(f"{files.manifest}: another process is recording it; stop that before you replace the trace")
 
 
 def prepare_copy(source: Path, target: Path) -> None:
@@ -117,8 +140,6 @@ def prepare_copy(source: Path, target: Path) -> None:
 
 def _delete(files: WriterFiles) -> None:
     """Removes what is proved to be a writer's: a manifest that says so, batches with a valid header."""
-    if files.is_alive():
-        raise TraceExists(f"{files.manifest}: another recorder is writing this trace; stop it before you replace it")
     for path in files.batches.values():
         if _is_batch(path):
             path.unlink()

@@ -21,6 +21,7 @@ except ImportError:  # not a POSIX system: writers cannot be told alive from dea
 
 SUFFIX = ".manifest.jsonl"
 _MAX_LINE = 64 << 20  # bytes; a longer line counts as several that are no entries
+_written_here: set[str] = set()  # manifests that this process writes
 
 
 def lock(fd: int) -> bool:
@@ -38,6 +39,8 @@ class ManifestWriter:
 
     def __init__(self, path: Path, schema: dict[str, Any]):
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        self._name = os.path.realpath(path)
+        _written_here.add(self._name)
         if fcntl is not None:
             with contextlib.suppress(OSError):  # a file system without locks, as clusters have them
                 fcntl.flock(self._fd, fcntl.LOCK_EX)  # may wait a moment for a reader that asks whether we live
@@ -57,6 +60,7 @@ class ManifestWriter:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            _written_here.discard(self._name)
 
     def _line(self, entry: dict[str, Any]) -> None:
         line = as_json(entry) + b"\n"
@@ -129,6 +133,11 @@ def _entry(raw: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
+
+
+def is_written_here(path: Path) -> bool:
+    """Whether it is this process that writes this manifest."""
+    return os.path.realpath(path) in _written_here
 
 
 def is_alive(path: Path) -> bool:
