@@ -174,11 +174,12 @@ class RowRecorder(Recorder):
 
     def end(self, outcome: int = CUT) -> None:
         """Ends the episode, if it has not ended, after the rows that are there."""
+        self.rows = None
         marks = self.block.marks
         if marks and marks[-1][0] >= len(self.block.rows) // self._width:
             self._forget_torn()
         if self._ended:
-            self.rows, self._early_notes = None, {}
+            self._early_notes = {}
         else:
             self.end_unseen(outcome)
         self._ended = False

@@ -166,6 +166,7 @@ class _Mender:
         self.orphans: list[LostSteps] = []
         self._examination = examination
         self._runs: dict[int, _Run] = {}  # of the episodes that have not ended
+        self._ended: dict[int, tuple[int, int]] = {}  # of each lane: the last episode that has, and its next step
 
     def mended(self, fragments: Array, chunk: Chunk) -> tuple[Array, dict[ColumnPath, Rows]]:
         """A chunk to be written: its fragments, and its columns."""
@@ -193,13 +194,15 @@ class _Mender:
         for i, (episode, first, steps, lane, flags) in enumerate(facts):
             run = self._runs.get(episode)
             goes_on = run is not None and run.goes_on
-            if steps and not flags & wire.LEADS and not (run is not None and goes_on and run.next_step == first):
+            follows = run.next_step == first if run is not None else self._ended.get(lane) == (episode, first)
+            if steps and not flags & wire.LEADS and not follows:
                 orphans.append(i)
                 self._tell_gap(episode, run, first)
             if run is not None and goes_on and (flags & wire.LEADS or i in orphans[-1:]):
                 broken.append((episode, run))
             if flags & wire.ENDS:
                 self._runs.pop(episode, None)
+                self._ended[lane] = episode, first + steps
             elif steps or flags & wire.LEADS:
                 self._runs[episode] = _Run(first + steps, lane, not flags & wire.STOPS)
             elif run is not None and flags & wire.STOPS:

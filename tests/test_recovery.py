@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gymnasium import spaces
+from runs import recorded
 from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, record, skimmed, steps_of
-from zoo import ScriptedEnv, Told
+from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
 from gym_trace.episode import Episode
@@ -20,6 +22,7 @@ from gym_trace.errors import InvalidOption, TraceError, TraceExists, TraceNotFou
 from gym_trace.format import wire
 from gym_trace.format.batch import BatchReader
 from gym_trace.format.writer import TraceWriter
+from gym_trace.rows.writing import BlockWriter
 from gym_trace.values import pack
 
 
@@ -413,3 +416,67 @@ def test_file_systems_without_locks_can_be_recorded_on(tmp_path, monkeypatch):
     record(tmp_path / "t")
     assert_clean(tmp_path / "t")
     assert steps_of(open_trace(tmp_path / "t")) == all_steps()
+
+
+@pytest.mark.parametrize("told", ["before", "after"])
+@pytest.mark.parametrize("kind", [CountingEnv, ImageEnv])
+def test_a_step_that_is_under_way_when_the_recorder_is_closed_is_repaired_as_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, told: str
+) -> None:
+    closing, appended, closed = threading.Event(), threading.Event(), threading.Event()
+    close = BlockWriter.close
+
+    def late(self: BlockWriter, summary: Any) -> None:
+        if told == "after":
+            self.work(everything=True)  # as the timer may: the end of the episode is on disk before the row
+        closing.set()
+        appended.wait()
+        close(self, summary)
+
+    monkeypatch.setattr(BlockWriter, "close", late)
+    env = TraceRecordingWrapper(kind(100), tmp_path / "t", flush_seconds=1000.0)
+
+    def stepping() -> None:
+        env.reset()
+        for _ in range(5):
+            env.step(0)
+        step = env.env.step
+
+        def under_way(action: Any) -> Any:
+            other = threading.Thread(target=lambda: (env.close(), closed.set()))
+            other.start()
+            closing.wait()
+            return step(action)
+
+        monkeypatch.setattr(env.env, "step", under_way)
+        env.step(0)
+        appended.set()
+
+    stepping()
+    closed.wait()
+    (episode,) = open_trace(tmp_path / "t")
+    assert (len(episode), episode.outcome) == (6 if told == "before" else 5, "closed")
+    repair_trace(tmp_path / "t", tmp_path / "again")
+    (again,) = open_trace(tmp_path / "again")
+    assert bits(again.observations) == bits(episode.observations)
+    assert (len(again), again.outcome) == (len(episode), "closed")
+
+
+def test_steps_that_follow_on_the_end_of_their_episode_are_repaired_as_they_are_read(tmp_path: Path) -> None:
+    fragments = np.zeros(3, wire.FRAGMENT)  # as recorders left them that were closed during a step
+    fragments["steps"], fragments["first_step"] = (2, 0, 1), (0, 2, 2)
+    fragments["flags"] = (wire.STARTS | wire.LEADS, wire.STOPS | wire.ENDS, 0)
+    fragments["outcome"][1], fragments["seed"] = 4, wire.NO_SEED
+    recorded(tmp_path / "t", 1)
+    schema = open_trace(tmp_path / "t").stored[0].schema
+    (tmp_path / "old").mkdir()
+    writer = TraceWriter(tmp_path / "old", schema, level=1, fsync=False)
+    rows = np.arange(8, dtype=np.int64).reshape(4, 2)
+    steps = np.arange(3)
+    columns = {("observations",): rows, ("actions",): steps, ("rewards",): steps * 1.0, ("starts",): [pack({})]}
+    writer.write(fragments, columns)
+    writer.close({})
+    repair_trace(tmp_path / "old", tmp_path / "again")
+    for name in ("old", "again"):
+        (episode,) = open_trace(tmp_path / name)
+        assert (len(episode), episode.outcome, episode.actions.tolist()) == (3, "closed", [0, 1, 2])

@@ -38,6 +38,7 @@ class Progress(NamedTuple):
     marks: int = 0
     notes: int = 0
     start: Start = NOBODY  # of the episode that these belong to
+    running: bool = False  # whether a run of steps is open, which rows go on with
     next_step: int = 0
     frames: Mapping[Path, Array] = {}  # of each column of frames, the last one
 
@@ -78,9 +79,9 @@ class Encoder:
         end = len(rows) // self._format.width if joined is None else joined.rows
         marks = block.marks[progress.marks :]
         marks = marks[: settled(marks, end)]
-        if begin == end and not marks:
-            return progress, []
-        fragments, starts, leads, next_step = self._fragments(progress, marks, end)
+        if not marks and (begin == end or not progress.running):
+            return progress, []  # a row that another thread was about to append when the run was ended counts no more
+        fragments, starts, leads, next_step, running = self._fragments(progress, marks, end)
         columns: dict[Path, Rows] = {}
         if starts:
             columns["starts",] = [start.kept for start in starts]
@@ -98,6 +99,7 @@ class Encoder:
             marks=progress.marks + len(marks),
             notes=progress.notes + len(notes),
             start=starts[-1] if starts else progress.start,
+            running=running,
             next_step=next_step,
             frames={**frames.before, **frames.after},
         )
@@ -105,9 +107,9 @@ class Encoder:
 
     def _fragments(
         self, progress: Progress, marks: list[tuple[int, int, Any]], end: int
-    ) -> tuple[Array, list[Start], list[int], int]:
-        """The fragments; the starts of episodes among them; which rows are leading observations; the next step."""
-        begin, start = progress.rows, progress.start
+    ) -> tuple[Array, list[Start], list[int], int, bool]:
+        """The fragments; the starts among them; which rows are leading ones; the next step; whether a run is open."""
+        begin, start, running = progress.rows, progress.start, progress.running
         table: list[bytes] = []
         starts: list[Start] = []
         leads: list[int] = []
@@ -120,6 +122,7 @@ class Encoder:
                 steps = position - cursor - (flags & LEADS != 0)
                 table.append(_packed_fragment(start, first_step, steps, flags | STOPS, 0, 0, 0))
             stop, outcome, utc, monotonic = position, 0, 0, 0
+            running = (kind in (BEGIN, LEAD) and has_row) or (running and not has_row)
             if kind == FLAG and has_row:
                 said, outcome, utc, monotonic = data
                 stop, flags = position + 1, flags | said | STOPS | ENDS
@@ -142,6 +145,7 @@ class Encoder:
                     flags |= ENDS
                     outcome, (utc, monotonic) = CUT, data[2:]
             else:
+                stop = min(next_position, end)  # another thread may have been in a step while the run was ended
                 flags |= STOPS
                 if kind == END:
                     flags |= ENDS
@@ -153,7 +157,7 @@ class Encoder:
             steps = end - cursor - (flags & LEADS != 0)
             table.append(_packed_fragment(start, first_step, steps, flags, 0, 0, 0))
             first_step += steps
-        return np.frombuffer(b"".join(table), wire.FRAGMENT).copy(), starts, leads, first_step
+        return np.frombuffer(b"".join(table), wire.FRAGMENT).copy(), starts, leads, first_step, running
 
     def _add_columns(self, columns: dict[Path, Rows], rows: Joined, leads: list[int], frames: _Frames) -> None:
         form, slots = self._format, iter(rows.columns)
