@@ -204,7 +204,7 @@ class Episode:
 
     @property
     def annotations(self) -> dict[str, Array]:
-        """By name, (N, …) arrays; None in a row without a value."""
+        """By name, (N, …) arrays; None in a row without a value. Names without any value here are left out."""
         return dict(self._column("annotations"))
 
 

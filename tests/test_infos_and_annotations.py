@@ -55,6 +55,32 @@ def test_only_the_infos_that_were_asked_for_are_kept(tmp_path: Path) -> None:
     assert open_trace(tmp_path)[0].infos == [{"a": 1}, {"c": 2}, {"a": 3, "c": 4}]
 
 
+def test_an_episode_of_no_step_says_the_same_whatever_shares_its_chunk(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path, record_infos=["count"])
+    env.reset()
+    env.flush()  # alone in its chunk
+    env.reset()
+    env.annotate(value=1.5)
+    env.step(0)
+    env.reset()  # beside an episode that has infos and annotations
+    env.reset()
+    env.step(0)
+    env.close()
+    trace = open_trace(tmp_path)
+    for episodes in ([trace[i] for i in range(4)], list(trace.scan()), list(trace.scan(on_damage="skip"))):
+        alone, noted, beside, unnoted = episodes
+        for empty in (alone, beside, noted[:0], noted[1:]):
+            assert (empty.infos, empty.annotations) == ([], {})
+            assert [(a.dtype, a.shape) for a in (empty.actions, empty.rewards)] == [
+                (np.int64, (0,)),
+                (np.float64, (0,)),
+            ]
+            assert [(a.dtype, a.shape) for a in (empty.terminations, empty.truncations)] == [(bool, (0,))] * 2
+            assert empty.observations.shape == (1, 2)
+        assert (noted.infos, list(noted.annotations)) == ([{"count": 1}], ["value"])
+        assert (unnoted.infos, unnoted.annotations) == ([{"count": 1}], {})
+
+
 def test_infos_that_were_not_recorded_are_asked_for_in_vain(tmp_path: Path) -> None:
     recorded(tmp_path)
     with pytest.raises(Exception, match="record_infos"):

@@ -97,8 +97,10 @@ def test_duration_and_speed_count_ended_episodes_only(tmp_path: Path) -> None:
     summary = _summary(tmp_path)
     table = open_trace(tmp_path).episodes
     env.close()
-    assert summary["episodes"] == 2  # the third is still going on
-    assert summary["steps"] == 6
+    assert summary["outcomes"] == {"terminated": 2, "running": 1}
+    assert (summary["complete"], summary["return"]["count"], summary["length"]["max"]) == (2, 2, 3)
+    assert summary["steps"] == 7
+    table = table[:2]
     assert summary["duration"]["episodes"] == pytest.approx(table["duration"].sum() / 1e9)
     elapsed = (table["end_time"].max() - table["start_time"].min()).astype(np.int64)
     assert summary["duration"]["wall"] == pytest.approx(elapsed / 1e9)
@@ -368,7 +370,7 @@ def test_writers_of_different_environments_are_described_apart(tmp_path: Path) -
     assert len(summary["actions"]) == 1
 
 
-def test_columns_leave_out_episodes_that_are_still_going_on(tmp_path: Path) -> None:
+def test_columns_are_those_of_running_episodes_too(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
     env.reset()
     for _ in range(3):
@@ -378,7 +380,7 @@ def test_columns_leave_out_episodes_that_are_still_going_on(tmp_path: Path) -> N
     env.flush()
     summary = _summary(tmp_path, columns=True)
     env.close()
-    assert (summary["rewards"]["count"], summary["observations"][0]["rows"]) == (3, 4)
+    assert (summary["rewards"]["count"], summary["observations"][0]["rows"]) == (4, 6)
 
 
 def test_a_damaged_chunk_is_an_error_for_columns_and_none_for_the_index(tmp_path: Path) -> None:

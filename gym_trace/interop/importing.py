@@ -129,7 +129,7 @@ def _import(
 
 def _write(new: NewWriter, kind: str, created: int, report: ImportReport) -> None:
     schema = _schema(new, kind, created)
-    large = any(leaf.row_size >= FRAME_BYTES for layout in Layouts.of(schema) for leaf in layout.leaves())
+    large = any(leaf.row_size >= FRAME_BYTES for layout in Layouts.of(schema)[:2] for leaf in layout.leaves())
     writer = TraceWriter(report.destination, schema, _LEVEL, fsync=False)
     try:
         chunks = ChunkWriter(lambda: writer, FRAME_CHUNK if large else SMALL_CHUNK)

@@ -18,10 +18,11 @@ _EXACT_INTEGERS = 1 << 53
 
 
 class Layouts(NamedTuple):
-    """How the observations and actions of a writer are laid out as columns."""
+    """How the observations and actions of a writer are laid out as columns, and whether infos were to be recorded."""
 
     observations: Layout
     actions: Layout
+    infos: bool = False
 
     @property
     def is_flat(self) -> bool:
@@ -34,7 +35,9 @@ class Layouts(NamedTuple):
             spaces = schema["observation_space"], schema["action_space"]
         except KeyError as error:
             raise CorruptTrace(f"the schema does not say the {error.args[0]}") from error
-        return cls(layout_of(spaces[0], ("observations",)), layout_of(spaces[1], ("actions",)))
+        recorder = schema.get("recorder")
+        infos = isinstance(recorder, dict) and bool(recorder.get("record_infos"))
+        return cls(layout_of(spaces[0], ("observations",)), layout_of(spaces[1], ("actions",)), infos)
 
 
 class Piece(NamedTuple):
@@ -85,10 +88,12 @@ def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, co
         return _flag_column(pieces, bit)[skip:]
     if name == "infos":
         if not any(("infos",) in piece.chunk for piece in pieces):
-            return None
+            # Chunks of no steps have no such column, whatever was to be recorded.
+            return [] if layouts.infos and not any(piece.steps.stop > piece.steps.start for piece in pieces) else None
         return _joined(pieces, ("infos",), _step_rows, _VALUES, copy)[skip:].tolist()
-    paths = dict.fromkeys(path for piece in pieces for path in piece.chunk.columns)
-    return {path[1]: _joined_notes(pieces, path, copy)[skip:] for path in paths if path[0] == "annotations"}
+    paths = dict.fromkeys(path for piece in pieces for path in piece.chunk.columns if path[0] == "annotations")
+    notes = {path[1]: _joined_notes(pieces, path, skip, copy) for path in paths}
+    return {name: values for name, values in notes.items() if values is not None}
 
 
 _VALUES = Leaf(("values",), None, ())  # of any kind
@@ -148,10 +153,13 @@ def _items(array: Array) -> list[Any]:
     return list(array)
 
 
-def _joined_notes(pieces: list[Piece], path: Path, copy: bool) -> Array:
-    """An annotation: rows of chunks that lack it are None, as are those that were not given."""
+def _joined_notes(pieces: list[Piece], path: Path, skip: int, copy: bool) -> Array | None:
+    """An annotation: rows of chunks that lack it are None, as are those that were not given.
+
+    None if no row has it: that a chunk has the column may be for other episodes alone.
+    """
     if all(path in piece.chunk for piece in pieces if piece.steps.stop > piece.steps.start):
-        notes = _joined(pieces, path, _step_rows, _VALUES, copy)
+        notes = _joined(pieces, path, _step_rows, _VALUES, copy)[skip:]
         items = notes.tolist() if notes.dtype == object else None
     else:
         items = []
@@ -159,8 +167,11 @@ def _joined_notes(pieces: list[Piece], path: Path, copy: bool) -> Array:
             rows = piece.steps
             known = path in piece.chunk
             items += _items(piece.chunk.array(path)[rows]) if known else [ABSENT] * (rows.stop - rows.start)
+        items = items[skip:]
     if items is None:
-        return notes
+        return notes if len(notes) else None
+    if all(item is ABSENT for item in items):
+        return None
     items = [None if item is ABSENT else copied(item) if copy else item for item in items]
     dense = densified(items)
     return objects(items) if dense is None else dense

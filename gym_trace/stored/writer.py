@@ -213,7 +213,7 @@ class StoredWriter:
         fragments = self.parts.fragments[self.parts.first[row] : self.parts.first[row + 1]]
         trimmed, before = bool(self.parts.trimmed[row]), None
         if steps is not None:
-            ends = np.cumsum(self.fragments["steps"][fragments], dtype=np.int64) - trimmed
+            ends = np.cumsum(self.fragments[fragments]["steps"], dtype=np.int64) - trimmed
             last = int(np.searchsorted(ends, steps.stop - 1, side="right"))
             if steps.start:  # the observation before it is what the step before it led to
                 first = min(int(np.searchsorted(ends, steps.start - 1, side="right")), len(fragments) - 1)
@@ -226,7 +226,7 @@ class StoredWriter:
         for f, number in zip(fragments.tolist(), numbers.tolist()):
             begin = int(self.chunk_bounds[number])
             observations, done = step_offsets(self.fragments[begin : f + 1])
-            flags = int(self.fragments["flags"][f])
+            flags = int(self.fragments[f]["flags"])
             found.append(Piece(_UNREAD, number, slice(*observations[-2:].tolist()), slice(*done[-2:].tolist()), flags))
         if steps is None:
             return found
@@ -242,7 +242,7 @@ class StoredWriter:
         if known is None or known[:2] != place:
             chunk = place[0].read_chunk(place[1], lambda path: path[0] == "starts")
             known = self._starts = (*place, chunk.array(("starts",)).tolist() if ("starts",) in chunk else [])
-        begun = np.count_nonzero(self.fragments["flags"][self.chunk_bounds[number] : f] & wire.STARTS)
+        begun = np.count_nonzero(self.fragments[self.chunk_bounds[number] : f]["flags"] & wire.STARTS)
         entry = known[2][begun] if begun < len(known[2]) else None
         return copied(entry) if isinstance(entry, dict) else {}
 
