@@ -61,7 +61,7 @@ class _Content(NamedTuple):
     def place(self, index: int) -> tuple[StoredWriter, int]:
         """The writer of an episode, and its row there."""
         whole = index if self.chosen is None else int(self.chosen[index])
-        number = int(np.searchsorted(self.bounds, whole, side="right")) - 1
+        number = int(self.bounds.searchsorted(whole, side="right")) - 1
         return self.writers[number], whole - int(self.bounds[number])
 
 
@@ -317,7 +317,7 @@ class Trace:
     def _episode(self, content: _Content, index: int) -> Episode:
         writer, row = content.place(index)
         record = content.table[index].copy()  # of its own, so that it does not keep the table
-        return Episode(record, writer.writer, writer.split, OnDisk(self._opened, writer, row))
+        return Episode(record, writer.writer, writer.split, OnDisk(self._opened, writer, row, record))
 
     def _report(self, damage: Damage) -> None:
         if damage not in self._opened.skipped:

@@ -163,6 +163,27 @@ def test_what_is_gone_is_a_clear_error_and_no_other_episode(tmp_path: Path) -> N
         _ = episode.rewards
 
 
+def test_a_batch_that_a_listing_missed_moves_no_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.format.writer.BATCH_FRAGMENTS", 1)
+    record_lengths(tmp_path, [1, 2, 3, 4], flush_after=1)
+    missed = sorted(tmp_path.glob("*.gtb"))[1]
+    missed.rename(tmp_path / "elsewhere")
+    trace = open_trace(tmp_path)
+    taken = [(episode, len(episode)) for episode in map(trace.__getitem__, range(len(trace)))]
+    (tmp_path / "elsewhere").rename(missed)
+    trace.refresh()
+    assert trace.episodes["steps"].tolist() == [1, 2, 3, 4]
+    read = 0
+    for episode, steps in taken:
+        try:
+            assert counts_of(episode)[-steps:] == list(range(episode.first_step + 1, episode.first_step + steps + 1))
+            assert episode.actions.tolist() == [n % 4 for n in range(episode.first_step, episode.first_step + steps)]
+            read += 1
+        except TraceError:  # what came after the missed steps is no part of its own any more
+            continue
+    assert read >= 2
+
+
 def test_a_handle_does_not_keep_the_table_of_its_time(tmp_path: Path) -> None:
     record_lengths(tmp_path, [1] * 50)
     episode = open_trace(tmp_path)[7]
@@ -238,6 +259,16 @@ def test_traces_episodes_and_players_can_be_pickled_and_copied(tmp_path: Path, n
     assert len(pickle.dumps(make())) < 5000
 
 
+def test_a_player_that_was_pickled_in_mid_episode_plays_on(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [4])
+    player = ReplayEnv(tmp_path)
+    player.reset()
+    player.step(0)
+    for duplicate in (pickle.loads(pickle.dumps(player)), copy.deepcopy(player)):
+        assert [duplicate.step(0)[0][0] for _ in range(3)] == [2, 3, 4]
+    assert player.step(0)[0][0] == 2
+
+
 def test_a_pickled_trace_has_the_same_episodes_when_more_has_been_recorded(tmp_path: Path) -> None:
     envs = lanes(tmp_path)
     for _ in range(6):
@@ -298,10 +329,10 @@ def test_eight_threads_read_one_trace_while_it_grows(tmp_path: Path, monkeypatch
             for _ in range(60):
                 envs.step(envs.action_space.sample())
                 envs.flush()
+            envs.close()  # which seals the batch that they are reading
         finally:
             done.set()
         assert all(reader.result() for reader in readers)
-    envs.close()
     cache = trace._opened.cache
     assert cache._bytes == sum(size for _, size in cache._chunks.values())
     assert cache._bytes <= 3000 or len(cache) == 1

@@ -161,11 +161,12 @@ class BatchReader:
     # -- reading records ----------------------------------------------------------------------------------------------
 
     def _open(self) -> Any:
+        path = self.path  # which another thread may change
         try:
-            return open(self.path, "rb", buffering=0)
+            return open(path, "rb", buffering=0)
         except FileNotFoundError:
-            if self.path.name.endswith(PART):  # sealed since we saw it: the same bytes, with an index behind them
-                self.path = self.path.with_name(self.path.name.removesuffix(PART))
+            if path.name.endswith(PART):  # sealed since we saw it: the same bytes, with an index behind them
+                self.path = path.with_name(path.name.removesuffix(PART))
                 return open(self.path, "rb", buffering=0)
             raise
 

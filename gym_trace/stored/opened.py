@@ -85,26 +85,24 @@ def _read_again(directory: str, extents: tuple[Extent, ...]) -> list[StoredWrite
 class OnDisk:
     """An episode whose steps are read when they are asked for: the same ones after any refresh."""
 
-    __slots__ = ("_first_step", "_id", "_last", "_opened", "_place", "_steps", "_writer")
+    __slots__ = ("_last", "_opened", "_place", "_record", "_writer")
 
-    def __init__(self, opened: Opened, writer: StoredWriter, row: int):
-        record = writer.parts.table[row]
+    def __init__(self, opened: Opened, writer: StoredWriter, row: int, record: Any):
         self._opened, self._writer, self._place = opened, writer.writer, writer.place_of(row)
-        self._id, self._first_step = int(record["episode_id"]), int(record["first_step"])
-        self._steps = int(record["steps"])  # there may be more by now
+        self._record = record  # as it was; there may be more steps by now
         self._last: Any = None  # the pieces that were asked for last
 
     def __getstate__(self) -> Any:
-        return self._opened, self._writer, self._place, self._id, self._first_step, self._steps
+        return self._opened, self._writer, self._place, self._record
 
     def __setstate__(self, state: Any) -> None:
-        self._opened, self._writer, self._place, self._id, self._first_step, self._steps = state
+        self._opened, self._writer, self._place, self._record = state
         self._last = None
 
     def column(self, name: str, steps: range | None) -> Any:
         writer, row = self._found()
-        if steps is None and int(writer.parts.table["steps"][row]) != self._steps:
-            steps = range(self._steps)
+        if steps is None and writer.parts.table[row]["steps"] != self._record["steps"]:
+            steps = range(int(self._record["steps"]))
         last, wanted = self._last, None if steps is None else (steps.start, steps.stop)
         if last is None or last[0]() is not writer or last[1] != wanted:
             last = self._last = weakref.ref(writer), wanted, writer.pieces(row, steps)
@@ -119,13 +117,15 @@ class OnDisk:
         """The writer as it is by now, and the row that the episode has there."""
         writer = self._opened.writers.get(self._writer)
         row = None if writer is None else writer.row_at(self._place)
+        then = self._record
         if writer is not None and row is not None:
             now = writer.parts.table[row]
-            if (now["episode_id"], now["first_step"]) == (self._id, self._first_step) and now["steps"] >= self._steps:
+            same = now["episode_id"] == then["episode_id"] and now["first_step"] == then["first_step"]
+            if same and now["steps"] >= then["steps"]:
                 return writer, row
         raise TraceError(
-            f"{self._opened.directory}: episode {self._id} of {self._writer}, from step {self._first_step} on, is not "
-            "there any more as it was when it was looked up; look it up again"
+            f"{self._opened.directory}: episode {then['episode_id']} of {self._writer}, from step {then['first_step']} "
+            "on, is not there any more as it was when it was looked up; look it up again"
         )
 
 

@@ -211,26 +211,29 @@ class StoredWriter:
     def pieces(self, row: int, steps: range | None = None) -> list[Piece]:
         """The fragments of an episode, or of some of its steps and the observation before; their chunks not read."""
         fragments = self.parts.fragments[self.parts.first[row] : self.parts.first[row + 1]]
-        trimmed, before = bool(self.parts.trimmed[row]), None
+        trimmed, skipped = bool(self.parts.trimmed[row]), None
         if steps is not None:
             ends = np.cumsum(self.fragments[fragments]["steps"], dtype=np.int64) - trimmed
             last = int(np.searchsorted(ends, steps.stop - 1, side="right"))
             if steps.start:  # the observation before it is what the step before it led to
                 first = min(int(np.searchsorted(ends, steps.start - 1, side="right")), len(fragments) - 1)
-                before = int(ends[first - 1]) + trimmed if first else None
+                skipped = int(ends[first - 1]) + trimmed if first else None
                 fragments = fragments[first:]
                 last -= first
             fragments = fragments[: last + 1]
         numbers = np.searchsorted(self.chunk_bounds, fragments, side="right") - 1
         found = []
         for f, number in zip(fragments.tolist(), numbers.tolist()):
-            begin = int(self.chunk_bounds[number])
-            observations, done = step_offsets(self.fragments[begin : f + 1])
-            flags = int(self.fragments[f]["flags"])
-            found.append(Piece(_UNREAD, number, slice(*observations[-2:].tolist()), slice(*done[-2:].tolist()), flags))
+            before = self.fragments[int(self.chunk_bounds[number]) : f]
+            done = int(before["steps"].sum(dtype=np.int64))
+            seen = done + int(np.count_nonzero(before["flags"] & wire.LEADS))
+            own = self.fragments[f]
+            count, flags = int(own["steps"]), int(own["flags"])
+            rows = count + bool(flags & wire.LEADS)
+            found.append(Piece(_UNREAD, number, slice(seen, seen + rows), slice(done, done + count), flags))
         if steps is None:
             return found
-        return cut_down(found, steps.start, steps.stop, trimmed, before)
+        return cut_down(found, steps.start, steps.stop, trimmed, skipped)
 
     def start_of(self, row: int, parts: Parts | None = None) -> dict[str, Any]:
         """What was kept of the reset of an episode: options, rng_state, reset_info, a large seed."""
