@@ -92,6 +92,21 @@ def test_a_signal_saves_what_there_is_and_leaves_no_process(tmp_path: Path, numb
     assert set(whole_episodes(tmp_path / "t", 1)) >= set(range(len(recorded)))
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_while_workers_start_ends_them_in_order(tmp_path: Path, number: signal.Signals) -> None:
+    running = process(
+        "record", "CartPole-v1", "-o", tmp_path / "t", "-j", 2, "--episodes", 10**7, "--seed", 1, start_new_session=True
+    )
+    wait_for(lambda: len(children(running.pid)) >= 2)  # the first worker, and what multiprocessing has of its own
+    os.killpg(running.pid, number)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 128 + number
+    assert "Traceback" not in errors
+    assert "go on with the same command and --resume" in errors
+    events = [json.loads(line) for line in (tmp_path / "t" / EVENTS).read_text().splitlines()]
+    assert [event["event"] for event in events if event["event"] not in ("start", "report", "end")] == []
+
+
 def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\n\ndef act(observation):\n    time.sleep(1000)\n    return 0\n")
     running = process(

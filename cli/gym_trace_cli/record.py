@@ -107,8 +107,8 @@ def command(
 ) -> None:
     """Record episodes of the Gymnasium environment ENV_ID, until the first of the limits is met.
 
-    Ctrl-C and SIGTERM end the recording after the step it is at, and keep all of it. A second
-    Ctrl-C does not wait for the step.
+    Ctrl-C, SIGTERM and SIGHUP end the recording after the step it is at, and keep all of it. A
+    second Ctrl-C does not wait for the step.
 
     With -j several processes record. Episode k is the same whoever records it, and what a process
     that dies has not saved is recorded again by another one. See also --resume.

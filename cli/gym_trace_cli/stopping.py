@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 from typing import Any
 
 _NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+if hasattr(signal, "SIGHUP"):
+    _NAMES[signal.SIGHUP] = "hung up"
+_OUTPUTS = (1, 2)
 
 
 class StopSignals:
-    """Within it the first Ctrl-C or SIGTERM is only noted, and a second one, of the impatient, strikes at once.
+    """Within it the first Ctrl-C, SIGTERM or SIGHUP is only noted, and a second one, of the impatient, strikes at once.
 
     So the command can end between two steps, where everything is whole, rather than anywhere at all.
 
@@ -21,6 +25,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.received = 0
         self._before: dict[int, Any] = {}
+        self._terminals: list[int] = []
 
     @property
     def exit_code(self) -> int:
@@ -31,6 +36,7 @@ class StopSignals:
         return _NAMES[signal.Signals(self.received)]
 
     def __enter__(self) -> StopSignals:
+        self._terminals = [fd for fd in _OUTPUTS if os.isatty(fd)]
         for number in _NAMES:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as it is for jobs in the background
                 self._before[number] = signal.signal(number, self._note)
@@ -41,6 +47,9 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if _NAMES[signal.Signals(number)] == "hung up":
+            for fd in self._terminals:  # which is gone: writing to it would fail
+                os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
         if not self.received:
             self.received = number
         elif number == signal.SIGINT:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from gym_trace.collecting.process import work
+from gym_trace.collecting.process import STOP_SIGNALS, work
 from gym_trace.collecting.worker import Report, Setup
 
 # Each worker is one of several: their libraries are not to use all processors each.
@@ -41,25 +43,33 @@ class ProcessExecutor:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._workers: dict[int, tuple[Any, Connection]] = {}
+        self._stillborn: list[int] = []
 
     def start(self, number: int, setup: Setup) -> None:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=work, args=(theirs, setup), name=f"gym-trace worker {number}")
-        with _environment(_ONE_THREAD):
-            process.start()
-        theirs.close()
-        self._workers[number] = process, ours
+        try:
+            with _environment(_ONE_THREAD), _held_back(STOP_SIGNALS):
+                process.start()
+        except BrokenPipeError:  # it was killed before it was told what to do
+            ours.close()
+            self._stillborn.append(number)
+        else:
+            self._workers[number] = process, ours
+        finally:
+            theirs.close()
 
     def tell(self, number: int, episodes: list[int] | None) -> None:
         with contextlib.suppress(OSError, KeyError):  # it has ended: poll() says so
             self._workers[number][1].send(episodes)
 
     def poll(self, seconds: float) -> list[tuple[int, Report | None]]:
-        said: list[tuple[int, Report | None]] = []
+        said: list[tuple[int, Report | None]] = [(number, None) for number in self._stillborn]
+        self._stillborn = []
         # A process that has ended is told by itself: its pipe may be held open by processes of its environment.
         wait(
             [thing for process, connection in self._workers.values() for thing in (process.sentinel, connection)],
-            seconds,
+            0 if said else seconds,
         )
         for number, (process, connection) in list(self._workers.items()):
             gone = not process.is_alive()
@@ -97,3 +107,20 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             os.environ.pop(name, None)
+
+
+@contextmanager
+def _held_back(signals: tuple[int, ...]) -> Iterator[None]:
+    """Has these signals wait, also for processes that are started within it, until those ask for them.
+
+    They reach whole groups of processes, and would end one that is not yet ready to ignore them.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # which would let some of them through when it is first needed
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -10,11 +10,16 @@ from multiprocessing.connection import Connection
 
 from gym_trace.collecting.worker import Setup, Worker
 
+# Which reach whole groups of processes.
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
 
 def work(connection: Connection, setup: Setup) -> None:
     """The body of a worker process."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # which reach whole groups of processes; the parent tells us
+    for number in STOP_SIGNALS:  # the parent tells us
         signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # what environments start is not to inherit this
     if setup.niceness:
         os.nice(setup.niceness)
     if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
