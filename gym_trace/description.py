@@ -26,8 +26,8 @@ def describe(trace: Trace) -> dict[str, Any]:
 
     Returns:
         environment (as recorded: id, class, wrappers, render_mode, spec, note), observation_space and action_space (as
-        text), versions, platform, recorder, metadata: of the first writer with episodes. seeds: how many episodes were
-        seeded and unseeded, and the first seeds. episodes, steps and bytes: with those of running episodes.
+        text), versions, platform, recorder, metadata, provenance: of the first writer with episodes. seeds: how many
+        episodes were seeded and unseeded, and the first seeds. episodes, steps and bytes: with those of running ones.
 
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
         and batches (file, sealed, bytes, chunks, steps, torn: bytes at its end that are not a whole record). state:
@@ -47,6 +47,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "platform": plain(first.get("platform")),
         "recorder": plain(first.get("recorder")),
         "metadata": plain(first.get("metadata")),
+        "provenance": plain(first.get("provenance")),
         "seeds": _seeds(trace),
         "episodes": sum(writer["episodes"] for writer in writers),
         "steps": sum(writer["steps"] for writer in writers),

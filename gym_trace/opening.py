@@ -14,7 +14,7 @@ from typing import Any
 
 from gymnasium import Space
 
-from gym_trace import environment, spaces
+from gym_trace import environment, provenance, spaces
 from gym_trace.errors import InvalidOption
 from gym_trace.format import directory as trace_directory
 from gym_trace.format import wire
@@ -48,6 +48,7 @@ def new_schema(
     recorder: dict[str, Any],
 ) -> dict[str, Any]:
     """The schema record (docs/FORMAT.md, section 4) of a new writer. recorder: with what options it records."""
+    origin = provenance.current()
     pack(metadata)  # says what cannot be stored before anything is recorded
     return {
         "format": [wire.MAJOR, wire.MINOR],
@@ -63,6 +64,7 @@ def new_schema(
         "platform": platform.platform(),
         "recorder": recorder,
         "metadata": copied(metadata),  # each batch has it, and all the same
+        **({} if origin is None else {"provenance": origin}),
     }
 
 

@@ -41,11 +41,22 @@ def _facts(info: Info) -> Iterator[tuple[str, str]]:
     yield "platform", str(info["platform"] or "")
     options = {name: value for name, value in _items(info["recorder"]) if value}
     yield "recorder", ", ".join(name if value is True else f"{name} {value}" for name, value in options.items())
+    yield "made by", ", ".join(_provenance(dict(_items(info["provenance"]))))
     yield "metadata", "" if info["metadata"] is None else _cut(json.dumps(info["metadata"], ensure_ascii=False))
     yield "episodes", show.count(info["episodes"])
     yield "seeds", _seeds(info["seeds"])
     yield "steps", show.count(info["steps"])
     yield "on disk", show.size(info["bytes"])
+
+
+def _provenance(known: dict[str, Any]) -> Iterator[str]:
+    for name, words in (("command", "{}"), ("policy", "policy {}"), ("gym_trace", "gym_trace {}")):
+        if known.get(name):
+            yield words.format(known[name])
+    if known.get("commit"):
+        yield f"commit {known['commit']}" + (" and uncommitted changes" if known.get("dirty") else "")
+    if known.get("argv"):
+        yield f"as {_cut(json.dumps(known['argv'], ensure_ascii=False))}"
 
 
 def _environment(environment: Any) -> Iterator[tuple[str, str]]:

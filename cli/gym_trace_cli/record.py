@@ -21,6 +21,7 @@ from gym_trace_cli.stopping import StopSignals
 if TYPE_CHECKING:
     from gym_trace.rollout import Progress
 
+_COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
 
 
@@ -72,6 +73,8 @@ class PolicyName(NamedCallable):
 @click.option("--max-restarts", type=click.IntRange(min=0), metavar="N", help="Of all workers; with -j. Default: 100.")
 @click.option("--nice", "niceness", type=click.IntRange(0, 19), metavar="N", help="Niceness of workers; with -j.")
 @click.option("--tensorboard", metavar="DIR", type=click.Path(), help="Write scalars for TensorBoard; with -j.")
+@click.option("--argv", is_flag=True, help="Have the trace say the whole command line, not only what it is made by.")
+@click.option("--git-diff", is_flag=True, help="Have events.jsonl say what is not committed here; with -j.")
 @click.option("--infos", is_flag=True, help="Record infos too.")
 @click.option(
     "--on-exist",
@@ -102,6 +105,8 @@ def command(
     max_restarts: int | None,
     niceness: int | None,
     tensorboard: str | None,
+    argv: bool,
+    git_diff: bool,
     quiet: bool,
     **recording: Any,
 ) -> None:
@@ -114,6 +119,7 @@ def command(
     that dies has not saved is recorded again by another one. See also --resume.
     """
     from gym_trace.policies import Annotating
+    from gym_trace.provenance import provenance_of, recorded_by
     from gym_trace.rollout import new_root_seed
 
     if episodes is None and steps is None and seconds is None and bytes is None:
@@ -126,6 +132,7 @@ def command(
         "max_restarts": max_restarts,
         "niceness": niceness,
         "tensorboard": tensorboard,
+        "git_diff": git_diff or None,
     }
     given = {name: value for name, value in supervised.items() if value is not None}
     if workers is not None:
@@ -134,6 +141,8 @@ def command(
         limits: dict[str, Any] = {"episodes": episodes, "steps": steps, "seconds": seconds}
         options: dict[str, Any] = {
             "tensorboard": None,
+            "command": _COMMAND,
+            "argv": argv,
             "workers": workers,
             "num_envs": num_envs,
             "seed": seed,
@@ -152,6 +161,7 @@ def command(
     made = _made(policy, env)  # before there is a directory, so that nothing is left where it cannot be made
     with (
         StopSignals() as stop,
+        recorded_by(provenance_of(_COMMAND, policy, argv)),
         closing(_recorder(env, directory, seed, **recording)) as recorder,
         show.Progress(quiet=quiet) as line,
     ):

@@ -13,14 +13,16 @@ from typing import Any
 
 import gymnasium
 
-from gym_trace.collecting.executor import Executor, ProcessExecutor
-from gym_trace.collecting.run import Events, await_writers, check_same, finished, provenance, settings_of
+from gym_trace.collecting.executor import Executor, ProcessExecutor, check_portable
+from gym_trace.collecting.run import Events, await_writers, check_same, finished, machine, settings_of
 from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
 from gym_trace.format.directory import new_writer_id
 from gym_trace.opening import opened_directory
 from gym_trace.policies import policy_maker
+from gym_trace.provenance import git_diff as _git_diff
+from gym_trace.provenance import policy_name, provenance_of
 from gym_trace.rollout import directory_bytes, new_root_seed
 
 
@@ -45,6 +47,9 @@ def collect(
     on_progress: Callable[[Collected], Any] | None = None,
     executor: Executor | None = None,
     describe: dict[str, Any] | None = None,
+    command: str = "gym_trace.collect",
+    argv: bool = False,
+    git_diff: bool = False,
     **recording: Any,
 ) -> Collected:
     """Records episodes of an environment with several processes into one trace.
@@ -56,7 +61,8 @@ def collect(
     Processes are started afresh, so a script that calls this needs ``if __name__ == "__main__":`` around it.
 
     Args:
-        make_env: makes an environment in a worker; has to be picklable, such as a function of a module.
+        make_env: makes an environment in a worker; a function of a module, or anything that cloudpickle can carry
+            there, such as a lambda.
         policy: see policies.policy_maker. None: random actions.
         directory: where the trace goes; None: a fresh directory under the system's temporary one.
         episodes: complete ones to record. steps, seconds, bytes: end soon after so many. The first limit that is
@@ -74,6 +80,9 @@ def collect(
         on_progress: called twice a second with what there is; a truthy result ends the run.
         executor: where workers run; None: as processes of this machine.
         describe: plain data that says what make_env makes; a run is only resumed with the same.
+        command: the name of who collects, which the trace says under provenance, with that of the policy.
+        argv: whether it says the whole command line, too. git_diff: whether events.jsonl has the uncommitted changes of
+            the git repository that this is run in.
         recording: other arguments of TraceRecordingWrapper, but for filters, videos and uid.
 
     Raises:
@@ -98,8 +107,9 @@ def collect(
         seed = new_root_seed() if before is None else int(before["seed"])
     run = secrets.token_hex(8) if before is None else str(before["run"])
     settings = _plain(
-        {"run": run, "seed": seed, "policy": _named(policy), "environment": describe, "recording": recording}
+        {"run": run, "seed": seed, "policy": policy_name(policy), "environment": describe, "recording": recording}
     )
+    check_portable(make_env, policy)
     if before is not None:
         check_same(before, settings)
     place = opened_directory(directory, "append" if resume else on_exist)
@@ -109,9 +119,10 @@ def collect(
         if resume:
             await_writers(place, run)
         done = finished(place, run, seed) if resume else {}
-        about = provenance()
+        origin = provenance_of(command, policy, argv)
+        about = {"provenance": origin, **machine(), **({"git": _git_diff()} if git_diff else {})}
         events("start", settings=settings, limits=asdict(limits), workers=workers, resumed=len(done), **about)
-        metadata = {"seed": seed, "run": run, "command": about["command"], "given": recording.pop("metadata", None)}
+        metadata = {"seed": seed, "run": run, "given": recording.pop("metadata", None)}
         setup = Setup(
             make_env,
             policy_maker(policy),
@@ -121,6 +132,7 @@ def collect(
             recording={**recording, "metadata": metadata},
             num_envs=num_envs,
             niceness=niceness,
+            provenance=origin,
         )
         supervisor = Supervisor(
             ProcessExecutor() if executor is None else executor,
@@ -151,13 +163,6 @@ def _report(events: Events, on_progress: Callable[[Collected], Any] | None, prog
 def _facts(progress: Collected) -> dict[str, Any]:
     names = ("episodes", "steps", "new_episodes", "new_steps", "seconds", "bytes", "speeds", "returns", "restarts")
     return {name: getattr(progress, name) for name in (*names, "stopped")}
-
-
-def _named(policy: Any) -> str:
-    if policy is None or isinstance(policy, str):
-        return policy or "random"
-    kind = policy if hasattr(policy, "__qualname__") else type(policy)
-    return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:

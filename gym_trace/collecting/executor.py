@@ -6,14 +6,20 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol
+
+from gymnasium.vector.utils import CloudpickleWrapper
 
 from gym_trace.collecting.process import STOP_SIGNALS, work
 from gym_trace.collecting.worker import Report, Setup
+from gym_trace.errors import InvalidOption
 
 # Each worker is one of several: their libraries are not to use all processors each.
 _ONE_THREAD = dict.fromkeys(
@@ -47,8 +53,9 @@ class ProcessExecutor:
 
     def start(self, number: int, setup: Setup) -> None:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=work, args=(theirs, setup), name=f"gym-trace worker {number}")
         try:
+            setup = replace(setup, make_env=carried(setup.make_env), make_policy=carried(setup.make_policy))
+            process = self._context.Process(target=work, args=(theirs, setup), name=f"gym-trace worker {number}")
             with _environment(_ONE_THREAD), _held_back(STOP_SIGNALS):
                 process.start()
         except BrokenPipeError:  # it was killed before it was told what to do
@@ -95,6 +102,42 @@ class ProcessExecutor:
         process, connection = self._workers.pop(number)
         connection.close()
         process.close()
+
+
+class _Carried:
+    """A callable that pickle cannot carry to another process, such as a lambda, in the wrapping that gymnasium has."""
+
+    def __init__(self, called: Any):
+        self._wrapped = CloudpickleWrapper(called)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._wrapped.fn(*args)
+
+
+def carried(called: Any) -> Any:
+    """The callable, or a stand-in that another process can have. Raises whatever pickling it raises."""
+    if hasattr(sys.modules["__main__"], "__file__"):  # otherwise a fresh process would not find what is defined there
+        try:
+            ForkingPickler.dumps(called)
+            return called
+        except Exception:  # of many kinds, as objects have their own ways of being pickled
+            pass
+    stand_in = _Carried(called)
+    ForkingPickler.dumps(stand_in)
+    return stand_in
+
+
+def check_portable(make_env: Any, policy: Any) -> None:
+    """Raises InvalidOption if one of them cannot be carried to another process."""
+    for name, called in (("make_env", make_env), ("policy", policy)):
+        try:
+            carried(called)
+        except Exception as error:  # as above
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InvalidOption(
+                f"{name} cannot be carried to a worker process ({why}): pass a function of a module, which makes what "
+                "it needs by itself"
+            ) from error
 
 
 @contextmanager

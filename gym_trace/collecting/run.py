@@ -6,9 +6,8 @@ import json
 import os
 import platform
 import re
-import subprocess
-import sys
 import time
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,6 @@ _MOST_SEED = 1 << 128
 _MOST_BYTES = 1 << 32  # that are read of it
 _LONGEST_LINE = 16 << 20
 _START = b'"start"'  # in each line that tells of a beginning, and in few others
-_DIFF_BYTES = 1 << 20  # of uncommitted changes that are kept
-_GIT_SECONDS = 10
 _ORPHANS_SECONDS = 15
 
 
@@ -160,36 +157,11 @@ def finished(directory: Path, run: str, root: int, writer: str | None = None) ->
     return found
 
 
-def provenance() -> dict[str, Any]:
-    """Command, versions, machine, and the commit and uncommitted changes of the repository that this is run in."""
+def machine() -> dict[str, Any]:
+    """Platform, processors, and the versions of Python and of all packages."""
     return {
-        "command": sys.argv,
-        "directory": os.getcwd(),
-        "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "processors": os.cpu_count(),
-        "packages": _packages(),
-        "git": _git(),
-    }
-
-
-def _packages() -> dict[str, str]:
-    from importlib.metadata import distributions
-
-    return {name: found.version for found in distributions() if (name := found.metadata["Name"])}
-
-
-def _git() -> dict[str, Any] | None:
-    try:
-        commit, changes = (
-            subprocess.run(["git", *words], capture_output=True, timeout=_GIT_SECONDS, check=True).stdout
-            for words in (("rev-parse", "HEAD"), ("diff", "HEAD"))
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None  # no git, or no repository
-    return {
-        "commit": commit.decode().strip(),
-        "diff": changes[:_DIFF_BYTES].decode(errors="replace"),
-        "diff_is_whole": len(changes) <= _DIFF_BYTES,
+        "packages": {name: found.version for found in distributions() if (name := found.metadata["Name"])},
     }

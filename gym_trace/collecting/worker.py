@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 
 from gym_trace.policies import Policy
+from gym_trace.provenance import recorded_by
 from gym_trace.returns import Return, as_return
 from gym_trace.seeding import episode_seed, policy_seed
 from gym_trace.wrappers import TraceRecordingWrapper
@@ -30,7 +31,7 @@ class Setup:
     make_env: makes the environment. make_policy: makes the policy, given observation and action space.
     uid: of the worker's writer. recording: other options of the wrapper that records.
     num_envs: how many environments to step side by side, as a SyncVectorEnv; None: one, as it is.
-    cpu: to run on; None: any. niceness: added to that of the process.
+    cpu: to run on; None: any. niceness: added to that of the process. provenance: see provenance.provenance_of.
     """
 
     make_env: Callable[[], gymnasium.Env[Any, Any]]
@@ -42,6 +43,7 @@ class Setup:
     num_envs: int | None = None
     cpu: int | None = None
     niceness: int = 0
+    provenance: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class Worker:
     def run(self) -> None:
         env = self._made()
         try:
-            recorder = self._recording(env)
+            with recorded_by(self._setup.provenance):
+                recorder = self._recording(env)
         except BaseException:
             env.close()
             raise
