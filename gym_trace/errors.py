@@ -105,3 +105,10 @@ class RenderingError(TraceError):
 
 class MissingExtra(TraceError, ImportError):
     """A package that only some features need is not installed; the message says how to."""
+
+
+def told(error: BaseException) -> str:
+    """An error of other people's code in one line, with whose it is: pygame.error: No available video device."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return " ".join(f"{name}: {error}".split())

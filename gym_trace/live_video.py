@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, told
 from gym_trace.film.schedules import Schedule, schedule_of
 from gym_trace.format.directory import video_name
 from gym_trace.format.manifest import SUFFIX, append
@@ -175,5 +175,4 @@ class _Film:
 
 
 def _warn(episode: int, error: Exception) -> None:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    warnings.warn(f"the video of episode {episode} is dropped: {text}", RuntimeWarning, stacklevel=2)
+    warnings.warn(f"the video of episode {episode} is dropped: {told(error)}", RuntimeWarning, stacklevel=2)

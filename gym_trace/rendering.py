@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from gym_trace.episode import Episode
-from gym_trace.errors import InvalidOption, RenderingError
+from gym_trace.errors import InvalidOption, RenderingError, told
 from gym_trace.film.asciicast import CastWriter
 from gym_trace.film.captions import Words
 from gym_trace.layout import Leaf
@@ -42,7 +42,8 @@ class Destination:
     Args:
         out: a file name.mp4, name.gif or name.cast, for one episode, or with {} in it, which stands for the episode's
             number; name.png, which makes a directory "name" of frames; or a directory, in which each episode becomes
-            episode-000012.mp4 and so on.
+            episode-000012.mp4 and so on. A name with another ending is taken for a mistake, unless it is that of a
+            directory, ends in a slash, or form is given.
         form: the format, one of FORMATS; None: by the suffix of out, or mp4.
 
     Raises:
@@ -53,6 +54,10 @@ class Destination:
         self._out = Path(out)
         suffix = self._out.suffix.lower().removeprefix(".")
         self._is_file = suffix in FORMATS
+        is_mistaken = suffix.isalnum() and not suffix.isdecimal() and not self._is_file
+        if is_mistaken and form is None and not str(out).endswith("/") and not self._out.is_dir():
+            known = ", ".join(f".{name}" for name in FORMATS)
+            raise InvalidOption(f"{out} ends in .{suffix}: videos end in {known}, and the name of a directory in /")
         if form is not None and form not in FORMATS:
             raise InvalidOption(f"{form!r} is no format: pass one of {', '.join(FORMATS)}")
         if form is not None and self._is_file and form != suffix:
@@ -165,8 +170,7 @@ class _Studio:
             try:
                 frame: Any = env.render()
             except Exception as error:  # other people's code, and graphics
-                text = " ".join(f"{type(error).__name__}: {error}".split())
-                raise RenderingError(f"{env} cannot render: {text}") from error
+                raise RenderingError(f"{env} cannot render: {told(error)}") from error
             if isinstance(frame, list):  # of those since the last one
                 frame = frame[-1] if frame else None
             if frame is None:

@@ -13,7 +13,7 @@ import numpy as np
 from gym_trace.comparison import Comparison, Difference, EpisodeComparison, Fingerprint
 from gym_trace.environment import restore_generator, without_autoreset
 from gym_trace.episode import Episode
-from gym_trace.errors import EnvironmentUnavailable
+from gym_trace.errors import EnvironmentUnavailable, RenderingError, told
 from gym_trace.playback import Trace
 from gym_trace.stored.rows import StoredObservations
 from gym_trace.stored.writer import StoredWriter
@@ -154,7 +154,8 @@ class LaneReplay:
     def film(self, position: int, watch: Watch, make: MakeEnv | None = None) -> Verdict:
         """As play(); watch is called once after the reset and after each step, in the way that comes out right.
 
-        Where none does, in the way that comes out. make: the environment to watch it in; None: the same.
+        Where none does, in the way that comes out. make: the environment to watch it in; None: the same. Raises
+        RenderingError if that raises where it does not when nobody watches.
         """
         verdict = self.play(position)
         simulation = self._simulation
@@ -162,8 +163,12 @@ class LaneReplay:
         origin = simulation.origin if simulation is not None and right else position
         verified, self._make = self._make, make or self._make
         try:
-            if not self._episode(position).first_step and self._played_from(origin, position, watch) is None:
-                self._attempt(self._fresh(), position, self._episode(position), watch)
+            if not self._episode(position).first_step:
+                seen = self._played_from(origin, position, watch)
+                seen = seen or self._attempt(self._fresh(), position, self._episode(position), watch)
+                trouble = seen.difference
+                if trouble is not None and trouble.column == "error" and trouble != verdict.difference:
+                    raise RenderingError(f"the environment cannot be shown: {trouble}")
         finally:
             self._make = verified
             if make is not None:
@@ -280,7 +285,7 @@ class LaneReplay:
 
 
 def _raised(step: int | None, error: Exception) -> Difference:
-    return Difference(step, "error", (), None, f"{type(error).__name__}: {error}", None)
+    return Difference(step, "error", (), None, told(error), None)
 
 
 def _is_restorable(episode: Episode) -> bool:

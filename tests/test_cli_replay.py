@@ -102,3 +102,11 @@ def test_the_callback_gets_the_arrays_until_it_returns_something_truthy(recorded
 @pytest.mark.parametrize("options", [["--seed", "1"], ["--json", "--callback", "clicks:two_only"]], ids=str)
 def test_options_of_replay_that_make_no_sense_together_are_refused(recorded: Path, options: list[str]) -> None:
     assert run("replay", recorded, *options).exit_code == 2
+
+
+def test_versions_that_a_trace_names_cannot_steer_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.environment.versions_of", lambda env: {"gymnasium": "\x1b[2J1"})
+    ok("record", "CartPole-v1", "-o", tmp_path / "t", "--episodes", 1)
+    output = ok("replay", tmp_path / "t", "--verify").output
+    assert "recorded with gymnasium" in output
+    assert "\x1b" not in output

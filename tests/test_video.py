@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from painted import PaintedEnv, painted
 from runs import record_lengths
+from shell import run
 from zoo import ImageEnv, ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace
@@ -433,3 +434,27 @@ def test_a_window_opens_for_environments_of_gymnasium(tmp_path: Path, monkeypatc
     (verdict,) = play_for_humans(open_trace(directory), [0])
     assert verdict.verdict == "identical"
     assert len(flips) == verdict.steps + 1  # none while it is being verified
+
+
+def test_a_window_that_cannot_be_opened_is_no_identical_replay(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = PaintedEnv.step
+
+    def needs_more(self: PaintedEnv, action: Any) -> Any:
+        if self.render_mode == "human":
+            raise gymnasium.error.DependencyNotInstalled("no pygame; pip install 'gymnasium[classic-control]'")
+        return step(self, action)
+
+    monkeypatch.setattr(PaintedEnv, "step", needs_more)
+    shown = run("replay", trace, "--human")
+    assert shown.exit_code == 1
+    assert "identical" not in shown.output
+    assert "cannot be shown: at step 0: gymnasium.error.DependencyNotInstalled: no pygame; pip install" in shown.output
+
+
+@pytest.mark.parametrize("out", ["x.avi", "x.mp3", "x-{}.webm"])
+def test_an_ending_of_no_known_format_makes_no_directory(trace: Path, tmp_path: Path, out: str) -> None:
+    refused = run("render", trace, "-o", tmp_path / "new" / out)
+    assert refused.exit_code == 1
+    assert f"{out} ends in {Path(out).suffix}" in refused.output
+    assert ".mp4, .gif, .png, .cast" in refused.output
+    assert not (tmp_path / "new").exists()

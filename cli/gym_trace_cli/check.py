@@ -30,9 +30,8 @@ def command(ctx: click.Context, /, directory: str, quiet: bool) -> None:
             f"{show.count(report.episodes, 'episode')}, {show.count(report.steps, 'step')} can be read"
         )
     if report.damages:
-        click.echo(
-            f"{show.count(len(report.damages), 'damaged place')}; 'gym-trace repair {directory} -o NEW' saves the rest"
-        )
+        again = f"'gym-trace repair {show.printable(directory)} -o NEW'"
+        click.echo(f"{show.count(len(report.damages), 'damaged place')}; {again} saves the rest")
         ctx.exit(1)
     if not quiet:
         click.echo("no damage")

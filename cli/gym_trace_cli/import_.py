@@ -26,9 +26,9 @@ def command(path: str, output: str, quiet: bool) -> None:
 
         report = import_recording(path, output, on_progress=on_progress)
     for note in report.notes:
-        click.echo(f"note: {note}")
+        click.echo(f"note: {show.printable(note)}")
     videos = f", {show.count(len(report.videos), 'video')}" if report.videos else ""
     click.echo(
-        f"{' and '.join(report.kinds)}, imported to {output}: {show.count(report.episodes, 'episode')}, "
-        f"{show.count(report.steps, 'step')} of {show.count(len(report.writers), 'writer')}{videos}"
+        f"{' and '.join(report.kinds)}, imported to {show.printable(output)}: "
+        f"{show.count(report.episodes, 'episode')}, {show.count(report.steps, 'step')} of {show.count(len(report.writers), 'writer')}{videos}"
     )

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import click
 
 import gym_trace
-from gym_trace.errors import TraceError
+from gym_trace.errors import TraceError, told
 from gym_trace_cli import show
 
 # By name: the module that has it, and its line in the help. A module is imported when its command is called.
@@ -95,10 +95,9 @@ def describe(error: Exception) -> str:
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{text}{where}; gym-trace --debug shows the traceback"
+    return f"{told(error)}{where}; gym-trace --debug shows the traceback"
 
 
 def _reader_is_gone() -> bool:

@@ -56,7 +56,8 @@ def command(
     OUT ending in .mp4, .gif (at most 50 frames a second) or .cast (text, for environments that
     render as ansi) is a file of one episode; {} in its name stands for the episode's number and
     makes it a file each. OUT.png is a directory OUT of frames, frame-000000.png and so on. Any
-    other OUT is a directory that gets episode-000012.mp4 and so on, in the format of --format.
+    other OUT is a directory that gets episode-000012.mp4 and so on, in the format of --format; if
+    its name has an ending, put a slash behind it.
     """
     from gym_trace.rendering import Destination, render_episodes
 

@@ -33,10 +33,8 @@ def command(ctx: click.Context, /, directory: str, output: str, quiet: bool) -> 
         click.echo(f"note: {show.printable(remark)}")
     _print_losses(report)
     writers = show.count(len(report.writers), "writer")
-    click.echo(
-        f"kept in {output}: {show.count(report.found.episodes, 'episode')}, {show.count(report.steps, 'step')} "
-        f"of {writers}"
-    )
+    kept = f"{show.count(report.found.episodes, 'episode')}, {show.count(report.steps, 'step')} of {writers}"
+    click.echo(f"kept in {show.printable(output)}: {kept}")
     if not report.writers:
         ctx.exit(1)
 

@@ -51,7 +51,8 @@ def verify(
             done = sum(counts.values())
             line.update(f"{show.count(done)} of {show.count(len(chosen), 'episode')}", done / len(chosen))
     for name, (recorded, installed) in versions.items():
-        click.echo(f"note: recorded with {name} {recorded}, here is {installed or 'none'}", err=True)
+        note = f"note: recorded with {name} {recorded}, here is {installed or 'none'}"
+        click.echo(show.printable(note), err=True)
     words = [f"{show.count(number)} {_SAID[name]}" for name, number in sorted(counts.items())]
     click.echo(f"{show.count(sum(counts.values()), 'episode')} replayed: {', '.join(words) or 'none'}", err=as_json)
     return DIFFERS if counts["differs"] else 1 if set(counts) == {"unverifiable"} else 0

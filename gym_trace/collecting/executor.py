@@ -19,7 +19,7 @@ from gymnasium.vector.utils import CloudpickleWrapper
 
 from gym_trace.collecting.process import STOP_SIGNALS, work
 from gym_trace.collecting.worker import Report, Setup
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, told
 
 # Each worker is one of several: their libraries are not to use all processors each.
 _ONE_THREAD = dict.fromkeys(
@@ -133,10 +133,9 @@ def check_portable(make_env: Any, policy: Any) -> None:
         try:
             carried(called)
         except Exception as error:  # as above
-            why = " ".join(f"{type(error).__name__}: {error}".split())
             raise InvalidOption(
-                f"{name} cannot be carried to a worker process ({why}): pass a function of a module, which makes what "
-                "it needs by itself"
+                f"{name} cannot be carried to a worker process ({told(error)}): pass a function of a module, which "
+                "makes what it needs by itself"
             ) from error
 
 
