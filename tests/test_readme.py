@@ -13,8 +13,11 @@ import pytest
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 HAS_VECTORS = hasattr(gymnasium.vector, "AutoresetMode")
-PYTHON = [text for text in re.findall(r"```python\n(.*?)```", README, re.S) if HAS_VECTORS or "Vector" not in text]
-COMMANDS = [line.strip() for line in README.splitlines() if line.startswith("    gym-trace ")]
+# What is to be run, in the order in which it stands there: programs, and commands.
+SNIPPETS = [
+    program or command.strip()
+    for program, command in re.findall(r"```python\n(.*?)```|^    (gym-trace .*?)$", README, re.S | re.M)
+]
 
 GYM_TRACE = str(Path(sys.executable).with_name("gym-trace"))
 
@@ -31,28 +34,24 @@ def run(command: list[str], folder: Path) -> str:
     return ran.stdout
 
 
-def test_the_commands_run_one_after_the_other(tmp_path: Path) -> None:
-    assert len(COMMANDS) >= 8
+def can_run(snippet: str) -> bool:
+    needs = {"ale_py": "ale_py", "pong": "ale_py", " render ": "av"}
+    missing = any(word in snippet and importlib.util.find_spec(module) is None for word, module in needs.items())
+    return not missing and (HAS_VECTORS or ("Vector" not in snippet and "--num-envs" not in snippet))
+
+
+def test_everything_it_shows_runs_in_its_order_in_one_directory(tmp_path: Path) -> None:
+    assert len(SNIPPETS) >= 20
     for name, text in MODULES.items():
         (tmp_path / name).write_text(text)
     shutil.copytree(OLD_RECORDING, tmp_path / "old" / "recording")
-    for command in COMMANDS:
-        if ("ale_py" in command or "pong" in command) and importlib.util.find_spec("ale_py") is None:
-            continue
-        if " render " in command and importlib.util.find_spec("av") is None:
-            continue
-        if "--num-envs" in command and not HAS_VECTORS:
-            continue
-        quick = command.replace("--steps 10000", "--steps 50")
-        printed = run([GYM_TRACE, *shlex.split(quick)[1:]], tmp_path)
-        assert printed
-
-
-def test_the_python_runs_as_one_program(tmp_path: Path) -> None:
-    program = "import gym_trace\n" + "\n".join(PYTHON)
-    (tmp_path / "program.py").write_text(program.replace("\n    ...", "\n    pass"))
-    printed = run([sys.executable, "-W", "error", "program.py"], tmp_path)
-    assert len(printed.splitlines()) > 20  # a line an episode
+    for snippet in filter(can_run, SNIPPETS):
+        if snippet.startswith("gym-trace "):
+            quick = snippet.replace("--steps 10000", "--steps 50")
+            assert run([GYM_TRACE, *shlex.split(quick)[1:]], tmp_path)
+        else:
+            (tmp_path / "program.py").write_text(snippet.replace("\n    ...", "\n    pass"))
+            run([sys.executable, "-W", "error", "program.py"], tmp_path)
 
 
 @pytest.mark.parametrize("target", re.findall(r"^    make (\w+)", README, re.M))

@@ -28,7 +28,7 @@ def command(path: str, output: str, quiet: bool) -> None:
     for note in report.notes:
         click.echo(f"note: {show.printable(note)}")
     videos = f", {show.count(len(report.videos), 'video')}" if report.videos else ""
-    click.echo(
-        f"{' and '.join(report.kinds)}, imported to {show.printable(output)}: "
-        f"{show.count(report.episodes, 'episode')}, {show.count(report.steps, 'step')} of {show.count(len(report.writers), 'writer')}{videos}"
-    )
+    counts = f"{show.count(report.episodes, 'episode')}, {show.count(report.steps, 'step')}"
+    writers = show.count(len(report.writers), "writer")
+    where = f"{' and '.join(report.kinds)}, imported to {show.printable(output)}"
+    click.echo(f"{where}: {counts} of {writers}{videos}")
