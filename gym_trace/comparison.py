@@ -11,7 +11,8 @@ import numpy as np
 from gym_trace.episode import Episode, infos_of
 from gym_trace.errors import InvalidOption
 from gym_trace.layout import Layout, Leaf
-from gym_trace.values import Array, pack_lenient, plain_array
+from gym_trace.tensors import plain_array
+from gym_trace.values import Array, pack_lenient
 
 _PLAIN_NUMBERS = (bool, int, float, np.float64)
 
@@ -162,7 +163,7 @@ class EpisodeComparison:
     def value(self, step: int | None, column: str, recorded: Any, seen: Any) -> Difference | None:
         """One value against another. The difference, if there is one."""
         seen = plain_array(seen)
-        if not (isinstance(recorded, (np.ndarray, np.generic)) and isinstance(seen, (np.ndarray, np.generic))):
+        if not all(type(value) is np.ndarray or isinstance(value, np.generic) for value in (recorded, seen)):
             if pack_lenient(recorded)[0] == pack_lenient(seen)[0]:
                 return None
             return Difference(step, column, (), recorded, seen, None)

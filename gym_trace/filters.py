@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import InvalidOption
+from gym_trace.values import number_of
 
 EpisodeFilter = Callable[[int], bool]
 FrameFilter = Callable[[int], bool]
@@ -39,10 +40,10 @@ class Filters:
         return self._episode_filter is None or bool(self._episode_filter(episode))
 
     def keeps_step(self, index: int, reward: Any) -> bool:
-        """Whether a step is recorded. index: its number in its episode."""
+        """Whether a step is recorded. index: its number in its episode. Rewards that are no numbers are kept."""
         if self._frame_filter is not None:
             return bool(self._frame_filter(index))
-        return self._classes is None or self._classes.keeps(float(reward))
+        return self._classes is None or self._classes.keeps(number_of(reward))
 
     def described(self) -> dict[str, Any]:
         """What the schema record is to say."""
@@ -62,7 +63,8 @@ class RewardClasses:
 
     Each step belongs to the class nearest to its reward, the lower one of two equally near. It is kept with probability
     (steps seen of the rarest class seen so far) / (steps seen of its own class), so that all classes end up equally
-    frequent in the trace. Taken from gym_recording's reward classes.
+    frequent in the trace. A reward that is no number, or NaN, belongs to no class: its step is kept. Taken from
+    gym_recording's reward classes.
 
     Args:
         classes: the reward values that stand for a class each, at least one.
@@ -80,6 +82,8 @@ class RewardClasses:
 
     def keeps(self, reward: float) -> bool:
         """Counts a step with this reward, and says whether it is kept."""
+        if reward != reward:
+            return True
         nearest = bisect_left(self._bounds, reward)
         self.counts[nearest] += 1
         rarest = min(count for count in self.counts if count)

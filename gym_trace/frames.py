@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from gym_trace.layout import Leaf
-from gym_trace.values import Array, copied, plain_array
+from gym_trace.values import Array
 
 # What a row keeps: the places (intp) and contents of the words that are not as in the row before, or all bytes.
 # As bytes, not as arrays: those are given back to the system more slowly, by a thread that has not seen them before.
@@ -18,7 +18,7 @@ Changes = tuple[Array, Array]  # the same as arrays
 
 
 class Odd(NamedTuple):
-    """A value that does not have the dtype and shape that its space says."""
+    """A value that does not have the dtype and shape that its space says, as rows hold it."""
 
     value: Any
 
@@ -31,6 +31,12 @@ class Room(Protocol):
 
     def count_values(self, count: int) -> None:
         """Counts bytes towards the size of a block."""
+
+    def plain(self, column: str, value: Any) -> Any:
+        """The array in a value, if there is one."""
+
+    def held(self, column: str, value: Any) -> Any:
+        """What a row holds of a value of any kind."""
 
 
 def word_of(row_size: int) -> np.dtype[np.unsignedinteger]:
@@ -46,7 +52,7 @@ class FramePacker:
 
     def __init__(self, leaf: Leaf, room: Room):
         self._room = room
-        self._dtype, self._shape = leaf.dtype, leaf.shape
+        self._dtype, self._shape, self._column = leaf.dtype, leaf.shape, leaf.column
         self._word = word_of(leaf.row_size)
         words = leaf.row_size // self._word.itemsize
         self._limit = words // 4  # changes from which on it is better to keep all
@@ -63,9 +69,9 @@ class FramePacker:
         row = self._room.next_row()
         before = self._frame_before(row)  # first of all: what is Odd takes the place of a frame that never came, too
         if type(value) is not np.ndarray:
-            value = plain_array(value)
+            value = self._room.plain(self._column, value)
         if type(value) is not np.ndarray or value.dtype != self._dtype or value.shape != self._shape:
-            return Odd(copied(value))
+            return Odd(self._room.held(self._column, value))
         try:
             flat: Array = np.frombuffer(value, self._word)
         except ValueError:  # not contiguous

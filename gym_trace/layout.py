@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import CorruptTrace
-from gym_trace.values import ABSENT, Array, Misfit, copied, dtype_from, objects
+from gym_trace.values import ABSENT, Array, Misfit, dtype_from, objects
 
 Path = tuple[str | int, ...]
 PlainSpace = dict[str, Any]
@@ -33,8 +33,18 @@ class Leaf:
         self.shape = shape
         self.row_size = 0 if dtype is None else dtype.itemsize * int(np.prod(shape, dtype=np.int64))
 
+    @property
+    def column(self) -> str:
+        """What warnings call it."""
+        return "/".join(map(str, self.path))
+
     def leaves(self) -> Iterator[Leaf]:
         yield self
+
+    def fits(self, value: Any) -> bool:
+        """Whether an array or scalar has the dtype and shape of this column."""
+        is_array = type(value) is np.ndarray or isinstance(value, np.generic)
+        return is_array and value.dtype == self.dtype and value.shape == self.shape
 
     def split(self, value: Any) -> list[Any]:
         return [value]
@@ -46,7 +56,7 @@ class Leaf:
 class Branch:
     """A Dict or Tuple space."""
 
-    def __init__(self, keys: list[str] | None, children: list[Layout]):
+    def __init__(self, keys: list[str | int] | None, children: list[Layout]):
         self.keys = keys  # of a Dict; None for a Tuple
         self.children = children
 
@@ -90,7 +100,9 @@ def _layout(space: PlainSpace, path: Path, depth: int) -> Layout:
     if kind in _TYPED:
         return Leaf(path, dtype_from(space["dtype"]), _shape(space.get("shape", ())))
     if kind == "Dict":
-        keys = [str(key) for key, _ in space["spaces"]]
+        keys = [key for key, _ in space["spaces"]]
+        if not all(type(key) in (str, int) for key in keys):
+            raise TypeError("keys that are neither text nor integers")
         return Branch(keys, [_layout(child, (*path, key), depth + 1) for key, (_, child) in zip(keys, space["spaces"])])
     if kind == "Tuple":
         return Branch(None, [_layout(child, (*path, i), depth + 1) for i, child in enumerate(space["spaces"])])
@@ -106,11 +118,13 @@ def _shape(numbers: Any) -> tuple[int, ...]:
 
 def taken_apart(layout: Layout, value: Any) -> list[Any]:
     """The values of the leaves of one value. One of another structure goes whole into the first leaf, as a Misfit."""
-    try:
-        return layout.split(value)
-    except LookupError:
-        leaves = sum(1 for _ in layout.leaves())
-        return [Misfit(copied(value)), *[ABSENT] * (leaves - 1)][:leaves]
+    if not isinstance(value, Misfit):
+        try:
+            return layout.split(value)
+        except Exception:  # of other people's mappings, too
+            value = Misfit(value)
+    leaves = sum(1 for _ in layout.leaves())
+    return [value, *[ABSENT] * (leaves - 1)][:leaves]
 
 
 def put_together(layout: Layout, columns: list[Array]) -> Any:

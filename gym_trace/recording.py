@@ -25,10 +25,10 @@ from gym_trace.rows.blocks import (
     RowFormat,
     Start,
     settled,
+    size_held,
 )
 from gym_trace.rows.encoder import Encoder
 from gym_trace.rows.recorder import Recorder
-from gym_trace.values import copied
 
 
 class RowRecorder(Recorder):
@@ -131,12 +131,20 @@ class RowRecorder(Recorder):
 
     def other_reward(self, reward: Any) -> Any:
         """What a row keeps of a reward that may not be of .reward_kind; to be called before the row is appended."""
+        if type(reward) not in ATOMS:
+            reward = self.plain("rewards", reward)
         kind = type(reward)
         atom = kind in ATOMS
         self.block.reward_kinds.add(kind if atom else Odd)
         if atom:
             self.reward_kind = kind
-        return reward if atom else Odd(copied(reward))
+        return reward if atom else Odd(self.held("rewards", reward))
+
+    def held(self, column: str, value: Any) -> Any:
+        """What a row holds of a value of any kind; counts towards the size of a block."""
+        kept = super().held(column, value)
+        self.count_values(size_held(kept))
+        return kept
 
     def stop(self) -> None:
         """Ends the run of steps, but not the episode, after the rows that are there."""
@@ -214,16 +222,15 @@ class RowRecorder(Recorder):
         self.rows, self.limit = rows, 0
 
     def annotate(self, values: dict[str, Any]) -> None:
-        """Gives the next row more values."""
-        copies = {name: copied(value) for name, value in values.items()}
+        """Gives the next row more values, as rows hold them."""
         if self._ended or self._deferred is not None:  # there may be no next row
-            self._early_notes.update(copies)
+            self._early_notes.update(values)
             return
         if self.rows is not None and (len(self.rows) >= self.limit or self._value_bytes >= VALUES_BYTES):
             self.make_room()
         if self.rows is not None:
-            self.block.notes.append((self._position(), copies))
-            self._value_bytes += sum(getattr(value, "nbytes", 64) for value in copies.values())
+            self.block.notes.append((self._position(), values))
+            self._value_bytes += sum(map(size_held, values.values()))
 
     # -- room ---------------------------------------------------------------------------------------------------------
 

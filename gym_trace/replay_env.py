@@ -14,7 +14,8 @@ from gym_trace.episode import Episode, infos_of
 from gym_trace.errors import InvalidOption, ReplayDiverged
 from gym_trace.layout import Layout
 from gym_trace.playback import Trace, open_trace
-from gym_trace.values import pack_lenient, plain_array, row_of
+from gym_trace.tensors import plain_array
+from gym_trace.values import pack_lenient, row_of
 
 _ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")
 

@@ -5,6 +5,8 @@ docs/FORMAT.md, section 6, lists the extension types.
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.tensors import RawArray, is_masked, plain_array
 
 Array = npt.NDArray[Any]
 
-NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE = range(1, 11)
+NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE, MASKED, RAW = range(1, 13)
 MAX_NESTING = 16  # of extension types in each other: msgpack takes 45 kB of the C stack, which is short, for each
 _DTYPE = re.compile(r"[<>|][biufc]\d{1,3}|[<>|][SU]\d{1,7}|[<>][mM]8(\[[0-9a-zA-Z]{1,12}\])?")
 
@@ -60,21 +63,17 @@ def dtype_from(text: object) -> np.dtype[Any]:
         raise CorruptTrace(f"not a dtype: {text!r}") from error
 
 
-def plain_array(value: Any) -> Any:
-    """The NumPy array in lazy frames, a tensor, or an array of a subclass; any other value as it is."""
-    if type(value) is np.ndarray or isinstance(value, np.generic) or not hasattr(value, "__array__"):
-        return value
-    try:
-        array = np.asarray(value)
-    except Exception:  # anything: other people's code runs here
-        return value
-    return value if array.dtype == object and not isinstance(value, np.ndarray) else array
+class Packed(bytes):
+    """A value as MessagePack already: the one copy of it that shares nothing, whatever it was made of."""
 
 
 def copied(value: Any) -> Any:
-    """An equal value that shares no mutable memory with value; immutable and unknown objects as they are."""
-    value = plain_array(value)
+    """An equal value that shares no mutable memory with value, which is of a trace or of arrays."""
     kind = type(value)
+    if is_masked(value):
+        return value.copy()
+    if kind is RawArray:
+        return RawArray(value.dtype, value.data.copy())
     if isinstance(value, np.ndarray):
         if value.dtype == object:
             return objects([copied(item) for item in value.ravel()]).reshape(value.shape)
@@ -88,108 +87,196 @@ def copied(value: Any) -> Any:
     return value
 
 
+def number_of(value: Any) -> float:
+    """A reward as what is summed up, NaN if it is no number: no real one, or one that only its own package knows."""
+    if type(value) in (bool, int, float):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    value = plain_array(value)
+    is_number = type(value) is np.ndarray or isinstance(value, np.generic)
+    return float(value) if is_number and value.shape == () and value.dtype.kind in "biuf" else math.nan
+
+
+def numbers_of(rewards: Array | list[Any]) -> Array:
+    """Rewards, one a row, as what is summed up to a return."""
+    if isinstance(rewards, np.ndarray) and rewards.dtype != object:
+        is_number = rewards.ndim == 1 and rewards.dtype.kind in "biuf"
+        return rewards if is_number else np.full(len(rewards), np.nan)
+    return np.array([number_of(reward) for reward in rewards], np.float64)
+
+
 def pack(value: Any) -> bytes:
     """value as MessagePack. Raises UnstorableValue for what has no exact form."""
-    return _pack(value, _PACK_HOOKS[0])
-
-
-def _pack_nested(value: Any, depth: int) -> bytes:
-    if depth == MAX_NESTING:
-        raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: tuples more than {depth} deep")
-    return _pack(value, _PACK_HOOKS[depth])
+    return _Packing(lenient=False).packed(value)
 
 
 def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
-    """value as MessagePack, with placeholders for what has no exact form; also the names of the classes replaced."""
-    replaced: list[str] = []
-
-    def default(item: Any) -> Any:
-        try:
-            return to_extension(item, pack_item)
-        except UnstorableValue:
-            replaced.append(_class_name(item))
-            return msgpack.ExtType(UNSTORED, pack([_class_name(item), _shown(item)]))
-
-    depth = -1
-
-    def pack_item(item: Any) -> bytes:
-        nonlocal depth
-        depth += 1
-        try:
-            if depth >= MAX_NESTING:
-                raise UnstorableValue
-            return _pack(item, default)
-        finally:
-            depth -= 1
-
+    """value as MessagePack, with placeholders for what has no exact form; also what there is to say of that."""
+    packing = _Packing(lenient=True)
     try:
-        return pack_item(value), replaced
+        return packing.packed(value), packing.remarks
     except UnstorableValue:  # too deep, or a key that cannot be one
-        return pack(msgpack.ExtType(UNSTORED, pack([_class_name(value), _shown(value)]))), [_class_name(value)]
+        return pack(unstored(value)), [*packing.remarks, _remark_on(value)]
 
 
-def _pack(value: Any, default: Any) -> bytes:
-    try:
-        packed: bytes = packer(default).pack(value)
+def unstored(value: Any) -> Unstored:
+    """What stands for value where it cannot be stored."""
+    return Unstored(_class_name(value), _shown(value))
+
+
+def _remark_on(value: Any) -> str:
+    return f"a value of type {_class_name(value)} cannot be stored; its repr is kept"
+
+
+class _Packing:
+    """A value on its way into MessagePack.
+
+    Args:
+        lenient: whether Unstored takes the place of what has no exact form.
+    """
+
+    def __init__(self, lenient: bool):
+        self.remarks: list[str] = []
+        self._lenient = lenient
+        self._depth = -1
+        self._may_be_key = False  # something hashable that comes back as what is not
+
+    def packed(self, value: Any) -> bytes:
+        packed = self._packed(value)
+        if self._may_be_key:
+            try:
+                unpack(packed)
+            except CorruptTrace as error:
+                raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: {error}") from error
         return packed
-    except (ValueError, RecursionError, TypeError, OverflowError) as error:
-        if isinstance(error, UnstorableValue):
+
+    def _packed(self, value: Any) -> bytes:
+        self._depth += 1
+        try:
+            if self._depth == MAX_NESTING:
+                raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: tuples too deep")
+            packer = msgpack.Packer(
+                default=self._extension, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass"
+            )
+            if type(value) is dict and not _SCALARS.isdisjoint(map(type, value.values())):
+                return _packed_scalars(value, packer.pack)
+            packed: bytes = packer.pack(value)
+            return packed
+        except UnstorableValue:
             raise
-        raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: {error}") from error
+        except Exception as error:  # anything: it may be other people's mapping that is packed
+            text = " ".join(str(error).split())
+            raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: {text}") from error
+        finally:
+            self._depth -= 1
+
+    def _extension(self, value: Any) -> Any:
+        try:
+            form = self._form(value)
+        except Exception as error:  # as above
+            if not self._lenient:
+                if isinstance(error, UnstorableValue):
+                    raise
+                raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: {error!r}") from error
+            self.remarks.append(_remark_on(value))
+            return msgpack.ExtType(UNSTORED, pack([_class_name(value), _shown(value)]))
+        if type(value).__hash__ is not None and not isinstance(value, (np.generic, tuple)):
+            code = form.code if type(form) is msgpack.ExtType else None
+            self._may_be_key |= code in _UNHASHABLE or isinstance(form, (list, dict))
+        return form
+
+    def _form(self, value: Any) -> Any:
+        """What msgpack does not know, as one of our extension types or as a plain value of its base class."""
+        if is_masked(value):
+            if is_plain_dtype(value.dtype.str) or value.dtype == object:
+                mask = None if value._mask is np.ma.nomask else value._mask
+                return msgpack.ExtType(MASKED, self._packed([value.data, mask, value._fill_value]))
+        elif isinstance(value, np.ndarray):
+            if value.dtype.kind in "OT":
+                return msgpack.ExtType(OBJECTS, self._packed([list(value.shape), value.ravel().tolist()]))
+            if is_plain_dtype(value.dtype.str):
+                return msgpack.ExtType(NDARRAY, _pack_plain([value.dtype.str, list(value.shape), value.tobytes()]))
+            if value.dtype.kind == "V" and not value.dtype.hasobject:
+                return self._form(RawArray.of(value))
+        elif isinstance(value, np.generic):
+            if is_plain_dtype(value.dtype.str):
+                return msgpack.ExtType(SCALAR, _pack_plain([value.dtype.str, value.tobytes()]))
+            if value.dtype.kind == "V" and not value.dtype.hasobject:
+                return self._form(RawArray.of(value))
+        elif isinstance(value, RawArray):
+            return msgpack.ExtType(RAW, self._packed([value.dtype, value.data]))
+        elif isinstance(value, Misfit):
+            return msgpack.ExtType(MISFIT, self._packed(value.value))
+        elif isinstance(value, Unstored):
+            return msgpack.ExtType(UNSTORED, _pack_plain([value.class_name, value.text]))
+        elif value is ABSENT:
+            return msgpack.ExtType(ABSENT_CODE, b"")
+        elif isinstance(value, tuple):
+            if type(value).__name__ == "GraphInstance":
+                return msgpack.ExtType(GRAPH, self._packed(list(value)))
+            return msgpack.ExtType(TUPLE, self._packed(list(value)))
+        elif type(value) is int:
+            return msgpack.ExtType(BIGINT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+        elif isinstance(value, complex):
+            return msgpack.ExtType(COMPLEX, np.array(value, "<c16").tobytes())
+        else:
+            for base, plain in _BASES:
+                if isinstance(value, base):
+                    form = plain(value)
+                    beyond = base is int and not -(1 << 63) <= form < 1 << 64
+                    return self._form(form) if beyond else form
+            if isinstance(value, Mapping):
+                return dict(value)
+            array = plain_array(value, self.remarks)
+            if array is not value:
+                return self._form(array)
+        raise UnstorableValue(
+            f"a value of type {_class_name(value)} cannot be stored; "
+            "give numbers, text, bytes, NumPy arrays, or lists, tuples and dicts of them"
+        )
 
 
-def packer(default: Any) -> Any:
-    """A MessagePack packer that hands what is not plain to default."""
-    return msgpack.Packer(default=default, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass")
+# What values of subclasses are underneath, whatever these make of str() and the like.
+_BASES: tuple[tuple[type, Any], ...] = (
+    (int, int.__int__),
+    (float, float.__float__),
+    (str, str.__str__),
+    (bytes, lambda value: b"".join([value])),
+    (list, list.copy),
+)
+_UNHASHABLE = (NDARRAY, OBJECTS, MASKED, RAW)
 
 
-def to_extension(value: Any, pack_item: Any = pack) -> Any:
-    """What msgpack does not know, as one of our extension types or as a plain value of its base class."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.hasobject and value.dtype == np.dtype(object):
-            return msgpack.ExtType(OBJECTS, pack_item([list(value.shape), value.ravel().tolist()]))
-        if is_plain_dtype(value.dtype.str):
-            return msgpack.ExtType(NDARRAY, pack([value.dtype.str, list(value.shape), value.tobytes()]))
-    elif isinstance(value, np.generic):
-        if is_plain_dtype(value.dtype.str):
-            return msgpack.ExtType(SCALAR, pack([value.dtype.str, value.tobytes()]))
-    elif isinstance(value, Misfit):
-        return msgpack.ExtType(MISFIT, pack_item(value.value))
-    elif isinstance(value, Unstored):
-        return msgpack.ExtType(UNSTORED, pack([value.class_name, value.text]))
-    elif value is ABSENT:
-        return msgpack.ExtType(ABSENT_CODE, b"")
-    elif isinstance(value, tuple):
-        if type(value).__name__ == "GraphInstance":
-            return msgpack.ExtType(GRAPH, pack_item(list(value)))
-        return msgpack.ExtType(TUPLE, pack_item(list(value)))
-    elif type(value) is int:
-        return msgpack.ExtType(BIGINT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
-    elif isinstance(value, complex):
-        return msgpack.ExtType(COMPLEX, np.array(value, "<c16").tobytes())
-    else:
-        bases: tuple[Any, ...] = (int, float, str, bytes, list)
-        for base in bases:
-            if isinstance(value, base):
-                plain = base(value)
-                beyond = base is int and not -(1 << 63) <= plain < 1 << 64
-                return to_extension(plain) if beyond else plain
-        if isinstance(value, Mapping):
-            return dict(value)
-        array = plain_array(value)
-        if array is not value:
-            return to_extension(array, pack_item)
-    raise UnstorableValue(
-        f"a value of type {_class_name(value)} cannot be stored; "
-        "give numbers, text, bytes, NumPy arrays, or lists, tuples and dicts of them"
-    )
+def _pack_plain(value: list[Any]) -> bytes:
+    packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
+    return packed
 
 
-def _pack_hook(depth: int) -> Any:
-    return lambda value: to_extension(value, lambda item: _pack_nested(item, depth + 1))
+def _packed_scalars(values: dict[Any, Any], pack_one: Any) -> bytes:
+    """A map with NumPy scalars in it, of which the infos of many environments consist, the quick way."""
+    count = len(values)
+    parts = [bytes([0x80 | count]) if count < 16 else b"\xdf" + count.to_bytes(4, "big")]
+    for key, value in values.items():
+        parts.append(pack_one(key))
+        head = _HEADS.get(type(value))
+        if head is None:
+            parts.append(pack_one(value))
+        else:
+            parts += (head, value)  # joined by its buffer: tobytes() takes several times as long
+    return b"".join(parts)
 
 
-_PACK_HOOKS = [_pack_hook(depth) for depth in range(MAX_NESTING)]
+def _head(dtype: np.dtype[Any]) -> bytes:
+    """What comes before the bytes of a scalar."""
+    payload = _pack_plain([dtype.str, bytes(dtype.itemsize)])
+    packed: bytes = msgpack.packb(msgpack.ExtType(SCALAR, payload))
+    return packed[: -dtype.itemsize]
+
+
+_HEADS = {dtype.type: _head(dtype) for dtype in map(np.dtype, "?bhilqBHILQefdFD")}
+_SCALARS = frozenset(_HEADS)
 
 
 def _shown(value: Any) -> str:
@@ -256,6 +343,13 @@ def _from_extension(code: int, payload: bytes, depth: int) -> Any:
         return Misfit(_unpack(payload, depth))
     if code == ABSENT_CODE:
         return ABSENT
+    if code == MASKED:
+        return _masked(*_unpack(payload, depth))
+    if code == RAW:
+        name, data = _unpack(payload, depth)
+        if not isinstance(name, str) or not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not data.ndim:
+            raise CorruptTrace("an array of a dtype that NumPy lacks is malformed")
+        return RawArray(name, data)
     return msgpack.ExtType(code, payload)
 
 
@@ -264,6 +358,16 @@ def _unpack_hook(depth: int) -> Any:
 
 
 _UNPACK_HOOKS = [_unpack_hook(depth) for depth in range(MAX_NESTING + 2)]
+
+
+def _masked(data: Any, mask: Any, fill_value: Any) -> Any:
+    if type(data) is not np.ndarray or (mask is not None and (mask.dtype != np.bool_ or mask.shape != data.shape)):
+        raise CorruptTrace("a masked array is malformed")
+    array = np.ma.MaskedArray(data, np.ma.nomask if mask is None else mask)
+    if fill_value is not None:
+        with contextlib.suppress(Exception), np.errstate(all="ignore"):  # NumPy's default fits not all integers
+            array.fill_value = fill_value
+    return array
 
 
 def _graph(nodes: Any, edges: Any, edge_links: Any) -> Any:

@@ -21,7 +21,8 @@ from gym_trace.lanes.ordering import Rows
 from gym_trace.lanes.recording import BatchPacker, LaneRecorder
 from gym_trace.layout import Layout, layout_of
 from gym_trace.opening import copied_schema, info_keys, new_schema, opened_directory
-from gym_trace.values import Array, copied, objects, pack, plain_array
+from gym_trace.tensors import is_masked, plain_array
+from gym_trace.values import Array, objects, pack
 
 if not hasattr(vector, "AutoresetMode"):
     raise ImportError("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
@@ -143,9 +144,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def _packer(self, layout: Layout, space: str) -> BatchPacker:
         recorder = self._recorder
-        return BatchPacker(
-            layout, self._count, lambda batch: self._one_a_lane(space, batch), recorder.complain, recorder.room
-        )
+        return BatchPacker(layout, self._count, lambda batch: self._one_a_lane(space, batch), recorder)
 
     # -- the environment's methods ------------------------------------------------------------------------------------
 
@@ -157,8 +156,9 @@ class TraceRecordingVectorWrapper(_Wrapper):
         if not recorder.ready():
             recorder.say_if_closed()
             return self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
-        given = None if options is None else copied(options)
-        mask = None if given is None else given.pop("reset_mask", None)  # before Gymnasium takes it out of options
+        mask = None if options is None else options.get("reset_mask")  # before Gymnasium takes it out of options
+        given = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
+        packed_options = recorder.packed("reset", given) if given else None
         lanes = np.arange(self._count) if mask is None else np.flatnonzero(mask)
         if mask is None:
             self._notes = {}
@@ -171,7 +171,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         try:
             packed_infos = self._packed_infos(infos, lanes.tolist()) if self._infos else [None] * self._count
             starts = [
-                recorder.start(lane, seed[lane], given or None, None, packed_infos[lane], utc, monotonic)
+                recorder.start(lane, seed[lane], packed_options, None, packed_infos[lane], utc, monotonic)
                 for lane in lanes.tolist()
             ]
             batch = self._observations.batch(observations, None if mask is None else lanes)
@@ -266,7 +266,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             count = len(rows) if getattr(rows, "shape", True) and hasattr(rows, "__len__") else "no"
             if count != self._count:
                 raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one a lane")
-            typed = isinstance(rows, np.ndarray) and rows.dtype.kind in "biufc"
+            typed = type(rows) is np.ndarray and rows.dtype.kind in "biufc"
             self._notes[name] = np.array(rows) if typed else [pack(row) for row in rows]
 
     def flush(self) -> None:
@@ -308,9 +308,9 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def _rewards(self, values: Any) -> Array:
         """Rewards as an array with a row for each lane."""
-        values = plain_array(values)
+        values = self._recorder.plain("rewards", values)
         try:
-            rewards: Array = np.asarray(values)
+            rewards: Array = objects(list(values)) if is_masked(values) else np.asarray(values)
         except ValueError:  # each of another shape
             rewards = objects(list(values))
         if rewards.shape[:1] != (self._count,):

@@ -20,7 +20,8 @@ from gym_trace.layout import Layout, Leaf, layout_of
 from gym_trace.live_video import LiveVideo
 from gym_trace.opening import copied_schema, info_keys, new_schema, opened_directory
 from gym_trace.recording import RowRecorder
-from gym_trace.rows.blocks import ATOMS, TERMINATED, TRUNCATED, RowFormat
+from gym_trace.rows.blocks import TERMINATED, TRUNCATED, RowFormat, held
+from gym_trace.tensors import plain_array
 from gym_trace.values import copied, pack
 
 _FINALS = ("final_observation", "final_info")  # of Gymnasium 0.29
@@ -30,7 +31,7 @@ class _Upcoming(NamedTuple):
     """What is known of an episode before the reset that begins it."""
 
     seed: int | None
-    options: dict[str, Any] | None
+    options: bytes | None  # packed
     state: Any  # of the environment's generator
     utc: int
     monotonic: int
@@ -238,13 +239,11 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
 
         Call it before step(). Numbers and arrays of one dtype and shape become typed columns. Raises UnstorableValue.
         """
-        for value in values.values():
-            if type(value) not in ATOMS and not (isinstance(value, ndarray) and value.dtype.kind in "biufc"):
-                pack(value)  # says what cannot be stored before it is too late
+        copies = {name: held(plain_array(value), pack) for name, value in values.items()}
         if self._filtered:  # it is not known yet whether the next step is kept
-            self._annotations.update({name: copied(value) for name, value in values.items()})
+            self._annotations.update(copies)
         else:
-            self._recorder.annotate(values)
+            self._recorder.annotate(copies)
 
     def flush(self) -> None:
         """Returns when all steps so far can be read by others. Raises RecordingError if they could not be written."""
@@ -269,7 +268,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             self._video.expect(self.directory, recorder.writer_id, recorder.next_episode)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         state = environment.generator_state(self._base_env) if seed is None else None
-        return _Upcoming(seed, None if options is None else copied(options), state, utc, monotonic)
+        return _Upcoming(seed, None if options is None else recorder.packed("reset", options), state, utc, monotonic)
 
     def _begin(self, upcoming: _Upcoming, observation: Any, info: dict[str, Any]) -> None:
         """Begins an episode with what a reset has led to."""

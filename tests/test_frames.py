@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_trace import TraceRecordingWrapper, open_trace
-from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms
 from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, parse_column
 from gym_trace.format.decoding import decode
@@ -37,6 +37,12 @@ class Rows:
 
     def count_values(self, count: int) -> None:
         pass
+
+    def plain(self, column: str, value: Any) -> Any:
+        return value
+
+    def held(self, column: str, value: Any) -> Any:
+        return value
 
 
 def frames_of(kinds: list[int], shape: tuple[int, ...], dtype: str = "|u1") -> list[np.ndarray]:
@@ -276,21 +282,24 @@ def test_an_action_whose_step_failed_does_not_count_as_the_one_before(tmp_path: 
     assert [episode.actions[:, 0, 0].tolist() for episode in open_trace(tmp_path)] == [[0], [7]]
 
 
-def test_a_frame_beside_a_value_that_cannot_be_stored_does_not_count(tmp_path: Path) -> None:
+def test_frames_beside_values_that_cannot_be_stored_are_kept(tmp_path: Path) -> None:
     both = spaces.Dict(picture=PICTURE, text=spaces.Text(5))
     told = [(DOTTED, object()), (DOTTED, "x"), (DOTTED.astype(np.int32), "y"), (DOTTED, "z")]
     steps = [({"picture": picture, "text": text}, 0.0, False, False) for picture, text in told]
     first = {"picture": BLACK, "text": "x"}
     env = TraceRecordingWrapper(PicturesEnv(both, spaces.Discrete(2), [first, *steps]), tmp_path)
     env.reset()
-    with pytest.raises(UnstorableValue):
+    env.step(0)
+    with pytest.warns(UserWarning, match="text: a value of type builtins.object"):
         env.step(0)
-    for _ in range(3):
-        env.step(0)
+    env.step(0)
+    env.step(0)
     with pytest.warns(UserWarning, match="int32"):
         env.close()
-    pictures = [episode.observations["picture"] for episode in open_trace(tmp_path)]
-    assert [[int(picture[0, 0]) for picture in part] for part in pictures] == [[0], [7, 7, 7]]
+    (episode,) = open_trace(tmp_path)
+    assert [int(picture[0, 0]) for picture in episode.observations["picture"]] == [0, 7, 7, 7, 7]
+    texts = [getattr(text, "class_name", text) for text in episode.observations["text"]]
+    assert texts == ["x", "builtins.object", "x", "y", "z"]
 
 
 def test_a_frame_before_which_ctrl_c_fell_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

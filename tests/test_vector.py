@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import warnings
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,14 @@ class _OddlyRewarding(vector.VectorEnv[Any, Any, Any]):
         (np.array([[1.0, 2.0], [3.0, 4.0]], order="F"), "[3. 4.]"),
         (np.array([None, "x"], object), "x"),
         (np.array([0, 2**70], object), str(2**70)),
-        (np.zeros(2, [("a", "<i4"), ("b", "<f8")]), "(0, 0."),
+        (np.zeros(2, [("a", "<i4"), ("b", "<f8")]), "('b', '<f8')"),
+        ([fractions.Fraction(1), fractions.Fraction(1, 3)], "Fraction(1, 3)"),
+        ([[1.0], [2.0, 3.0]], "[2.0, 3.0]"),
+        (fractions.Fraction(1, 3), "Fraction(1, 3)"),
+        (None, "None"),
+        ([1.0, 2.0, 3.0], "[1.0, 2.0, 3.0]"),
+        (np.zeros(3), "[0. 0. 0.]"),
+        (np.ma.MaskedArray([1.0, 2.0], [False, True]), "--"),
     ],
 )
 def test_rewards_that_are_not_one_number_a_lane_stop_nothing(tmp_path: Path, rewards: Any, kept: str) -> None:

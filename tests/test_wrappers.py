@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import decimal
+import fractions
 import json
 import warnings
 from pathlib import Path
@@ -22,7 +24,6 @@ from runs import outcomes, play, recorded
 from zoo import CountingEnv, Lazy, OddSpace, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, open_trace
-from gym_trace.errors import RecordingError
 
 # -- a wrapped run is the unwrapped run --------------------------------------------------------------------------------
 
@@ -326,19 +327,24 @@ def test_a_wrapper_of_the_recorder_reaches_its_methods(tmp_path: Path) -> None:
     assert open_trace(tmp_path)[0].annotations["value"].tolist() == [1.0]
 
 
-def test_a_value_that_cannot_be_stored_ends_the_recording_but_not_the_run(tmp_path: Path) -> None:
-    steps = [Told(np.zeros(2, np.float32)), Told(object()), Told(np.ones(2, np.float32)), Told(np.ones(2, np.float32))]
-    env = ScriptedEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), [(np.zeros(2, np.float32), steps)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        wrapped = TraceRecordingWrapper(env, tmp_path, on_error="raise")
-        wrapped.reset()
-        wrapped.step(0)
-        wrapped.flush()
-        wrapped.step(0)
-        with pytest.raises(RecordingError, match="object"):
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_a_value_that_cannot_be_stored_is_kept_by_its_repr_with_one_warning(tmp_path: Path, on_error: str) -> None:
+    good = np.ones(2, np.float32)
+    steps = [Told(good), *[Told(fractions.Fraction(1, 3)) for _ in range(3)], Told(good)]
+    env = ScriptedEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), [(good, steps)])
+    wrapped = TraceRecordingWrapper(env, tmp_path, on_error=on_error)
+    wrapped.reset()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for action in (0, 1, decimal.Decimal(1), 1, 0):
+            wrapped.step(action)
             wrapped.flush()
-        assert wrapped.step(0)[1] == 1.0
-        assert wrapped.step(0)[1] == 1.0
         wrapped.close()
-    assert [len(episode) for episode in open_trace(tmp_path)] == [1]
+    assert sorted(str(warning.message) for warning in caught) == [
+        "actions: a value of type decimal.Decimal cannot be stored; its repr is kept",
+        "observations: a value of type fractions.Fraction cannot be stored; its repr is kept",
+    ]
+    (episode,) = open_trace(tmp_path)
+    assert [getattr(seen, "text", "") for seen in episode.observations] == ["", "", *["Fraction(1, 3)"] * 3, ""]
+    assert [getattr(action, "text", "") for action in episode.actions] == ["", "", "Decimal('1')", "", ""]
+    assert bits(episode.observations[5]) == bits(good)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import array
+import collections
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -11,6 +14,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
+
+from gym_trace.tensors import RawArray
 
 
 class Told(NamedTuple):
@@ -151,19 +156,23 @@ class Lazy:
 
 def duplicate(value: Any) -> Any:
     """A copy that shares no memory and keeps everything: byte order, memory layout, signs and payloads of NaN."""
+    if isinstance(value, np.ma.MaskedArray):
+        return value if value is np.ma.masked else value.copy()
+    if isinstance(value, (bytearray, array.array, collections.deque)):
+        return copy.copy(value)
     if isinstance(value, np.ndarray):
         if value.dtype == object:
-            copy = np.empty(value.shape, object)
+            items = np.empty(value.shape, object)
             for place in np.ndindex(value.shape):
-                copy[place] = duplicate(value[place])
-            return copy
-        copy = np.copy(value, order="K")
+                items[place] = duplicate(value[place])
+            return items
+        again = np.copy(value, order="K")
         if not (value.flags.c_contiguous or value.flags.f_contiguous):  # a view with gaps stays one
             wide = np.empty((*value.shape[:-1], value.shape[-1] * 2), value.dtype)
             view = wide[..., ::2]
             view[...] = value
             return view
-        return copy
+        return again
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(duplicate, value))
     if isinstance(value, (list, tuple)):
@@ -175,6 +184,19 @@ def duplicate(value: Any) -> Any:
 
 def spoil(value: Any) -> None:
     """Overwrites everything in value that can be overwritten."""
+    if value is np.ma.masked:
+        return
+    if isinstance(value, np.ma.MaskedArray):
+        spoil(value.data)
+        value.mask = ~np.ma.getmaskarray(value)
+        return
+    if isinstance(value, (bytearray, array.array)):
+        for i in range(len(value)):
+            value[i] ^= 0x55
+        return
+    if isinstance(value, collections.deque):
+        value.clear()
+        return
     if isinstance(value, np.ndarray):
         if value.dtype == object:
             for item in value.flat:
@@ -195,6 +217,12 @@ def spoil(value: Any) -> None:
 
 def bits(value: Any) -> Any:
     """A form of any value that is equal only for values of the same types, dtypes, shapes and bits."""
+    if isinstance(value, np.ma.MaskedArray):
+        fill_value = np.asarray(value._fill_value)
+        kept = bits(fill_value) if fill_value.dtype == value.dtype else None
+        return "masked", bits(value.data), bits(np.ma.getmaskarray(value)), kept
+    if isinstance(value, RawArray):
+        return "raw", value.dtype, bits(value.data)
     if isinstance(value, np.ndarray):
         if value.dtype == object:
             return "objects", value.shape, tuple(bits(value[place]) for place in np.ndindex(value.shape))

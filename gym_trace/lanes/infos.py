@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.values import plain_array
+from gym_trace.tensors import plain_array
 
 LAST_OBSERVATION = ("final_obs", "final_observation", "terminal_observation")  # Gymnasium 1, before it, SuperSuit
 LAST_INFO = ("final_info",)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.filters import Filters
+from gym_trace.format import wire
 from gym_trace.lanes.encoder import LaneEncoder
 from gym_trace.lanes.events import End, GoOn, LaneBlock, Lost, Reset, Step
 from gym_trace.lanes.filters import LaneFilters
@@ -18,7 +19,7 @@ from gym_trace.lanes.ordering import Rows, StepRooms
 from gym_trace.layout import Layout, Leaf, taken_apart
 from gym_trace.rows.encoder import size_of
 from gym_trace.rows.recorder import Recorder
-from gym_trace.values import Array, pack, plain_array
+from gym_trace.values import Array
 
 _ROWS = 128  # of each lane that make a block, if that is not too large
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 16 << 20
@@ -54,6 +55,7 @@ class LaneRecorder(Recorder):
         row_size = 10 + sum(leaf.row_size for leaves in self._leaves for leaf in leaves)
         self._capacity = min(_MOST_BYTES, max(_LEAST_BYTES, _ROWS * count * row_size))
         self._times = max(1, self._capacity // (count * row_size))
+        self.largest_value = wire.MAX_VALUES // 2 // count
         self.expecting = False  # a step or reset has begun that was not told yet
         chunk_bytes = self._times * count * row_size * 3 // 4  # a block is one chunk, whatever it lacks
         super().__init__(directory, schema, chunk_bytes, summary=filters.summary, **options)
@@ -104,6 +106,7 @@ class LaneRecorder(Recorder):
         """Takes an event, whose arrays are the recorder's from now on."""
         self._size += sum(map(size_of, event.observations)) + 64
         if isinstance(event, Step):
+            self._size += sum(map(len, event.infos or ()))
             self._size += sum(map(size_of, event.actions)) + sum(map(size_of, event.notes.values())) + 10 * self._count
             self.block.steps += 1
         self._out.start()
@@ -145,34 +148,26 @@ class BatchPacker:
     Args:
         layout: of the space of one lane.
         count: how many lanes there are.
-        iterate: takes a batch that has not the structure of the space to one value a lane.
-        complain: called with a column and what does not fit.
-        room: gives memory for the rows of a leaf at the next step.
+        iterate: takes a batch that has not the structure of the space to one value a lane, or raises.
+        recorder: whose rows they are; what goes wrong here it is told, and nobody else.
     """
 
-    def __init__(
-        self,
-        layout: Layout,
-        count: int,
-        iterate: Callable[[Any], list[Any]],
-        complain: Callable[[str, str], None],
-        room: Callable[[object, np.dtype[Any], tuple[int, ...]], Array],
-    ):
+    def __init__(self, layout: Layout, count: int, iterate: Callable[[Any], list[Any]], recorder: LaneRecorder):
         self._layout, self._count = layout, count
         self._leaves = list(layout.leaves())
-        self._iterate, self._complain, self._room = iterate, complain, room
+        self._iterate, self._recorder = iterate, recorder
 
     def step(self, value: Any) -> list[Rows]:
         """Rows of a value for all lanes at a step."""
         try:
             parts = self._layout.split(value)
             return [self._of_step(leaf, part) for leaf, part in zip(self._leaves, parts)]
-        except LookupError:
+        except Exception:  # a batch of another structure, or of other people's making
             return self.single(self._iterate(value))
 
     def _of_step(self, leaf: Leaf, part: Any) -> Rows:
         if type(part) is np.ndarray and part.dtype == leaf.dtype and part.shape == (self._count, *leaf.shape):
-            room = self._room(leaf.path, part.dtype, leaf.shape)
+            room = self._recorder.room(leaf.path, part.dtype, leaf.shape)
             room[...] = part
             return room
         return self._rows(leaf, part, None)
@@ -182,7 +177,7 @@ class BatchPacker:
         try:
             parts = self._layout.split(value)
             return [self._rows(leaf, part, lanes) for leaf, part in zip(self._leaves, parts)]
-        except LookupError:
+        except Exception:  # as above
             values = self._iterate(value)
             return self.single(values if lanes is None else [values[lane] for lane in lanes])
 
@@ -193,10 +188,10 @@ class BatchPacker:
 
     def _rows(self, leaf: Leaf, part: Any, lanes: Array | None) -> Rows:
         if leaf.dtype is not None:
-            array = plain_array(part)
+            part = array = self._recorder.plain(leaf.column, part)
             if isinstance(array, (list, tuple)) and leaf.dtype.kind in "iub":
                 array = np.asarray(array)
-            if isinstance(array, np.ndarray) and array.shape == (self._count, *leaf.shape):
+            if type(array) is np.ndarray and array.shape == (self._count, *leaf.shape):
                 chosen = array if lanes is None else array[lanes]
                 if array.dtype == leaf.dtype:
                     return np.array(chosen, leaf.dtype, order="C", subok=False)
@@ -208,17 +203,14 @@ class BatchPacker:
 
     def _stacked(self, leaf: Leaf, values: list[Any]) -> Rows:
         if leaf.dtype is None:
-            return [pack(value) for value in values]
-        arrays = [plain_array(value) for value in values]
-        dtype, shape = leaf.dtype, leaf.shape
-        if all(isinstance(a, (np.ndarray, np.generic)) and a.dtype == dtype and a.shape == shape for a in arrays):
+            return [self._recorder.packed(leaf.column, value) for value in values]
+        arrays = [self._recorder.plain(leaf.column, value) for value in values]
+        if all(map(leaf.fits, arrays)):
             return np.array(arrays, leaf.dtype).reshape(len(arrays), *leaf.shape)
-        return self._packed(leaf, values)
-
-    def _packed(self, leaf: Leaf, values: list[Any]) -> list[bytes]:
+        packed = [self._recorder.packed(leaf.column, array) for array in arrays]
         complaint = "got values that are not as the space says; recorded exactly as they are"
-        self._complain("/".join(map(str, leaf.path)), complaint)
-        return [pack(plain_array(value)) for value in values]
+        self._recorder.complain(leaf.column, complaint)  # after what is to say of values that cannot be stored
+        return packed
 
 
 def _fits(array: Array, dtype: np.dtype[Any]) -> bool:

@@ -18,7 +18,7 @@ from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
 from gym_trace.frames import FramePacker, Odd
 from gym_trace.layout import Layout, Leaf, taken_apart
-from gym_trace.values import copied, pack, plain_array
+from gym_trace.values import Packed
 
 FRAME_BYTES = wire.LARGE_ROW  # of values this large rows keep what has changed, of smaller ones all bytes
 SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 24 << 20  # raw bytes a chunk, without and with frames
@@ -33,6 +33,21 @@ FLOATS = frozenset({float, np.float64})
 
 BEGIN, LEAD, FLAG, STOP, END = range(5)  # kinds of marks
 TERMINATED, TRUNCATED, CUT, CLOSED = range(1, 5)  # outcomes, as stored
+
+
+def held(value: Any, pack_one: Callable[[Any], bytes]) -> Any:
+    """What rows hold of a value of any kind: immutable numbers, arrays of numbers of their own, all else Packed."""
+    kind = type(value)
+    if kind in ATOMS or kind is Packed:
+        return value
+    if kind is np.ndarray and value.dtype.kind in "biufc":
+        return np.array(value, order="C")
+    return Packed(pack_one(value))
+
+
+def size_held(value: Any) -> int:
+    """Bytes that it takes, about."""
+    return len(value) if type(value) is Packed else getattr(value, "nbytes", 64)
 
 
 class Start(NamedTuple):
@@ -150,11 +165,11 @@ class RowFormat:
 
     def packer(self, leaf: Leaf, room: Any) -> Callable[[Any], Any]:
         """A function that takes the value of a leaf to what a row keeps of it, copied. room: the recorder."""
-        dtype, shape, ndarray = leaf.dtype, leaf.shape, np.ndarray
+        dtype, shape, ndarray, column = leaf.dtype, leaf.shape, np.ndarray, leaf.column
         if dtype is None:
 
             def pack_value(value: Any) -> bytes:
-                packed = pack(value)
+                packed: bytes = room.packed(column, value)
                 room.count_values(len(packed))
                 return packed
 
@@ -165,10 +180,10 @@ class RowFormat:
             return packer
 
         def pack_odd(value: Any) -> Any:
-            value = plain_array(value)
+            value = room.plain(column, value)
             if type(value) is ndarray and value.dtype == dtype and value.shape == shape:
                 return value[()] if shape == () else value.tobytes()
-            return Odd(copied(value))
+            return Odd(room.held(column, value))
 
         if shape == ():
             kind = dtype.type

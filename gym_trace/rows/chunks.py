@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +12,7 @@ from gym_trace.format.writer import TraceWriter
 from gym_trace.frames import FrameRows
 from gym_trace.layout import Path
 from gym_trace.rows.encoder import Columns, Rows, Segment
-from gym_trace.values import ABSENT, Array, pack, unpack
+from gym_trace.values import ABSENT, Array, numbers_of, pack, unpack
 
 
 class ChunkWriter:
@@ -133,29 +131,13 @@ def _add_up(rewards: Array | list[bytes] | None, fragments: Array) -> None:
         begins = (np.cumsum(steps) - steps)[filled]
         with np.errstate(all="ignore"):  # rewards may be anything, and so may their sum
             numbers = (
-                np.full(steps.sum(), np.nan) if rewards is None else _as_numbers(rewards).astype(np.float64, copy=False)
+                np.full(steps.sum(), np.nan) if rewards is None else _numbers(rewards).astype(np.float64, copy=False)
             )
             fragments["reward_sum"][filled] = np.add.reduceat(numbers, begins)
 
 
-def _as_numbers(rewards: Array | list[bytes]) -> Array:
-    """Rewards that can be summed up; NaN for each that is no single number."""
-    if not isinstance(rewards, np.ndarray):
-        return np.array([_as_number(unpack(packed)) for packed in rewards], np.float64)
-    if rewards.ndim == 1 and rewards.dtype.kind in "biuf":
-        return rewards
-    return np.full(len(rewards), np.nan)
-
-
-def _as_number(reward: Any) -> float:
-    if isinstance(reward, (bool, int, float)):
-        try:
-            return float(reward)
-        except OverflowError:
-            return math.inf if reward > 0 else -math.inf
-    if isinstance(reward, (np.ndarray, np.generic)) and reward.ndim == 0 and reward.dtype.kind in "biuf":
-        return float(reward)
-    return math.nan
+def _numbers(rewards: Array | list[bytes]) -> Array:
+    return numbers_of(rewards if isinstance(rewards, np.ndarray) else list(map(unpack, rewards)))
 
 
 PACKED_ABSENT = pack(ABSENT)

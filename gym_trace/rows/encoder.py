@@ -13,7 +13,7 @@ from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
 from gym_trace.frames import FrameRows, Odd, word_of
 from gym_trace.layout import Leaf, Path
 from gym_trace.rows.blocks import BEGIN, CUT, END, FLAG, FLOATS, LEAD, NOBODY, Block, Joined, RowFormat, Start, settled
-from gym_trace.values import ABSENT, Array, pack
+from gym_trace.values import ABSENT, Array, Misfit, Packed, pack, unpack
 
 _PLAIN_NUMBERS = {bool, int, float, np.float64}
 _EXACT_INTEGERS = 2.0**53
@@ -213,7 +213,7 @@ class Encoder:
         odd = [v for v, slot in zip(values, slots) if type(slot) is Odd or (type(v) is int and not _fits(v, dtype))]
         if odd:  # it may have been encoded already, with the rows of the block that others have taken before
             self.complaints.setdefault(
-                "/".join(map(str, leaf.path)),
+                leaf.column,
                 f"got {_kind_of(odd[0])} where the space says {dtype} of shape {leaf.shape}; recorded exactly as it is",
             )
         if leaf.shape == ():  # plain integers among others: what fits the space has its type
@@ -303,6 +303,10 @@ def _without(slots: list[Any], leads: list[int]) -> list[Any]:
 
 
 def _kind_of(value: Any) -> str:
+    if type(value) is Packed:
+        value = unpack(value)
+    if isinstance(value, Misfit):
+        value = value.value
     if isinstance(value, (np.ndarray, np.generic)):
         return f"{value.dtype} of shape {value.shape}"
     return f"a {type(value).__name__}"
@@ -324,7 +328,7 @@ def _typed_or_values(values: list[Any]) -> Array | list[bytes]:
                 return np.array(values, dtype)
         elif kind is float:
             return np.array(values, np.float64)
-    return [pack(value) for value in values]
+    return [value if type(value) is Packed else pack(value) for value in values]
 
 
 def size_of(rows: Rows) -> int:

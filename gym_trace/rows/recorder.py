@@ -13,13 +13,15 @@ from typing import Any
 
 from gym_trace import forks
 from gym_trace.errors import InvalidOption, RecordingError
+from gym_trace.format import wire
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.writer import TraceWriter
-from gym_trace.rows.blocks import CLOSED, Start
+from gym_trace.rows.blocks import CLOSED, Start, held
 from gym_trace.rows.chunks import ChunkWriter
 from gym_trace.rows.starts import packed_start, stored_seed
 from gym_trace.rows.writing import BlockEncoder, BlockWriter
-from gym_trace.values import pack_lenient
+from gym_trace.tensors import plain_array
+from gym_trace.values import pack, pack_lenient, unstored
 
 
 class Recorder(ABC):
@@ -27,6 +29,7 @@ class Recorder(ABC):
 
     limit: int  # set to 0 when the caller's thread should look at failures and complaints
     block: Any  # the one that is being filled
+    largest_value = wire.MAX_VALUES // 4  # bytes of one as MessagePack, such that those of a block are never too many
 
     def __init__(
         self,
@@ -178,12 +181,19 @@ class Recorder(ABC):
             self.limit = 0
 
     def start(
-        self, lane: int, seed: Any, options: Any, rng_state: Any, reset_info: bytes | None, utc: int, monotonic: int
+        self,
+        lane: int,
+        seed: Any,
+        options: bytes | None,
+        rng_state: Any,
+        reset_info: bytes | None,
+        utc: int,
+        monotonic: int,
     ) -> Start:
-        """The start of the next episode; rng_state: of the environment's generator before the reset."""
-        kept, replaced = packed_start(seed, options, rng_state, reset_info)
-        if replaced:
-            self.complain("reset", f"a value of type {replaced[0]} given to reset cannot be stored")
+        """The start of the next episode; options, packed, and rng_state: of the generator, from before the reset."""
+        kept, remarks = packed_start(seed, options, rng_state, reset_info)
+        if remarks:
+            self.complain("reset", remarks[0])
         return Start(self._episodes, lane, stored_seed(seed), kept, utc, monotonic)
 
     def packed_info(self, info: Mapping[str, Any], keys: Sequence[str] | None) -> bytes:
@@ -194,10 +204,25 @@ class Recorder(ABC):
 
     def packed(self, column: str, value: Any) -> bytes:
         """A value of a column as MessagePack; of what cannot be stored the repr is kept, and a warning given."""
-        packed, replaced = pack_lenient(value)
-        if replaced:
-            self.complain(column, f"a value of type {replaced[0]} cannot be stored; its repr is kept")
+        packed, remarks = pack_lenient(value)
+        if len(packed) > self.largest_value:
+            remarks = [f"a value of {len(packed)} bytes is too large to be stored; its repr is kept"]
+            packed = pack(unstored(value))
+        if remarks:
+            self.complain(column, remarks[0])
         return packed
+
+    def plain(self, column: str, value: Any) -> Any:
+        """As plain_array(), with a warning where that is to be known."""
+        remarks: list[str] = []
+        value = plain_array(value, remarks)
+        if remarks:
+            self.complain(column, remarks[0])
+        return value
+
+    def held(self, column: str, value: Any) -> Any:
+        """What a row holds of a value of any kind, see blocks.held; never raises."""
+        return held(value, lambda other: self.packed(column, other))
 
     def _complain(self) -> None:
         """Warns of values that do not match their space. In the caller's thread, where it is seen."""

@@ -19,14 +19,23 @@ def stored_seed(seed: Any) -> int:
     return wire.SEED_ELSEWHERE
 
 
-def packed_start(seed: Any, options: Any, rng_state: Any, reset_info: bytes | None) -> tuple[bytes, list[str]]:
-    """The row of the column "starts", and the classes of what could not be stored."""
+def packed_start(seed: Any, options: bytes | None, rng_state: Any, reset_info: bytes | None) -> tuple[bytes, list[str]]:
+    """The row of the column "starts", and what there is to say of what could not be stored. options: packed."""
     elsewhere = seed is not None and stored_seed(seed) == wire.SEED_ELSEWHERE
     if options is None and reset_info is None and not elsewhere:
         return (NOTHING if rng_state is None else _packed_state(rng_state)), []
-    given = {"options": options, "rng_state": rng_state, "reset_info": reset_info}
-    entry = {name: value for name, value in given.items() if value is not None}
-    return pack_lenient({**entry, "seed": seed} if elsewhere else entry)
+    parts: list[bytes] = []
+    remarks: list[str] = []
+    if options is not None:
+        parts.append(pack("options") + options)
+    if rng_state is not None:
+        parts.append(_packed_state(rng_state)[1:])
+    if reset_info is not None:
+        parts.append(pack("reset_info") + pack(reset_info))
+    if elsewhere:
+        packed, remarks = pack_lenient(seed)
+        parts.append(pack("seed") + packed)
+    return bytes([0x80 | len(parts)]) + b"".join(parts), remarks  # a map of so many
 
 
 def _packed_state(state: dict[str, Any]) -> bytes:

@@ -1,0 +1,422 @@
+"""Whatever an environment or an agent hands over is recorded, or its repr with one warning, and ends nothing."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import copy
+import dataclasses
+import decimal
+import fractions
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces, vector
+from hypothesis import given
+from hypothesis import strategies as st
+from zoo import ScriptedEnv, Told, bits, small_blocks, spoil
+
+from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
+from gym_trace.errors import UnstorableValue
+from gym_trace.statistics import summarize
+from gym_trace.tensors import RawArray
+from gym_trace.values import Unstored, number_of, pack_lenient, unpack
+
+
+class Symbol:
+    """As sympy's: a number that is none yet."""
+
+    def __float__(self) -> float:
+        raise TypeError("cannot convert expression to float")
+
+    def __repr__(self) -> str:
+        return "x"
+
+
+class Tensor:
+    """As those of PyTorch: on a device, with gradients, and lazily conjugate until asked in the right order."""
+
+    requires_grad = True
+    is_quantized = is_sparse = False
+
+    def __init__(self, data: Any, dtype: str = "torch.float32", undone: tuple[str, ...] = ()):
+        self.data, self.dtype, self._undone = data, dtype, undone
+        self.shape = data.shape
+
+    def _after(self, what: str) -> Tensor:
+        return Tensor(self.data, self.dtype, (*self._undone, what))
+
+    def detach(self) -> Tensor:
+        return self._after("detach")
+
+    def cpu(self) -> Tensor:
+        return self._after("cpu")
+
+    def resolve_conj(self) -> Tensor:
+        return self._after("resolve_conj")
+
+    def resolve_neg(self) -> Tensor:
+        return self._after("resolve_neg")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def numpy(self) -> Any:
+        if self._undone != ("detach", "cpu", "resolve_conj", "resolve_neg"):
+            raise RuntimeError("use tensor.detach().cpu().resolve_conj().numpy()")
+        if self.dtype == "torch.bfloat16":
+            raise TypeError("Got unsupported ScalarType BFloat16")
+        return self.data
+
+    def contiguous(self) -> Tensor:
+        return self
+
+    def reshape(self, size: int) -> Tensor:
+        return Tensor(self.data.reshape(size), self.dtype, self._undone)
+
+    def view(self, dtype: Any) -> Tensor:
+        return Tensor(self.data.view(dtype), "torch.uint8", self._undone)
+
+    def element_size(self) -> int:
+        return int(self.data.itemsize)
+
+
+REWARDS = [
+    fractions.Fraction(1, 3), decimal.Decimal("0.1"), None, "text", object(), Symbol(), [1.0], {"a": 1}, 1j, 2**80,
+    10**5000, np.zeros(2), np.ma.masked, np.zeros(1, [("a", "<i4")]), Tensor(np.array(1.0)), b"x", float("nan"), (),
+]  # fmt: skip
+
+
+def quietly(record: Any) -> list[str]:
+    """Calls record, and returns what was warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        record()
+    return [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("options", [{}, {"record_infos": True}, {"reward_classes": [0.0, 1.0]}], ids=repr)
+@pytest.mark.parametrize("reward", REWARDS, ids=lambda reward: type(reward).__name__)
+def test_a_reward_of_any_kind_at_any_step_loses_nothing(tmp_path: Path, reward: Any, options: dict[str, Any]) -> None:
+    steps = [Told(np.int64(i % 2), reward if i == 50 else 1.0) for i in range(90)]
+    env = ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps), (np.int64(0), steps[:3])])
+    wrapped = TraceRecordingWrapper(env, tmp_path, flush_seconds=60, **options)
+
+    def record() -> None:
+        wrapped.reset(seed=0)
+        assert [wrapped.step(1)[1] is not None for _ in range(90)].count(False) == (reward is None)
+        wrapped.reset()
+        wrapped.step(0)
+        wrapped.close()
+
+    assert len(quietly(record)) <= 1
+    trace = open_trace(tmp_path)
+    kept = [reward for episode in trace for reward in episode.rewards]
+    assert len(kept) == 91 or "reward_classes" in options
+    assert len([reward for reward in kept if number_of(reward) != 1.0]) <= 1
+    summary = summarize(trace, columns=True)
+    assert summary["rewards"]["count"] + summary["rewards"]["misfits"] + summary["rewards"]["nan"] == len(kept)
+
+
+def test_the_return_of_an_episode_with_a_reward_that_is_no_number_is_nan(tmp_path: Path) -> None:
+    rewards = (1.0, fractions.Fraction(1, 2), 2.0)
+    steps = [Told(np.int64(0), reward, terminated=reward == 2.0) for reward in rewards]
+    env = ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps), (np.int64(0), steps[:1])])
+    wrapped = TraceRecordingWrapper(env, tmp_path)
+
+    def record() -> None:
+        wrapped.reset()
+        for _ in range(3):
+            wrapped.step(0)
+        wrapped.reset()
+        wrapped.step(0)
+        wrapped.close()
+
+    assert len(quietly(record)) == 1
+    trace = open_trace(tmp_path)
+    assert np.isnan(trace[0].total_reward)
+    assert np.isnan(trace[0][:2].total_reward)
+    assert trace[0][2:].total_reward == 2.0
+    assert trace[1].total_reward == 1.0
+    assert summarize(trace)["return"]["nan"] == 1
+
+
+MASKED = np.ma.MaskedArray([1.5, 2.5], [False, True], np.float32, fill_value=7)
+
+
+def test_masked_arrays_come_back_masked_wherever_they_are(tmp_path: Path) -> None:
+    space = spaces.Dict(a=spaces.Box(0, 9, (2,)), b=spaces.Box(0, 9, (64, 64)))
+    large = np.ma.MaskedArray(np.ones((64, 64), np.float32), np.eye(64, dtype=bool))
+    seen = {"a": MASKED, "b": large}
+    env = ScriptedEnv(space, space, [(seen, [Told(seen, info={"masked": [MASKED]}) for _ in range(2)])])
+    wrapped = TraceRecordingWrapper(env, tmp_path, record_infos=True)
+
+    def record() -> None:
+        wrapped.reset(options={"masked": MASKED})
+        for _ in range(2):
+            wrapped.annotate(masked=MASKED)
+            wrapped.step(seen)
+        env.spoil()
+        wrapped.close()
+
+    assert len(quietly(record)) == 4  # two leaves of observations, two of actions
+    (episode,) = open_trace(tmp_path)
+    for values in (episode.observations, episode.actions):
+        assert {bits(value) for value in values["a"]} == {bits(MASKED)}
+        assert {bits(value) for value in values["b"]} == {bits(large)}
+    assert bits(episode.infos) == bits([{"masked": [MASKED]}] * 2)
+    assert bits(episode.options) == bits({"masked": MASKED})
+    assert {bits(note) for note in episode.annotations["masked"]} == {bits(MASKED)}
+
+
+def test_masked_arrays_of_vectors_come_back_masked(tmp_path: Path) -> None:
+    batch = np.ma.MaskedArray(np.ones((2, 2), np.float32), [[True, False], [False, False]])
+    envs = TraceRecordingVectorWrapper(Lanes(batch), tmp_path, record_infos=True)
+
+    def record() -> None:
+        envs.reset(options={"masked": MASKED})
+        envs.annotate(masked=batch)
+        envs.step(batch)
+        envs.close()
+
+    assert len(quietly(record)) == 2
+    first, second = open_trace(tmp_path)
+    for episode, row in ((first, batch[0]), (second, batch[1])):
+        assert [bits(value) for value in (*episode.observations, *episode.actions)] == [bits(row)] * 3
+        assert bits(episode.annotations["masked"][0]) == bits(row)
+        assert bits(episode.options) == bits({"masked": MASKED})
+
+
+class Lanes(vector.VectorEnv[Any, Any, Any]):
+    """Two lanes that observe what they are told to observe."""
+
+    def __init__(self, observations: Any, rewards: Any = None, info: Any = None):
+        self.num_envs, self._observations, self._info = 2, observations, info
+        self._rewards = np.zeros(2) if rewards is None else rewards
+        self.single_observation_space = self.single_action_space = spaces.Box(-9, 9, (2,), np.float32)
+        self.observation_space = self.action_space = spaces.Box(-9, 9, (2, 2), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return self._observations, {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        info = {} if self._info is None else {"x": self._info}
+        return self._observations, self._rewards, np.zeros(2, np.bool_), np.zeros(2, np.bool_), info
+
+
+@dataclasses.dataclass
+class Record:
+    items: list[int]
+
+    def clear(self) -> None:
+        self.items.clear()
+
+
+mutable = st.one_of(
+    st.binary(max_size=9).map(bytearray),
+    st.lists(st.integers(0, 99), max_size=3).map(lambda items: array.array("i", items)),
+    st.lists(st.integers(0, 99), max_size=3).map(collections.deque),
+    st.lists(st.integers(0, 99), max_size=3).map(Record),
+    st.sets(st.integers(0, 99), max_size=3),
+    st.lists(st.integers(-9, 9), min_size=2, max_size=2).map(lambda items: np.array(items, np.int8)),
+    st.lists(st.booleans(), min_size=2, max_size=2).map(lambda mask: np.ma.MaskedArray([1.0, 2.0], mask)),
+    st.just(np.zeros(2, [("a", "<i4"), ("b", "<f8")])),
+)
+anything = st.recursive(
+    mutable,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=2), inner, max_size=3), st.tuples(inner, inner)
+    ),
+    max_leaves=5,
+)
+
+
+def ruin(value: Any) -> None:
+    if isinstance(value, (set, Record)):
+        value.clear()
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            ruin(item)
+        if not isinstance(value, tuple):
+            value.clear()
+    else:
+        spoil(value)
+
+
+class Handing(ScriptedEnv):
+    """Hands out each value as observation, reward and info, and ruins it as soon as it is called again."""
+
+    def __init__(self, space: Any, values: list[Any]):
+        super().__init__(space, space, [])
+        self._values = iter([copy.deepcopy(value) for value in (values[0], *values)])
+        self.handed: list[Any] = []
+
+    def _hand(self) -> tuple[Any, dict[str, Any]]:
+        for value in self.handed:
+            ruin(value)
+        value = next(self._values, None)
+        self.handed.append(value)
+        return value, {"x": value}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self._hand()
+
+    def step(self, action: Any) -> Any:
+        value, info = self._hand()
+        return value, value, False, False, info
+
+
+@given(st.lists(anything, min_size=3, max_size=3), st.sampled_from([spaces.Box(0, 9, (2,)), spaces.Text(4)]))
+def test_what_is_changed_after_the_step_was_recorded_as_it_was(
+    tmp_path_factory: Any, values: list[Any], space: Any
+) -> None:
+    directory = tmp_path_factory.mktemp("trace")
+    expected = [bits(unpack(pack_lenient(value)[0])) for value in values]
+    with small_blocks():
+        env = TraceRecordingWrapper(Handing(space, values), directory / "t", record_infos=True)
+
+    def record() -> None:
+        options = {"o": copy.deepcopy(values[0])}
+        env.reset(options=options)
+        ruin(options)
+        for value in values:
+            action, note = copy.deepcopy(value), copy.deepcopy(value)
+            with contextlib.suppress(UnstorableValue):
+                env.annotate(note=note)
+            ruin(note)
+            env.step(action)
+            ruin(action)
+        for value in env.unwrapped.handed:
+            ruin(value)
+        env.close()
+
+    quietly(record)
+    (episode,) = open_trace(directory / "t")
+    assert [bits(value) for value in episode.observations][1:] == expected
+    assert [bits(value) for value in episode.actions] == expected
+    assert [bits(value) for value in episode.rewards] == expected
+    assert [bits(info["x"]) for info in episode.infos] == expected
+    assert bits(episode.options["o"]) == expected[0]
+    notes = episode.annotations.get("note", [None] * 3)
+    assert all(note is None or bits(note) == value for note, value in zip(notes, expected))
+
+
+@pytest.mark.parametrize("shape", [(2,), (64, 64)], ids=str)
+def test_tensors_on_a_device_are_detached_and_copied_with_one_warning_a_column(tmp_path: Path, shape: Any) -> None:
+    data = np.full(shape, 1.5, np.float32)
+    space = spaces.Box(-9, 9, shape, np.float32)
+    steps = [Told(Tensor(data), Tensor(np.array(2.0)), info={"x": [Tensor(data)]}) for _ in range(5)]
+    env = TraceRecordingWrapper(ScriptedEnv(space, space, [(data, steps)]), tmp_path, record_infos=True)
+
+    def record() -> None:
+        env.reset()
+        for _ in range(5):
+            env.annotate(logits=Tensor(data))
+            env.step(Tensor(data))
+        env.close()
+
+    said = quietly(record)
+    assert sorted(text.partition(":")[0] for text in said) == ["actions", "infos", "observations", "rewards"]
+    assert all("detached and copied" in text for text in said)
+    (episode,) = open_trace(tmp_path)
+    assert bits(episode.observations) == bits(np.stack([data] * 6))
+    assert bits(episode.actions) == bits(np.stack([data] * 5))
+    assert bits(episode.rewards) == bits(np.full(5, 2.0))
+    assert bits(episode.infos[4]) == bits({"x": [data]})
+    assert bits(episode.annotations["logits"]) == bits(np.stack([data] * 5))
+
+
+def test_a_dtype_that_numpy_lacks_is_kept_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(uint8=np.uint8))
+    words = np.array([[0x3FC0, 0x7FC1, 0x8000]], np.uint16)
+    tensor = Tensor(words, "torch.bfloat16")
+    env = TraceRecordingWrapper(
+        ScriptedEnv(spaces.Box(0, 9, (1, 3)), spaces.Discrete(2), [(tensor, [Told(tensor, info={"x": tensor})])]),
+        tmp_path,
+        record_infos=True,
+    )
+    assert len(quietly(lambda: (env.reset(), env.step(0), env.close()))) == 1
+    (episode,) = open_trace(tmp_path)
+    expected = RawArray("bfloat16", words.view(np.uint8).reshape(1, 3, 2))
+    assert [bits(value) for value in (*episode.observations, episode.infos[0]["x"])] == [bits(expected)] * 3
+    assert episode.infos[0]["x"].data.view(np.uint16)[..., 0].tolist() == words.tolist()
+
+
+@pytest.mark.parametrize("mode", ["observations", "rewards", "actions", "infos"])
+@pytest.mark.parametrize("odd", [*REWARDS, Tensor(np.ones((2, 2), np.float32))], ids=lambda odd: type(odd).__name__)
+def test_vectors_record_any_value_and_never_raise(tmp_path: Path, odd: Any, mode: str) -> None:
+    batch = np.ones((2, 2), np.float32)
+    lanes = Lanes(
+        odd if mode == "observations" else batch,
+        odd if mode == "rewards" else None,
+        [odd, odd] if mode == "infos" else None,
+    )
+    env = TraceRecordingVectorWrapper(lanes, tmp_path, record_infos=True, reward_classes=[0.0])
+
+    def record() -> None:
+        env.reset(options={"odd": odd})
+        for _ in range(3):
+            env.step(odd if mode == "actions" else batch)
+        env.close()
+
+    quietly(record)
+    for episode in open_trace(tmp_path):  # steps that cannot be taken apart by lane are left out
+        assert len(episode) in ((0, 3) if mode in ("observations", "actions", "rewards") else (3,))
+        assert len(episode.observations) == len(episode) + 1
+        assert len(episode.rewards) == len(episode.actions) == len(episode)
+        assert set(episode.options) == {"odd"}
+
+
+def test_a_batch_of_a_dtype_that_numpy_lacks_is_taken_apart_by_lane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(uint8=np.uint8))
+    words = np.array([[1, 2], [3, 4]], np.uint16)
+    tensor = Tensor(words, "torch.bfloat16")
+    env = TraceRecordingVectorWrapper(Lanes(tensor, info=tensor), tmp_path, record_infos=True)
+
+    def record() -> None:
+        env.reset()
+        env.annotate(note=tensor)
+        env.step(tensor)
+        env.close()
+
+    quietly(record)
+    for episode, row in zip(open_trace(tmp_path), words):
+        kept = [*episode.observations, *episode.actions, episode.infos[0]["x"], episode.annotations["note"][0]]
+        assert [value.data.view(np.uint16)[..., 0].tolist() for value in kept] == [row.tolist()] * 5
+
+
+def test_a_value_of_many_bytes_is_kept_by_its_repr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.rows.recorder.Recorder.largest_value", 1000)
+    steps = [Told(np.int64(0), info={"x": bytes(size)}) for size in (10, 2000, 10)]
+    env = TraceRecordingWrapper(
+        ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps)]), tmp_path, record_infos=True
+    )
+    said = quietly(lambda: (env.reset(), *[env.step(0) for _ in range(3)], env.close()))
+    assert len(said) == 1
+    assert "too large" in said[0]
+    (episode,) = open_trace(tmp_path)
+    assert [type(info) for info in episode.infos] == [dict, Unstored, dict]
+
+
+def test_infos_of_many_lanes_and_steps_are_no_more_than_a_chunk_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_trace.lanes.recording._LEAST_BYTES", 5000)
+    monkeypatch.setattr("gym_trace.lanes.recording._ROWS", 8)
+    monkeypatch.setattr("gym_trace.format.wire.MAX_VALUES", 20_000)
+    env = TraceRecordingVectorWrapper(
+        Lanes(np.ones((2, 2), np.float32), info=["a" * 900] * 2), tmp_path, record_infos=True
+    )
+    env.reset()
+    for _ in range(100):
+        env.step(np.ones((2, 2), np.float32))
+    env.close()
+    assert [len(episode.infos) for episode in open_trace(tmp_path)] == [100, 100]
