@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,8 +30,16 @@ def describe(space: gymnasium.Space[Any]) -> PlainSpace:
         return {"type": "MultiDiscrete", "dtype": _dtype(space), "shape": list(space.shape), **arrays}
     if isinstance(space, spaces.MultiBinary):
         return {"type": "MultiBinary", "dtype": _dtype(space), "shape": list(space.shape)}
-    if isinstance(space, spaces.Dict) and all(isinstance(key, str) for key in space.spaces):
-        return {"type": "Dict", "spaces": [[key, describe(child)] for key, child in space.spaces.items()]}
+    if isinstance(space, spaces.Dict):
+        if all(map(_may_be_path, space.spaces)):
+            return {"type": "Dict", "spaces": [[_plain(key), describe(child)] for key, child in space.spaces.items()]}
+        keys = ", ".join(f"{key!r}" for key in space.spaces if not _may_be_path(key))
+        warnings.warn(
+            f"a Dict space with the keys {keys:.200}, which are neither text nor integers, is recorded value by value, "
+            "not as typed columns",
+            UserWarning,
+            stacklevel=2,
+        )
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "spaces": [describe(child) for child in space.spaces]}
     if isinstance(space, spaces.Text):
@@ -45,6 +54,14 @@ def describe(space: gymnasium.Space[Any]) -> PlainSpace:
         return {"type": "OneOf", "spaces": [describe(child) for child in space.spaces]}
     kind = type(space)
     return {"type": "custom", "class": f"{kind.__module__}.{kind.__qualname__}", "repr": repr(space)[:1000]}
+
+
+def _may_be_path(key: object) -> bool:
+    return isinstance(key, str) or (type(key) is int and -(1 << 63) <= key < 1 << 63)
+
+
+def _plain(key: str | int) -> str | int:
+    return str.__str__(key) if isinstance(key, str) else key  # whatever a subclass makes of str()
 
 
 def _dtype(space: gymnasium.Space[Any]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,13 @@ import pytest
 from generated import any_space
 from gymnasium import spaces
 from hypothesis import given
-from zoo import OddSpace, bits
+from zoo import OddSpace, ScriptedEnv, Told, bits
 
+from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
 from gym_trace.layout import from_array_map, layout_of, put_together, taken_apart, to_array_map
 from gym_trace.spaces import describe, restore
+from gym_trace.statistics import summarize
 from gym_trace.values import Misfit, objects, pack, unpack
 
 
@@ -93,9 +97,35 @@ def test_a_large_box_of_equal_bounds_takes_little_room() -> None:
     assert len(json.dumps(plain)) < 300
 
 
-def test_a_dict_space_with_keys_that_are_no_text_is_kept_as_values() -> None:
-    plain = describe(spaces.Dict({1: spaces.Discrete(2), (2, 3): spaces.Discrete(2)}))  # type: ignore[dict-item]
+@pytest.mark.parametrize("key", [(2, 3), 2.0, True, None, 2**63, np.int64(2)], ids=repr)
+def test_a_dict_space_with_keys_that_are_neither_text_nor_integers_is_kept_as_values_and_said(key: Any) -> None:
+    with pytest.warns(UserWarning, match="neither text nor integers"):
+        plain = describe(spaces.Dict([(5, spaces.Discrete(2)), (key, spaces.Discrete(2))]))
     assert plain["type"] == "custom"
+
+
+class Side(str, enum.Enum):
+    LEFT = "left"
+
+
+def test_a_dict_space_with_integers_for_keys_has_typed_columns(tmp_path: Path) -> None:
+    space: Any = spaces.Dict([(0, spaces.Discrete(4)), (-1, spaces.Box(0, 9, (2,))), (Side.LEFT, spaces.Discrete(4))])
+    space.seed(0)
+    values = [space.sample() for _ in range(4)]
+    for plain in through_files(describe(space)):
+        assert list(restore(plain)) == [0, -1, "left"]
+    env = ScriptedEnv(space, space, [(values[0], [Told(value) for value in values[1:]])])
+    wrapped = TraceRecordingWrapper(env, tmp_path)
+    wrapped.reset()
+    for value in values[1:]:
+        wrapped.step(value)
+    wrapped.close()
+    (episode,) = open_trace(tmp_path)
+    for recorded, expected in ((episode.observations, values), (episode.actions, values[1:])):
+        assert list(recorded) == [0, -1, "left"]
+        for key, rows in recorded.items():
+            assert bits(rows) == bits(np.array([value[key] for value in expected]))
+    assert summarize(open_trace(tmp_path), columns=True)["observations"][0]["path"] == ["observations", 0]
 
 
 MALFORMED: list[Any] = [
