@@ -16,6 +16,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
+from gym_trace.values import shown
 
 _OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec()
 # Simulators and libraries whose version changes what an environment does, where they are loaded.
@@ -67,8 +68,8 @@ def _spec_json(spec: Any) -> tuple[str | None, str]:
     try:
         return json.dumps(fields), f"the spec could not be stored whole: {note}"
     except (TypeError, ValueError):
-        fields["kwargs"] = {name: repr(value)[:200] for name, value in (fields["kwargs"] or {}).items()}
-        return json.dumps(fields, default=repr), f"the spec could not be stored whole: {note}"
+        fields["kwargs"] = {name: shown(value)[:200] for name, value in (fields["kwargs"] or {}).items()}
+        return json.dumps(fields, default=shown), f"the spec could not be stored whole: {note}"
 
 
 def _wrappers(env: Any) -> list[str]:

@@ -18,7 +18,7 @@ from gym_trace import environment, provenance, spaces
 from gym_trace.errors import InvalidOption
 from gym_trace.format import directory as trace_directory
 from gym_trace.format import wire
-from gym_trace.values import copied, pack
+from gym_trace.values import pack, unpack
 
 _log = logging.getLogger("gym_trace")
 
@@ -49,7 +49,7 @@ def new_schema(
 ) -> dict[str, Any]:
     """The schema record (docs/FORMAT.md, section 4) of a new writer. recorder: with what options it records."""
     origin = provenance.current()
-    pack(metadata)  # says what cannot be stored before anything is recorded
+    packed = pack(metadata)  # says what cannot be stored before anything is recorded
     return {
         "format": [wire.MAJOR, wire.MINOR],
         "writer": trace_directory.check_writer_id(uid or trace_directory.new_writer_id()),
@@ -63,7 +63,7 @@ def new_schema(
         "pid": os.getpid(),
         "platform": platform.platform(),
         "recorder": recorder,
-        "metadata": copied(metadata),  # each batch has it, and all the same
+        "metadata": unpack(packed),  # each batch has it, and all the same
         **({} if origin is None else {"provenance": origin}),
     }
 

@@ -123,7 +123,7 @@ def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
 
 def unstored(value: Any) -> Unstored:
     """What stands for value where it cannot be stored."""
-    return Unstored(_class_name(value), _shown(value))
+    return Unstored(_class_name(value), shown(value))
 
 
 def _remark_on(value: Any) -> str:
@@ -181,7 +181,7 @@ class _Packing:
                     raise
                 raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: {error!r}") from error
             self.remarks.append(_remark_on(value))
-            return msgpack.ExtType(UNSTORED, pack([_class_name(value), _shown(value)]))
+            return msgpack.ExtType(UNSTORED, pack([_class_name(value), shown(value)]))
         if type(value).__hash__ is not None and not isinstance(value, (np.generic, tuple)):
             code = form.code if type(form) is msgpack.ExtType else None
             self._may_be_key |= code in _UNHASHABLE or isinstance(form, (list, dict))
@@ -250,8 +250,7 @@ _UNHASHABLE = (NDARRAY, OBJECTS, MASKED, RAW)
 
 
 def _pack_plain(value: list[Any]) -> bytes:
-    packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
-    return packed
+    return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
 
 
 def _packed_scalars(values: dict[Any, Any], pack_one: Any) -> bytes:
@@ -271,15 +270,15 @@ def _packed_scalars(values: dict[Any, Any], pack_one: Any) -> bytes:
 def _head(dtype: np.dtype[Any]) -> bytes:
     """What comes before the bytes of a scalar."""
     payload = _pack_plain([dtype.str, bytes(dtype.itemsize)])
-    packed: bytes = msgpack.packb(msgpack.ExtType(SCALAR, payload))
-    return packed[: -dtype.itemsize]
+    return bytes(msgpack.packb(msgpack.ExtType(SCALAR, payload))[: -dtype.itemsize])
 
 
 _HEADS = {dtype.type: _head(dtype) for dtype in map(np.dtype, "?bhilqBHILQefdFD")}
 _SCALARS = frozenset(_HEADS)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """The repr of a value, cut off, even if there is none."""
     try:
         return repr(value)[:1000]
     except Exception as error:  # anything: other people's code runs here

@@ -9,12 +9,14 @@ import copy
 import dataclasses
 import decimal
 import fractions
+import json
 import sys
 import types
 import warnings
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces, vector
@@ -420,3 +422,39 @@ def test_infos_of_many_lanes_and_steps_are_no_more_than_a_chunk_holds(
         env.step(np.ones((2, 2), np.float32))
     env.close()
     assert [len(episode.infos) for episode in open_trace(tmp_path)] == [100, 100]
+
+
+def test_integers_of_any_number_of_digits_are_recorded(tmp_path: Path) -> None:
+    huge = 10**5000
+    values = {"n": huge, huge: [-huge, (huge,)], (1, huge): np.array([huge], object)}
+    space = spaces.Text(4)
+    env = ScriptedEnv(space, spaces.Discrete(2), [(values, [Told(values, huge, info=values)])])
+    env.spec = gymnasium.envs.registration.EnvSpec("Huge-v0", entry_point="nowhere:Huge", kwargs={"n": huge})
+    wrapped = TraceRecordingWrapper(env, tmp_path, record_infos=True, metadata=values)
+
+    def record() -> None:
+        wrapped.reset(options=values)
+        wrapped.annotate(n=huge)
+        wrapped.step(huge)
+        wrapped.close()
+
+    assert len(quietly(record)) == 1  # the action
+    trace = open_trace(tmp_path)
+    (episode,) = trace
+    kept = [trace.metadata, *episode.observations, episode.infos[0], episode.options]
+    assert [bits(value) for value in kept] == [bits(values)] * 5
+    assert [episode.rewards[0], episode.actions[0], episode.annotations["n"][0]] == [huge] * 3
+    assert episode.total_reward == float("inf")
+    first = json.loads(next(tmp_path.glob("*.manifest.jsonl")).read_text().splitlines()[0])
+    assert first["metadata"]["n"] == hex(huge)
+
+
+def test_metadata_that_is_changed_later_was_recorded_as_it_was(tmp_path: Path) -> None:
+    metadata = {"a": bytearray(b"abc"), "b": [np.zeros(2)]}
+    env = ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), [])])
+    wrapped = TraceRecordingWrapper(env, tmp_path, metadata=metadata)
+    metadata["a"][:] = b"xyz"
+    metadata["b"].clear()
+    wrapped.reset()
+    wrapped.close()
+    assert bits(open_trace(tmp_path).metadata) == bits({"a": b"abc", "b": [np.zeros(2)]})

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.regular import open_regular
+from gym_trace.values import shown
 
 try:
     import fcntl
@@ -20,6 +21,7 @@ except ImportError:  # not a POSIX system: writers cannot be told alive from dea
     fcntl = None  # type: ignore[assignment]
 
 SUFFIX = ".manifest.jsonl"
+_MOST_BITS = 4096  # of an integer in a line that holds such ones; Python reads 4300 digits at most
 _MAX_LINE = 64 << 20  # bytes; a longer line counts as several that are no entries
 _written_here: set[str] = set()  # manifests that this process writes
 
@@ -80,17 +82,20 @@ def append(path: Path, entry: dict[str, Any]) -> None:
 def as_json(entry: dict[str, Any]) -> bytes:
     try:
         text = json.dumps(entry, default=_as_json, separators=(",", ":"))
-    except TypeError:  # a key that JSON does not know
-        text = json.dumps(_with_text_keys(entry), default=_as_json, separators=(",", ":"))
+    except (TypeError, ValueError):  # a key that JSON does not know, an integer of so many digits that Python refuses
+        text = json.dumps(_as_text(entry), default=_as_json, separators=(",", ":"))
     return text.encode()
 
 
-def _with_text_keys(value: Any) -> Any:
+def _as_text(value: Any) -> Any:
+    """value with keys that are text, and with integers beyond all that is usual as text, in hexadecimal digits."""
     if isinstance(value, dict):
-        return {key if isinstance(key, str) else repr(key): _with_text_keys(item) for key, item in value.items()}
+        return {key if isinstance(key, str) else shown(_as_text(key)): _as_text(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_with_text_keys(item) for item in value]
-    return value
+        return [_as_text(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return _as_text(value.tolist())
+    return hex(value) if isinstance(value, int) and value.bit_length() > _MOST_BITS else value
 
 
 def _as_json(value: Any) -> Any:
@@ -101,7 +106,7 @@ def _as_json(value: Any) -> Any:
         return value.item()
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    return repr(value)
+    return shown(value)
 
 
 class Line(NamedTuple):
