@@ -13,8 +13,9 @@ from gymnasium import vector
 from gymnasium.vector.utils import batch_space, iterate
 
 from gym_trace.environment import autoreset_mode, lane_space
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, UnstorableValue
 from gym_trace.filters import EpisodeFilter, Filters, FrameFilter
+from gym_trace.format import wire
 from gym_trace.lanes.events import SAME_STEP, Reset, Step
 from gym_trace.lanes.infos import LAST_INFO, LAST_OBSERVATION, infos_by_lane, last_of
 from gym_trace.lanes.ordering import Rows
@@ -197,7 +198,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         try:
             terminated, truncated = self._kept("terminations", terminations), self._kept("truncations", truncations)
             rewards = self._rewards(rewards)
-            is_usual = rewards.dtype.kind in "biuf" and rewards.ndim == 1
+            is_usual = rewards.ndim == 1 and rewards.dtype.kind in "biuf" and rewards.dtype.isnative
             packed_rewards = self._kept("rewards", rewards, rewards.dtype) if is_usual else self._odd(rewards)
         except Exception as error:
             self._cannot_tell("rewards, terminations and truncations", error)
@@ -266,8 +267,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             count = len(rows) if getattr(rows, "shape", True) and hasattr(rows, "__len__") else "no"
             if count != self._count:
                 raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one a lane")
-            typed = type(rows) is np.ndarray and rows.dtype.kind in "biufc"
-            self._notes[name] = np.array(rows) if typed else [pack(row) for row in rows]
+            self._notes[name] = np.array(rows) if _is_typed(rows) else [_packed_note(name, row) for row in rows]
 
     def flush(self) -> None:
         """Returns when all steps so far can be read by others. Raises RecordingError if they could not be written."""
@@ -320,7 +320,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def _odd(self, rewards: Array) -> Rows:
         """Rows of rewards that are not one number a lane."""
-        if rewards.dtype.kind in "biufc":
+        if _is_typed(rewards):
             return np.array(rewards)
         return [self._recorder.packed("rewards", reward) for reward in rewards]
 
@@ -349,3 +349,15 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self._schema = copied_schema(self._schema)
         self._attach(lazy=True)
         self._recorder.go_on_with(run)
+
+
+def _is_typed(rows: Any) -> bool:
+    """Whether rows can be a typed column."""
+    return type(rows) is np.ndarray and rows.dtype.kind in "biufc" and rows.dtype.isnative
+
+
+def _packed_note(name: str, value: Any) -> bytes:
+    packed = pack(value)
+    if len(packed) > wire.MAX_VALUES // 4:
+        raise UnstorableValue(f"annotate({name}=...): {len(packed)} bytes; at most {wire.MAX_VALUES // 4}")
+    return packed

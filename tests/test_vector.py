@@ -16,6 +16,7 @@ from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import RecordingError, TraceExists, UnstorableValue
+from gym_trace.format import wire
 
 vector_wrappers = pytest.importorskip("gymnasium.wrappers.vector")
 
@@ -49,6 +50,20 @@ def test_episodes_do_not_depend_on_when_they_are_written(tmp_path: Path, mode: A
     actions, batch = batched_actions(env, STEPS), env.action_space
     record(env, tmp_path / "t", actions, flush_every)
     check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+@pytest.mark.parametrize(("table", "values"), [(2, 2000), (9, 3000), (10**6, 1200)])
+@pytest.mark.parametrize("space", ["box", "mixed", "frames"])
+def test_readers_take_whatever_is_written_however_little_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, table: int, values: int, space: str
+) -> None:
+    monkeypatch.setattr(wire, "MAX_TABLE", table)
+    monkeypatch.setattr(wire, "MAX_VALUES", values)
+    env = made("sync", mode, True, SPACES[space], SPACES["box"])
+    actions, batch = batched_actions(env, STEPS), env.action_space
+    record(env, tmp_path / "t", actions, flush_every=1000)
+    check(tmp_path / "t", expected(mode, SPACES[space], SPACES["box"], actions, batch), SPACES[space], SPACES["box"])
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
@@ -232,6 +247,7 @@ class _OddlyRewarding(vector.VectorEnv[Any, Any, Any]):
         ([1.0, 2.0, 3.0], "[1.0, 2.0, 3.0]"),
         (np.zeros(3), "[0. 0. 0.]"),
         (np.ma.MaskedArray([1.0, 2.0], [False, True]), "--"),
+        (np.array([1.5, 2.5], ">f8"), "2.5"),
     ],
 )
 def test_rewards_that_are_not_one_number_a_lane_stop_nothing(tmp_path: Path, rewards: Any, kept: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
 from gym_trace.format.batch import PART
 from gym_trace.format.columns import Column, Path, Piece
@@ -42,6 +43,10 @@ class BatchWriter:
         except OSError:
             self.abandon()
             raise
+
+    def has_room(self, fragments: int) -> bool:
+        """Whether the index can have the fragments of one more chunk."""
+        return self.fragments + fragments <= wire.MAX_TABLE and len(self._chunks) < wire.MAX_TABLE
 
     def write_chunk(
         self, fragments: Array, observation_rows: int, columns: list[tuple[Column, Sequence[Piece]]]
@@ -87,6 +92,8 @@ class BatchWriter:
             self._fd = -1
 
     def _record(self, kind: int, metadata: bytes, blobs: Sequence[Sequence[Piece]]) -> None:
+        if len(metadata) > wire.MAX_METADATA:
+            raise UnstorableValue(f"what describes columns takes {len(metadata)} bytes; at most {wire.MAX_METADATA}")
         self._append(wire.pack_record(kind, metadata, blobs, self.size, self._sequence, self._file_id))
         self._sequence += 1
 

@@ -12,6 +12,7 @@ from gym_trace.values import dtype_from
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16  # bits of an encoding
 MSGPACK = "msgpack"
+_TOO_LARGE = 1 << 32  # for any number of a descriptor, of which one is a checksum
 VALUE_SIZE = 64  # bytes that a decoded value takes at least, if it is no more than that
 
 Path = tuple[str | int, ...]
@@ -58,7 +59,7 @@ def parse_column(descriptor: Any) -> Column:
         numbers = (*column.shape, rows, encoding, stored, raw, crc)
     except (TypeError, ValueError) as error:
         raise CorruptTrace("a column descriptor is malformed") from error
-    if not all(type(number) is int and 0 <= number <= wire.MAX_COLUMN * 2 for number in numbers):
+    if not all(type(number) is int and 0 <= number < _TOO_LARGE for number in numbers):
         raise CorruptTrace("a number in a column descriptor is out of range")
     if not column.path or not all(type(part) in (str, int) for part in column.path):
         raise CorruptTrace("a column path is malformed")

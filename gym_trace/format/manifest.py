@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.errors import UnstorableValue
 from gym_trace.regular import open_regular
 from gym_trace.values import shown
 
@@ -40,6 +41,9 @@ class ManifestWriter:
     """Appends lines to a new manifest, and holds its lock until closed: a reader sees by it that the writer lives."""
 
     def __init__(self, path: Path, schema: dict[str, Any]):
+        first = as_json({"type": "writer", **schema})
+        if len(first) >= _MAX_LINE:  # of which those of a batch, that are to be read, have about as many
+            raise UnstorableValue(f"spaces and metadata take {len(first)} bytes in the manifest; at most {_MAX_LINE}")
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
         self._name = os.path.realpath(path)
         _written_here.add(self._name)
@@ -47,7 +51,7 @@ class ManifestWriter:
             with contextlib.suppress(OSError):  # a file system without locks, as clusters have them
                 fcntl.flock(self._fd, fcntl.LOCK_EX)  # may wait a moment for a reader that asks whether we live
         try:
-            self._line({"type": "writer", **schema})
+            self._write(first)
         except OSError:
             self.close()
             raise
@@ -65,7 +69,10 @@ class ManifestWriter:
             _written_here.discard(self._name)
 
     def _line(self, entry: dict[str, Any]) -> None:
-        line = as_json(entry) + b"\n"
+        self._write(as_json(entry))
+
+    def _write(self, line: bytes) -> None:
+        line += b"\n"
         while line:
             line = line[os.write(self._fd, line) :]
 

@@ -58,14 +58,25 @@ class TraceWriter:
         """Appends one chunk, which also has the columns that were fed.
 
         columns: typed arrays of rows, lists of MessagePack values, or what is encoded already.
+
+        Raises UnstorableValue for what a reader would refuse.
         """
-        encoded: list[tuple[Column, Sequence[Piece]]] = [self._encoded(("fragments",), fragments)]
-        encoded += [self._encoders[path].finish() for path in self._fed]
+        while len(fragments) > wire.MAX_TABLE:  # a repair puts ends, which have no rows, before them
+            ends = min(len(fragments) - wire.MAX_TABLE, wire.MAX_TABLE)
+            self._write(fragments[:ends], [])
+            fragments = fragments[ends:]
+        encoded: list[tuple[Column, Sequence[Piece]]] = [self._encoders[path].finish() for path in self._fed]
         self._fed.clear()
         encoded += [self._encoded(path, rows) for path, rows in columns.items()]
+        self._write(fragments, encoded)
+
+    def _write(self, fragments: Array, columns: list[tuple[Column, Sequence[Piece]]]) -> None:
+        if self._batch is not None and not self._batch.has_room(len(fragments)):
+            self.seal()
+        columns = [self._encoded(("fragments",), fragments), *columns]
         leads = int(np.count_nonzero(fragments["flags"] & wire.LEADS))
         steps = int(fragments["steps"].sum())
-        self.batch().write_chunk(fragments, steps + leads, encoded)
+        self.batch().write_chunk(fragments, steps + leads, columns)
         self._batch_steps += steps
         self._batch_episodes += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
         self.bytes = self._in_sealed + self.batch().size

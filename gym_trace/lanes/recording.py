@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.errors import UnstorableValue
 from gym_trace.filters import Filters
 from gym_trace.format import wire
 from gym_trace.lanes.encoder import LaneEncoder
@@ -52,7 +53,10 @@ class LaneRecorder(Recorder):
         self._leaves = list(observation.leaves()), list(action.leaves())
         self._leaves_out_steps = filters.steps
         self.filters = LaneFilters(filters, mode, count) if filters.any else None
-        row_size = 10 + sum(leaf.row_size for leaves in self._leaves for leaf in leaves)
+        sizes = [leaf.row_size for leaves in self._leaves for leaf in leaves]
+        if max(sizes, default=0) > wire.MAX_COLUMN // 4:
+            raise UnstorableValue(f"one observation or action takes more than {wire.MAX_COLUMN // 4} bytes")
+        row_size = 10 + sum(sizes)
         self._capacity = min(_MOST_BYTES, max(_LEAST_BYTES, _ROWS * count * row_size))
         self._times = max(1, self._capacity // (count * row_size))
         self.largest_value = wire.MAX_VALUES // 2 // count

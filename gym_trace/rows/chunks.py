@@ -12,6 +12,7 @@ from gym_trace.format.writer import TraceWriter
 from gym_trace.frames import FrameRows
 from gym_trace.layout import Path
 from gym_trace.rows.encoder import Columns, Rows, Segment
+from gym_trace.rows.splitting import most_bytes, most_rows, readable, rows_in
 from gym_trace.values import ABSENT, Array, numbers_of, pack, unpack
 
 
@@ -29,17 +30,23 @@ class ChunkWriter:
         self.chunk_bytes = chunk_bytes
         self.chunks = 0  # written so far
         self._pieces: list[tuple[Array, Columns]] = []
-        self._size = 0
+        self._size = self._rows = 0
         self._kinds: dict[Path, object] = {}  # of each column so far: dtype and row shape if its rows are large
 
     def add(self, segment: Segment) -> None:
         """Adds a segment to the chunk, and writes that when it is full. Raises OSError."""
+        for part in readable(segment):
+            self._add(part)
+
+    def _add(self, segment: Segment) -> None:
         kinds = {path: _kind(rows) for path, rows in segment.columns.items()}
         mixed = any(self._kinds.get(path, kind) != kind for path, kind in kinds.items())
         if self._pieces:  # rows that lack an annotation can be filled in only where it is not large
             names = {path for path in (*kinds, *self._kinds) if path[0] == "annotations"}
             mixed = mixed or any(self._kinds.get(path) != kinds.get(path) for path in names)
-        if mixed or self._size + segment.size > self.chunk_bytes:  # large rows of two kinds cannot be in one column
+        count = rows_in(segment)
+        is_full = self._size + segment.size > min(self.chunk_bytes, most_bytes()) or self._rows + count > most_rows()
+        if mixed or is_full:  # large rows of two kinds cannot be in one column
             self.write()
         if self.writer is None:
             self.writer = self._open_writer()
@@ -52,6 +59,7 @@ class ChunkWriter:
         self._kinds.update(kinds)
         self._pieces.append((segment.fragments, small))
         self._size += segment.size
+        self._rows += count
         if self._size >= self.chunk_bytes:
             self.write()
 
@@ -59,7 +67,7 @@ class ChunkWriter:
         """Writes what was added since the last chunk. Raises OSError."""
         if self._pieces and self.writer is not None:
             fragments, columns = _joined(self._pieces)
-            self._pieces, self._size, self._kinds = [], 0, {}
+            self._pieces, self._size, self._rows, self._kinds = [], 0, 0, {}
             _add_up(columns.get(("rewards",)), fragments)
             self.writer.write(fragments, columns)
             self.chunks += 1
