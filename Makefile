@@ -32,7 +32,7 @@ $(VENV)/.dev: $(VENV)/.installed pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
-# The single-environment suite with the oldest gymnasium and numpy that we claim, and on the oldest and newest Python at hand.
+# Every minor version of Gymnasium that we claim, on the oldest and the newest Python at hand; ONLY="1.2 1.3" for some.
 compat:
 	PYTHON=$(PYTHON) bash tests/compat.sh
 
