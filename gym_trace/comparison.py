@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.episode import Episode, infos_of
 from gym_trace.errors import InvalidOption
-from gym_trace.layout import Layout, Leaf
+from gym_trace.layout import Layout, as_kept
 from gym_trace.tensors import plain_array
 from gym_trace.values import Array, pack_lenient
 
@@ -71,16 +71,22 @@ class Comparison:
         self.columns = frozenset(self.COLUMNS) - set(ignore)
 
     def of(
-        self, episode: Episode, layouts: Any, observations: Any = None, all_infos: bool = False
+        self,
+        episode: Episode,
+        layouts: Any,
+        observations: Any = None,
+        all_infos: bool = False,
+        batched: bool = False,
     ) -> EpisodeComparison:
         """The comparison with one episode.
 
         Args:
             observations: its observations, or what gives single rows of them.
             all_infos: whether all infos were recorded, so that there must not be others.
+            batched: whether it is of a lane of a vector environment, while what is seen is not.
         """
         observations = episode.observations if observations is None else observations
-        return EpisodeComparison(self, episode, layouts, observations, all_infos)
+        return EpisodeComparison(self, episode, layouts, observations, all_infos, batched)
 
 
 class EpisodeComparison:
@@ -92,8 +98,14 @@ class EpisodeComparison:
     """
 
     def __init__(
-        self, comparison: Comparison, episode: Episode, layouts: Any, observations: Any, all_infos: bool
-    ):  # fmt: skip
+        self,
+        comparison: Comparison,
+        episode: Episode,
+        layouts: Any,
+        observations: Any,
+        all_infos: bool,
+        batched: bool,
+    ):
         self.largest = 0.0
         self.exact = True
         self._atol, self._rtol = comparison.atol, comparison.rtol
@@ -106,7 +118,7 @@ class EpisodeComparison:
         self._rewards = episode.rewards if "rewards" in columns else np.empty(0)
         self._flags = {name: getattr(episode, name) for name in ("terminations", "truncations") if name in columns}
         self._infos: list[dict[str, Any]] | None = None
-        self._all_infos = all_infos
+        self._all_infos, self._batched = all_infos, batched
         self._reset_info = episode.reset_info if "infos" in columns else None
         if self._reset_info is not None:
             self._infos = infos_of(episode)
@@ -143,7 +155,7 @@ class EpisodeComparison:
             recorded = [part[row] for part in self._parts]
             return Difference(step, "observations", (), recorded, observation, None)
         for name, leaf, part, value in zip(self._names, self._layout.leaves(), self._parts, seen):
-            difference = self.value(step, name, part[row], _as_the_recorder_has_it(value, leaf))
+            difference = self.value(step, name, part[row], as_kept(value, leaf))
             if difference is not None:
                 return difference
         return None
@@ -155,7 +167,8 @@ class EpisodeComparison:
         for key in recorded:
             if key not in info:
                 return Difference(step, f"infos/{key}", (), recorded[key], None, None)
-            difference = self.value(step, f"infos/{key}", recorded[key], info[key])
+            seen = _as_batched(recorded[key], info[key]) if self._batched else info[key]
+            difference = self.value(step, f"infos/{key}", recorded[key], seen)
             if difference is not None:
                 return difference
         return None
@@ -190,18 +203,20 @@ class EpisodeComparison:
 
 
 class Fingerprint:
-    """Takes in what comes of resets and steps, in the place of a comparison."""
+    """Takes in what comes of resets and steps, in the place of a comparison. infos: whether these, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, infos: bool) -> None:
         self._hash = hashlib.blake2b()
+        self._infos = infos
 
     def reset(self, observation: Any, info: dict[str, Any]) -> None:
-        self._hash.update(pack_lenient(observation)[0])
+        self._hash.update(pack_lenient([observation, info if self._infos else None])[0])
 
     def step(
         self, step: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
     ) -> None:
-        self._hash.update(pack_lenient([observation, reward, bool(terminated), bool(truncated)])[0])
+        told = [observation, reward, bool(terminated), bool(truncated), info if self._infos else None]
+        self._hash.update(pack_lenient(told)[0])
 
     def digest(self) -> bytes:
         return self._hash.digest()
@@ -229,13 +244,17 @@ def _parts(layout: Layout, observations: Any) -> list[Array] | None:
     return parts
 
 
-def _as_the_recorder_has_it(value: Any, leaf: Leaf) -> Any:
-    """A plain integer as a scalar of the space's dtype, if it fits."""
-    if type(value) is int and leaf.dtype is not None and leaf.dtype.kind in "iu" and leaf.shape == ():
-        limits = np.iinfo(leaf.dtype)
-        if limits.min <= value <= limits.max:
-            return leaf.dtype.type(value)
-    return value
+def _as_batched(recorded: Any, seen: Any) -> Any:
+    """An info as a vector environment has it, in whose arrays plain numbers become NumPy's. No value changes."""
+    if isinstance(recorded, Mapping) and isinstance(seen, Mapping):
+        return {key: _as_batched(recorded.get(key), value) for key, value in seen.items()}
+    if not isinstance(recorded, np.generic) or not isinstance(seen, (bool, int, float, np.generic)):
+        return seen
+    try:
+        batched = recorded.dtype.type(seen)
+    except (TypeError, ValueError, OverflowError):
+        return seen
+    return batched if batched == seen or (batched != batched and seen != seen) else seen
 
 
 def _are_numbers(*arrays: Any) -> bool:

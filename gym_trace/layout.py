@@ -159,5 +159,14 @@ def from_array_map(plain: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
         raise CorruptTrace(f"the description of an array is malformed: {error!r:.100}") from error
 
 
+def as_kept(value: Any, leaf: Leaf) -> Any:
+    """A plain integer as a scalar of the leaf's dtype, if it fits; any other value as it is."""
+    if type(value) is int and leaf.dtype is not None and leaf.dtype.kind in "iu" and leaf.shape == ():
+        limits = np.iinfo(leaf.dtype)
+        if limits.min <= value <= limits.max:
+            return leaf.dtype.type(value)
+    return value
+
+
 def map_leaves(layout: Layout, function: Callable[[Leaf], Any]) -> list[Any]:
     return [function(leaf) for leaf in layout.leaves()]

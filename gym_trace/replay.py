@@ -220,7 +220,8 @@ class LaneReplay:
         alone = self._attempt(self._fresh(), -1, episode)
         if alone.verdict != DIFFERS:
             return alone
-        first, second = (self._fingerprint(episode) for _ in range(2))
+        by_infos = verdict.difference is not None and verdict.difference.column.startswith("infos/")
+        first, second = (self._fingerprint(episode, by_infos) for _ in range(2))
         self.close()
         if first == second:
             return verdict
@@ -229,9 +230,9 @@ class LaneReplay:
         reason = "two replays of it differ: it has randomness that neither seed nor generator state brings back"
         return verdict_on(episode, UNVERIFIABLE, reason=reason)
 
-    def _fingerprint(self, episode: Episode) -> bytes:
+    def _fingerprint(self, episode: Episode, infos: bool) -> bytes:
         """Of all that comes out when the episode is played by itself in a fresh environment."""
-        seen = Fingerprint()
+        seen = Fingerprint(infos)
         self._simulate(self._fresh().env, episode, seen, None)
         return seen.digest()
 
@@ -247,7 +248,8 @@ class LaneReplay:
             observations = stored_observations(self._trace, episode.index).tree()
         recorder = self._lane.writer.schema.get("recorder")
         all_infos = isinstance(recorder, dict) and recorder.get("record_infos") is True
-        seen = self._comparison.of(episode, self._lane.writer.layouts, observations, all_infos)
+        batched = isinstance(recorder, dict) and "num_envs" in recorder
+        seen = self._comparison.of(episode, self._lane.writer.layouts, observations, all_infos, batched)
         try:
             difference = self._simulate(simulation.env, episode, seen, watch)
         except EnvironmentUnavailable as error:

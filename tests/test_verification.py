@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -171,6 +172,22 @@ def test_an_environment_that_does_not_agree_with_itself_is_said_to_be_so(tmp_pat
     assert "neither seed nor generator state" in second.reason
 
 
+class Whimsical(CountingEnv):
+    """Its infos have something that no seed brings back."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {"whim": os.urandom(8)}
+
+
+def test_infos_that_do_not_agree_with_themselves_are_said_to_be_so(tmp_path: Path) -> None:
+    record(Whimsical(length=4), tmp_path, 2, seeded=2, record_infos=True)
+    first, second = verify_trace(tmp_path, make_env=lambda: Whimsical(length=4))
+    assert first.verdict == "differs"
+    assert "not deterministic" in first.reason
+    assert second.verdict == "unverifiable"
+    assert verdicts(tmp_path, make_env=lambda: Whimsical(length=4), ignore=["infos"]) == ["identical"] * 2
+
+
 def test_an_environment_that_raises_differs(tmp_path: Path) -> None:
     record(CountingEnv(length=9), tmp_path, 1)
 
@@ -203,6 +220,44 @@ def test_lanes_of_a_vector_run_are_verified_one_by_one(tmp_path: Path, kind: Cal
     found = verdicts(tmp_path)
     assert len(found) > 6
     assert set(found) == {"identical"}
+
+
+class PlainTeller(gymnasium.Env[Any, Any]):
+    """Observations and infos are plain Python numbers, which vector environments put into arrays."""
+
+    observation_space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(9), gymnasium.spaces.Discrete(9)])
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def _told(self) -> tuple[Any, dict[str, Any]]:
+        return (self.t, 8), {"t": self.t, "half": self.t / 2, "odd": self.t % 2 == 1, "deep": {"nan": float("nan")}}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        return self._told()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t += 1
+        observation, info = self._told()
+        return observation, 1.0, self.t == 4, False, info
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_plain_numbers_in_observations_and_infos_of_lanes_are_as_the_space_says_and_identical(
+    tmp_path: Path, mode: str
+) -> None:
+    if not hasattr(gymnasium.vector, "AutoresetMode"):
+        pytest.skip("needs gymnasium 1.1")
+    from gym_trace import TraceRecordingVectorWrapper, open_trace
+
+    plain = SyncVectorEnv([PlainTeller] * 2, autoreset_mode=gymnasium.vector.AutoresetMode[mode])
+    envs = TraceRecordingVectorWrapper(plain, tmp_path, record_infos=True)
+    envs.reset(seed=5)
+    for _ in range(10):
+        envs.step(envs.action_space.sample())
+    envs.close()
+    assert open_trace(tmp_path)[0].observations[0].dtype == np.int64
+    assert set(verdicts(tmp_path, make_env=PlainTeller)) == {"identical"}
 
 
 def test_lanes_that_are_stepped_together_are_said_to_be_unverifiable(tmp_path: Path) -> None:

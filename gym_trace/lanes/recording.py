@@ -17,7 +17,7 @@ from gym_trace.lanes.encoder import LaneEncoder
 from gym_trace.lanes.events import End, GoOn, LaneBlock, Lost, Reset, Step
 from gym_trace.lanes.filters import LaneFilters
 from gym_trace.lanes.ordering import Rows, StepRooms
-from gym_trace.layout import Layout, Leaf, taken_apart
+from gym_trace.layout import Layout, Leaf, as_kept, taken_apart
 from gym_trace.rows.encoder import size_of
 from gym_trace.rows.recorder import Recorder
 from gym_trace.values import Array
@@ -208,7 +208,7 @@ class BatchPacker:
     def _stacked(self, leaf: Leaf, values: list[Any]) -> Rows:
         if leaf.dtype is None:
             return [self._recorder.packed(leaf.column, value) for value in values]
-        arrays = [self._recorder.plain(leaf.column, value) for value in values]
+        arrays = [as_kept(self._recorder.plain(leaf.column, value), leaf) for value in values]
         if all(map(leaf.fits, arrays)):
             return np.array(arrays, leaf.dtype).reshape(len(arrays), *leaf.shape)
         packed = [self._recorder.packed(leaf.column, array) for array in arrays]
