@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo test check setup compat samples wheel bench bench-against clean
+.PHONY: demo test check setup compat strangers samples wheel bench bench-against clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -36,6 +36,11 @@ $(VENV)/.dev: $(VENV)/.installed pyproject.toml
 compat:
 	PYTHON=$(PYTHON) bash tests/compat.sh
 
+# Other people's environments, recorded, compared with a log kept beside, and verified. STRANGERS="-k minigrid" chooses; SOURCES=DIR
+# with checkouts of Gymnasium and Minari in it runs their own tests as well.
+strangers:
+	PYTHON=$(PYTHON) SOURCES=$(SOURCES) bash tests/strangers.sh $(STRANGERS)
+
 samples: $(VENV)/.dev
 	$(BIN)/python sample_traces/make_samples.py
 
@@ -57,4 +62,4 @@ bench-against: .venv-bench/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-bench* $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench* .venv-strangers* $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Records, compares and verifies environments of other people's packages, in environments of their own (.venv-strangers*, 5 GB).
+# SOURCES=DIR: a directory with checkouts of Gymnasium and Minari, whose own tests are run with a recorder injected.
+# Arguments go to pytest, such as -k envpool.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+failed=0
+
+environment() { # name, requirements ...
+    local directory=".venv-$1" requirement
+    shift
+    [ -x "$directory/bin/python" ] || "${PYTHON:-python3}" -m venv "$directory" || exit 1
+    echo "== $directory: $*"
+    "$directory/bin/pip" install --quiet --disable-pip-version-check -e . pytest pytest-timeout pytest-xdist || exit 1
+    "$directory/bin/pip" install --quiet --disable-pip-version-check "$@" && return
+    for requirement in "$@"; do # what does not install is said, and the rest goes on
+        "$directory/bin/pip" install --quiet --disable-pip-version-check "$requirement" ||
+            echo "strangers: $requirement does not install on $("$directory/bin/python" --version)"
+    done
+}
+
+suite() { # name, pytest arguments ...
+    local directory=".venv-$1"
+    shift
+    "$directory/bin/python" -m pytest -q -n 2 -c tests/strangers/pytest.ini "$@" || failed=1
+}
+
+environment strangers 'gymnasium[jax,mujoco]' opencv-python-headless torch==2.13.0 'minari[create,hdf5]' envpool supersuit \
+    'pettingzoo[butterfly]' mo-gymnasium torchrl stable-baselines3 vizdoom highway-env minigrid ale-py
+suite strangers tests/strangers --ignore tests/strangers/test_shimmy.py --ignore tests/strangers/test_gymnasium_robotics.py "$@"
+# Neither knows a newer MuJoCo.
+environment strangers-mujoco3 'mujoco<3.10' 'shimmy[dm-control]' gymnasium-robotics
+suite strangers-mujoco3 tests/strangers/test_shimmy.py tests/strangers/test_gymnasium_robotics.py "$@"
+exit "$failed"

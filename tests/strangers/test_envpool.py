@@ -1,0 +1,42 @@
+"""EnvPool: vector environments in C++, which reset a lane at the step after its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from beside import record_vector
+
+envpool = pytest.importorskip("envpool")
+
+from gym_trace import open_trace, verify_trace  # noqa: E402
+
+ENVIRONMENTS = ["CartPole-v1", "Pendulum-v1", "Taxi-v3", "Blackjack-v1", "Pong-v5", "HalfCheetah-v4", "FrozenLake-v1"]
+
+
+def pool(name: str, **options: Any) -> Any:
+    if name not in envpool.list_all_envs():
+        pytest.skip(f"this EnvPool has no {name}")
+    return envpool.make(name, env_type="gymnasium", num_envs=4, seed=3, **options)
+
+
+def act(envs: Any) -> Any:
+    """Actions for all lanes, of the dtype that EnvPool wants, which is not that of its space."""
+    actions = np.array([envs.single_action_space.sample() for _ in range(envs.num_envs)])
+    return actions.astype(np.int32) if actions.dtype == np.int64 else actions
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_vector(tmp_path: Path, name: str) -> None:
+    record_vector(lambda: pool(name), tmp_path, 220 if name == "Pendulum-v1" else 90, act)
+    trace = open_trace(tmp_path)
+    assert trace.observation_space == pool(name).single_observation_space
+    verdicts = list(verify_trace(tmp_path))
+    assert {verdict.verdict for verdict in verdicts} == {"unverifiable"}
+
+
+def test_short_episodes(tmp_path: Path) -> None:
+    result = record_vector(lambda: pool("CartPole-v1", max_episode_steps=5), tmp_path, 60, act)
+    assert result.episodes >= 40
