@@ -195,12 +195,14 @@ class BatchPacker:
             part = array = self._recorder.plain(leaf.column, part)
             if isinstance(array, (list, tuple)) and leaf.dtype.kind in "iub":
                 array = np.asarray(array)
+                array = array.astype(leaf.dtype) if _fits(array, leaf.dtype) else array
             if type(array) is np.ndarray and array.shape == (self._count, *leaf.shape):
                 chosen = array if lanes is None else array[lanes]
+                if array.dtype != leaf.dtype and array.dtype.kind == leaf.dtype.kind and array.dtype.isnative:
+                    self._complain_of(leaf)
+                    return np.array(chosen, order="C", subok=False)
                 if array.dtype == leaf.dtype:
                     return np.array(chosen, leaf.dtype, order="C", subok=False)
-                if _fits(chosen, leaf.dtype):
-                    return chosen.astype(leaf.dtype)
         if len(part) != self._count:
             raise LookupError
         return self._stacked(leaf, list(part) if lanes is None else [part[lane] for lane in lanes])
@@ -212,9 +214,12 @@ class BatchPacker:
         if all(map(leaf.fits, arrays)):
             return np.array(arrays, leaf.dtype).reshape(len(arrays), *leaf.shape)
         packed = [self._recorder.packed(leaf.column, array) for array in arrays]
-        complaint = "got values that are not as the space says; recorded exactly as they are"
-        self._recorder.complain(leaf.column, complaint)  # after what is to say of values that cannot be stored
+        self._complain_of(leaf)  # after what is to say of values that cannot be stored
         return packed
+
+    def _complain_of(self, leaf: Leaf) -> None:
+        complaint = "got values that are not as the space says; recorded exactly as they are"
+        self._recorder.complain(leaf.column, complaint)
 
 
 def _fits(array: Array, dtype: np.dtype[Any]) -> bool:

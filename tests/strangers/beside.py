@@ -265,14 +265,6 @@ def reward_matches(said: Any, kept: Any) -> bool:
     return said.shape == kept.shape and kept.dtype == np.float64 and said.astype(np.float64).tobytes() == kept.tobytes()
 
 
-def in_its_width(action: Any, kept: Any) -> Any:
-    """An action of whole numbers in the width that its space says, in which vector wrappers keep it, if it fits."""
-    numbers = (np.ndarray, np.generic)
-    if isinstance(action, numbers) and isinstance(kept, numbers) and action.dtype.kind == kept.dtype.kind == "i":
-        return action.astype(kept.dtype) if np.array_equal(action, kept) else action
-    return action
-
-
 @dataclass
 class Comparison:
     """What came out of comparing a log with a trace."""
@@ -315,7 +307,7 @@ def _differences(told: Told, episode: Any, infos: bool, kept_by_repr: list[str])
     for i, said in enumerate(told.observations):
         yield first_difference(said, row(observations, i), f"observation {i}", kept_by_repr)
     for i, (action, reward, terminated, truncated, info) in enumerate(told.steps):
-        yield first_difference(in_its_width(action, row(actions, i)), row(actions, i), f"action {i}", kept_by_repr)
+        yield first_difference(action, row(actions, i), f"action {i}", kept_by_repr)
         if not reward_matches(reward, episode.rewards[i]):
             kept = episode.rewards[i]
             yield f"reward {i}: {reward!r} ({kind(reward)}) came back as {kept!r} ({kind(kept)})"
