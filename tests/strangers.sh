@@ -28,6 +28,15 @@ suite() { # name, pytest arguments ...
 environment strangers 'gymnasium[jax,mujoco]' opencv-python-headless torch==2.13.0 'minari[create,hdf5]' envpool supersuit \
     'pettingzoo[butterfly]' mo-gymnasium torchrl stable-baselines3 vizdoom highway-env minigrid ale-py
 suite strangers tests/strangers --ignore tests/strangers/test_shimmy.py --ignore tests/strangers/test_gymnasium_robotics.py "$@"
+# Gymnasium's own tests, with a recorder injected. What it uploads to PyPI has none of those for vectors and wrappers.
+if [ -d "${SOURCES:-}/Gymnasium/tests" ]; then
+    injected="$PWD/tests/strangers"
+    python="$PWD/.venv-strangers/bin/python"
+    (cd "$SOURCES/Gymnasium" &&
+        PYTHONPATH="$injected" "$python" -m pytest -q -n 2 -p injected tests/vector tests/wrappers) || failed=1
+else
+    echo "strangers: Gymnasium's own tests are not run; SOURCES=DIR names a directory with a checkout of Gymnasium in it"
+fi
 # Neither knows a newer MuJoCo.
 environment strangers-mujoco3 'mujoco<3.10' 'shimmy[dm-control]' gymnasium-robotics
 suite strangers-mujoco3 tests/strangers/test_shimmy.py tests/strangers/test_gymnasium_robotics.py "$@"

@@ -55,7 +55,9 @@ class Log:
 
     def stepped(self, lane: int, action: Any, observation: Any, reward: Any, ends: tuple[Any, Any], info: Any) -> None:
         episode = self._current.get(lane)
-        if episode is not None:
+        if episode is not None and episode.over:  # stepped on without a reset: what that is, is not compared
+            self.broken.add(id(episode))
+        elif episode is not None:
             episode.observations.append(observation)
             episode.steps.append((action, reward, *ends, info))
 

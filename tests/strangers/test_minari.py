@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from beside import Beside, compare, exact, row
+from beside import Beside, compare, exact, record_single, row
 
 minari = pytest.importorskip("minari")
 
@@ -42,6 +44,26 @@ def test_both_record_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
         assert exact(np.asarray(theirs.rewards, np.float64)) == exact(np.asarray(ours.rewards))
         assert theirs.terminations.tolist() == ours.terminations.tolist()
         assert theirs.truncations.tolist() == ours.truncations.tolist()
+
+
+def zoo() -> Any:
+    """The environments of Minari's tests, from a checkout."""
+    file = Path(os.environ.get("SOURCES") or "nowhere") / "Minari" / "tests" / "common.py"
+    if not file.exists():
+        pytest.skip("what Minari uploads to PyPI has not its tests' environments; SOURCES=DIR names a checkout")
+    spec = importlib.util.spec_from_file_location("minari_tests_common", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_environments_of_its_tests(tmp_path: Path) -> None:
+    kinds = [kind for name, kind in vars(zoo()).items() if name.startswith("Dummy") and name.endswith("Env")]
+    assert kinds
+    for kind in kinds:
+        record_single(kind, tmp_path / kind.__name__, steps=40)
 
 
 def plainly(value: Any) -> Any:
