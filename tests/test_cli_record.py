@@ -222,6 +222,6 @@ def test_record_and_stats_tell_the_mean_of_the_same_episodes(here: Path) -> None
     assert "recorded 3 episodes, the last one cut short" in recorded
     assert "return of complete episodes: 10 on average, from 10 to 10" in recorded
     shown = ok("stats", "t").output
-    assert "2: return and length are theirs, without the other 1" in shown
+    assert "2: return and length are theirs; for others --by outcome" in shown
     assert gym_trace.summarize(gym_trace.open_trace("t"))["return"]["mean"] == 10
     assert gym_trace.load_results("t")["episode_rewards"] == [10, 10]

@@ -324,3 +324,15 @@ def test_info_follow_ends_with_130_on_ctrl_c(tmp_path: Path, monkeypatch: pytest
     result = _follow(tmp_path, monkeypatch, sleep)
     env.close()
     assert result.exit_code == 130
+
+
+def test_an_episode_that_is_being_recorded_is_shown_as_running(tmp_path: Path) -> None:
+    with TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path) as env:
+        env.reset(seed=1)
+        env.step(0)
+        env.flush()
+        assert "running 1" in _output("stats", tmp_path)
+        assert "running" in _output("replay", tmp_path)
+        assert "running" in _output("stats", tmp_path, "--by", "outcome")
+        assert json.loads(_output("replay", tmp_path, "--json"))["outcome"] == "running"
+    assert "closed 1" in _output("stats", tmp_path)

@@ -14,8 +14,8 @@ import pytest
 from runs import recorded
 
 from gym_trace import TraceRecordingWrapper, collect
-from gym_trace.collecting.run import EVENTS, finished, settings_of
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceError
+from gym_trace.collecting.run import EVENTS, Events, finished, settings_of
+from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceError
 from gym_trace.film.asciicast import CastWriter
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1", max_episode_steps=5)
@@ -121,3 +121,14 @@ def test_replacing_a_trace_does_not_wait_for_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(batch.with_name(batch.name + ".part"))
     recorded(tmp_path, on_exist="replace")
     assert not batch.exists()
+
+
+def test_events_that_find_no_room_say_what_and_where(tmp_path: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("needs /dev/full")
+    events = Events(tmp_path)
+    events._file.close()
+    events._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    with pytest.raises(RecordingError, match=r"events\.jsonl cannot be written: No space left.* resumed"):
+        events("report")
+    events.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from gym_trace_cli.environments import env_args, import_modules, imports
 
 if TYPE_CHECKING:
     from gym_trace import Trace
+
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 @click.command("render", short_help="Make videos of episodes.")
@@ -49,6 +52,7 @@ def command(
     form: str | None,
     env_args: Sequence[tuple[str, Any]],
     imports: Sequence[str],
+    source: str,
     **options: Any,
 ) -> None:
     """Make videos of episodes of the trace in DIR: all, or those chosen.
@@ -63,6 +67,8 @@ def command(
 
     if sum(given is not None for given in (episodes, schedule, best, worst)) > 1:
         raise click.UsageError("--episodes, --schedule, --best and --worst exclude each other")
+    if source == "simulation" and not any(map(os.environ.get, _DISPLAYS)):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or SDL says "error: …", as if it were us
     import_modules(imports)
     trace = gym_trace.open_trace(directory)
     chosen = _chosen(trace, episodes, schedule, best, worst)
@@ -80,6 +86,7 @@ def command(
             trace,
             Destination(output, form),
             chosen,
+            source=source,
             env_kwargs=dict(env_args),
             on_frame=count_frame,
             **options,

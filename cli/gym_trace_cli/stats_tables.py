@@ -39,11 +39,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "episodes", episodes
     yield "outcomes", _outcomes(summary["outcomes"])
     if summary["complete"] < summary["episodes"]:
-        rest = summary["episodes"] - summary["complete"]
-        yield (
-            "complete",
-            f"{show.count(summary['complete'])}: return and length are theirs, without the other {show.count(rest)}",
-        )
+        yield "complete", f"{show.count(summary['complete'])}: return and length are theirs; for others --by outcome"
     yield "steps", show.count(summary["steps"])
     if duration["wall"] is not None:
         yield "recorded in", show.duration(duration["wall"])

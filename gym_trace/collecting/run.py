@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_trace.episode import OUTCOMES
-from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import lock
 from gym_trace.regular import open_regular
@@ -32,11 +32,12 @@ class Events:
     """What happens in a run, a line of JSON each, beside the trace."""
 
     def __init__(self, directory: Path):
-        """Raises InvalidOption if another run is going on in the directory."""
+        """Raises InvalidOption if another run is going on in the directory, or the file cannot be written to."""
+        self._path = directory / EVENTS
         try:
-            fd = open_regular(directory / EVENTS, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            fd = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
-            raise InvalidOption(f"{directory / EVENTS}: {error.strerror}; record into another directory") from error
+            raise InvalidOption(f"{self._path}: {error.strerror}; record into another directory") from error
         self._file = open(fd, "ab+", buffering=0)  # noqa: SIM115 - open as long as the run
         if not lock(self._file.fileno()):
             self._file.close()
@@ -45,11 +46,20 @@ class Events:
         if size:
             self._file.seek(size - 1)
             if self._file.read(1) != b"\n":  # the line that was being written when the run was killed
-                self._file.write(b"\n")
+                self._write(b"\n")
 
     def __call__(self, kind: str, **facts: Any) -> None:
         line = json.dumps({"time": time.time(), "event": kind, **facts}, default=str)
-        self._file.write(line.encode() + b"\n")
+        self._write(line.encode() + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise RecordingError(
+                f"{self._path} cannot be written: {error.strerror}; what was recorded before can be read, and the run "
+                "be resumed"
+            ) from error
 
     def size(self) -> int:
         """Bytes."""
