@@ -313,10 +313,9 @@ class TraceRecordingVectorWrapper(_Wrapper):
             rewards: Array = objects(list(values)) if is_masked(values) else np.asarray(values)
         except ValueError:  # each of another shape
             rewards = objects(list(values))
-        if rewards.shape[:1] == (self._count,):
-            return rewards
-        self._recorder.complain("rewards", f"not {self._count}, one a lane; each lane records all of them")
-        return objects([values] * self._count)
+        if rewards.shape[:1] != (self._count,):
+            raise ValueError(f"rewards of shape {rewards.shape}")
+        return rewards
 
     def _odd(self, rewards: Array) -> Rows:
         """Rows of rewards that are not one number a lane."""
