@@ -287,6 +287,7 @@ class RowRecorder(Recorder):
             self._out.advance()
             if self._encoder.complaints:
                 self._complain()
+        self._out.catch_up()
 
     def steps_taken(self) -> int:
         """Steps of the episode that the environment was asked for, as far as rows and gaps between them say."""

@@ -302,6 +302,51 @@ def test_what_is_recorded_is_flushed_without_being_asked(tmp_path: Path) -> None
     env.close()
 
 
+def test_what_is_encoded_is_written_however_often_the_caller_is_quicker_than_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=100), tmp_path, flush_seconds=1000)
+    recorder = env._recorder
+    encoded, chunks, inner = gym_trace.rows.encoder.Encoder.encoded, [], False
+
+    def overtaken(self: Any, *arguments: Any, **options: Any) -> Any:
+        nonlocal inner
+        if inner or len(chunks) == 4:
+            return encoded(self, *arguments, **options)
+        chunks.append(recorder._chunks.chunks)
+        inner = True
+        env.step(0)
+        result = encoded(self, *arguments, **options)
+        recorder._out.progress()  # encodes all there is, and is the first to say so
+        inner = False
+        return result
+
+    env.reset()
+    env.step(0)
+    monkeypatch.setattr(gym_trace.rows.encoder.Encoder, "encoded", overtaken)
+    env.flush()
+    assert chunks == [0, 1, 2, 3]
+    env.close()
+    (episode,) = open_trace(tmp_path)
+    assert episode.observations[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_caller_that_is_ahead_of_the_thread_for_too_long_waits_for_it(tmp_path: Path) -> None:
+    with small_blocks(rows=8, chunk=10**6, frame=10**6):
+        env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=1000)
+        out = env._recorder._out
+        env.reset()
+        for _ in range(100):
+            env.step(0)
+        assert env._recorder._chunks.chunks == 0
+        out._written_until -= 601  # seconds ago
+        for _ in range(8):
+            env.step(0)
+        assert env._recorder._chunks.chunks == 1
+        assert time.monotonic() - out._written_until < 60
+        env.close()
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     "place",

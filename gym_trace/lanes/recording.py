@@ -67,6 +67,7 @@ class LaneRecorder(Recorder):
     def _start_afresh(self) -> None:
         super()._start_afresh()
         self._size = 0
+        self._until = self._end_of_block()
         self._rooms = StepRooms(self._count, self._times)
         self._asked: deque[Any] = deque()
         self.limit = 1
@@ -78,6 +79,10 @@ class LaneRecorder(Recorder):
 
     def _new_block(self) -> LaneBlock:
         return LaneBlock()
+
+    def _end_of_block(self) -> float:
+        """When the block is old enough to be handed on, in nanoseconds: in a hurry the thread gets little done."""
+        return (self.block.born + self._out.patience) * 1e9
 
     def ready(self) -> bool:
         """Makes room for an event; says whether there is any use in telling it. Raises RecordingError, once."""
@@ -100,11 +105,13 @@ class LaneRecorder(Recorder):
         """Hands on what the block holds, and goes on in a new one."""
         self._rooms.clear()  # first: Ctrl-C may fall in between, and then no more goes to the rooms of the old block
         self.block, self._size = LaneBlock(self.block), 0
+        self._until = self._end_of_block()
         if self.filters is None:  # with them it takes Python for each lane
             self._out.encode()  # here: the thread would contend for the interpreter lock, at every step of NumPy
         self._asked.append(self._out.ask())
         if len(self._asked) > _AHEAD:
             self._out.wait(self._asked.popleft())
+        self._out.catch_up()
 
     def add(self, event: Reset | Step) -> None:
         """Takes an event, whose arrays are the recorder's from now on."""
@@ -113,6 +120,8 @@ class LaneRecorder(Recorder):
             self._size += sum(map(len, event.infos or ()))
             self._size += sum(map(size_of, event.actions)) + sum(map(size_of, event.notes.values())) + 10 * self._count
             self.block.steps += 1
+        if event.monotonic > self._until:
+            self._size = self._capacity
         self._out.start()
         self.block.events.append(event)
         self.expecting = False

@@ -79,8 +79,11 @@ class BlockWriter:
         self._encoder, self._chunks = encoder, chunks
         self._written = _Link(progress, [], 0, time.monotonic())
         self._current, self._notice = current, notice
-        self._unwritten_since = time.monotonic()
+        self._unwritten_since = self._written_until = time.monotonic()
         self._interval = max(0.005, flush_seconds / 2)
+        self._pause = self._interval  # less where writing takes long, on a busy machine
+        self._took = 0.0  # seconds that writing took of late
+        self.patience = self._interval / 4  # seconds that a caller may let a block grow, where encoding takes long
         self._asks: SimpleQueue[tuple[bool, Any]] = SimpleQueue()  # all in C: signals and collections may fall anywhere
         self.running = False  # the thread
         self.started = False  # whether there was anything to record
@@ -96,7 +99,7 @@ class BlockWriter:
         if self._thread is None and not self._stop:
             self._thread = thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self.running = True
-            self._unwritten_since = time.monotonic()
+            self._unwritten_since = self._written_until = time.monotonic()
             try:
                 thread.start()
             except RuntimeError:  # shutting down: what is left is written by close()
@@ -110,6 +113,11 @@ class BlockWriter:
         encoded = self.encode()
         if encoded is None or encoded - self._written.total >= self._chunks.chunk_bytes or self._draining.locked():
             self.work(everything=False)
+
+    def catch_up(self) -> None:
+        """Waits for the thread if it is late: beside a caller that goes on it gets half of the process at most."""
+        if self.running and time.monotonic() - self._written_until > 1.2 * self._pause:
+            self.work(everything=True)
 
     def encode(self) -> int | None:
         """Encodes all blocks but the current one; returns the bytes of all so far, or None if they cannot be."""
@@ -185,13 +193,13 @@ class BlockWriter:
         asks: list[tuple[bool, Any]] = []
         try:
             while not self._stop:
-                due = self._unwritten_since + self._interval
+                due = self._unwritten_since + self._pause
                 with contextlib.suppress(Empty):
                     asks.append(self._asks.get(timeout=min(3600.0, max(0.0, due - time.monotonic()))))
                     while True:
                         asks.append(self._asks.get_nowait())
                 self._drain(everything=any(whole for whole, _ in asks))
-                if time.monotonic() >= self._unwritten_since + self._interval:
+                if time.monotonic() >= self._unwritten_since + self._pause:
                     self._drain(everything=True)
                 while asks:
                     asks.pop()[1].release()
@@ -208,48 +216,65 @@ class BlockWriter:
 
     def _encode(self, partly: bool) -> _Link:
         """Encodes the blocks that there are, and with partly=True also the current one. Returns the last link."""
-        while True:
-            last = self._written
-            while (following := last.next) is not None:
-                last = following
-            blocks = _blocks_since(last.progress.block, self._current())
-            if blocks is None:  # overtaken
-                continue
-            progress, segments = self._encoder.encoded(last.progress, blocks, partly)
-            if self._encoder.complaints:
-                self._notice()
-            if progress is last.progress:
-                return last
-            total = last.total + sum(segment.size for segment in segments)
-            link = _Link(progress, segments, total, blocks[0].born)
-            if last.append(link):
-                progress.block.before = None  # so that their memory can be used again
-                return link
+        while (link := self._next_link(partly)) is None:
+            pass
+        return link
+
+    def _next_link(self, partly: bool) -> _Link | None:
+        """As _encode(), or None if another thread was quicker, so that there may be more to encode now."""
+        last = self._written
+        while (following := last.next) is not None:
+            last = following
+        blocks = _blocks_since(last.progress.block, self._current())
+        if blocks is None:
+            return None
+        progress, segments = self._encoder.encoded(last.progress, blocks, partly)
+        if self._encoder.complaints:
+            self._notice()
+        if progress is last.progress:
+            return last
+        total = last.total + sum(segment.size for segment in segments)
+        link = _Link(progress, segments, total, blocks[0].born)
+        if not last.append(link):
+            return None
+        progress.block.before = None  # so that their memory can be used again
+        return link
 
     def _drain(self, everything: bool) -> None:
         """Adds what is encoded to chunks, and with everything=True also writes what does not fill one."""
         with self._draining:
-            chunks = self._chunks.chunks
+            began = time.monotonic()
             if everything:
-                self._unwritten_since = time.monotonic()
+                self._unwritten_since = began
             if self.failure is not None or self._finished:
                 return
             try:
-                self._encode(partly=everything)
-                while (link := self._written.next) is not None:
-                    for segment in link.segments:
-                        self._chunks.add(segment)
-                    if self._chunks.chunks != chunks:  # so all before this link is written
-                        chunks = self._chunks.chunks
-                        self._unwritten_since = max(self._unwritten_since, link.since)
-                    link.segments = []
-                    self._written = link
+                is_encoded = False
+                while not is_encoded:  # the caller may be quicker again and again: what it has encoded is written first
+                    is_encoded = self._next_link(partly=everything) is not None
+                    self._gather()
+                    if everything:
+                        self._chunks.write()
                 if everything:
-                    self._chunks.write()
+                    self._written_until = began
                 if self._chunks.writer is not None:
                     self._chunks.writer.seal_if_due()
+                self._took = max(time.monotonic() - began, 0.7 * self._took)
+                self._pause = min(self._interval, max(self._interval / 8, 2 * (self._interval - self._took)))
             except Exception as error:  # whatever it is, it must reach the caller's thread
                 self._fail(error)
+
+    def _gather(self) -> None:
+        """Adds what is encoded to chunks, which writes those that are full."""
+        chunks = self._chunks.chunks
+        while (link := self._written.next) is not None:
+            for segment in link.segments:
+                self._chunks.add(segment)
+            if self._chunks.chunks != chunks:  # so all before this link is written
+                chunks = self._chunks.chunks
+                self._unwritten_since = max(self._unwritten_since, link.since)
+            link.segments = []
+            self._written = link
 
     def _fail(self, error: Exception) -> None:
         """Ends recording: what was written stays, what was not is dropped."""
