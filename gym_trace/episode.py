@@ -204,7 +204,7 @@ class Episode:
 
     @property
     def annotations(self) -> dict[str, Array]:
-        """By name, (N, …) arrays; None in a row without a value. Names without any value here are left out."""
+        """By name, (N, …) arrays; None in a row without a value; none of an episode of no steps."""
         return dict(self._column("annotations"))
 
 

@@ -92,8 +92,8 @@ def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, co
             return [] if layouts.infos and not any(piece.steps.stop > piece.steps.start for piece in pieces) else None
         return _joined(pieces, ("infos",), _step_rows, _VALUES, copy)[skip:].tolist()
     paths = dict.fromkeys(path for piece in pieces for path in piece.chunk.columns if path[0] == "annotations")
-    notes = {path[1]: _joined_notes(pieces, path, skip, copy) for path in paths}
-    return {name: values for name, values in notes.items() if values is not None}
+    notes = {path[1]: _joined_notes(pieces, path, copy)[skip:] for path in paths}
+    return {name: values for name, values in notes.items() if len(values)}  # of no steps, whoever shares the chunk
 
 
 _VALUES = Leaf(("values",), None, ())  # of any kind
@@ -153,13 +153,10 @@ def _items(array: Array) -> list[Any]:
     return list(array)
 
 
-def _joined_notes(pieces: list[Piece], path: Path, skip: int, copy: bool) -> Array | None:
-    """An annotation: rows of chunks that lack it are None, as are those that were not given.
-
-    None if no row has it: that a chunk has the column may be for other episodes alone.
-    """
+def _joined_notes(pieces: list[Piece], path: Path, copy: bool) -> Array:
+    """An annotation: rows of chunks that lack it are None, as are those that were not given."""
     if all(path in piece.chunk for piece in pieces if piece.steps.stop > piece.steps.start):
-        notes = _joined(pieces, path, _step_rows, _VALUES, copy)[skip:]
+        notes = _joined(pieces, path, _step_rows, _VALUES, copy)
         items = notes.tolist() if notes.dtype == object else None
     else:
         items = []
@@ -167,11 +164,8 @@ def _joined_notes(pieces: list[Piece], path: Path, skip: int, copy: bool) -> Arr
             rows = piece.steps
             known = path in piece.chunk
             items += _items(piece.chunk.array(path)[rows]) if known else [ABSENT] * (rows.stop - rows.start)
-        items = items[skip:]
     if items is None:
-        return notes if len(notes) else None
-    if all(item is ABSENT for item in items):
-        return None
+        return notes
     items = [None if item is ABSENT else copied(item) if copy else item for item in items]
     dense = densified(items)
     return objects(items) if dense is None else dense
