@@ -14,6 +14,7 @@ from gym_trace.episode import Episode, infos_of
 from gym_trace.errors import InvalidOption, ReplayDiverged
 from gym_trace.layout import Layout
 from gym_trace.playback import Trace, open_trace
+from gym_trace.spaces import restore
 from gym_trace.tensors import plain_array
 from gym_trace.values import pack_lenient, row_of
 
@@ -34,6 +35,8 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         on_divergence: what to do when an action is not the recorded one: "ignore" it and play on, "warn" once an
             episode, "raise" ReplayDiverged, or "truncate": end the episode with the observation it had, reward 0, and
             the step in ``info["diverged"]``.
+        observation_space, action_space: in the place of the recorded ones. Spaces of classes of somebody else's are
+            not stored; where they are not given, a StandIn has everything in it, and cannot be drawn from.
 
     Attributes:
         episode: the Episode being played, None before the first reset.
@@ -50,6 +53,8 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         *,
         episodes: Collection[int] | None = None,
         on_divergence: str = "ignore",
+        observation_space: gymnasium.Space[Any] | None = None,
+        action_space: gymnasium.Space[Any] | None = None,
     ):
         if on_divergence not in _ON_DIVERGENCE:
             raise InvalidOption(f"on_divergence={on_divergence!r}: pass one of {', '.join(_ON_DIVERGENCE)}")
@@ -60,13 +65,15 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         if not len(self._playable):
             raise InvalidOption(f"{self.trace.directory}: no episode to play; one needs a reset and a step at least")
         writers = [self.trace.stored[number] for number in np.unique(table["writer"][self._playable]).tolist()]
-        for name in ("observation_space", "action_space"):
+        given = {"observation_space": observation_space, "action_space": action_space}
+        for name in given:
             if len({pack_lenient(writer.schema.get(name))[0] for writer in writers}) > 1:
                 raise InvalidOption(
                     f"{self.trace.directory}: its writers recorded different spaces ({name}), which one environment "
                     "cannot have: choose the episodes of some of them, episodes=..., by trace.episodes['writer']"
                 )
-        self.observation_space, self.action_space = writers[0].observation_space, writers[0].action_space
+            space = given[name]
+            setattr(self, name, restore(writers[0].schema.get(name), stand_in=True) if space is None else space)
         self._on_divergence = on_divergence
         self._actions: Layout = writers[0].layouts.actions
         self._next = 0  # place in _playable

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError
 from gym_trace.layout import PlainSpace, from_array_map, to_array_map
-from gym_trace.values import dtype_from, is_plain_dtype
+from gym_trace.values import dtype_from, is_plain_dtype, without_addresses
 
 _OneOf = getattr(spaces, "OneOf", None)  # since gymnasium 1.0
 
@@ -53,7 +53,8 @@ def describe(space: gymnasium.Space[Any]) -> PlainSpace:
     if _OneOf is not None and isinstance(space, _OneOf):
         return {"type": "OneOf", "spaces": [describe(child) for child in space.spaces]}
     kind = type(space)
-    return {"type": "custom", "class": f"{kind.__module__}.{kind.__qualname__}", "repr": repr(space)[:1000]}
+    text = without_addresses(repr(space))[:1000]
+    return {"type": "custom", "class": f"{kind.__module__}.{kind.__qualname__}", "repr": text}
 
 
 def _may_be_path(key: object) -> bool:
@@ -69,22 +70,50 @@ def _dtype(space: gymnasium.Space[Any]) -> str:
     return space.dtype.newbyteorder("<").str
 
 
-def restore(plain: Any) -> gymnasium.Space[Any]:
-    """The space that describe was given.
+class StandIn(gymnasium.Space[Any]):
+    """In the place of a space that is not plain data: has everything in it, and cannot be drawn from."""
+
+    def __init__(self, told: str):
+        super().__init__(None, None)
+        self.told = told
+
+    def contains(self, x: Any) -> bool:
+        """Yes, as far as is known."""
+        return True
+
+    def sample(self, *_: Any, **__: Any) -> Any:
+        """Raises EnvironmentUnavailable."""
+        raise EnvironmentUnavailable(
+            f"{self.told} is not known well enough to draw from it; pass the space itself: action_space= or "
+            "observation_space="
+        )
+
+    def __repr__(self) -> str:
+        return f"StandIn({self.told!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StandIn) and self.told == other.told
+
+    def __hash__(self) -> int:
+        return hash(self.told)
+
+
+def restore(plain: Any, stand_in: bool = False) -> gymnasium.Space[Any]:
+    """The space that describe was given. stand_in: whether to have a StandIn for what is custom.
 
     Raises:
         EnvironmentUnavailable: for a custom space, which is not plain data.
         CorruptTrace: for a malformed description.
     """
     try:
-        return _restore(plain)
+        return _restore(plain, stand_in)
     except TraceError:
         raise
     except Exception as error:  # gymnasium says in many ways that it does not like what it is given
         raise CorruptTrace(f"the description of a space is malformed: {error!r:.100}") from error
 
 
-def _restore(plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
+def _restore(plain: Mapping[str, Any], stand_in: bool) -> gymnasium.Space[Any]:
     kind = plain["type"]
     shape = tuple(int(n) for n in plain.get("shape", ()))
     if kind == "Box":
@@ -102,21 +131,25 @@ def _restore(plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
     if kind == "MultiBinary":
         return spaces.MultiBinary(list(shape) if len(shape) != 1 else shape[0])
     if kind == "Dict":
-        return spaces.Dict([(key, _restore(child)) for key, child in plain["spaces"]])  # a dict would be sorted
+        return spaces.Dict(
+            [(key, _restore(child, stand_in)) for key, child in plain["spaces"]]
+        )  # a dict would be sorted
     if kind == "Tuple":
-        return spaces.Tuple([_restore(child) for child in plain["spaces"]])
+        return spaces.Tuple([_restore(child, stand_in) for child in plain["spaces"]])
     if kind == "Text":
         return spaces.Text(plain["max_length"], min_length=plain["min_length"], charset=plain["characters"])
     if kind == "Sequence":
-        return spaces.Sequence(_restore(plain["space"]), stack=plain["stack"])
+        return spaces.Sequence(_restore(plain["space"], stand_in), stack=plain["stack"])
     if kind == "Graph":
-        edges = None if plain["edge_space"] is None else _restore(plain["edge_space"])
-        nodes: Any = _restore(plain["node_space"])
+        edges = None if plain["edge_space"] is None else _restore(plain["edge_space"], stand_in)
+        nodes: Any = _restore(plain["node_space"], stand_in)
         edge_space: Any = edges
         return spaces.Graph(nodes, edge_space)
     if kind == "OneOf" and _OneOf is not None:
-        one_of: gymnasium.Space[Any] = _OneOf([_restore(child) for child in plain["spaces"]])
+        one_of: gymnasium.Space[Any] = _OneOf([_restore(child, stand_in) for child in plain["spaces"]])
         return one_of
+    if stand_in:
+        return StandIn(str(plain.get("class", kind)))
     raise EnvironmentUnavailable(
         f"a space of type {plain.get('class', kind)} cannot be rebuilt from the trace ({plain.get('repr', '')}); "
         "its values can be read all the same"

@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 
 NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE, MASKED, RAW = range(1, 13)
 MAX_NESTING = 16  # of extension types in each other: msgpack takes 45 kB of the C stack, which is short, for each
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _DTYPE = re.compile(r"[<>|][biufc]\d{1,3}|[<>|][SU]\d{1,7}|[<>][mM]8(\[[0-9a-zA-Z]{1,12}\])?")
 
 
@@ -280,9 +281,14 @@ _SCALARS = frozenset(_HEADS)
 def shown(value: Any) -> str:
     """The repr of a value, cut off, even if there is none."""
     try:
-        return repr(value)[:1000]
+        return without_addresses(repr(value))[:1000]
     except Exception as error:  # anything: other people's code runs here
         return f"repr raised {type(error).__name__}"
+
+
+def without_addresses(text: str) -> str:
+    """A repr as it is in every process: where in memory something lay says nothing, and differs from run to run."""
+    return _ADDRESS.sub("", text)
 
 
 def _class_name(value: Any) -> str:
