@@ -1,22 +1,21 @@
-"""What environment was recorded: as plain data, and made again from it."""
+"""What environment was recorded, as plain data."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.metadata
 import json
 import platform
 import sys
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from gym_trace.errors import EnvironmentUnavailable, InvalidOption
-from gym_trace.values import shown
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceError
+from gym_trace.recipe import recipe_of, recipes_of_lanes, recorded_recipe
+from gym_trace.values import shown, without_addresses
 
 _OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec()
 # Simulators and libraries whose version changes what an environment does, where they are loaded.
@@ -28,6 +27,8 @@ def describe_environment(env: Any) -> dict[str, Any]:
     spec = _spec_of(env)
     plain, note = _spec_json(spec)
     unwrapped = env.unwrapped
+    is_vector = isinstance(unwrapped, gymnasium.vector.VectorEnv)
+    made = recipes_of_lanes(unwrapped) if is_vector else [recipe_of(env)]
     return {
         "id": spec.id if isinstance(spec, EnvSpec) else None,
         "spec": plain,
@@ -35,6 +36,8 @@ def describe_environment(env: Any) -> dict[str, Any]:
         "wrappers": _wrappers(env),
         "class": f"{type(unwrapped).__module__}.{type(unwrapped).__qualname__}",
         "render_mode": unwrapped.render_mode if isinstance(unwrapped.render_mode, str) else None,
+        "made": made[0],
+        **({"lanes": made} if len(made) > 1 else {}),
     }
 
 
@@ -43,7 +46,7 @@ def _spec_of(env: Any) -> Any:
     if not isinstance(env.unwrapped, gymnasium.vector.VectorEnv):
         return env.spec
     lanes = getattr(env.unwrapped, "envs", None)
-    spec = lanes[0].spec if env.spec is None and lanes else env.spec
+    spec = (lanes[0].spec if isinstance(lanes, list) and lanes else None) or env.spec
     if not isinstance(spec, EnvSpec):
         return spec
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in _OF_ALL_LANES}
@@ -61,7 +64,7 @@ def _spec_json(spec: Any) -> tuple[str | None, str]:
     try:
         return spec.to_json(), ""
     except (TypeError, ValueError) as error:
-        note = str(error)
+        note = without_addresses(str(error))
     fields: dict[str, Any] = {name: getattr(spec, name, None) for name in ("id", "max_episode_steps", "kwargs")}
     if isinstance(spec.entry_point, str):
         fields["entry_point"] = spec.entry_point
@@ -106,11 +109,13 @@ def _version(name: str) -> str | None:
 def packages_of(description: Mapping[str, Any]) -> set[str]:
     """Names of the packages that a recorded environment and its wrappers come from."""
     try:
-        spec = json.loads(description.get("spec") or "{}")
-        parts = [spec, *(spec.get("additional_wrappers") or ())]
-        return {str(part["entry_point"]).partition(":")[0].partition(".")[0] for part in parts if "entry_point" in part}
-    except (AttributeError, TypeError, ValueError):
+        recipe = recorded_recipe(description)
+    except TraceError:
+        recipe = None
+    if recipe is None:
         return set()
+    names = [recipe.entry_point or "", *(name for name, _ in recipe.wrappers)]
+    return {name.partition(":")[0].partition(".")[0] for name in names} - {""}
 
 
 def _installed_version(module: str) -> str | None:
@@ -200,90 +205,3 @@ def restore_generator(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) ->
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         kind = state.get("bit_generator")
         raise EnvironmentUnavailable(f"its random generator cannot be set to a state of {kind}: {error}") from error
-
-
-def make_environment(description: Mapping[str, Any], allow_import: bool, **kwargs: Any) -> gymnasium.Env[Any, Any]:
-    """Makes the environment that description names. kwargs override those of the recorded spec.
-
-    Nothing is imported because a trace names it, unless allow_import is true.
-
-    Raises:
-        EnvironmentUnavailable: says what is missing.
-    """
-    try:
-        spec = json.loads(description.get("spec") or "null")
-    except (TypeError, ValueError) as error:
-        raise EnvironmentUnavailable(f"the recorded spec is not JSON: {error}") from error
-    if not isinstance(spec, dict) or not isinstance(spec.get("id"), str):
-        raise EnvironmentUnavailable(
-            f"the trace does not say how to make its environment, {description.get('class', 'unknown')}: "
-            f"{description.get('note') or 'no spec'}; make it yourself"
-        )
-    if description.get("note"):
-        raise EnvironmentUnavailable(f"{spec['id']} cannot be made from the trace: {description['note']}")
-    base = _base_spec(spec, allow_import)
-    try:
-        named = [wrapper for wrapper in spec.get("additional_wrappers") or () if not _is_recorder(wrapper)]
-        wrappers = tuple(_wrapper_spec(wrapper, allow_import) for wrapper in named)
-        base.additional_wrappers = wrappers
-        base.max_episode_steps = spec.get("max_episode_steps")
-        return gymnasium.make(base, **{**(spec.get("kwargs") or {}), **kwargs})
-    except EnvironmentUnavailable:
-        raise
-    except Exception as error:  # anything: other people's code runs here
-        raise EnvironmentUnavailable(f"{spec['id']} cannot be made here: {type(error).__name__}: {error}") from error
-
-
-def _base_spec(spec: Mapping[str, Any], allow_import: bool) -> Any:
-    name = str(spec["id"])
-    if name not in gymnasium.registry:
-        entry_point = spec.get("entry_point")
-        module = entry_point.partition(":")[0] if isinstance(entry_point, str) else None
-        if module is None:
-            raise EnvironmentUnavailable(
-                f"{name} is not registered with gymnasium; import the package that has it first"
-            )
-        if not allow_import:
-            raise EnvironmentUnavailable(
-                f"{name} is not registered with gymnasium. It was made by the module {module!r}: import the package "
-                "that registers it first, or pass allow_import=True (--allow-import) to import what the trace names"
-            )
-        _import_for(name, module)
-    if name in gymnasium.registry:
-        return deepcopy(gymnasium.registry[name])
-    return gymnasium.envs.registration.EnvSpec(id=name, entry_point=spec["entry_point"])
-
-
-def _import_for(name: str, module: str) -> None:
-    """Imports the module of an environment, its top-level package first, which is what registers most of them."""
-    try:
-        for wanted in dict.fromkeys([module.partition(".")[0], module]):
-            importlib.import_module(wanted)
-            if name in gymnasium.registry:
-                return
-    except ImportError as error:
-        raise EnvironmentUnavailable(f"{name} needs the module {module!r}, which is not installed: {error}") from error
-
-
-def _is_recorder(wrapper: Mapping[str, Any]) -> bool:
-    """Whether this is a recorder of ours: who plays a trace back does not record into the directory that it names."""
-    return str(wrapper.get("entry_point")).startswith("gym_trace.")
-
-
-def _wrapper_spec(wrapper: Mapping[str, Any], allow_import: bool) -> Any:
-    entry_point = str(wrapper.get("entry_point"))
-    module, _, name = entry_point.partition(":")
-    if module.partition(".")[0] != "gymnasium" and module not in sys.modules and not allow_import:
-        raise EnvironmentUnavailable(
-            f"the environment was wrapped by {entry_point!r}; import that module first, or pass allow_import=True "
-            "(--allow-import) to import what the trace names"
-        )
-    try:
-        kind = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise EnvironmentUnavailable(f"the environment was wrapped by {entry_point!r}: {error}") from error
-    if not (isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)):  # gymnasium would call whatever it is
-        raise EnvironmentUnavailable(f"the trace names {entry_point!r} as a wrapper, which it is not")
-    return gymnasium.envs.registration.WrapperSpec(
-        str(wrapper.get("name")), entry_point, wrapper.get("kwargs")
-    )  # fmt: skip

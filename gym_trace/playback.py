@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple, overload
 
@@ -180,18 +180,20 @@ class Trace:
             )
         return having[0]
 
-    def make_env(self, *, allow_import: bool = False, **kwargs: Any) -> Any:
+    def make_env(self, *, trust: bool = False, env_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
         """Makes the recorded environment, with its wrappers; kwargs override the recorded ones.
 
         Args:
-            allow_import: import modules that only the trace names. Trust the trace before you do.
+            trust: do what only the trace names: import modules, call classes, open files. Without it the error says
+                what that would be.
+            env_kwargs: further arguments of the environment, such as one that is called "trust".
 
         Raises:
             EnvironmentUnavailable: says what is missing.
         """
-        from gym_trace.environment import make_environment
+        from gym_trace.making import make_environment
 
-        return make_environment(self.env_spec, allow_import, **kwargs)
+        return make_environment(self.env_spec, trust, {**(env_kwargs or {}), **kwargs})
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 

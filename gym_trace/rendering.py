@@ -18,8 +18,8 @@ from gym_trace.film.asciicast import CastWriter
 from gym_trace.film.captions import Words
 from gym_trace.layout import Leaf
 from gym_trace.playback import Trace
-from gym_trace.replay import LaneReplay, Verdict, recorded_environment, stored_observations
-from gym_trace.simulation import DEFAULT_FPS, fps_of, replays, warn_of
+from gym_trace.replay import LaneReplay, MakeEnv, Verdict, recorded_environment, stored_observations
+from gym_trace.simulation import DEFAULT_FPS, Making, fps_of, replays, warn_of
 from gym_trace.values import Array
 
 FORMATS = ("mp4", "gif", "png", "cast")
@@ -105,7 +105,8 @@ def render_episodes(
     overlay: bool = False,
     fps: float | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
-    allow_import: bool = False,
+    trust: bool = False,
+    make_env: MakeEnv | None = None,
     on_frame: Callable[[], None] = lambda: None,
 ) -> Iterator[Rendered]:
     """Makes a video of each episode, and yields what it made. Memory does not grow with the length of episodes.
@@ -119,7 +120,8 @@ def render_episodes(
         overlay: whether step, action, reward and return stand below each picture.
         fps: frames per second; None: as the environment says, or 30.
         env_kwargs: override the recorded arguments of the environment.
-        allow_import: import modules that only the trace names. Trust the trace before you do.
+        trust: do what only the trace names to make the environment; see Trace.make_env().
+        make_env: makes the environment in place of what the trace says; given render_mode=, if it takes that.
         on_frame: called after each frame.
 
     Raises:
@@ -135,11 +137,10 @@ def render_episodes(
     if source != "simulation":
         raise InvalidOption(f'source={source!r}: pass "simulation" or "observations"')
     mode = "ansi" if destination.form == "cast" else "rgb_array"
-    settings = {"allow_import": allow_import, **(env_kwargs or {}), "render_mode": mode}
     return (
         rendered
-        for replay, position, index in replays(trace, chosen, settings)
-        if (rendered := studio.simulated(replay, position, index, paths[index])) is not None
+        for played in replays(trace, chosen, Making(trust, env_kwargs, make_env), mode)
+        if (rendered := studio.simulated(played.replay, played.position, played.index, paths[played.index])) is not None
     )
 
 

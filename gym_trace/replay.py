@@ -13,18 +13,20 @@ import numpy as np
 from gym_trace.comparison import Comparison, Difference, EpisodeComparison, Fingerprint
 from gym_trace.environment import restore_generator, without_autoreset
 from gym_trace.episode import Episode
-from gym_trace.errors import EnvironmentUnavailable, RenderingError, told
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
 from gym_trace.playback import Trace
 from gym_trace.stored.rows import StoredObservations
 from gym_trace.stored.writer import StoredWriter
-from gym_trace.values import row_of
+from gym_trace.values import Unstored, row_of
 
-IDENTICAL, CLOSE, DIFFERS, UNVERIFIABLE = "identical", "close", "differs", "unverifiable"
+IDENTICAL, CLOSE, DIFFERS = "identical", "close", "differs"
+UNVERIFIABLE, DAMAGED = "unverifiable", "damaged"
 _ONE_BY_ONE = ("SyncVectorEnv", "AsyncVectorEnv")  # vector environments whose lanes are environments of their own
 
 _IN_MEMORY = 64 << 20  # bytes of an episode's observations; of longer ones single rows are read
+NO_SEED = -1  # in the table of episodes
 
-MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
+MakeEnv = Callable[..., gymnasium.Env[Any, Any]]
 Watch = Callable[[gymnasium.Env[Any, Any], int], None]  # given the environment and how many steps it has taken
 
 
@@ -32,10 +34,10 @@ Watch = Callable[[gymnasium.Env[Any, Any], int], None]  # given the environment 
 class Verdict:
     """What came out when an episode was played again.
 
-    verdict: "identical" (bit for bit), "close" (within the tolerance), "differs", or "unverifiable".
+    verdict: "identical" (bit for bit), "close" (within the tolerance), "differs", "unverifiable", or "damaged".
     difference: the first one, if it differs.
     largest: largest difference of a number that was taken as close.
-    reason: why it is unverifiable, or what else there is to say.
+    reason: why it is unverifiable, what is damaged, or what else there is to say.
     """
 
     index: int
@@ -57,6 +59,7 @@ class Lane(NamedTuple):
     """
 
     writer: StoredWriter
+    lane: int
     indices: list[int]
     follows: list[bool]
 
@@ -78,7 +81,7 @@ def lanes_of(trace: Trace) -> list[Lane]:
             whole = (rows["first_step"] == 0) & ~np.isin(rows["outcome"], ("lost", "running"))
             next_id = np.diff(rows["episode_id"]) == 1 if "num_envs" not in options else True
             follows = np.append(False, gapless & whole[:-1] & (rows["first_step"][1:] == 0) & next_id)
-            lanes.append(Lane(writer, indices.tolist(), follows.tolist()))
+            lanes.append(Lane(writer, lane, indices.tolist(), follows.tolist()))
     return lanes
 
 
@@ -96,8 +99,8 @@ def inseparable(writer: StoredWriter) -> str:
     name = str(described.get("class")).rpartition(".")[2]
     if name not in _ONE_BY_ONE:
         return f"{name} steps all its lanes together: none of them can be played by itself"
-    if described.get("wrappers"):
-        return f"{described['wrappers'][0]} was around all its lanes: none of them can be played by itself"
+    if isinstance(wrappers := described.get("wrappers"), list) and wrappers:
+        return f"{wrappers[0]} was around all its lanes: none of them can be played by itself"
     return ""
 
 
@@ -180,6 +183,9 @@ class LaneReplay:
     def _episode(self, position: int) -> Episode:
         return self._trace[self._lane.indices[position]]
 
+    def _is_seeded(self, position: int) -> bool:
+        return bool(self._trace.episodes["seed"][self._lane.indices[position]] != NO_SEED)
+
     def _fresh(self) -> _Simulation:
         self.close()
         self._simulation = _Simulation(without_autoreset(self._make()))
@@ -193,23 +199,28 @@ class LaneReplay:
         first = position
         while self._lane.follows[first]:
             first -= 1
-            if self._episode(first).seed is not None:
+            if self._is_seeded(first):
                 yield first
                 break
         seeded = first
         while self._lane.follows[first]:
             first -= 1
-        if first < seeded or (first < position and self._episode(first).seed is None):
+        if first < seeded or (first < position and not self._is_seeded(first)):
             yield first
 
     def _played_from(self, origin: int, position: int, watch: Watch | None = None) -> Verdict | None:
         """The verdict on an episode after all from origin on, or None if one of these does not come out right."""
-        if not _is_restorable(self._episode(origin)):
-            return None
-        simulation = self._fresh()
-        for before in range(origin, position):
-            if self._attempt(simulation, before, self._episode(before)).verdict == DIFFERS:
+        try:
+            if not _is_restorable(self._episode(origin)):
                 return None
+            simulation = self._fresh()
+            for before in range(origin, position):
+                if self._attempt(simulation, before, self._episode(before)).verdict == DIFFERS:
+                    return None
+        except CorruptTrace:
+            if origin == position:
+                raise
+            return None  # one before it is damaged, which says nothing of the one that is asked for
         return self._attempt(simulation, position, self._episode(position), watch)
 
     def _doubted(self, episode: Episode, verdict: Verdict) -> Verdict:
@@ -265,6 +276,8 @@ class LaneReplay:
         """The first difference; with someone watching it goes on to the end."""
         if episode.seed is None and episode.rng_state is not None:
             restore_generator(env.unwrapped, episode.rng_state)
+        if _has_unstored(episode.options):
+            raise EnvironmentUnavailable("the options that it was reset with could not be stored")
         try:
             told: Any = env.reset(seed=episode.seed, options=deepcopy(episode.options))
         except Exception as error:  # other people's code: what it does is what we are asked to tell
@@ -273,11 +286,15 @@ class LaneReplay:
         if watch is not None:
             watch(env, 0)
         actions = episode.actions
+        typed = not _has_unstored(actions)
         for step in range(len(episode)):
             if first is not None and watch is None:
                 break
+            action = row_of(actions, step)
+            if not typed and _has_unstored(action):
+                raise EnvironmentUnavailable(f"its action at step {step} could not be stored")
             try:
-                told = env.step(row_of(actions, step))
+                told = env.step(action)
             except Exception as error:  # as above
                 return first or _raised(step, error)
             first = first or seen.step(step, *told)
@@ -288,6 +305,14 @@ class LaneReplay:
 
 def _raised(step: int | None, error: Exception) -> Difference:
     return Difference(step, "error", (), None, told(error), None)
+
+
+def _has_unstored(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_unstored, value.values()))
+    if isinstance(value, np.ndarray):
+        return value.dtype == object and any(map(_has_unstored, value.ravel().tolist()))
+    return isinstance(value, Unstored) or (isinstance(value, (list, tuple)) and any(map(_has_unstored, value)))
 
 
 def _is_restorable(episode: Episode) -> bool:

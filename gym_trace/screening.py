@@ -11,8 +11,8 @@ import gymnasium
 
 from gym_trace.errors import InvalidOption
 from gym_trace.playback import Trace
-from gym_trace.replay import MakeEnv, Verdict, recorded_environment
-from gym_trace.simulation import DEFAULT_FPS, fps_of, made_env, replays, warn_of
+from gym_trace.replay import MakeEnv, Verdict
+from gym_trace.simulation import DEFAULT_FPS, Making, fps_of, made_env, replays, warn_of
 
 
 def play_for_humans(
@@ -21,14 +21,15 @@ def play_for_humans(
     *,
     speed: float = 1.0,
     env_kwargs: Mapping[str, Any] | None = None,
-    allow_import: bool = False,
+    trust: bool = False,
+    make_env: MakeEnv | None = None,
 ) -> Iterator[Verdict]:
     """Plays episodes in a window (render_mode="human"), and yields what came out of each.
 
     Args:
         episodes: their indices in the trace.
         speed: times the speed that the environment says (render_fps), or 30 steps a second.
-        env_kwargs, allow_import: as for render_episodes().
+        env_kwargs, trust, make_env: as for render_episodes().
 
     Raises:
         EnvironmentUnavailable: the environment cannot be made here, or not shown; says why.
@@ -37,12 +38,11 @@ def play_for_humans(
     if not 0.001 <= speed <= 1000:
         raise InvalidOption(f"speed={speed!r}: pass 0.001 to 1000")
     chosen = [range(len(trace))[index] for index in episodes]
-    settings = {"allow_import": allow_import, **(env_kwargs or {})}
-    for replay, position, index in replays(trace, chosen, {**settings, "render_mode": None}):
-        description = recorded_environment(trace.stored[int(trace.episodes["writer"][index])])
+    making = Making(trust, env_kwargs, make_env)
+    for played in replays(trace, chosen, making, None):
         pace = _Pace(speed)
-        make = partial(made_env, description, {**settings, "render_mode": "human"})
-        verdict = replay.film(position, pace.watch, partial(pace.made, make))
+        make = partial(made_env, played.lane, making, "human")
+        verdict = played.replay.film(played.position, pace.watch, partial(pace.made, make))
         warn_of(verdict, "what is shown")
         yield verdict
 

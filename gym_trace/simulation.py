@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from inspect import Parameter, signature
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
 from gym_trace.comparison import Comparison
-from gym_trace.environment import make_environment
 from gym_trace.errors import EnvironmentUnavailable
+from gym_trace.making import make_environment, unseen
 from gym_trace.playback import Trace
 from gym_trace.replay import (
     CLOSE,
     DIFFERS,
     IDENTICAL,
+    Lane,
     LaneReplay,
     MakeEnv,
     Verdict,
@@ -29,45 +32,77 @@ from gym_trace.replay import (
 DEFAULT_FPS = 30.0  # of environments that do not say how fast they are
 
 
-def replays(trace: Trace, chosen: list[int], settings: Mapping[str, Any]) -> Iterator[tuple[LaneReplay, int, int]]:
-    """What plays each episode, its position there, and its index; lane by lane, which is quickest."""
+class Making(NamedTuple):
+    """How to make environments: as the trace says, with these arguments, or with a function of somebody's own."""
+
+    trust: bool = False
+    env_kwargs: Mapping[str, Any] | None = None
+    make_env: MakeEnv | None = None
+
+
+@dataclass(frozen=True)
+class Played:
+    """What plays an episode, at which position of its lane, and its index in the trace."""
+
+    replay: LaneReplay
+    position: int
+    index: int
+    lane: Lane
+
+
+def replays(trace: Trace, chosen: list[int], making: Making, render_mode: str | None) -> Iterator[Played]:
+    """What plays each episode, lane by lane, which is quickest."""
     wanted = {int(trace.chosen[index]): index for index in chosen}
     trace = trace.whole  # what was before an episode may have to be played, too
     for lane in lanes_of(trace):
         positions = [(position, wanted[index]) for position, index in enumerate(lane.indices) if index in wanted]
         if not positions:
             continue
-        if reason := inseparable(lane.writer):
+        if making.make_env is None and (reason := inseparable(lane.writer)):
             raise EnvironmentUnavailable(reason)
-        make: MakeEnv = partial(made_env, recorded_environment(lane.writer), settings)
-        replay = LaneReplay(trace, lane, make, Comparison())
+        replay = LaneReplay(trace, lane, partial(made_env, lane, making, render_mode), Comparison())
         try:
-            yield from ((replay, position, index) for position, index in positions)
+            yield from (Played(replay, position, index, lane) for position, index in positions)
         finally:
             replay.close()
 
 
-def made_env(description: Mapping[str, Any], settings: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """The recorded environment. settings: arguments of make_environment(), with a render_mode that it has to have."""
-    wanted = settings["render_mode"]
-    if wanted is None and description.get("render_mode") is None:  # not all know the argument
-        return make_environment(description, **{name: settings[name] for name in settings if name != "render_mode"})
-    env = make_environment(description, **settings)
-    if wanted is None:
-        return env
-    modes = env.metadata.get("render_modes") or ()
-    if wanted in modes or (wanted == "human" and "rgb_array" in modes):  # gymnasium shows its pictures then
+def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.Env[Any, Any]:
+    """The environment of a lane, with a render mode that it has to have; None: as recorded, with nobody to look."""
+    description = recorded_environment(lane.writer)
+    wanted = {} if render_mode is None else {"render_mode": render_mode}
+    if making.make_env is not None:
+        env = making.make_env(**(wanted if _takes_render_mode(making.make_env) else {}))
+        has_it = render_mode is None or getattr(env, "render_mode", None) == render_mode
+    else:
+        kwargs = {**unseen(description, lane.lane), **(making.env_kwargs or {}), **wanted}
+        env = make_environment(description, making.trust, kwargs, lane.lane)
+        modes = env.metadata.get("render_modes") or ()
+        has_it = render_mode is None or render_mode in modes
+        has_it = has_it or (render_mode == "human" and "rgb_array" in modes)  # gymnasium shows its pictures then
+    if has_it:
         return env
     env.close()
+    modes = env.metadata.get("render_modes") or ()
     known = ", ".join(map(str, modes)) or "none"
     instead = ""
-    if wanted == "ansi" and "rgb_array" in modes:
+    if render_mode == "ansi" and "rgb_array" in modes:
         instead = "; render it to a video, such as name.mp4"
-    elif wanted == "rgb_array" and "ansi" in modes:
+    elif render_mode == "rgb_array" and "ansi" in modes:
         instead = "; render it as text, to name.cast"
-    elif wanted == "rgb_array":
+    elif render_mode == "rgb_array":
         instead = "; pictures that were observed can be shown without it: --from observations"
-    raise EnvironmentUnavailable(f"{description.get('id')} has no render mode {wanted!r}, it has {known}{instead}")
+    if making.make_env is not None:
+        raise EnvironmentUnavailable(f"{env} was not made with render_mode={render_mode!r}; make_env has to do so")
+    raise EnvironmentUnavailable(f"{description.get('id')} has no render mode {render_mode!r}, it has {known}{instead}")
+
+
+def _takes_render_mode(make: MakeEnv) -> bool:
+    try:
+        parameters = signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == "render_mode" or p.kind == Parameter.VAR_KEYWORD for p in parameters)
 
 
 def fps_of(env: gymnasium.Env[Any, Any]) -> float:

@@ -14,10 +14,13 @@ from functools import partial
 from typing import Any
 
 from gym_trace.comparison import Comparison
-from gym_trace.environment import installed_versions, make_environment, packages_of
-from gym_trace.errors import EnvironmentUnavailable, InvalidOption
+from gym_trace.environment import installed_versions, packages_of
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
+from gym_trace.making import make_environment, unseen
 from gym_trace.playback import Trace, open_trace
 from gym_trace.replay import (
+    DAMAGED,
+    NO_SEED,
     UNVERIFIABLE,
     Lane,
     LaneReplay,
@@ -28,6 +31,7 @@ from gym_trace.replay import (
     recorded_environment,
     verdict_on,
 )  # fmt: skip
+from gym_trace.values import pack_lenient
 
 _PART = 50  # episodes that a worker takes at a time, where they can be started one by one
 
@@ -42,12 +46,14 @@ def verify_trace(
     rtol: float = 0.0,
     ignore: Collection[str] = (),
     workers: int = 1,
-    allow_import: bool = False,
+    trust: bool = False,
     imports: Sequence[str] = (),
+    on_damage: str = "raise",
 ) -> Iterator[Verdict]:
     """Plays recorded episodes again in their environment and compares all that comes out. Yields a verdict each.
 
-    A running episode is played as far as it has been recorded.
+    A running episode is played as far as it has been recorded. Where writers recorded different environments, each
+    episode is played in that of its writer, and those whose environment cannot be made are "unverifiable".
 
     Args:
         trace: a trace, a view of one, or the directory.
@@ -58,8 +64,9 @@ def verify_trace(
         atol, rtol: what counts as close; both 0: bit for bit, see comparison.Comparison.
         ignore: what is not compared: "observations", "rewards", "terminations", "truncations" or "infos".
         workers: processes to play in.
-        allow_import: import modules that only the trace names. Trust the trace before you do.
+        trust: do what only the trace names to make the environment; see Trace.make_env().
         imports: modules to import first, such as those that register environments.
+        on_damage: "raise" CorruptTrace at what cannot be read, or "skip" it: such episodes are "damaged".
 
     Raises:
         EnvironmentUnavailable: the environment cannot be made here; says why.
@@ -68,6 +75,8 @@ def verify_trace(
     comparison = Comparison(atol, rtol, ignore)
     if workers < 1:
         raise InvalidOption(f"workers={workers}: pass 1 or more")
+    if on_damage not in ("raise", "skip"):
+        raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')
     _import_all(imports)
     trace = trace if isinstance(trace, Trace) else open_trace(trace)
     wanted = set(range(len(trace))) if episodes is None else set(episodes)
@@ -75,8 +84,17 @@ def verify_trace(
         raise InvalidOption(f"episodes: the trace has {len(trace)} episodes, 0 to {len(trace) - 1}")
     view, trace = trace, trace.whole  # what was before an episode may have to be played, too
     wanted = set(view.chosen[sorted(wanted)].tolist())
-    settings = {"allow_import": allow_import, **(env_kwargs or {})}
-    work = partial(_verdicts, comparison=comparison, make_env=make_env, settings=settings)
+    lanes = [lane for lane in lanes_of(trace) if wanted.intersection(lane.indices)]
+    several = len({pack_lenient(recorded_environment(lane.writer))[0] for lane in lanes}) > 1
+    work = partial(
+        _verdicts,
+        comparison=comparison,
+        make_env=make_env,
+        trust=trust,
+        env_kwargs=env_kwargs or {},
+        several=several,
+        skip=on_damage == "skip",
+    )
     verdicts = _in_turn(trace, wanted, work) if workers == 1 else _at_once(trace, wanted, work, workers, imports)
     if view is trace:
         return verdicts
@@ -85,13 +103,21 @@ def verify_trace(
 
 
 def differing_versions(trace: Trace) -> dict[str, tuple[str, str | None]]:
-    """By package, the version that recorded and the one that is installed, where these are not the same."""
-    recorded: dict[str, str] = {}
+    """By package, the versions that recorded and the one that is installed, where these are not the same."""
+    recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
     for writer in (writer for writer in trace.stored if len(writer.parts.table)):
         versions = writer.schema.get("versions")
-        recorded |= versions if isinstance(versions, dict) else {}
+        for name, version in versions.items() if isinstance(versions, dict) else ():
+            recorded.setdefault(str(name), {})[str(version)] = None
     installed = installed_versions(recorded)
-    return {name: (old, installed[name]) for name, old in recorded.items() if installed[name] != old}
+    return {name: (" and ".join(old), installed[name]) for name, old in recorded.items() if [installed[name]] != [*old]}
+
+
+def played_in_registered(trace: Trace) -> list[str]:
+    """The ids whose entry point was a class or function, which no trace holds: what is registered here is used."""
+    described = [recorded_environment(writer).get("made") for writer in trace.stored]
+    made = [recipe for recipe in described if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
+    return list(dict.fromkeys(recipe["id"] for recipe in made if recipe.get("entry_point") is None))
 
 
 def _in_turn(trace: Trace, wanted: set[int], work: Any) -> Iterator[Verdict]:
@@ -131,7 +157,9 @@ def _parts(trace: Trace, lane: Lane, positions: list[int]) -> Iterator[list[int]
     """positions in runs for one worker each: runs begin where an episode can be started by itself."""
     part: list[int] = []
     for position in positions:
-        if len(part) >= _PART and (trace[lane.indices[position]].seed is not None or not lane.follows[position]):
+        if len(part) >= _PART and (
+            trace.episodes["seed"][lane.indices[position]] != NO_SEED or not lane.follows[position]
+        ):
             yield part
             part = []
         part.append(position)
@@ -142,25 +170,47 @@ def _parts(trace: Trace, lane: Lane, positions: list[int]) -> Iterator[list[int]
 def _verdicts(
     trace: Trace,
     lane: Lane,
-    positions: Iterable[int],
+    positions: Sequence[int],
+    *,
     comparison: Comparison,
     make_env: MakeEnv | None,
-    settings: dict[str, Any],
+    trust: bool,
+    env_kwargs: Mapping[str, Any],
+    several: bool,
+    skip: bool,
 ) -> Iterator[Verdict]:
+    """Those on the episodes at some positions of a lane. several: whether other writers had other environments."""
+    if not skip and positions and (damage := lane.writer.damage):
+        raise CorruptTrace(damage[0].problem, damage[0].path, damage[0].start)
     reason = "" if make_env else inseparable(lane.writer)
-    if reason:
-        yield from (verdict_on(trace[lane.indices[p]], UNVERIFIABLE, reason=reason) for p in positions)
-        return
-    described = recorded_environment(lane.writer)
-    if described.get("render_mode") is not None:  # nobody is to see this
-        settings = {"render_mode": None, **settings}
-    make = make_env or partial(make_environment, described, **settings)
-    replay = LaneReplay(trace, lane, make, comparison)
+    replay = LaneReplay(trace, lane, make_env or _maker(lane, trust, env_kwargs), comparison)
     try:
         for position in positions:
-            yield replay.play(position)
+            episode = trace[lane.indices[position]]
+            try:
+                verdict = verdict_on(episode, UNVERIFIABLE, reason=reason) if reason else replay.play(position)
+            except EnvironmentUnavailable as error:
+                if not several:
+                    raise
+                reason = str(error)
+                verdict = verdict_on(episode, UNVERIFIABLE, reason=reason)
+            except CorruptTrace as error:
+                if not skip:
+                    raise
+                verdict = verdict_on(episode, DAMAGED, reason=error.problem)
+            yield verdict
     finally:
         replay.close()
+
+
+def _maker(lane: Lane, trust: bool, env_kwargs: Mapping[str, Any]) -> MakeEnv:
+    described = recorded_environment(lane.writer)
+
+    def make() -> Any:
+        kwargs = {**unseen(described, lane.lane), **env_kwargs}
+        return make_environment(described, trust, kwargs, lane.lane)
+
+    return make
 
 
 # -- in workers -------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_nothing_rendered_is_an_error() -> None:
 def test_a_module_that_is_not_loaded_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(gymnasium.registry, "Painted-v0")
     assert "not registered" in refused("-o", "v.mp4", "--episodes", "0")
-    assert made("-o", "v.cast", "--episodes", "0", "--allow-import") == ["v.cast"]
+    assert made("-o", "v.cast", "--episodes", "0", "--trust") == ["v.cast"]
 
 
 def test_an_episode_of_a_lane_is_rendered_by_itself(tmp_path: Path) -> None:

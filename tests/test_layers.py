@@ -19,8 +19,9 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 
 # From the bottom up. A module imports from its own layer and from those below.
 LAYERS = [
-    {"errors", "tensors", "values", "layout", "frames", "spaces", "episode", "environment", "filters"}
-    | {"distributions", "seeding", "policies", "registration", "film", "returns", "regular", "provenance"},
+    {"errors", "tensors", "values", "layout", "frames", "spaces", "episode", "filters", "distributions"}
+    | {"environment", "recipe", "consent", "making", "seeding", "policies", "registration", "film"}
+    | {"returns", "regular", "provenance"},
     {"format"},
     {"rows", "lanes", "stored", "forks", "recording", "examination"},
     {"opening", "live_video", "wrappers", "vector_wrappers", "playback", "recovery"},

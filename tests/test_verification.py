@@ -292,7 +292,7 @@ def test_workers_come_to_the_same_verdicts(tmp_path: Path) -> None:
 
 def test_an_environment_that_cannot_be_made_is_an_error_that_says_why(tmp_path: Path) -> None:
     record(CountingEnv(length=3), tmp_path, 1)
-    with pytest.raises(EnvironmentUnavailable, match="make it yourself"):
+    with pytest.raises(EnvironmentUnavailable, match="--make MODULE:FUNCTION"):
         list(verify_trace(tmp_path))
 
 

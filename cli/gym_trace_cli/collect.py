@@ -23,7 +23,8 @@ _PLAIN_SECONDS = 5.0  # between lines of progress where there is no terminal
 
 
 def collect(
-    env_id: str,
+    env_id: str | None,
+    factory: str | None,
     directory: Path,
     env_args: Sequence[tuple[str, Any]],
     imports: Sequence[str],
@@ -33,8 +34,8 @@ def collect(
     **options: Any,
 ) -> None:
     """Records with workers, shows how it goes, and exits with what came of it."""
-    make = partial(import_and_make, tuple(imports), env_id, dict(env_args))
-    describe = {"id": env_id, "kwargs": dict(env_args)}
+    make = partial(import_and_make, tuple(imports), env_id, factory, dict(env_args))
+    describe = {"id": env_id, "kwargs": dict(env_args), **({} if factory is None else {"make": factory})}
     with StopSignals() as stop, ExitStack() as stack:
         shown = stack.enter_context(_Dashboard(quiet))
         scalars = None

@@ -1,7 +1,7 @@
 """The command group: which commands there are, and the one place where errors become exit codes.
 
-Exit codes: 0 fine, 1 error, 2 usage, 3 a replay that differs, 129 hung up (SIGHUP), 130 interrupted (Ctrl-C), 143
-terminated (SIGTERM).
+Exit codes: 0 fine, 1 error, 2 usage, 3 a replay that differs, 4 one that cannot be verified, 5 one that is damaged, 129
+hung up (SIGHUP), 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
 """
 
 from __future__ import annotations

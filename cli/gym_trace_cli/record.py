@@ -14,7 +14,7 @@ import gym_trace
 from gym_trace.errors import TraceError, TraceExists
 from gym_trace_cli import show
 from gym_trace_cli.collect import collect
-from gym_trace_cli.environments import env_args, import_modules, imports, make_env
+from gym_trace_cli.environments import env_args, import_modules, imports, make, make_env
 from gym_trace_cli.named import NamedCallable
 from gym_trace_cli.stopping import StopSignals
 
@@ -35,7 +35,7 @@ class PolicyName(NamedCallable):
 
 
 @click.command("record", short_help="Record episodes of an environment to a trace.")
-@click.argument("env_id")
+@click.argument("env_id", required=False)
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Where to. Default: traces/ENV_ID.")
 @click.option("--episodes", type=click.IntRange(min=1), metavar="N", help="End after N complete episodes. Default: 10.")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="End after N steps.")
@@ -51,6 +51,7 @@ class PolicyName(NamedCallable):
     "class an object is made, with the observation space and the action space if it takes them, and its act() called, "
     "or it itself. If it has a method reset(seed), that is called before each episode.",
 )
+@make
 @env_args
 @imports
 @click.option("--num-envs", type=click.IntRange(min=1), metavar="N", help="Run N of them as a vector environment.")
@@ -86,13 +87,14 @@ class PolicyName(NamedCallable):
 @click.option("--level", type=click.IntRange(-7, 22), default=1, metavar="N", help="zstd level, -7 to 22. Default: 1.")
 @click.option("--quiet", is_flag=True, help="Print nothing but warnings and errors.")
 def command(
-    env_id: str,
+    env_id: str | None,
     output: str | None,
     episodes: int | None,
     steps: int | None,
     seconds: float | None,
     seed: int | None,
     policy: Any,
+    factory: str | None,
     env_args: Sequence[tuple[str, Any]],
     imports: Sequence[str],
     num_envs: int | None,
@@ -111,6 +113,7 @@ def command(
     **recording: Any,
 ) -> None:
     """Record episodes of the Gymnasium environment ENV_ID, until the first of the limits is met.
+    With --make the environment is what that function makes, and there is no ENV_ID.
 
     Ctrl-C, SIGTERM and SIGHUP end the recording after the step it is at, and keep all of it. A
     second Ctrl-C does not wait for the step.
@@ -122,9 +125,12 @@ def command(
     from gym_trace.provenance import provenance_of, recorded_by
     from gym_trace.rollout import new_root_seed
 
+    if (env_id is None) == (factory is None):
+        raise click.UsageError("name an environment: ENV_ID, or --make MODULE:FUNCTION")
     if episodes is None and steps is None and seconds is None and bytes is None:
         episodes = _DEFAULT_EPISODES
-    directory = Path(output or f"traces/{env_id.replace('/', '-').replace(':', '-')}")
+    name = (env_id or factory or "").replace("/", "-").replace(":", "-")
+    directory = Path(output or f"traces/{name}")
     supervised = {
         "bytes": bytes,
         "resume": resume or None,
@@ -149,7 +155,7 @@ def command(
             **limits,
         }
         options |= {**given, **_renamed(recording)}
-        collect(env_id, directory, env_args, imports, policy, quiet, **options)
+        collect(env_id, factory, directory, env_args, imports, policy, quiet, **options)
         return
     if given:
         raise click.UsageError(f"--{next(iter(given)).replace('_', '-').replace('niceness', 'nice')} needs -j")
@@ -157,7 +163,7 @@ def command(
     if num_envs is None and (vectorization or autoreset):
         raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
     import_modules(imports)
-    env = make_env(env_id, dict(env_args), num_envs, vectorization, autoreset)
+    env = make_env(env_id, dict(env_args), factory, num_envs, vectorization, autoreset)
     made = _made(policy, env)  # before there is a directory, so that nothing is left where it cannot be made
     with (
         StopSignals() as stop,

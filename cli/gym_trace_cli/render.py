@@ -12,7 +12,7 @@ import click
 import gym_trace
 from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace_cli import show
-from gym_trace_cli.environments import env_args, import_modules, imports
+from gym_trace_cli.environments import maker, recorded_env
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -39,9 +39,7 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 )
 @click.option("--overlay", is_flag=True, help="Write step, action, reward and return below the pictures.")
 @click.option("--fps", type=click.FloatRange(0.01, 1000), metavar="N", help="Default: as the environment says, or 30.")
-@env_args
-@imports
-@click.option("--allow-import", is_flag=True, help="Import modules that only the trace names. Trust it before you do.")
+@recorded_env
 def command(
     directory: str,
     output: str,
@@ -50,6 +48,8 @@ def command(
     best: int | None,
     worst: int | None,
     form: str | None,
+    env_id: str | None,
+    factory: str | None,
     env_args: Sequence[tuple[str, Any]],
     imports: Sequence[str],
     source: str,
@@ -69,7 +69,7 @@ def command(
         raise click.UsageError("--episodes, --schedule, --best and --worst exclude each other")
     if source == "simulation" and not any(map(os.environ.get, _DISPLAYS)):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or SDL says "error: …", as if it were us
-    import_modules(imports)
+    making = maker(env_id, factory, env_args, imports)
     trace = gym_trace.open_trace(directory)
     chosen = _chosen(trace, episodes, schedule, best, worst)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
@@ -87,8 +87,8 @@ def command(
             Destination(output, form),
             chosen,
             source=source,
-            env_kwargs=dict(env_args),
             on_frame=count_frame,
+            **making,
             **options,
         ):
             made += 1

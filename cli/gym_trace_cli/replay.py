@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.environments import env_args, import_modules, imports
+from gym_trace_cli.environments import maker, recorded_env
 from gym_trace_cli.named import NamedCallable
 from gym_trace_cli.verify import verify
 
@@ -38,7 +38,8 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
 }
 _HEADINGS = {"episode_id": "id", "first_step": "from step", "start_time": "started (UTC)"}
 _STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "return", "outcome", "seed", "duration")
-_OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import"}  # where the name is another one
+# Where the name is another one.
+_OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "factory": "--make"}
 _NO_SEED = -1  # in the table of episodes
 
 
@@ -56,10 +57,8 @@ _NO_SEED = -1  # in the table of episodes
 )
 @click.option("--json", "as_json", is_flag=True, help="Print an episode as a line of JSON.")
 @click.option("--verify", "verified", is_flag=True, help="Play them again in their environment, and compare.")
-@click.option("--env", "env_id", metavar="ID", help="Verify in this environment. Default: what the trace says.")
-@env_args
-@imports
-@click.option("--allow-import", is_flag=True, help="Import modules that only the trace names. Trust it before you do.")
+@click.option("--skip-damaged", is_flag=True, help="Verify what can be read, where the trace is damaged.")
+@recorded_env
 @click.option("--atol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Numbers this close are equal.")
 @click.option("--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The same, relative.")
 @click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, rewards …")
@@ -84,7 +83,8 @@ def command(
     """Play the episodes of the trace in DIR back to a function, or without one print a line an episode.
 
     With --verify each is played again in its environment: started as it was, given the recorded
-    actions, and everything compared with the recording, bit for bit. Exits with 3 if any differs.
+    actions, and everything compared with the recording, bit for bit. Exits with 0 if all come out
+    the same, 3 if any differs, otherwise 5 if any is damaged, otherwise 4 if any cannot be verified.
     """
     if seed is not None and sample is None:
         raise click.UsageError("--seed is that of --sample; pass both")
@@ -100,7 +100,7 @@ def command(
     if speed is not None:
         raise click.UsageError("--speed needs --human")
     if verified:
-        ctx.exit(verify(directory, chosen, as_json, **verification))
+        ctx.exit(verify(trace, chosen, as_json, **verification))
     if given := [name for name in verification if ctx.get_parameter_source(name) != ParameterSource.DEFAULT]:
         raise click.UsageError(f"{_OPTIONS.get(given[0], '--' + given[0].replace('_', '-'))} needs --verify")
     if callback is not None:
@@ -116,17 +116,17 @@ def _show_to_humans(
     trace: Trace,
     chosen: list[int],
     speed: float,
+    env_id: str | None,
+    factory: str | None,
     env_args: Sequence[tuple[str, Any]],
     imports: Sequence[str],
-    allow_import: bool,
+    trust: bool,
     **_: Any,
 ) -> None:
     from gym_trace.screening import play_for_humans
 
-    import_modules(imports)
-    for verdict in play_for_humans(
-        trace, chosen, speed=speed, env_kwargs=dict(env_args), allow_import=allow_import
-    ):  # fmt: skip
+    making = maker(env_id, factory, env_args, imports)
+    for verdict in play_for_humans(trace, chosen, speed=speed, trust=trust, **making):
         click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {verdict.verdict}")
 
 

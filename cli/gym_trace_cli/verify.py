@@ -5,57 +5,67 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import gym_trace
+from gym_trace.errors import CorruptTrace
 from gym_trace_cli import show
-from gym_trace_cli.environments import import_modules, make_env
+from gym_trace_cli.environments import maker
 
 if TYPE_CHECKING:
+    from gym_trace import Trace
     from gym_trace.comparison import Difference
     from gym_trace.replay import Verdict
 
-DIFFERS = 3  # exit code
+DIFFERS, UNVERIFIABLE, DAMAGED = 3, 4, 5  # exit codes
+# Of several the first counts: what is known to be wrong comes before what is not known.
+_CODES = {"differs": DIFFERS, "damaged": DAMAGED, "unverifiable": UNVERIFIABLE}
 
 
 def verify(
-    directory: str,
+    trace: Trace,
     chosen: list[int],
     as_json: bool,
+    skip_damaged: bool,
     env_id: str | None,
+    factory: str | None,
     env_args: Sequence[tuple[str, Any]],
     imports: Sequence[str],
     **options: Any,
 ) -> int:
     """Plays the chosen episodes again, says what came out, and returns the exit code."""
-    from gym_trace.verification import differing_versions
+    from gym_trace.verification import differing_versions, played_in_registered
 
-    import_modules(imports)
-    trace = gym_trace.open_trace(directory)
-    if env_id is not None:
-        options["make_env"] = partial(make_env, env_id, dict(env_args))
-    else:
-        options["env_kwargs"] = dict(env_args)
-    versions = differing_versions(trace)
+    options |= maker(env_id, factory, env_args, imports)
+    options["on_damage"] = "skip" if skip_damaged else "raise"
     counts: Counter[str] = Counter()
-    with show.Progress() as line:
-        for verdict in gym_trace.verify_trace(directory, episodes=chosen, imports=imports, **options):
-            counts[verdict.verdict] += 1
-            if as_json:
-                click.echo(json.dumps(_plain(verdict)))
-            elif verdict.verdict in ("differs", "unverifiable"):
-                click.echo(_told(verdict, several=len(trace.writers) > 1))
-            done = sum(counts.values())
-            line.update(f"{show.count(done)} of {show.count(len(chosen), 'episode')}", done / len(chosen))
-    for name, (recorded, installed) in versions.items():
-        note = f"note: recorded with {name} {recorded}, here is {installed or 'none'}"
-        click.echo(show.printable(note), err=True)
+    damaged = False
+    try:
+        with show.Progress() as line:
+            for verdict in gym_trace.verify_trace(trace, episodes=chosen, imports=imports, **options):
+                counts[verdict.verdict] += 1
+                if as_json:
+                    click.echo(json.dumps(_plain(verdict)))
+                elif verdict.verdict in _CODES:
+                    click.echo(_told(verdict, several=len(trace.writers) > 1))
+                done = sum(counts.values())
+                line.update(f"{show.count(done)} of {show.count(len(chosen), 'episode')}", done / len(chosen))
+    except CorruptTrace as error:
+        click.echo(f"error: {show.printable(error)}; --skip-damaged verifies the others", err=True)
+        damaged = True
+    for name, (recorded, installed) in differing_versions(trace).items():
+        click.echo(show.printable(f"note: recorded with {name} {recorded}, here is {installed or 'none'}"), err=True)
+    for name in played_in_registered(trace) if "env_kwargs" in options else ():
+        click.echo(show.printable(f"note: played in the {name} that is registered here"), err=True)
+    for damage in trace.damage if skip_damaged else ():
+        damaged = True
+        where = f"{damage.path}, bytes {damage.start} to {damage.end}"
+        click.echo(show.printable(f"skipped: {where}: {damage.problem}"), err=True)
     words = [f"{show.count(number)} {_SAID[name]}" for name, number in sorted(counts.items())]
     click.echo(f"{show.count(sum(counts.values()), 'episode')} replayed: {', '.join(words) or 'none'}", err=as_json)
-    return DIFFERS if counts["differs"] else 1 if set(counts) == {"unverifiable"} else 0
+    return next((code for verdict, code in _CODES.items() if counts[verdict] or (damaged and code == DAMAGED)), 0)
 
 
 _SAID = {
@@ -63,6 +73,7 @@ _SAID = {
     "close": "within the tolerance",
     "differs": "different",
     "unverifiable": "that cannot be verified",
+    "damaged": "damaged",
 }
 
 
@@ -70,6 +81,8 @@ def _told(verdict: Verdict, several: bool) -> str:
     of = f" of {verdict.writer}" if several else ""
     if verdict.verdict == "unverifiable":
         return show.printable(f"episode {verdict.index}{of} cannot be verified: {verdict.reason}")
+    if verdict.verdict == "damaged":
+        return show.printable(f"episode {verdict.index}{of} is damaged: {verdict.reason}")
     reason = f" ({verdict.reason})" if verdict.reason else ""
     return show.printable(f"episode {verdict.index}{of} differs {verdict.difference}{reason}")
 

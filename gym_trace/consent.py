@@ -1,0 +1,137 @@
+"""What a trace may bring about when its environment is made again, and what only its reader may allow.
+
+Ids that are registered here and plain arguments are data, and so are Gymnasium's own wrappers that only compute. All
+else that a trace names would act because a stranger wrote it down: modules to import, classes to call, files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from gym_trace import values
+from gym_trace.errors import EnvironmentUnavailable, TraceError
+from gym_trace.recipe import Arguments, argument
+
+# Of gymnasium.wrappers, over all its releases: they call nothing that they are given, and touch no disk and no screen.
+# fmt: off
+_HARMLESS = frozenset((
+    "AddRenderObservation", "AddWhiteNoise", "ArrayConversion", "AtariPreprocessing", "AutoResetWrapper",
+    "Autoreset", "ClipAction", "ClipReward", "DelayObservation", "DiscretizeAction", "DiscretizeObservation",
+    "DtypeObservation", "FilterObservation", "FlattenObservation", "FrameStack", "FrameStackObservation",
+    "GrayScaleObservation", "GrayscaleObservation", "JaxToNumpy", "JaxToTorch", "MaxAndSkipObservation",
+    "NormalizeObservation", "NormalizeReward", "NumpyToTorch", "ObstructView", "OrderEnforcing",
+    "PassiveEnvChecker", "PixelObservationWrapper", "RecordEpisodeStatistics", "RepeatAction", "RescaleAction",
+    "RescaleObservation", "ReshapeObservation", "ResizeObservation", "StickyAction", "TimeAwareObservation",
+    "TimeLimit",
+))
+# fmt: on
+# Never made again, whoever trusts whom: what they do besides is nothing that a replay should do.
+_LEFT_OUT = frozenset(("HumanRendering", "RecordVideo", "RenderCollection"))
+_FILE_NAMED = re.compile(
+    r"(^|_)(cmd|command|dir|directory|entry_point|file|filename|folder|library|log|module|path|plugin|root|script|uri|url)"
+    r"s?$",
+    re.IGNORECASE,
+)
+_FILE_LIKE = re.compile(r"[/\\:]|\.\.|^[~.]|\.[A-Za-z]\w{0,9}$")
+
+
+def is_left_out(name: str) -> bool:
+    """Whether a wrapper, named as module:class, is none to make again: our recorders, windows, writers of videos."""
+    module, _, kind = name.partition(":")
+    top = module.partition(".")[0]
+    return top == "gym_trace" or (_is_of_gymnasium(module) and kind in _LEFT_OUT)
+
+
+def harmless_wrapper(name: str) -> type[Any] | None:
+    """The class of a wrapper out of the list above, by its name alone; None for all others. Raises LookupError."""
+    module, _, kind = name.partition(":")
+    if not (_is_of_gymnasium(module) and kind in _HARMLESS) or module.startswith("gymnasium.wrappers.vector"):
+        return None
+    try:
+        found = getattr(gymnasium.wrappers, kind)
+    except (AttributeError, ImportError) as error:
+        raise LookupError(f"gymnasium {gymnasium.__version__} has no {kind} here: {error}") from error
+    return found  # type: ignore[no-any-return]
+
+
+def trusted_wrapper(name: str) -> type[Any] | None:
+    """The class of any wrapper, imported because the reader trusts the trace; None if it is to be left out."""
+    kind = named(name)
+    if not (isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)):
+        raise EnvironmentUnavailable(f"the trace names {shown(name)} as a wrapper, which it is not")
+    bases = [base for base in kind.__mro__ if base is not object]
+    out = any(is_left_out(f"{base.__module__}:{base.__qualname__}") for base in bases)
+    return None if out else kind
+
+
+def named(name: str) -> Any:
+    """What module:attribute is. Imports the module. Raises EnvironmentUnavailable."""
+    module, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # other people's code runs when it is imported
+        raise EnvironmentUnavailable(f"{shown(name)} cannot be imported: {type(error).__name__}: {error}") from error
+    return found
+
+
+def checked(kind: type[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for a wrapper, if it has such parameters. Raises EnvironmentUnavailable."""
+    try:
+        inspect.signature(kind).bind(None, **arguments)
+    except (TypeError, ValueError) as error:
+        raise EnvironmentUnavailable(f"{kind.__name__} is not made with what the trace says: {error}") from error
+    return dict(arguments)
+
+
+def asked_of_arguments(kwargs: Arguments, known: Mapping[str, Any]) -> list[str]:
+    """Which arguments may name a file or a module, in words. known: those of the registry, which are no question."""
+    asked = []
+    for name, stored in kwargs.items():
+        try:
+            value = argument(stored)
+        except (LookupError, TraceError):
+            continue
+        if not (name in known and _same(known[name], value)) and _may_act(name, value):
+            asked.append(f"pass {shown(name, plain=True)}={shown(value)}, which may name a file or a module")
+    return asked
+
+
+def _may_act(name: Any, value: Any) -> bool:
+    if isinstance(value, PurePath):
+        return True
+    if isinstance(value, (str, bytes)):
+        text = value.decode("latin-1") if isinstance(value, bytes) else value
+        return bool(text) and bool(_FILE_LIKE.search(text) or _FILE_NAMED.search(str(name)))
+    if isinstance(value, Mapping):
+        return any(_may_act(key, item) or _may_act("", key) for key, item in value.items())
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "OSU" and _may_act(name, value.ravel().tolist())
+    return isinstance(value, (list, tuple)) and any(_may_act(name, item) for item in value)
+
+
+def shown(value: Any, plain: bool = False) -> str:
+    """Something out of a trace, fit to be printed."""
+    text = str(value) if plain else values.shown(value)
+    text = text if len(text) <= 200 else text[:200] + "…"
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def _same(known: Any, value: Any) -> bool:
+    try:
+        return bool(type(known) is type(value) and known == value)
+    except (TypeError, ValueError):  # arrays
+        return False
+
+
+def _is_of_gymnasium(module: str) -> bool:
+    return module == "gymnasium.wrappers" or module.startswith("gymnasium.wrappers.")

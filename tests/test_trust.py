@@ -1,0 +1,275 @@
+"""What a trace must not bring about when its environment is made again, and what it may with its reader's word."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium.wrappers import NormalizeObservation, TimeLimit
+from runs import record_lengths
+from shell import run
+
+import gym_trace
+from gym_trace import TraceRecordingWrapper, environment, open_trace, verify_trace
+from gym_trace.errors import EnvironmentUnavailable
+from gym_trace.screening import play_for_humans
+
+CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+Forge = Callable[..., Path]
+
+
+def value(**arguments: Any) -> dict[str, Any]:
+    return {name: ["value", argument] for name, argument in arguments.items()}
+
+
+@pytest.fixture(params=["made", "spec"])
+def forge(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forge]:
+    """Writes a trace that says of its environment what a stranger wants, in today's words or as an EnvSpec."""
+    describe = environment.describe_environment
+
+    def forged(*wrappers: tuple[str, Any], id: str = "CartPole-v1", entry_point: Any = CARTPOLE, **kwargs: Any) -> Path:
+        made: Any = {"id": id, "entry_point": entry_point, "kwargs": value(**kwargs), "class": None}
+        made["wrappers"] = [[name, arguments and value(**arguments)] for name, arguments in wrappers]
+        named = [{"name": "W", "entry_point": name, "kwargs": arguments} for name, arguments in wrappers]
+        spec = json.dumps({"id": id, "entry_point": entry_point, "kwargs": kwargs, "additional_wrappers": named})
+        hostile = {"made": made} if request.param == "made" else {"spec": spec, "made": None}
+        monkeypatch.setattr(environment, "describe_environment", lambda env: {**describe(env), **hostile})
+        env = TraceRecordingWrapper(gymnasium.make("CartPole-v1", render_mode="rgb_array"), tmp_path / "forged")
+        env.reset(seed=1)
+        env.step(0)
+        env.close()
+        monkeypatch.undo()
+        return tmp_path / "forged"
+
+    yield forged
+    for name in ("someone_elses", "passes_on"):
+        sys.modules.pop(name, None)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(directory.rglob("*"))}
+
+
+def every_way(trace: Path, trust: bool = False) -> list[str]:
+    """Has the environment of a trace made in all ways that there are; what was said each time."""
+    from gym_trace.rendering import Destination, render_episodes
+
+    out = trace.parent / "out" / "film.gif"
+    ways: list[Callable[[], Any]] = [
+        lambda: open_trace(trace).make_env(trust=trust).close(),
+        lambda: list(verify_trace(trace, trust=trust)),
+        lambda: list(play_for_humans(open_trace(trace), [0], trust=trust)),
+    ]
+    if importlib.util.find_spec("PIL"):
+        ways.append(lambda: list(render_episodes(open_trace(trace), Destination(out), [0], trust=trust)))
+    said = []
+    for way in ways:
+        try:
+            way()
+            said.append("")
+        except gym_trace.errors.TraceError as error:
+            said.append(str(error))
+    word = ["--trust"] if trust else []
+    said.append(run("replay", "--verify", trace, *word).output)
+    if importlib.util.find_spec("PIL"):
+        said.append(run("render", "-o", out, trace, *word).output)
+    for path in sorted(trace.parent.glob("out/**/*"), reverse=True):
+        path.unlink()
+    return said
+
+
+RECORDERS = ["gym_trace:TraceRecordingWrapper", "gym_trace.wrappers:TraceRecordingWrapper", "passes_on:Recorder"]
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("name", RECORDERS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_recorder_that_a_trace_names_records_nothing_and_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forge: Forge, name: str, trust: bool
+) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    module = tmp_path / "modules"
+    module.mkdir()
+    (module / "passes_on.py").write_text("from gym_trace import TraceRecordingWrapper as Recorder\n")
+    record_lengths(tmp_path / "victim", [3, 2])
+    trace = forge((name, {"directory": str(tmp_path / "victim"), "on_exist": "replace"}))
+    monkeypatch.syspath_prepend(str(module))
+    before = contents(tmp_path / "victim")
+    said = every_way(trace, trust)
+    assert contents(tmp_path / "victim") == before
+    if name.startswith("passes_on") and not trust:
+        assert all("passes_on:Recorder(directory=" in words and "--trust" in words for words in said)
+        assert "passes_on" not in sys.modules
+
+
+@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_videos_that_a_trace_would_have_recorded_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forge: Forge, trust: bool
+) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    folder = tmp_path / "videos"
+    names = ["gymnasium.wrappers:RecordVideo", "gymnasium.wrappers.rendering:RecordVideo"]
+    every_way(forge(*((name, {"video_folder": str(folder)}) for name in names)), trust)
+    assert not folder.exists()
+    with pytest.warns(UserWarning, match="RecordVideo"):
+        open_trace(tmp_path / "forged").make_env()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "builtins:dict",
+        "os:system",
+        "subprocess:Popen",
+        "gymnasium:make",
+        "gymnasium:wrappers.RecordVideo",
+        "someone:W",
+        "nothing",
+        "gymnasium.wrappers:TransformObservation",
+        "gymnasium.wrappers.vector:FlattenObservation",
+        "os:nothing",
+    ],
+)
+def test_a_wrapper_that_is_not_known_to_be_harmless_is_asked_for(forge: Forge, name: str) -> None:
+    trace = open_trace(forge((name, {"command": "touch x"})))
+    with pytest.raises(EnvironmentUnavailable, match="trust=True") as caught:
+        trace.make_env()
+    assert "command='touch x'" in str(caught.value)
+    assert name in str(caught.value)
+    with pytest.raises(EnvironmentUnavailable):
+        trace.make_env(trust=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"steps": 3}, {"env": 1, "max_episode_steps": 3}, {}, {"max_episode_steps": 3, "more": 1}, None],
+    ids=str,
+)
+def test_a_harmless_wrapper_is_not_made_with_what_it_does_not_take(forge: Forge, arguments: Any) -> None:
+    trace = open_trace(forge(("gymnasium.wrappers:TimeLimit", arguments)))
+    for trust in (False, True):
+        with pytest.raises(EnvironmentUnavailable):
+            trace.make_env(trust=trust)
+
+
+def test_an_id_of_another_trace_is_asked_for(tmp_path: Path, forge: Forge) -> None:
+    record_lengths(tmp_path / "other", [3])
+    trace = open_trace(forge(id="Replay-v0", entry_point=None, directory=str(tmp_path / "other")))
+    with pytest.raises(EnvironmentUnavailable, match=r"directory=.*may name a file"):
+        trace.make_env()
+    assert trace.make_env(trust=True).unwrapped.trace.writers
+
+
+@pytest.mark.parametrize("id", ["someone_elses:CartPole-v1", "someone_elses:Unheard-v0", "Unheard-v0"])
+def test_no_module_is_imported_for_an_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forge: Forge, id: str
+) -> None:
+    (tmp_path / "someone_elses.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')")
+    trace = forge(id=id, entry_point="someone_elses:Env")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = every_way(trace)
+    assert all("import someone_elses and call someone_elses:Env" in words for words in said)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_what_is_registered_here_is_made_whatever_the_trace_says_of_it(forge: Forge) -> None:
+    trace = open_trace(forge(entry_point="os:system"))
+    assert type(trace.make_env().unwrapped).__name__ == "CartPoleEnv"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"xml_file": "ant"},
+        {"config": {"import_module": "os"}},
+        {"config": {"a": [{"log": "runs"}]}},
+        {"name": "../x"},
+        {"name": "os:system"},
+        {"name": "evil.py"},
+        {"name": "~root"},
+        {"names": ["a", "/etc/passwd"]},
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_arguments_that_may_name_a_file_or_module_are_asked_for(forge: Forge, arguments: Any) -> None:
+    with pytest.raises(EnvironmentUnavailable, match=r"may name a file or a module.*--trust"):
+        open_trace(forge(**arguments)).make_env()
+
+
+def test_arguments_that_are_registered_are_no_question(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = gymnasium.envs.registration.EnvSpec("Filed-v0", entry_point=CARTPOLE, kwargs={"render_mode": "a/b"})
+    monkeypatch.setitem(gymnasium.registry, "Filed-v0", spec)
+    trace = open_trace(forge(id="Filed-v0", render_mode="a/b"))
+    monkeypatch.setitem(gymnasium.registry, "Filed-v0", spec)
+    with pytest.warns(UserWarning, match="render_mode"):  # of Gymnasium
+        assert trace.make_env()
+
+
+def test_an_argument_of_the_environment_that_is_called_trust_is_no_trust(forge: Forge) -> None:
+    trace = forge(id="Replay-v0", entry_point=None, directory="x", trust=True, allow_import=True)
+    for options in ({}, {"env_kwargs": {"trust": True}}):
+        with pytest.raises(EnvironmentUnavailable, match="may name a file"):
+            open_trace(trace).make_env(**options)
+        with pytest.raises(EnvironmentUnavailable, match="may name a file"):
+            list(verify_trace(trace, **options))
+    assert "may name a file" in run("replay", "--verify", trace, "--env-arg", "trust=true").output
+
+
+def test_what_is_asked_is_said_in_a_line_that_a_terminal_can_bear(forge: Forge) -> None:
+    trace = open_trace(forge(("a:\x1b[2J\n", {"x\x07": "y" * 10_000}), path="\x1b]0;owned\x07\n"))
+    with pytest.raises(EnvironmentUnavailable) as caught:
+        trace.make_env()
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    "made",
+    [1, [], {"id": 3}, {"id": "CartPole-v1"}, {"id": "CartPole-v1", "entry_point": 1, "kwargs": {}, "wrappers": []}]
+    + [{"id": "CartPole-v1", "entry_point": None, "kwargs": [], "wrappers": 1}]
+    + [{"id": "CartPole-v1", "entry_point": None, "kwargs": {"x": value}, "wrappers": []} for value in (1, [], ["y"])]
+    + [{"id": "CartPole-v1", "entry_point": None, "kwargs": {"x": ["dtype", "O"]}, "wrappers": []}]
+    + [{"id": "CartPole-v1", "entry_point": None, "kwargs": {}, "wrappers": [["gymnasium.wrappers:TimeLimit", [1]]]}]
+    + [{"id": "CartPole-v1", "entry_point": None, "kwargs": {}, "wrappers": [[1, {}]]}],
+    ids=str,
+)
+def test_a_malformed_description_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any) -> None:
+    TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path).close()
+    trace = open_trace(tmp_path)
+    monkeypatch.setitem(trace.stored[0].schema["environment"], "made", made)
+    with pytest.raises(gym_trace.errors.TraceError):
+        trace.make_env()
+
+
+def test_what_is_nested_or_long_without_end_is_refused_in_a_few_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path).close()
+    trace = open_trace(tmp_path)
+    deep: Any = []
+    for _ in range(400):
+        deep = [deep]
+    made = {"id": "CartPole-v1", "entry_point": None, "kwargs": {"x": ["value", deep]}, "wrappers": []}
+    many = {**made, "kwargs": {}, "wrappers": [["a:B", {}]] * 99}
+    high = {**made, "kwargs": {}, "wrappers": [["gymnasium.wrappers:OrderEnforcing", {}]] * 5_000}
+    long = {**made, "kwargs": {"x": ["value", ["a/b", 10**5000]]}}
+    for hostile in (made, many, high, long):
+        monkeypatch.setitem(trace.stored[0].schema["environment"], "made", hostile)
+        with pytest.raises(EnvironmentUnavailable) as caught:
+            trace.make_env()
+        assert len(str(caught.value)) < 2000
+
+
+def test_harmless_wrappers_are_made_again_as_they_were(tmp_path: Path) -> None:
+    env = TimeLimit(NormalizeObservation(gymnasium.make("CartPole-v1"), epsilon=1e-3), 7)
+    TraceRecordingWrapper(env, tmp_path).close()
+    again = open_trace(tmp_path).make_env()
+    assert str(again) == str(env)
+    assert again.env.epsilon == 1e-3
