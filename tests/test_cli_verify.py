@@ -1,0 +1,166 @@
+"""gym-trace replay --verify, as people call it: exit codes, and environments that are named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from shell import in_directory, ok, run
+
+import gym_trace
+from gym_trace import TraceRecordingWrapper
+
+FACTORY = """
+import gymnasium
+from clicks import Clock
+
+def clock(length=10):
+    return Clock(length)
+
+def painted(render_mode=None):
+    import painted
+    return painted.painted(length=4, render_mode=render_mode)
+
+def nothing():
+    return 3
+
+def broken():
+    raise RuntimeError("out of coffee")
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "factories.py").write_text(FACTORY)
+    yield from in_directory(tmp_path, monkeypatch)
+
+
+def record(name: str, episodes: int = 3, steps: int = 5, **options: Any) -> None:
+    env = TraceRecordingWrapper(gymnasium.make("Pendulum-v1"), "t", uid=name, on_exist="append", **options)
+    env.action_space.seed(1)
+    for episode in range(episodes):
+        env.reset(seed=episode)
+        for _ in range(steps):
+            env.step(env.action_space.sample())
+        env.flush()
+    env.close()
+
+
+def damage(name: str, offset: int) -> None:
+    """Flips a byte in the chunk that lies so many bytes behind the begin of the last one but one."""
+    (path,) = Path("t").glob(f"{name}.*.gtb")
+    trace = gym_trace.open_trace("t")
+    batch = next(writer for writer in trace.stored if writer.writer == name).batches[0]
+    place = int(batch.chunks["offset"][-2]) + offset
+    raw = bytearray(path.read_bytes())
+    raw[place] ^= 255
+    path.write_bytes(raw)
+
+
+def code(*args: object) -> int:
+    return run("replay", "t", "--verify", *args).exit_code
+
+
+def test_exit_codes_say_what_came_out() -> None:
+    record("fine")
+    assert code() == 0
+    record("parts", frame_filter=lambda step: step != 2)
+    assert code() == 4
+    assert "3 that cannot be verified" in run("replay", "t", "--verify").stdout
+    record("harmed")
+    damage("harmed", 200)
+    result = run("replay", "t", "--verify")
+    assert (result.exit_code, "--skip-damaged" in result.stderr) == (5, True)
+    result = run("replay", "t", "--verify", "--skip-damaged")
+    assert result.exit_code == 5
+    assert "1 damaged" in result.stdout
+    assert "8 identical" in result.stdout
+    assert code("--skip-damaged", "--env-arg", "g=3") == 3
+    assert code("--episodes", "0") == 0
+    assert "otherwise 4" in run("replay", "--help").output
+
+
+def test_a_damaged_trace_is_said_to_be_so_also_by_workers_and_as_json() -> None:
+    record("harmed")
+    damage("harmed", 200)
+    assert code("--workers", 2) == 5
+    result = run("replay", "t", "--verify", "--skip-damaged", "--workers", 2, "--json")
+    assert result.exit_code == 5
+    assert [json.loads(line)["verdict"] for line in result.stdout.splitlines()].count("damaged") == 1
+
+
+def test_all_of_a_trace_that_cannot_be_verified_is_no_error() -> None:
+    record("parts", frame_filter=lambda step: step > 2)
+    assert code() == 4
+
+
+def test_the_trace_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    record("fine")
+    opened: list[Any] = []
+    make = gym_trace.open_trace
+    for module in ("gym_trace.playback", "gym_trace.verification", "gym_trace"):
+        monkeypatch.setattr(f"{module}.open_trace", lambda path: opened.append(path) or make(path))
+    assert code() == 0
+    assert len(opened) == 1
+
+
+def test_a_function_that_makes_the_environment_can_be_named_everywhere(tmp_path: Path) -> None:
+    ok("record", "--make", "factories:clock", "--episodes", 2, "--env-arg", "length=7")
+    assert [len(episode) for episode in gym_trace.open_trace("traces/factories-clock")] == [7, 7]
+    trace = "traces/factories-clock"
+    assert "--make MODULE:FUNCTION" in run("replay", trace, "--verify").stderr
+    ok("replay", trace, "--verify", "--make", "factories:clock", "--env-arg", "length=7")
+    ok("replay", trace, "--verify", "--make", "factories:clock", "--env-arg", "length=7", "--workers", 2)
+    assert run("replay", trace, "--verify", "--make", "factories:clock").exit_code == 3
+    ok("record", "--make", "factories:painted", "-o", "painted", "--episodes", 1)
+    ok("record", "--make", "factories:painted", "-o", "many", "-j", 1, "--episodes", 2, "--quiet")
+    ok("replay", "painted", "--human", "--speed", 1000, "--make", "factories:painted")
+    pytest.importorskip("PIL")
+    ok("render", "painted", "-o", "film.gif", "--make", "factories:painted")
+    ok("render", "painted", "-o", "again.gif", "--env", "painted:Painted-v0", "--env-arg", "length=4")
+    assert "render_mode='rgb_array'" in run("render", trace, "-o", "none", "--make", "factories:clock").stderr
+
+
+def test_lanes_are_made_by_a_function_too() -> None:
+    if not hasattr(gymnasium.vector, "AutoresetMode"):
+        pytest.skip("needs gymnasium 1.1")
+    ok("record", "--make", "factories:clock", "-o", "lanes", "--num-envs", 2, "--episodes", 4)
+    ok("replay", "lanes", "--verify", "--make", "factories:clock")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("factories:nothing", "no gymnasium.Env"),
+        ("factories:broken", "RuntimeError: out of coffee"),
+        ("factories:missing", "no attribute"),
+        ("factories", "MODULE:NAME"),
+    ],
+)
+def test_a_function_that_makes_no_environment_is_an_error_in_a_line(name: str, told: str) -> None:
+    record("fine")
+    result = run("replay", "t", "--verify", "--make", name)
+    assert result.exit_code in (1, 2)
+    assert told in result.stderr
+
+
+def test_an_environment_is_named_once() -> None:
+    record("fine")
+    assert run("record").exit_code == 2
+    assert run("record", "CartPole-v1", "--make", "factories:clock").exit_code == 2
+    assert run("replay", "t", "--verify", "--env", "CartPole-v1", "--make", "factories:clock").exit_code == 2
+    assert "--make needs --verify" in run("replay", "t", "--make", "factories:clock").stderr
+    ok("replay", "t", "--verify", "--env", "Pendulum-v1")
+
+
+def test_the_window_shows_the_environment_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    record("fine", 1)
+    result = run("replay", "t", "--human", "--speed", 1000, "--env", "Nothing-v0")
+    assert result.exit_code == 1
+    assert "Nothing" in result.stderr
