@@ -1,6 +1,6 @@
 """kill -9 in the middle of a recording: what is there is an exact prefix of the run, what is lost is recent.
 
-With GYM_TRACE_LONG=1 two hundred recordings are killed, and how much each has lost is compared with what is promised.
+With GYM_TRACE_LONG=1 four hundred recordings are killed, and how much each has lost is compared with what is promised.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import victim
+from gymnasium import vector
 
 from gym_trace import Trace, check_trace, open_trace, repair_trace
 
 LONG = os.environ.get("GYM_TRACE_LONG") == "1"
-KILLS = 100 if LONG else 2  # of each kind
+KILLS = 80 if LONG else 2  # of each kind
 FLUSH_SECONDS = 1.0 if LONG else 0.1
 SECONDS = (0.02, 2.5) if LONG else (0.3, 0.8)  # that a recording lives
 
@@ -103,3 +104,30 @@ def test_a_killed_recording_is_an_exact_prefix_and_can_be_repaired(kind, number,
     assert (after.damages, after.remarks, after.steps) == ([], [], kept)
     assert_prefix(open_trace(tmp_path / "r"), kind)
     (tmp_path / "progress").unlink()
+
+
+@pytest.mark.skipif(not hasattr(vector, "AutoresetMode"), reason="vector environments need gymnasium 1.1")
+@pytest.mark.parametrize("number", range(KILLS if LONG else 1))
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_killed_lanes_are_exact_prefixes_and_lose_no_more_than_is_promised(mode, number, tmp_path):
+    import telling
+
+    seconds = random.Random(f"{mode} {number}").uniform(*SECONDS)
+    killed = kill_after(seconds, f"lanes-{mode}", tmp_path / "t", tmp_path / "progress")
+    (tmp_path / "progress").unlink()
+    kept = telling.look_at(open_trace(tmp_path / "t"), dead=True)
+    assert set(kept.values()) <= {1}
+    missing = []  # of each lane, the first step of the environment that is not there
+    for lane in range(telling.COUNT):
+        mine = sorted((episode, step) for of, episode, step in kept if of == lane)
+        lengths = [1 + (2 * lane + episode) % 4 for episode in range(len(mine) + 1)]
+        whole = [(episode, step) for episode, length in enumerate(lengths) for step in range(length)]
+        assert mine == whole[: len(mine)]
+        missing.append(len(mine) + (whole[len(mine)][0] if mode == "NextStep" else 0))
+    first = min(missing)
+    longest = float(killed.ages[first]) if first < killed.steps else 0.0
+    print(f"{mode} {seconds:.2f} s {killed.steps} steps {max(0, killed.steps - first)} lost, {longest:.3f} s")
+    if LONG:
+        assert longest <= FLUSH_SECONDS
+    assert repair_trace(tmp_path / "t", tmp_path / "r").steps == len(kept)
+    assert telling.look_at(open_trace(tmp_path / "r"), dead=True) == kept
