@@ -15,7 +15,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import vector
-from gymnasium.vector.utils import iterate
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, check_trace, open_trace, verify_trace
 from gym_trace.values import Unstored
@@ -126,7 +125,8 @@ class VectorLog(Log):
     def __init__(self, envs: Any):
         super().__init__()
         self.count = envs.num_envs
-        self.spaces = getattr(envs, "observation_space", None), getattr(envs, "action_space", None)
+        names = ("observation_space", "action_space")  # SuperSuit has only those of a lane, and calls them so
+        self.spaces = tuple(getattr(envs, f"single_{name}", getattr(envs, name, None)) for name in names)
         mode = (getattr(envs, "metadata", None) or {}).get("autoreset_mode", "NextStep")
         self.mode = str(getattr(mode, "value", mode))
 
@@ -187,16 +187,14 @@ class BesideVector(vector.VectorWrapper):
 
 
 def rows_of_batch(space: Any, batch: Any, count: int) -> list[Any]:
-    """One value a lane. What is no batch of the space comes apart along its first axis."""
+    """One value a lane, from a batch of values of the space of one lane."""
     if isinstance(space, gymnasium.spaces.Dict) and isinstance(batch, Mapping):
         columns = {key: rows_of_batch(space.spaces.get(key), part, count) for key, part in batch.items()}
         return [{key: column[lane] for key, column in columns.items()} for lane in range(count)]
     if isinstance(space, gymnasium.spaces.Tuple) and isinstance(batch, tuple) and len(batch) == len(space.spaces):
         parts = [rows_of_batch(child, part, count) for child, part in zip(space.spaces, batch)]
         return [tuple(part[lane] for part in parts) for lane in range(count)]
-    if isinstance(batch, (np.ndarray, list, tuple)) or hasattr(batch, "__array__"):
-        return [batch[lane] for lane in range(count)]
-    return list(iterate(space, batch))
+    return [batch[lane] for lane in range(count)]
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------
