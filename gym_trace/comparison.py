@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from gym_trace.episode import Episode, infos_of
 from gym_trace.errors import InvalidOption
 from gym_trace.layout import Layout, as_kept
+from gym_trace.shown import key_text, shown
 from gym_trace.tensors import plain_array
 from gym_trace.values import Array, pack_lenient
 
@@ -161,14 +163,16 @@ class EpisodeComparison:
         return None
 
     def _info(self, step: int | None, recorded: dict[str, Any], info: dict[str, Any]) -> Difference | None:
+        if not (isinstance(recorded, dict) and isinstance(info, dict)):  # a file can have anything there
+            return self.value(step, "infos", recorded, info)
         for key in info if self._all_infos else ():
             if key not in recorded:
-                return Difference(step, f"infos/{key}", (), None, info[key], None)
+                return Difference(step, f"infos/{key_text(key)}", (), None, info[key], None)
         for key in recorded:
             if key not in info:
-                return Difference(step, f"infos/{key}", (), recorded[key], None, None)
+                return Difference(step, f"infos/{key_text(key)}", (), recorded[key], None, None)
             seen = _as_batched(recorded[key], info[key]) if self._batched else info[key]
-            difference = self.value(step, f"infos/{key}", recorded[key], seen)
+            difference = self.value(step, f"infos/{key_text(key)}", recorded[key], seen)
             if difference is not None:
                 return difference
         return None
@@ -225,14 +229,15 @@ class Fingerprint:
 def _as_recorded(reward: Any, dtype: np.dtype[Any]) -> Any:
     """A reward as the recorder has it: plain numbers, and rewards of several types, are float64."""
     if type(reward) in _PLAIN_NUMBERS or (dtype == np.float64 and isinstance(reward, np.number)):
-        return np.float64(reward)
+        with contextlib.suppress(OverflowError):  # an integer beyond all floats
+            return np.float64(reward)
     return reward
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype} of shape {value.shape}"
-    return str(value) if isinstance(value, np.generic) else f"{value!r:.200}"
+    return str(value) if isinstance(value, np.generic) else shown(value)
 
 
 def _parts(layout: Layout, observations: Any) -> list[Array] | None:

@@ -13,11 +13,13 @@ from gym_trace.format.batch import BatchReader
 from gym_trace.format.manifest import SUFFIX, read_manifest
 from gym_trace.layout import PlainSpace, layout_of
 from gym_trace.playback import Trace
+from gym_trace.shown import integer, shown
 from gym_trace.statistics import by_episode, schema_of, size_of
 from gym_trace.stored.writer import StoredWriter
 
 _FIRST_SEEDS = 5
 _DEEPEST = 32
+_MOST_BITS = 4096  # of an integer that JSON is given as such
 _MOST_ELEMENTS = 1000  # of an array in the metadata; a larger one is only named
 
 
@@ -142,6 +144,8 @@ def space_text(space: PlainSpace | None) -> str:
 
 def plain(value: Any, depth: int = 0) -> Any:
     """value as JSON can hold it, as near as may be: arrays as lists, what JSON lacks as text, NaN as None."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _MOST_BITS:
+        return integer(value)
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -150,10 +154,10 @@ def plain(value: Any, depth: int = 0) -> Any:
         return plain(value.item(), depth + 1)
     if depth < _DEEPEST:
         if isinstance(value, dict):
-            return {str(key): plain(item, depth + 1) for key, item in value.items()}
+            return {str(plain(key, depth + 1)): plain(item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return [plain(item, depth + 1) for item in value]
         if isinstance(value, np.ndarray):
             small = value.size <= _MOST_ELEMENTS
             return plain(value.tolist(), depth + 1) if small else f"array of {value.dtype}, shape {value.shape}"
-    return repr(value)[:1000]
+    return shown(value, 1000)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
+from gym_trace.alike import same_bytes
 from gym_trace.comparison import Comparison, Difference, EpisodeComparison
 from gym_trace.episode import Episode, infos_of
 from gym_trace.errors import InvalidOption
@@ -61,7 +63,23 @@ def diff_traces(
     comparison = Comparison(atol, rtol, set(ignore) & set(Comparison.COLUMNS))
     a, b = (trace if isinstance(trace, Trace) else open_trace(trace) for trace in (first, second))
     compared = frozenset(DIFFABLE) - set(ignore)
-    return (_compared(a, one, other, comparison, compared) for one, other in _pairs(a, b))
+    return _differences(a, b, comparison, compared)
+
+
+def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset[str]) -> Iterator[EpisodeDifference]:
+    same = same_bytes(a, b)
+    if same is None:
+        yield from (_compared(a, one, other, comparison, compared) for one, other in _pairs(a, b))
+        return
+    steps, end = a.episodes["steps"], 0
+    for is_same, group in groupby(same):
+        begin, end = end, end + sum(1 for _ in group)
+        if is_same:
+            for index in range(begin, end):
+                yield EpisodeDifference(index, int(steps[index]), None)
+        else:
+            pairs = zip(a.scan(episodes=slice(begin, end)), b.scan(episodes=slice(begin, end)))
+            yield from (_compared(a, one, other, comparison, compared) for one, other in pairs)
 
 
 def _pairs(a: Trace, b: Trace) -> Iterator[tuple[Episode, Episode]]:

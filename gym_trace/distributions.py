@@ -14,6 +14,7 @@ import numpy as np
 
 from gym_trace.errors import UnstorableValue
 from gym_trace.layout import Leaf, PlainSpace
+from gym_trace.shown import shown
 from gym_trace.values import Array, pack
 
 DISTINCT_VALUES = 64  # of rewards that are counted one by one; more of them become a histogram
@@ -249,7 +250,7 @@ class Variety:
             if key not in self._seen and len(self._seen) < KNOWN_VALUES:
                 self._seen.add(key)
                 if len(self._examples) < EXAMPLES:
-                    self._examples[key] = _shortened(repr(value.item() if isinstance(value, np.generic) else value))
+                    self._examples[key] = _shortened(shown(value.item() if isinstance(value, np.generic) else value))
 
     def merge(self, other: Variety) -> None:
         self.count += other.count
@@ -273,7 +274,7 @@ def _fingerprint(value: Any) -> bytes:
     try:
         packed = pack(value)
     except UnstorableValue:  # an extension type that this release does not know
-        packed = repr(value).encode("utf-8", "backslashreplace")
+        packed = shown(value, 1 << 20).encode("utf-8", "backslashreplace")
     return hashlib.blake2b(packed, digest_size=16).digest()
 
 

@@ -125,7 +125,8 @@ class Episode:
     def seed(self) -> int | None:
         seed = int(self._record["seed"])
         if seed == -2:
-            return self._source.start().get("seed")
+            kept = self._source.start().get("seed")
+            return kept if isinstance(kept, int) else None
         return None if seed < 0 else seed
 
     @property
@@ -144,6 +145,8 @@ class Episode:
         from gym_trace.values import unpack
 
         packed = self._source.start().get("reset_info")
+        if packed is not None and not isinstance(packed, bytes):
+            raise CorruptTrace("what is kept of a reset is malformed")
         return None if packed is None else unpack(packed)
 
     @property
@@ -166,7 +169,13 @@ class Episode:
 
     def _column(self, name: str) -> Any:
         if name not in self._cache:
-            self._cache[name] = self._source.column(name, self._steps)
+            try:
+                self._cache[name] = self._source.column(name, self._steps)
+            except MemoryError as error:
+                raise TraceError(
+                    f"the {name} of an episode of {len(self)} steps take more memory than there is; "
+                    "ask for some of the steps: episode[0:1000]"
+                ) from error
         return self._cache[name]
 
     @property

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import os
 
+from gym_trace.shown import printable, printable_lines
+
 __all__ = [
     "CorruptTrace",
     "EnvironmentUnavailable",
@@ -37,7 +39,13 @@ __all__ = [
 
 
 class TraceError(Exception):
-    """Base of every error that gym-trace raises on purpose."""
+    """Base of every error that gym-trace raises on purpose.
+
+    Messages name what files hold, which may be hostile to a terminal: they are made printable here, for all.
+    """
+
+    def __init__(self, *args: object):
+        super().__init__(*(printable_lines(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class TraceNotFound(TraceError, FileNotFoundError):
@@ -57,14 +65,13 @@ class CorruptTrace(TraceError):
     """
 
     def __init__(self, problem: str, path: str | os.PathLike[str] | None = None, offset: int | None = None):
-        # Names of columns come from files that may be hostile to a terminal.
-        self.problem = problem if problem.isprintable() else ascii(problem)[1:-1]
+        self.problem = printable(problem)
         self.path = None if path is None else os.fspath(path)
         self.offset = offset
-        where = "" if path is None else f"{self.path}: "
+        where = "" if path is None else f"{printable(self.path)}: "
         at = "" if offset is None else f" at byte {offset}"
         hint = "" if path is None else "; 'gym-trace check' lists all damage, 'gym-trace repair' saves the rest"
-        super().__init__(f"{where}{problem}{at}{hint}")
+        super().__init__(f"{where}{self.problem}{at}{hint}")
 
     def located(self, path: str | os.PathLike[str], offset: int) -> CorruptTrace:
         """The same problem, with the place it was found at."""

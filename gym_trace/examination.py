@@ -93,6 +93,7 @@ class Examination:
         self.directory = directory
         self.files = files
         self.losses: list[Loss] = []
+        self.last_inexact: Loss | None = None  # the last of them of which steps does not name all
         self._report = report
         self._advance = advance
         self._alive = files.is_alive()
@@ -220,6 +221,8 @@ class Examination:
     def _lost(self, damage: Damage, steps: list[LostSteps], exact: bool) -> None:
         self._report.damages.append(damage)
         self.losses.append(Loss(damage, steps, exact))
+        if not exact:
+            self.last_inexact = self.losses[-1]
 
     def _steps(self, fragments: Array) -> list[LostSteps]:
         some = fragments[fragments["steps"] > 0]

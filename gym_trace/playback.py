@@ -143,7 +143,7 @@ class Trace:
     @property
     def damage(self) -> list[Damage]:
         found = [damage for writer in self.stored for damage in writer.damage]
-        return list(dict.fromkeys(found + self._opened.skipped))
+        return list(dict.fromkeys([*found, *self._opened.skipped]))
 
     def writer_of(self, index: int) -> StoredWriter:
         """Who wrote an episode: .writer (its id), .metadata, .env_spec, .observation_space, .action_space, .schema."""
@@ -278,7 +278,8 @@ class Trace:
         for number, writer in enumerate(content.writers):
             begin, end = content.bounds[number : number + 2].tolist()
             mine = np.zeros(end - begin, bool)
-            mine[whole[(whole >= begin) & (whole < end)] - begin] = True
+            first, last = np.searchsorted(whole, (begin, end))
+            mine[whole[first:last] - begin] = True
             if not mine.any() and not everything:
                 continue
             if writer.damage and not skip:
@@ -323,7 +324,7 @@ class Trace:
 
     def _report(self, damage: Damage) -> None:
         if damage not in self._opened.skipped:
-            self._opened.skipped.append(damage)
+            self._opened.skipped[damage] = None
             warnings.warn(
                 f"{damage.path}: skipped bytes {damage.start} to {damage.end}: {damage.problem}",
                 UserWarning,

@@ -211,7 +211,7 @@ class _Mender:
 
     def _tell_gap(self, episode: int, run: _Run | None, end: int) -> None:
         """Adds steps that are missing to the last damage of which it is not known what it has cost."""
-        loss = next((loss for loss in reversed(self._examination.losses) if not loss.exact), None)
+        loss = self._examination.last_inexact
         start = 0 if run is None else run.next_step
         if loss is not None and start < end:
             loss.steps.append(LostSteps(self._examination.files.writer, episode, start, end - start))

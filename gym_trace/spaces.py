@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,9 @@ from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError
 from gym_trace.layout import PlainSpace, from_array_map, to_array_map
 from gym_trace.values import dtype_from, is_plain_dtype, without_addresses
 
+_MOST_ELEMENTS = 1 << 25  # of all arrays that a space is rebuilt with
+_PARTS = ("spaces", "space", "node_space", "edge_space")
+_DEEPEST = 100
 _OneOf = getattr(spaces, "OneOf", None)  # since gymnasium 1.0
 
 
@@ -106,11 +110,23 @@ def restore(plain: Any, stand_in: bool = False) -> gymnasium.Space[Any]:
         CorruptTrace: for a malformed description.
     """
     try:
+        if _elements(plain, 0) > _MOST_ELEMENTS:  # a few bytes of a file can stand for all of them
+            raise EnvironmentUnavailable("a space of so many elements is not rebuilt; its values can be read")
         return _restore(plain, stand_in)
     except TraceError:
         raise
     except Exception as error:  # gymnasium says in many ways that it does not like what it is given
         raise CorruptTrace(f"the description of a space is malformed: {error!r:.100}") from error
+
+
+def _elements(plain: Any, depth: int) -> int:
+    """How many elements the arrays have that a space consists of."""
+    if isinstance(plain, list):
+        return sum(_elements(item, depth + 1) for item in plain) if depth < _DEEPEST else 0
+    if not isinstance(plain, Mapping):
+        return 0
+    shape = plain.get("shape", ()) if plain.get("type") in ("Box", "MultiDiscrete") else ()
+    return math.prod(map(int, shape)) + sum(_elements(plain.get(key), depth + 1) for key in _PARTS)
 
 
 def _restore(plain: Mapping[str, Any], stand_in: bool) -> gymnasium.Space[Any]:

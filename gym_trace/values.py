@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
+from gym_trace.containers import MAX_CONTAINERS, Containers
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.tensors import RawArray, is_masked, plain_array
 
@@ -295,19 +296,28 @@ def _class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-def unpack(packed: bytes | memoryview) -> Any:
-    """The value in packed. Nothing of it is trusted: raises CorruptTrace, runs nothing, takes bounded memory."""
-    return _unpack(packed, 0)
+def unpack(packed: bytes | memoryview, containers: Containers | None = None) -> Any:
+    """The value in packed. Nothing of it is trusted: raises CorruptTrace, runs nothing, takes bounded memory.
+
+    containers: counts those of several values; None: those of this one.
+    """
+    if containers is None and len(packed) > MAX_CONTAINERS:
+        containers = Containers()
+    return _unpack(packed, 0, containers)
 
 
-def _unpack(packed: bytes | memoryview, depth: int) -> Any:
+def _unpack(packed: bytes | memoryview, depth: int, containers: Containers | None) -> Any:
     limit = len(packed)
     if depth == len(_UNPACK_HOOKS):
         raise CorruptTrace("a value is nested too deep")
+    hooks: dict[str, Any] = {"ext_hook": _UNPACK_HOOKS[depth]}
+    if containers is not None:
+        hooks = {"list_hook": containers.list_hook, "object_hook": containers.object_hook}
+        hooks["ext_hook"] = lambda code, payload: _from_extension(code, payload, depth + 1, containers)
     try:
         return msgpack.unpackb(
             packed,
-            ext_hook=_UNPACK_HOOKS[depth],
+            **hooks,
             strict_map_key=False,
             unicode_errors="surrogatepass",
             max_str_len=limit,
@@ -319,39 +329,39 @@ def _unpack(packed: bytes | memoryview, depth: int) -> Any:
     except CorruptTrace:
         raise
     except Exception as error:  # msgpack raises many kinds, and what our hook does with hostile data raises more
-        raise CorruptTrace(f"not a valid value: {error}") from error
+        raise CorruptTrace(f"not a valid value: {error!s:.200}") from error
 
 
-def _from_extension(code: int, payload: bytes, depth: int) -> Any:
+def _from_extension(code: int, payload: bytes, depth: int, containers: Containers | None = None) -> Any:
     if code == NDARRAY:
-        text, shape, raw = _unpack(payload, depth)
+        text, shape, raw = _unpack(payload, depth, containers)
         return np.frombuffer(raw, dtype_from(text)).reshape([int(n) for n in shape]).copy()
     if code == SCALAR:
-        text, raw = _unpack(payload, depth)
+        text, raw = _unpack(payload, depth, containers)
         dtype = dtype_from(text)
         return np.frombuffer(raw, dtype, 1)[0] if dtype.itemsize else dtype.type()  # an empty text has no bytes
     if code == BIGINT:
         return int.from_bytes(payload, "little", signed=True)
     if code == TUPLE:
-        return tuple(_unpack(payload, depth))
+        return tuple(_unpack(payload, depth, containers))
     if code == GRAPH:
-        return _graph(*_unpack(payload, depth))
+        return _graph(*_unpack(payload, depth, containers))
     if code == COMPLEX:
         return complex(np.frombuffer(payload, "<c16", 1)[0])
     if code == OBJECTS:
-        shape, items = _unpack(payload, depth)
+        shape, items = _unpack(payload, depth, containers)
         return objects(items).reshape([int(n) for n in shape])
     if code == UNSTORED:
-        class_name, text = _unpack(payload, depth)
+        class_name, text = _unpack(payload, depth, containers)
         return Unstored(str(class_name), str(text))
     if code == MISFIT:
-        return Misfit(_unpack(payload, depth))
+        return Misfit(_unpack(payload, depth, containers))
     if code == ABSENT_CODE:
         return ABSENT
     if code == MASKED:
-        return _masked(*_unpack(payload, depth))
+        return _masked(*_unpack(payload, depth, containers))
     if code == RAW:
-        name, data = _unpack(payload, depth)
+        name, data = _unpack(payload, depth, containers)
         if not isinstance(name, str) or not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not data.ndim:
             raise CorruptTrace("an array of a dtype that NumPy lacks is malformed")
         return RawArray(name, data)

@@ -81,7 +81,7 @@ class Forgery:
 
     def data(self, reindexed: bool = True) -> bytes:
         """The file. reindexed: the index gets the fragments and the places that the chunks have now."""
-        data = wire.pack_file_header(self.file_id, self.number)
+        data = bytearray(wire.pack_file_header(self.file_id, self.number))
         places, tables, index_at = [], [], 0
         for sequence, record in enumerate(self.records):
             start = len(data)
@@ -104,7 +104,7 @@ class Forgery:
                 tables.append(table)
         if self.sealed:
             data += wire.pack_footer(index_at, len(data) + wire.HEADER_SIZE, self.file_id)
-        return data
+        return bytes(data)
 
 
 _FIELDS = {"type": (8, 2), "flags": (10, 2), "metadata_length": (12, 4), "body_length": (16, 8)}

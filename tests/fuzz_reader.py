@@ -26,9 +26,11 @@ from forgery import Forgery, Record, taken_apart
 from telltale import record
 from zoo import CountingEnv
 
-from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace, summarize
+from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, open_trace, repair_trace, summarize
+from gym_trace.description import describe, progress_of
 from gym_trace.errors import TraceError
 from gym_trace.format import wire
+from gym_trace.interop.results import load_results
 
 SECONDS = 60  # that one input may take
 MEMORY = 2 << 30  # bytes of address space
@@ -51,8 +53,13 @@ _ODD_VALUES = (
 _ODD_THINGS = (*_ODD_VALUES, [], {}, [[]], {"": 1}, ["x"], "<U9999", "|S0", "<M8[s]", "\ud800", "../../etc/passwd")
 
 
-def read_everything(directory: Path, repaired: Path | None = None) -> collections.Counter[str]:
-    """Calls all that reads a trace; returns what came of it. Raises whatever is not a TraceError."""
+def read_everything(
+    directory: Path, repaired: Path | None = None, other: Path | None = None
+) -> collections.Counter[str]:
+    """Calls all that reads a trace; returns what came of it. Raises whatever is not a TraceError.
+
+    other: a trace to compare it with; None: itself.
+    """
     outcomes: collections.Counter[str] = collections.Counter()
 
     def attempt(name: str, call: Any) -> None:
@@ -70,7 +77,10 @@ def read_everything(directory: Path, repaired: Path | None = None) -> collection
         attempt("call back", lambda: open_trace(directory).call_back(lambda o, a, r: None))
         attempt("get", lambda: [_use(trace[i]) for trace in [open_trace(directory)] for i in (0, -1) if len(trace)])
         attempt("about", lambda: _about(directory))
-        attempt("summarize", lambda: summarize(open_trace(directory), columns=True))
+        attempt("describe", lambda: (describe(open_trace(directory)), progress_of(open_trace(directory))))
+        attempt("summarize", lambda: summarize(open_trace(directory), columns=True, by="outcome"))
+        attempt("diff", lambda: list(diff_traces(directory, other or directory)))
+        attempt("results", lambda: load_results(directory))
         attempt("check", lambda: check_trace(directory))
         if repaired is not None:
             attempt("repair", lambda: _repair(directory, repaired))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import telltale
+from forgery import taken_apart
 from shell import ok, run
 from test_verification import Inner, record
 
 from gym_trace import TraceRecordingWrapper, diff_traces, open_trace, verify_trace
 from gym_trace.errors import InvalidOption
+from gym_trace.format.columns import parse_column
+from gym_trace.format.decoding import decode
 
 
 def differences(a: Path, b: Path, **options: Any) -> list[tuple[int, int | None, str]]:
@@ -160,3 +165,24 @@ def test_what_a_killed_process_left_does_not_hide_that_the_rest_is_the_same(tmp_
         env.close()
     assert len(open_trace(tmp_path / "a")) == 4
     assert [episode.difference for episode in diff_traces(tmp_path / "a", tmp_path / "b")] == [None] * 3
+
+
+def test_a_copy_of_a_trace_is_compared_without_decoding_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    telltale.record(tmp_path / "a", record_infos=True)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    a, b = open_trace(tmp_path / "a"), open_trace(tmp_path / "b")
+    monkeypatch.setattr("gym_trace.format.batch.decode", None)
+    found = list(diff_traces(a, b))
+    assert [(episode.steps, episode.difference) for episode in found] == [(n, None) for n in a.episodes["steps"]]
+
+
+def test_only_what_is_not_the_same_bytes_is_looked_at_closely(tmp_path: Path) -> None:
+    telltale.record(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    forged = taken_apart(tmp_path / "b" / "w.000000.gtb")
+    chunk = next(chunk for chunk in forged.chunks if ("rewards",) in chunk.columns)
+    place = chunk.columns["rewards",]
+    rewards = decode(parse_column(chunk.metadata["columns"][place]), chunk.blobs[place])
+    chunk.store(("rewards",), (rewards + 1).tobytes(), encoding=0, raw=rewards.nbytes)
+    (tmp_path / "b" / "w.000000.gtb").write_bytes(forged.data())
+    assert [(index, column) for index, _, column in differences(tmp_path / "a", tmp_path / "b")] == [(0, "rewards")]

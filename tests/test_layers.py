@@ -21,11 +21,12 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 LAYERS = [
     {"errors", "tensors", "values", "layout", "frames", "spaces", "episode", "filters", "distributions"}
     | {"environment", "recipe", "consent", "making", "seeding", "policies", "registration", "film"}
-    | {"returns", "regular", "provenance"},
+    | {"returns", "regular", "provenance", "shown", "containers"},
     {"format"},
     {"rows", "lanes", "stored", "forks", "recording", "examination"},
     {"opening", "live_video", "wrappers", "vector_wrappers", "playback", "recovery"},
     {
+        "alike",
         "comparison",
         "diff",
         "objectives",

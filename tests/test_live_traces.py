@@ -212,7 +212,7 @@ def test_a_batch_that_is_begun_while_it_is_opened_is_no_damage(tmp_path: Path, m
     begun.touch()
     read = BatchReader
 
-    def overtaken(path: Path) -> BatchReader:
+    def overtaken(path: Path, room: Any = None) -> BatchReader:
         try:
             return read(path)
         finally:

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 import gym_trace
+from gym_trace.shown import key_text
 from gym_trace_cli import show
 from gym_trace_cli.environments import maker, recorded_env
 from gym_trace_cli.named import NamedCallable
@@ -33,7 +34,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
     "steps": show.count,
     "return": show.number,
     "outcome": str,
-    "seed": lambda seed: "-" if seed is None else str(seed),
+    "seed": lambda seed: "-" if seed is None else key_text(seed),
     "start_time": lambda time: "-" if time is None else time[:19].replace("T", " "),
 }
 _HEADINGS = {"episode_id": "id", "first_step": "from step", "start_time": "started (UTC)"}

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from gym_trace.shown import printable as printable
+
 if TYPE_CHECKING:
     from rich.live import Live
 
@@ -88,11 +90,6 @@ def returns(mean: Return, least: Return, most: Return, lately: bool) -> str:
     return f"return of {of}: {returned(mean)} on average, from {returned(least)} to {returned(most)}"
 
 
-def printable(text: object) -> str:
-    """Text that a trace holds, on one line and with escapes for what could steer a terminal or cannot be encoded."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
-
-
 def curve(values: Sequence[float | None], width: int = 60) -> str:
     """A line of blocks, the smallest value low, the largest high; neighbours are averaged to fit the width."""
     groups = [[value for value in group if value is not None] for group in _in_groups(values, width)]
@@ -132,7 +129,7 @@ def title(text: str) -> None:
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
     """Prints a label and what is to be said of it, a line each; on a terminal long ones are folded."""
-    lines = [(label, value) for label, value in rows if value]
+    lines = [(printable(label), printable(value)) for label, value in rows if value]
     indent = max((len(label) for label, _ in lines), default=0) + 2
     columns = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
     for label, value in lines:
@@ -144,7 +141,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints rows of text under headings; columns of figures flush right. Any number of rows, in little memory."""
-    rows = iter(rows)
+    rows = ([printable(cell) for cell in row] for row in rows)
     block = list(islice(rows, _TABLE_BLOCK))
     right = [all(_FIGURE.match(row[i]) for row in block if row[i]) for i in range(len(headings))]
     widths = [len(heading) for heading in headings]

@@ -11,6 +11,7 @@ import click
 
 import gym_trace
 from gym_trace.errors import CorruptTrace
+from gym_trace.shown import shown
 from gym_trace_cli import show
 from gym_trace_cli.environments import maker
 
@@ -106,5 +107,5 @@ def _jsonable(value: Any) -> Any:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
-        return repr(value)
+        return shown(value, 1000)
     return value

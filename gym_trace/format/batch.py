@@ -12,14 +12,16 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
-from gym_trace.format.columns import CHANGES, Column, Path, Piece, parse_column
+from gym_trace.format.columns import CHANGES, MSGPACK, VALUE_SIZE, Column, Path, Piece, parse_column
 from gym_trace.format.decoding import decode, decode_rows
+from gym_trace.format.files import descriptor_of, opened
+from gym_trace.format.tables import FARTHEST, Index, TableRoom, are_apart, totals_of
 from gym_trace.values import Array, unpack
 
 PART = ".part"
 _SCAN_BLOCK = 1 << 20
+_NO_RECORD = "not a record"
 _KNOWN = 4096  # chunks
-_FARTHEST = 1 << 40  # byte that is looked for: systems refuse to go much farther
 
 
 class Damage(NamedTuple):
@@ -83,6 +85,11 @@ class Chunk:
                 self.array(path, room)
                 self._blobs[path] = column, b""
 
+    def decode_all(self) -> None:
+        """Decodes all columns."""
+        for path in self._blobs:
+            self.array(path)
+
     def is_walked(self, path: Path) -> bool:
         """Whether a column says of each row what has changed, so that some rows can be had without the others."""
         return bool(self._blobs[path][0].encoding & CHANGES)
@@ -94,14 +101,6 @@ class Chunk:
             decode_rows(column, blob, begin, out)
         except CorruptTrace as error:
             raise self._located(error) from error
-
-
-class Index(NamedTuple):
-    """What the index of a batch says: see BatchReader."""
-
-    fragments: Array
-    chunks: Array
-    totals: dict[Path, list[int]]
 
 
 class BatchReader:
@@ -117,8 +116,10 @@ class BatchReader:
         torn: bytes at the end of an unsealed batch that are not a whole record.
     """
 
-    def __init__(self, path: FilePath):
+    def __init__(self, path: FilePath, room: TableRoom | None = None):
+        """room: for the tables of this batch and of others; None: of this one alone."""
         self.path = path
+        self._room = TableRoom() if room is None else room
         self._known: dict[int, list[tuple[Column, int]]] = {}  # columns of chunks that were read, and where they are
         self.damage: list[Damage] = []
         self.torn = 0
@@ -130,6 +131,7 @@ class BatchReader:
         self._walked = wire.HEADER_SIZE
         with self._open() as file:
             self.size = os.fstat(file.fileno()).st_size
+            self._room.grant(self.size)
             self.header = self._file_header(file)
             if not self._read_index(file):
                 self._walk(file)
@@ -141,7 +143,8 @@ class BatchReader:
         if self.sealed:
             return
         with self._open() as file:
-            self.size = os.fstat(file.fileno()).st_size
+            before, self.size = self.size, os.fstat(file.fileno()).st_size
+            self._room.grant(max(0, self.size - before))
             self._walk(file)
 
     def read_chunk(
@@ -151,23 +154,23 @@ class BatchReader:
 
         room: gives byte arrays of a size for what is read; None: fresh ones.
         """
-        offset = int(self.chunks["offset"][number])
+        offset, length = (int(self.chunks[name][number]) for name in ("offset", "length"))
         try:
-            with self._open() as file:
-                return self._chunk_at(file, offset, wanted, room)
+            with self._open(_reopened) as file:
+                return self._chunk_at(file, offset, length, wanted, room)
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
 
     # -- reading records ----------------------------------------------------------------------------------------------
 
-    def _open(self) -> Any:
+    def _open(self, how: Callable[[FilePath], Any] = opened) -> Any:
         path = self.path  # which another thread may change
         try:
-            return open(path, "rb", buffering=0)
+            return how(path)
         except FileNotFoundError:
             if path.name.endswith(PART):  # sealed since we saw it: the same bytes, with an index behind them
                 self.path = path.with_name(path.name.removesuffix(PART))
-                return open(self.path, "rb", buffering=0)
+                return how(self.path)
             raise
 
     def _file_header(self, file: Any) -> wire.FileHeader:
@@ -203,9 +206,13 @@ class BatchReader:
         descriptors = metadata.get("columns")
         if not isinstance(descriptors, list):
             raise CorruptTrace("a record has no columns")
-        offset = header.body_offset
+        offset, size = header.body_offset, 0
+        most = wire.CHUNK_BYTES + wire.MOST_GROWTH * (header.end - header.offset)
         seen: set[Path] = set()
         for column in map(parse_column, descriptors):
+            size += column.full_size + column.rows * VALUE_SIZE * (column.dtype == MSGPACK)
+            if size > most:
+                raise CorruptTrace(f"the columns of a record claim {size} bytes, more than its size allows ({most})")
             if offset + column.stored > header.end:
                 raise CorruptTrace("a column claims more bytes than its record has")
             if column.path in seen:
@@ -215,12 +222,12 @@ class BatchReader:
             offset += wire.aligned(column.stored)
 
     def _chunk_at(
-        self, file: Any, offset: int, wanted: Callable[[Path], bool], room: Callable[[int], Array] | None
+        self, file: Any, offset: int, length: int, wanted: Callable[[Path], bool], room: Callable[[int], Array] | None
     ) -> Chunk:
         columns = self._known.get(offset)
         if columns is None:
             header = self._header_at(file, offset)
-            if header is None or header.type != wire.CHUNK:
+            if header is None or header.type != wire.CHUNK or header.end != offset + length:
                 raise CorruptTrace("checksum mismatch in the header of a record")
             columns = list(self._columns(header, self._metadata(file, header)))
             if len(self._known) >= _KNOWN:
@@ -256,11 +263,11 @@ class BatchReader:
     def _index(self, file: Any, header: wire.RecordHeader) -> Index:
         metadata = self._metadata(file, header)
         tables = {c.path: (c, _checked(file, at, c)) for c, at in self._columns(header, metadata)}
-        fragments = _table(tables, "fragments", wire.FRAGMENT)
-        chunks = _table(tables, "chunks", wire.CHUNK_ENTRY)
-        if sum(chunks["fragments"].tolist()) != len(fragments):
+        fragments = self._table(tables, "fragments", wire.FRAGMENT)
+        chunks = self._table(tables, "chunks", wire.CHUNK_ENTRY)
+        if sum(chunks["fragments"].tolist()) != len(fragments) or not are_apart(chunks, header.offset):
             raise CorruptTrace("the tables of the index do not fit each other")
-        return Index(fragments, chunks, _totals(metadata.get("totals")))
+        return Index(fragments, chunks, totals_of(metadata.get("totals")))
 
     def _read_schema(self, file: Any) -> None:
         header = self._header_at(file, wire.HEADER_SIZE)
@@ -290,13 +297,16 @@ class BatchReader:
             if self._footer(file) and offset == self.size - wire.HEADER_SIZE:
                 offset = self.size
                 break
-            following = self._next_record(file, offset + 8)
+            following, last = self._next_record(file, offset + 8)
             if following is None:
-                if self._is_torn(file, offset, header):
-                    self.torn = self.size - offset
+                torn_at, header = (offset, header) if last is None else (last.offset, last)
+                if self._is_torn(file, torn_at, header):
+                    if torn_at > offset:
+                        self._damaged(offset, torn_at, _NO_RECORD)
+                    offset, self.torn = torn_at, self.size - torn_at
                     break
                 following = self.size - wire.HEADER_SIZE if self._footer(file) else self.size
-            self._damaged(offset, following, "not a record")
+            self._damaged(offset, following, _NO_RECORD)
             offset = following
         self._walked = offset
         self.fragments = wire.join_fragments([self.fragments, *fragments])
@@ -310,7 +320,8 @@ class BatchReader:
             self.schema = metadata
         elif header.type == wire.CHUNK:
             columns = list(self._columns(header, metadata))
-            table = _table({c.path: (c, _checked(file, at, c)) for c, at in columns[:1]}, "fragments", wire.FRAGMENT)
+            tables = {c.path: (c, _checked(file, at, c)) for c, at in columns[:1]}
+            table = self._table(tables, "fragments", wire.FRAGMENT)
             fragments.append(table)
             rows = int(table["steps"].sum()) + int(np.count_nonzero(table["flags"] & wire.LEADS))
             chunks.append((header.offset, header.end - header.offset, len(table), rows))
@@ -329,28 +340,41 @@ class BatchReader:
             return True
         return not any(_read(file, offset, min(self.size - offset, _SCAN_BLOCK)))
 
-    def _next_record(self, file: Any, offset: int) -> int | None:
-        """The offset of the first valid record header, or footer, at or after offset."""
+    def _table(self, columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]) -> Array:
+        found = columns.get((name,))
+        if found is None or found[0].dtype != f"|V{dtype.itemsize}":
+            raise CorruptTrace(f"a record has no {name} table")
+        self._room.take(found[0].rows)
+        return decode(*found).view(dtype)
+
+    def _next_record(self, file: Any, offset: int) -> tuple[int | None, wire.RecordHeader | None]:
+        """Where the first whole record at or after offset is, and the last valid header, if there is none that is."""
+        last = None
+        offset = wire.aligned(offset)
         while offset < self.size:
             block = _read(file, offset, _SCAN_BLOCK + wire.HEADER_SIZE)
-            at = -1
-            while (at := block.find(wire.SYNC, at + 1)) >= 0 and at < _SCAN_BLOCK:
-                if (offset + at) % 8 == 0 and self._header_at(file, offset + at) is not None:
-                    return offset + at
+            for at in wire.places_of_headers(block, offset, self.header.file_id):
+                raw = block[at : at + wire.HEADER_SIZE]
+                header = wire.unpack_record_header(raw, offset + at, self.header.file_id)
+                if header is not None and header.end <= self.size:
+                    return offset + at, None
+                last = header or last
             offset += _SCAN_BLOCK
-        return None
+        return None, last
 
     def _footer(self, file: Any) -> wire.Footer | None:
         tail = _read(file, self.size - wire.HEADER_SIZE, wire.HEADER_SIZE)
         return wire.unpack_footer(tail, self.size, self.header.file_id)
 
     def _damaged(self, start: int, end: int, problem: str) -> None:
+        if self.damage and self.damage[-1][2:] == (start, problem):
+            start = self.damage.pop().start
         self.damage.append(Damage(str(self.path), start, end, problem))
 
 
 def _read(file: Any, offset: int, length: int) -> bytes:
     """Up to length bytes at offset; fewer only at the end of the file."""
-    if not 0 <= offset < _FARTHEST:
+    if not 0 <= offset < FARTHEST:
         return b""
     file.seek(offset)
     data: bytes = file.read(length)
@@ -379,15 +403,6 @@ def _checked(file: Any, offset: int, column: Column, room: Callable[[int], Array
     return blob
 
 
-def _table(columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]) -> Array:
-    found = columns.get((name,))
-    if found is None or found[0].dtype != f"|V{dtype.itemsize}":
-        raise CorruptTrace(f"a record has no {name} table")
-    return decode(*found).view(dtype)
-
-
-def _totals(raw: Any) -> dict[Path, list[int]]:
-    try:
-        return {tuple(path): [int(full), int(stored)] for path, full, stored in raw}
-    except (TypeError, ValueError) as error:
-        raise CorruptTrace("the totals of the index are malformed") from error
+def _reopened(path: FilePath) -> Any:
+    """A file that was looked at before."""
+    return open(descriptor_of(path), "rb", buffering=0)

@@ -47,6 +47,11 @@ class Column(NamedTuple):
         return self.rows * self.raw if self.encoding & CONSTANT else self.raw
 
 
+def is_path(path: tuple[Any, ...]) -> bool:
+    """Whether this can be a column path: one of text and numbers of up to 64 bits."""
+    return bool(path) and all(type(p) is str or (type(p) is int and p.bit_length() <= 64) for p in path)
+
+
 def item_size(dtype: str) -> int:
     return int(dtype[2:]) if dtype.startswith("|V") else dtype_from(dtype).itemsize
 
@@ -61,8 +66,12 @@ def parse_column(descriptor: Any) -> Column:
         raise CorruptTrace("a column descriptor is malformed") from error
     if not all(type(number) is int and 0 <= number < _TOO_LARGE for number in numbers):
         raise CorruptTrace("a number in a column descriptor is out of range")
-    if not column.path or not all(type(part) in (str, int) for part in column.path):
+    if not is_path(column.path):
         raise CorruptTrace("a column path is malformed")
+    if len(column.shape) > wire.MAX_DIMENSIONS:
+        raise CorruptTrace(
+            f"the rows of a column have {len(column.shape)} dimensions, the limit is {wire.MAX_DIMENSIONS}"
+        )
     if rows > wire.MAX_ROWS:
         raise CorruptTrace(f"a column claims {rows} rows, more than the limit of {wire.MAX_ROWS}")
     if encoding > 31 or (not encoding & ZSTD and stored != raw):
@@ -87,6 +96,6 @@ def parse_column(descriptor: Any) -> Column:
             fits = raw == (min(rows, 1) * column.row_size if encoding & CONSTANT else size)
         if not fits:
             raise CorruptTrace("the size of a column does not fit its rows")
-    if max(size, raw) > wire.MAX_COLUMN or len(column.shape) > 32:
+    if max(size, raw) > wire.MAX_COLUMN:
         raise CorruptTrace(f"a column claims {max(size, raw)} bytes, more than the limit of {wire.MAX_COLUMN}")
     return column

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import zstandard
 
+from gym_trace.containers import MAX_CONTAINERS, Containers
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms, wire
 from gym_trace.format.buffers import common
@@ -92,7 +93,8 @@ def _inflate(column: Column, blob: bytes | memoryview, out: Array) -> None:
 
 def _decode_values(column: Column, blob: bytes | memoryview) -> Array:
     view, bounds = _value_bounds(column, blob)
-    return objects([unpack(view[a:b]) for a, b in bounds])  # also equal ones one by one: they must not share memory
+    containers = Containers() if column.full_size > MAX_CONTAINERS else None
+    return objects([unpack(view[a:b], containers) for a, b in bounds])  # equal ones, too: they must not share memory
 
 
 def _value_bounds(column: Column, blob: bytes | memoryview) -> tuple[memoryview, list[tuple[int, int]]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import manifest, wire
 from gym_trace.format.batch import PART
+from gym_trace.format.files import opened
 from gym_trace.regular import is_regular
 
 _WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
@@ -168,14 +169,14 @@ def _videos(path: Path, writer: str) -> list[Path]:
 
 
 def _begins_as_video(path: Path) -> bool:
-    with open(path, "rb") as file:
+    with opened(path) as file:
         start = file.read(8)
     return not start or start[4:] == b"ftyp"
 
 
 def _is_batch(path: Path) -> bool:
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             wire.unpack_file_header(file.read(wire.HEADER_SIZE))
     except (TraceError, OSError) as error:
         return not isinstance(error, (CorruptTrace, OSError))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.format.batch import PART, BatchReader, Damage, Index, _read
+from gym_trace.format.batch import PART, BatchReader, Damage, _read
+from gym_trace.format.tables import Index, TableRoom
 from gym_trace.values import Array
 
 _BLOCK = 1 << 20
@@ -26,7 +27,7 @@ class BatchInspector(BatchReader):
         self.has_end_name = not path.name.endswith(PART)  # sealed, as far as its name tells
         self._data_start = wire.HEADER_SIZE
         self._data_end: int | None = None  # where the index begins, once that is known
-        self._padding: list[Damage] = []
+        self._padding: set[Damage] = set()
         super().__init__(path)
         if self.index is not None and not self._agrees(self.index):
             self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
@@ -36,24 +37,24 @@ class BatchInspector(BatchReader):
         before, behind = damage.end <= self._data_start, self._data_end is not None and damage.start >= self._data_end
         return before or behind or damage in self._padding
 
-    def crc(self) -> int:
-        """The checksum of the whole file."""
-        crc = 0
-        with self._open() as file:
-            while block := file.read(_BLOCK):
-                crc = crc32(block, crc)
-        return crc
-
     def lost_fragments(self, damage: Damage) -> Array | None:
         """The fragments of the chunks in a damaged range, as the index tells; None if there is no index."""
         if self.index is None:
             return None
-        chunks = self.index.chunks
-        ends = np.cumsum(chunks["fragments"].astype(np.int64))
+        chunks, bounds, is_lost = self._in_the_index
         starts, stops = chunks["offset"], chunks["offset"] + chunks["length"]
-        hit = (starts < damage.end) & (stops > damage.start) & ~np.isin(starts, self.chunks["offset"])
-        fragments: Array = self.index.fragments[np.repeat(hit, np.diff(ends, prepend=0))]
-        return fragments
+        first, last = np.searchsorted(stops, damage.start, side="right"), np.searchsorted(starts, damage.end)
+        hit = np.arange(first, max(first, last))[is_lost[first:last]]
+        tables = [self.index.fragments[bounds[i] : bounds[i + 1]] for i in hit.tolist()]
+        return np.concatenate([self.index.fragments[:0], *tables])
+
+    @cached_property
+    def _in_the_index(self) -> tuple[Array, Array, Array]:
+        """The chunks of the index, where their fragments begin in it, and which of them were not found."""
+        assert self.index is not None
+        chunks = self.index.chunks
+        bounds = np.concatenate([[0], np.cumsum(chunks["fragments"].astype(np.int64))])
+        return chunks, bounds, ~np.isin(chunks["offset"], self.chunks["offset"])
 
     def _read_index(self, file: Any) -> bool:
         super()._read_index(file)  # names a footer that is damaged
@@ -72,6 +73,8 @@ class BatchInspector(BatchReader):
             self._data_end = header.offset
         super()._walk_record(file, header, fragments, chunks)
         if header.type == wire.INDEX:
+            self._room = TableRoom()  # what it repeats is not counted twice
+            self._room.grant(self.size)
             self.index = self._index(file, header)
         if header.type in (wire.SCHEMA, wire.CHUNK, wire.INDEX):
             self._check_padding(file, header)
@@ -87,7 +90,7 @@ class BatchInspector(BatchReader):
                 block = _read(file, start, min(end - start, _BLOCK))
                 if any(block):
                     self._damaged(start, start + len(block), "bytes between the columns are not zero")
-                    self._padding.append(self.damage[-1])
+                    self._padding.add(self.damage[-1])
                 start += len(block)
 
     def _agrees(self, index: Index) -> bool:
@@ -103,7 +106,8 @@ class BatchInspector(BatchReader):
             return False
         if known.all():
             return index.totals == self.totals
-        return all(
-            any(damage.start <= offset < damage.end for damage in self.damage)
-            for offset in index.chunks["offset"][~known].tolist()
-        )
+        damages = sorted(self.damage, key=lambda damage: damage.start)
+        starts = np.array([damage.start for damage in damages], np.int64)
+        reach = np.maximum.accumulate(np.array([0, *(damage.end for damage in damages)], np.int64))
+        unknown = index.chunks["offset"][~known].astype(np.int64)
+        return bool((unknown < reach[np.searchsorted(starts, unknown, side="right")]).all())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch import Damage
 from gym_trace.format.directory import WriterFiles, batch_number
+from gym_trace.format.files import checksum_of
 from gym_trace.format.inspection import BatchInspector
 from gym_trace.format.manifest import Line, as_json, read_lines
 
@@ -17,7 +20,8 @@ MISSING = "this batch is missing"
 class _Seen(NamedTuple):
     """A sealed batch that was read; clean: no byte of it was found damaged."""
 
-    batch: BatchInspector
+    path: Path
+    bytes: int
     clean: bool
     episodes: int
     steps: int
@@ -48,20 +52,31 @@ class ManifestCheck:
     def saw(self, batch: BatchInspector, clean: bool, episodes: int, steps: int) -> None:
         """To be told of each batch: the episodes that end in it and its steps, damaged chunks included."""
         if batch.has_end_name:
-            self._seen[batch.path.name] = _Seen(batch, clean, episodes, steps)
+            self._seen[batch.path.name] = _Seen(batch.path, batch.size, clean, episodes, steps)
 
     def compare(self, alive: bool) -> None:
         path = self._files.manifest
         if path is None:
             self.remarks.append(f"{self._files.writer}: no manifest; the batches tell what it would")
             return
-        for number, line in enumerate(read_lines(path)):
-            if not line.whole:
-                self.remarks.append(f"{path}: its last line is torn; the writer died, or is still at it")
-            elif problem := self._problem(line, number, path):
-                self.damages.append(Damage(str(path), line.start, line.end, problem))
+        try:
+            for number, line in enumerate(read_lines(path)):
+                if not line.whole:
+                    self.remarks.append(f"{path}: its last line is torn; the writer died, or is still at it")
+                elif problem := self._problem(line, number, path):
+                    self._damaged(Damage(str(path), line.start, line.end, problem))
+        except CorruptTrace as error:
+            self.damages.append(Damage(str(path), 0, 0, error.problem))
+        except FileNotFoundError:
+            return  # deleted since it was listed
         if not (self._closed or alive or self.damages):
             self.remarks.append(f"{path}: the writer did not close; it was killed")
+
+    def _damaged(self, damage: Damage) -> None:
+        """Adds damage; lines with the same fault that follow each other are one."""
+        if self.damages and self.damages[-1][2:] == (damage.start, damage.problem):
+            damage = damage._replace(start=self.damages.pop().start)
+        self.damages.append(damage)
 
     def _problem(self, line: Line, number: int, path: Path) -> str | None:
         """What is wrong with a line; lines of types that are not known are skipped."""
@@ -73,6 +88,8 @@ class ManifestCheck:
         if kind == "batch":
             return self._batch_line(line.entry, path.parent)
         if kind == "closed":
+            if self._closed:
+                return "says closed again"
             self._closed = True
             return self._closed_line(line.entry)
         return None
@@ -93,27 +110,30 @@ class ManifestCheck:
         number = batch_number(self._files.writer, name) if isinstance(name, str) else None
         if not isinstance(name, str) or number is None:
             return "names a file that is none of this writer's"
+        if name in self._listed:
+            return f"lists {name} again"
         self._listed.add(name)
         size = size if isinstance(size, int) else 0
         path, seen = directory / name, self._seen.get(name)
         if seen is None:
             # Damaged beyond reading, not sealed when we looked, or sealed since: all that is no fault of this line.
-            known = number in self._files.batches or any(number in numbers for numbers in self.missing)
+            after = bisect_right(self.missing, number, key=lambda numbers: numbers.start)
+            known = number in self._files.batches or (after > 0 and number in self.missing[after - 1])
             if not known and not path.exists():
                 self.lost.append(Damage(str(path), 0, size, MISSING))
             return None
         if not seen.clean:
-            if seen.batch.size < size:
-                self.lost.append(Damage(str(path), seen.batch.size, size, "the end of the file is missing"))
+            if seen.bytes < size:
+                self.lost.append(Damage(str(path), seen.bytes, size, "the end of the file is missing"))
             return None
-        facts = {"bytes": seen.batch.size, "crc32": seen.batch.crc(), "episodes": seen.episodes, "steps": seen.steps}
+        facts = {"bytes": seen.bytes, "crc32": checksum_of(seen.path), "episodes": seen.episodes, "steps": seen.steps}
         wrong = [key for key, value in facts.items() if entry.get(key) != value]
         return f"says other {' and '.join(wrong)} of {name} than it has" if wrong else None
 
     def _closed_line(self, entry: dict[str, Any]) -> str | None:
-        unlisted = [name for name in self._seen if name not in self._listed]
-        if unlisted:
-            return f"says closed, but does not list {unlisted[0]}"
+        unlisted = next((name for name in self._seen if name not in self._listed), None)
+        if unlisted is not None:
+            return f"says closed, but does not list {unlisted}"
         complete = self._listed == set(self._seen) and all(seen.clean for seen in self._seen.values())
         sums = {key: sum(getattr(seen, key) for seen in self._seen.values()) for key in ("episodes", "steps")}
         if complete and any(entry.get(key) != value for key, value in sums.items()):

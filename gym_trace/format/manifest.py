@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import UnstorableValue
+from gym_trace.containers import MAX_CONTAINERS
+from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.format.files import descriptor_of, opened
 from gym_trace.regular import open_regular
 from gym_trace.values import shown
 
@@ -23,7 +26,8 @@ except ImportError:  # not a POSIX system: writers cannot be told alive from dea
 
 SUFFIX = ".manifest.jsonl"
 _MOST_BITS = 4096  # of an integer in a line that holds such ones; Python reads 4300 digits at most
-_MAX_LINE = 64 << 20  # bytes; a longer line counts as several that are no entries
+_MAX_LINE = 64 << 20  # bytes; a longer line is none, and neither is what follows it
+MAX_LINES = 1 << 20  # what follows them is not read
 _written_here: set[str] = set()  # manifests that this process writes
 
 
@@ -126,25 +130,43 @@ class Line(NamedTuple):
 
 
 def read_lines(path: Path) -> Iterator[Line]:
+    """The lines of a manifest; what is beyond the limits is one line without an entry. Raises CorruptTrace, OSError."""
     start = 0
-    with open(path, "rb") as file:
-        while raw := file.readline(_MAX_LINE):
+    with opened(path) as raw_file, io.BufferedReader(raw_file) as file:
+        size = os.fstat(file.fileno()).st_size
+        for number in range(MAX_LINES + 1):
+            raw = file.readline(_MAX_LINE)
+            if not raw:
+                return
             end = start + len(raw)
+            if number == MAX_LINES or (len(raw) == _MAX_LINE and not raw.endswith(b"\n")):
+                yield Line(start, max(size, end), None, True)
+                return
             yield Line(start, end, _entry(raw), raw.endswith(b"\n"))
             start = end
 
 
 def read_manifest(path: Path) -> Iterator[dict[str, Any]]:
-    """The entries of a manifest; lines that are not whole or not JSON objects are left out."""
-    return (line.entry for line in read_lines(path) if line.whole and line.entry is not None)
+    """The entries of a manifest but for lines that are not whole or no JSON objects; none of what is no file."""
+    with contextlib.suppress(CorruptTrace, FileNotFoundError):
+        for line in read_lines(path):
+            if line.whole and line.entry is not None:
+                yield line.entry
 
 
 def _entry(raw: bytes) -> dict[str, Any] | None:
+    if is_bomb(raw):
+        return None
     try:
         entry = json.loads(raw)
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
+
+
+def is_bomb(raw: bytes) -> bool:
+    """Whether JSON has so many lists, maps and entries that it would take many times its size in memory."""
+    return len(raw) > MAX_CONTAINERS and raw.count(b"[") + raw.count(b"{") + raw.count(b":") > MAX_CONTAINERS
 
 
 def is_written_here(path: Path) -> bool:
@@ -157,8 +179,8 @@ def is_alive(path: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        fd = os.open(path, os.O_RDONLY)
-    except OSError:
+        fd = descriptor_of(path)
+    except (CorruptTrace, OSError):
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -19,6 +19,10 @@ MAX_COLUMN = 2 << 30  # bytes of a column once decoded
 MAX_VALUES = 64 << 20  # bytes of the values of a msgpack column, which take many times that in memory
 MAX_ROWS = 1 << 24  # of a column
 MAX_TABLE = 1 << 20  # rows of a fragment table or a table of chunks
+MAX_DIMENSIONS = 32  # of the rows of a column
+# What decoding may make of the bytes on the disk. Honest data is far from these.
+TABLE_ROWS, BYTES_A_ROW = 2 << 20, 4  # of the tables of a trace: so many rows, and one more for so many bytes of it
+CHUNK_BYTES, MOST_GROWTH = 64 << 20, 1 << 16  # of a chunk: so many bytes, and so many for each byte of its record
 LARGE_ROW = 4096  # bytes from which on the rows of a column are shuffled one by one
 
 FILE_MAGIC = b"\x89GTB\r\n\x1a\n"
@@ -166,6 +170,20 @@ def unpack_record_header(raw: bytes | memoryview, offset: int, file_id: bytes) -
     if sync != SYNC or where != offset or file != file_id:
         return None
     return RecordHeader(kind, flags, metadata_length, body_length, where, sequence, crc)
+
+
+def places_of_headers(block: bytes, offset: int, file_id: bytes) -> list[int]:
+    """Where in a block of a file, which begins at offset, there may be record headers: they are still to be checked."""
+    words = np.frombuffer(block, "<u8", len(block) // 8)
+    if len(words) < HEADER_SIZE // 8:
+        return []
+    count = len(words) - HEADER_SIZE // 8 + 1
+    at = np.flatnonzero(words[:count] == np.frombuffer(SYNC, "<u8")[0])
+    if len(at):
+        low, high = np.frombuffer(file_id, "<u8")
+        at = at[(words[at + 3] == offset + 8 * at.astype(np.uint64)) & (words[at + 5] == low) & (words[at + 6] == high)]
+    places: list[int] = (8 * at).tolist()
+    return places
 
 
 def file_id_of(raw: bytes, offset: int) -> bytes | None:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from gym_trace.errors import TraceNotFound, UnreadableRecording
+from gym_trace.format.manifest import is_bomb
 
 MAX_JSON = 256 << 20  # bytes; what is in it takes several times that in memory
 _DEEPEST = 64
@@ -89,6 +90,8 @@ class OldDirectory:
             raw = file.read(0, file.size)
         finally:
             file.close()
+        if is_bomb(raw):
+            raise malformed(file.path, "more lists, maps and entries than there is memory for")
         try:
             content = json.loads(raw, object_hook=object_hook)
         except (ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ from typing import Any
 from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
 from gym_trace.format.batch import Damage
 from gym_trace.format.directory import find_writers
+from gym_trace.format.tables import TableRoom
 from gym_trace.stored.assembly import Piece, assemble, cut_down
 from gym_trace.stored.cache import ChunkCache
 from gym_trace.stored.table import Parts
@@ -34,7 +35,8 @@ class Opened:
         self.directory = Path(os.path.abspath(directory))
         self.writers = {writer.writer: writer for writer in writers}
         self.cache = ChunkCache(_CACHE_BYTES)
-        self.skipped: list[Damage] = []
+        self.skipped: dict[Damage, None] = {}
+        self._room = TableRoom()
         self._lock = Lock()
 
     def refresh(self) -> dict[str, StoredWriter]:
@@ -43,7 +45,7 @@ class Opened:
             found = find_writers(self.directory)
             known = self.writers
             present = [
-                known[files.writer].refreshed(files) if files.writer in known else StoredWriter(files)
+                known[files.writer].refreshed(files) if files.writer in known else StoredWriter(files, room=self._room)
                 for files in found
             ]
             present.sort(key=lambda writer: (writer.created, writer.writer))
@@ -76,7 +78,8 @@ def _read_again(directory: str, extents: tuple[Extent, ...]) -> list[StoredWrite
     found = {files.writer: files for files in find_writers(Path(directory))}
     if missing := [extent.writer for extent in extents if extent.writer not in found]:
         raise TraceNotFound(f"{directory}: writer {missing[0]} is not there any more")
-    writers = [StoredWriter(found[extent.writer], extent) for extent in extents]
+    room = TableRoom()
+    writers = [StoredWriter(found[extent.writer], extent, room) for extent in extents]
     if changed := [writer.writer for writer, extent in zip(writers, extents) if writer.extent != extent]:
         raise TraceError(f"{directory}: what writer {changed[0]} had recorded is not there any more as it was")
     return writers

@@ -17,6 +17,7 @@ from gym_trace.format.batch import PART, BatchReader, Chunk, Damage
 from gym_trace.format.buffers import common
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.manifest import read_manifest
+from gym_trace.format.tables import TableRoom
 from gym_trace.layout import put_together
 from gym_trace.stored.assembly import Layouts, Piece, assemble, cut_down
 from gym_trace.stored.reading_ahead import decoded_in_turn
@@ -48,9 +49,11 @@ class StoredWriter:
         parts: its episodes.
     """
 
-    def __init__(self, files: WriterFiles, extent: Extent | None = None):
+    def __init__(self, files: WriterFiles, extent: Extent | None = None, room: TableRoom | None = None):
+        """room: for the tables of all writers of a trace; None: of this one alone."""
         self.writer = files.writer
         self._extent = extent
+        self._room = TableRoom() if room is None else room
         self._unreadable: list[Damage] = []
         self._readers: dict[int, BatchReader] = {}
         self._starts: tuple[BatchReader, int, list[Any]] | None = None
@@ -90,6 +93,9 @@ class StoredWriter:
         sizes = [int(count.sum()) for count in counts]
         self._numbers, self._begins = [number for number, _ in chunks], [0, *accumulate(sizes)]  # of the batches
         self.fragments = wire.join_fragments([batch.fragments[:size] for batch, size in zip(self.batches, sizes)])
+        for batch, begin, size in zip(self.batches, self._begins, sizes):
+            if size == len(batch.fragments):  # which need not keep them a second time
+                batch.fragments = self.fragments[begin : begin + size]
         self.parts = parts_of(self.fragments, self.alive)
         found = tuple((number, len(count)) for (number, _), count in zip(chunks, counts))
         self.extent = Extent(self.writer, self.alive, found, len(self.parts.table))
@@ -101,7 +107,7 @@ class StoredWriter:
         with contextlib.suppress(FileNotFoundError):  # sealed since it was listed, which BatchReader knows of
             size = path.stat().st_size  # beforehand: the header may be written meanwhile
         try:
-            return BatchReader(path)
+            return BatchReader(path, self._room)
         except CorruptTrace as error:
             if not (path.name.endswith(PART) and size < wire.HEADER_SIZE):
                 damage = Damage(str(path), 0, size, error.problem)
@@ -222,12 +228,16 @@ class StoredWriter:
                 last -= first
             fragments = fragments[: last + 1]
         numbers = np.searchsorted(self.chunk_bounds, fragments, side="right") - 1
-        found = []
+        found, known, at, done, seen = [], -1, 0, 0, 0  # from one fragment of a chunk to the next
         for f, number in zip(fragments.tolist(), numbers.tolist()):
-            before = self.fragments[int(self.chunk_bounds[number]) : f]
-            done = int(before["steps"].sum(dtype=np.int64))
-            seen = done + int(np.count_nonzero(before["flags"] & wire.LEADS))
-            own = self.fragments[f]
+            if number == known:
+                before = self.fragments[at:f]
+            else:
+                known, done, seen = number, 0, 0
+                before = self.fragments[int(self.chunk_bounds[number]) : f]
+            done += int(before["steps"].sum(dtype=np.int64))
+            seen += int(before["steps"].sum(dtype=np.int64)) + int(np.count_nonzero(before["flags"] & wire.LEADS))
+            at, own = f, self.fragments[f]
             count, flags = int(own["steps"]), int(own["flags"])
             rows = count + bool(flags & wire.LEADS)
             found.append(Piece(_UNREAD, number, slice(seen, seen + rows), slice(done, done + count), flags))
@@ -258,29 +268,27 @@ class StoredWriter:
 
         on_damage: told of damaged chunks, which are then left out as if they were not there; None: CorruptTrace.
         """
-        parts, bad = self.parts, np.zeros(len(self.fragments), bool)
+        parts, is_bad = self.parts, np.zeros(self.chunk_count, bool)
         pending: dict[int, list[tuple[int, Piece]]] = {}
+        needed = roots if on_damage is None else roots | {"starts"}
+        # How its episodes began is read too: to leave out a chunk is plainer than to forget a seed.
         for number in range(self.chunk_count):
             begin, end = self.chunk_bounds[number : number + 2].tolist()
             rows = parts.of_fragment[begin:end]
             mine = (rows >= 0) & wanted[rows] if len(wanted) else np.zeros(len(rows), bool)
-            if not mine.any():
+            if is_bad[number] or not mine.any():
                 continue
             try:
-                # How its episodes began is read too: to leave out a chunk is plainer than to forget a seed.
-                chunk = self.chunk(number, roots if on_damage is None else roots | {"starts"})
+                chunk = self.chunk(number, needed)
                 if on_damage is not None:
-                    for path in chunk.columns:
-                        chunk.array(path)
+                    chunk.decode_all()
             except CorruptTrace as error:
                 if on_damage is None:
                     raise
-                batch, i = self.chunk_places[number]
-                start, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
-                on_damage(Damage(str(batch.path), start, start + length, error.problem))
+                # All that are damaged are looked for now: what is left is put together once, not after each of them.
                 wanted_fragments = wanted[parts.of_fragment] & (parts.of_fragment >= 0)
-                bad[begin:end] = True
-                parts, wanted = self._without(bad, wanted_fragments)
+                is_bad = self._damaged_chunks(number, error, wanted_fragments, needed, on_damage)
+                parts, wanted = self._without(np.repeat(is_bad, np.diff(self.chunk_bounds)), wanted_fragments)
                 pieces = [item for items in pending.values() for item in items]
                 pending = {}
                 for f, piece in pieces:
@@ -298,6 +306,36 @@ class StoredWriter:
                 items.append((begin + i, piece))
                 if _is_whole(parts, row, items):
                     yield parts, row, [piece for _, piece in pending.pop(row)]
+
+    def _damaged_chunks(
+        self,
+        first: int,
+        error: CorruptTrace,
+        wanted_fragments: Array,
+        roots: frozenset[str],
+        on_damage: Callable[[Damage], None],
+    ) -> Array:
+        """Which chunks cannot be read, from the first one on, which has brought about error; of those wanted."""
+        is_bad = np.zeros(self.chunk_count, bool)
+        for number in range(first, self.chunk_count):
+            problem: str | None = error.problem
+            if number > first:
+                if not wanted_fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]].any():
+                    continue
+                problem = self._problem_of(number, roots)
+            if problem is not None:
+                is_bad[number] = True
+                batch, i = self.chunk_places[number]
+                start, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
+                on_damage(Damage(str(batch.path), start, start + length, problem))
+        return is_bad
+
+    def _problem_of(self, number: int, roots: frozenset[str]) -> str | None:
+        try:
+            self.chunk(number, roots).decode_all()
+        except CorruptTrace as error:
+            return error.problem
+        return None
 
     def _without(self, bad: Array, wanted_fragments: Array) -> tuple[Parts, Array]:
         """The parts that are left without bad fragments, numbered as if these had no rows, and which are wanted."""

@@ -1,0 +1,32 @@
+"""What a hostile hand can forge, every checksum right: nothing acts, every failure is a TraceError, nothing grows.
+
+`python tests/hostile_run.py` prints what each of them takes as a table.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import hostile_run
+import pytest
+from hostile_forgeries import FORGERIES
+
+SECONDS, SECONDS_A_MB = 20.0, 12.0  # of processor time, for all that reads a trace together: some twenty readings
+MEMORY, MEMORY_A_BYTE = 700 << 20, 150  # bytes
+NEED_CONSENT = ("a_wrapper_", "an_environment_", "an_entry_point_", "an_argument_", "steps_of_an_episode_limit")
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="measures processes")
+
+
+def test_there_are_at_least_forty_forgeries() -> None:
+    assert len(FORGERIES) >= 40
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_trace_costs_its_reader_nothing(name: str, tmp_path: Path) -> None:
+    (result,) = hostile_run.run([name], tmp_path)
+    assert result.failures == []
+    assert result.acted == []
+    assert result.seconds < SECONDS + SECONDS_A_MB * result.bytes / (1 << 20)
+    assert result.peak < MEMORY + MEMORY_A_BYTE * result.bytes
