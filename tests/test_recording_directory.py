@@ -147,6 +147,7 @@ def test_one_of_several_processes_is_told_how_they_can_share_a_directory(tmp_pat
     process = context.Process(target=_exists_in, args=(tmp_path, said), name="Worker-3")
     process.start()
     process.join()
+    assert process.exitcode == 0
     assert 'on_exist="append" to record beside them (as each process must of several' in said.get()
 
 
