@@ -18,10 +18,19 @@ from gym_trace.format import wire
 from gym_trace.rows.encoder import Segment
 from gym_trace.rows.splitting import readable
 
-LIMITS = ("MAX_TABLE", "MAX_ROWS", "MAX_VALUES", "MAX_COLUMN")
+LIMITS = ("MAX_TABLE", "MAX_ROWS", "MAX_VALUES", "MAX_COLUMN", "CHUNK_BYTES", "TABLE_ROWS")
+LARGE = 10**6
 
 
-@pytest.fixture(params=[(2, 2, 600, 4000), (7, 9, 1500, 9000), (40, 10**6, 10**6, 10**6), (10**6, 10**6, 10**6, 6000)])
+@pytest.fixture(
+    params=[
+        (2, 2, 600, 4000, LARGE, LARGE),
+        (7, 9, 1500, 9000, 4000, 0),
+        (40, LARGE, LARGE, LARGE, LARGE, 0),
+        (LARGE, LARGE, LARGE, 6000, LARGE, LARGE),
+        (LARGE, LARGE, LARGE, LARGE, 2500, 0),
+    ]
+)
 def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, limit in zip(LIMITS, request.param):
         monkeypatch.setattr(wire, name, limit)
@@ -50,6 +59,26 @@ def test_frames_stay_below_the_limits(tmp_path: Path, monkeypatch: pytest.Monkey
         env.close()
     (episode,) = open_trace(tmp_path / "t")
     assert bits(episode.observations) == bits(np.array(seen))
+    assert check_trace(tmp_path / "t").damages == []
+
+
+@pytest.mark.parametrize("turn", ["typed", "odd", "annotated"])
+def test_frames_that_never_change_and_values_that_vary_are_no_more_than_readers_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: str
+) -> None:
+    monkeypatch.setattr(wire, "CHUNK_BYTES", 100_000)
+    steps = [Told(np.zeros((40, 41, 3), np.uint8), 1.0 if turn != "odd" or i % 2 else "odd") for i in range(60)]
+    env = ScriptedEnv(spaces.Box(0, 255, (40, 41, 3), np.uint8), spaces.Discrete(2), [(steps[0].observation, steps)])
+    wrapped = TraceRecordingWrapper(env, tmp_path / "t", record_infos=True)
+    wrapped.reset()
+    for i in range(60):
+        if turn == "annotated" and i % 7 == 0:
+            wrapped.annotate(**{f"note{i}": "x", "more": i})
+        wrapped.step(0)
+    wrapped.close()
+    (episode,) = open_trace(tmp_path / "t")
+    assert episode.observations.shape == (61, 40, 41, 3)
+    assert not episode.observations.any()
     assert check_trace(tmp_path / "t").damages == []
 
 

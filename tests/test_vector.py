@@ -66,6 +66,42 @@ def test_readers_take_whatever_is_written_however_little_they_take(
     check(tmp_path / "t", expected(mode, SPACES[space], SPACES["box"], actions, batch), SPACES[space], SPACES["box"])
 
 
+class _Bandits(vector.VectorEnv[Any, Any, Any]):
+    """2,000 lanes whose episodes have one step, and all say the same."""
+
+    metadata = {"autoreset_mode": vector.AutoresetMode.SAME_STEP}  # noqa: RUF012 - as gymnasium has it
+    num_envs = 2000
+    single_observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    single_action_space = spaces.Discrete(2)
+    observation_space = vector.utils.batch_space(single_observation_space, num_envs)
+    action_space = vector.utils.batch_space(single_action_space, num_envs)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros((self.num_envs, 1), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        over = np.ones(self.num_envs, bool)
+        seen = np.zeros((self.num_envs, 1), np.float32)
+        return seen, np.ones(self.num_envs), over, ~over, {"final_obs": seen}
+
+
+def test_many_episodes_in_few_bytes_are_no_more_than_readers_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "TABLE_ROWS", 0)
+    env = TraceRecordingVectorWrapper(_Bandits(), tmp_path)
+    env.reset()
+    for _ in range(30):
+        env.step(np.zeros(env.num_envs, np.int64))
+    env.flush()
+    running = open_trace(tmp_path)
+    assert (len(running), running.damage) == (62_000, [])
+    env.close()
+    trace = open_trace(tmp_path)
+    assert (len(trace), trace.damage, check_trace(tmp_path).damages) == (62_000, [], [])
+    assert trace.episodes["steps"].sum() == 60_000
+
+
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_a_vector_run_and_single_runs_give_the_same_episodes(tmp_path: Path, mode: Any) -> None:
     envs = gymnasium.make_vec(

@@ -12,7 +12,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
-from gym_trace.format.columns import CHANGES, MSGPACK, VALUE_SIZE, Column, Path, Piece, parse_column
+from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, parse_column
 from gym_trace.format.decoding import decode, decode_rows
 from gym_trace.format.files import descriptor_of, opened
 from gym_trace.format.tables import FARTHEST, Index, TableRoom, are_apart, totals_of
@@ -206,13 +206,14 @@ class BatchReader:
         descriptors = metadata.get("columns")
         if not isinstance(descriptors, list):
             raise CorruptTrace("a record has no columns")
-        offset, size = header.body_offset, 0
-        most = wire.CHUNK_BYTES + wire.MOST_GROWTH * (header.end - header.offset)
+        offset, size, rows = header.body_offset, 0, 0
+        grown = wire.MOST_GROWTH * (header.end - header.offset)
         seen: set[Path] = set()
         for column in map(parse_column, descriptors):
-            size += column.full_size + column.rows * VALUE_SIZE * (column.dtype == MSGPACK)
-            if size > most:
-                raise CorruptTrace(f"the columns of a record claim {size} bytes, more than its size allows ({most})")
+            size += column.full_size + column.rows * wire.VALUE_SIZE * (column.dtype == MSGPACK)
+            rows = max(rows, column.rows)
+            if header.type == wire.CHUNK and size > (wire.CHUNK_BYTES if rows > 1 else max(wire.CHUNK_BYTES, grown)):
+                raise CorruptTrace(f"the columns of a record claim {size} bytes, more than they may have")
             if offset + column.stored > header.end:
                 raise CorruptTrace("a column claims more bytes than its record has")
             if column.path in seen:

@@ -54,7 +54,11 @@ class BatchWriter:
         """columns: the fragment table's first, then the data's, the bytes of each in pieces."""
         offset = self.size
         metadata = pack({"columns": [column.descriptor() for column, _ in columns]})
-        self._record(wire.CHUNK, metadata, [pieces for _, pieces in columns])
+        short = -(-len(fragments) // wire.ROWS_A_BYTE) - sum(column.stored for column, _ in columns)
+        blobs = [pieces for _, pieces in columns]
+        if short > 0:  # a reader could take these for few bytes that stand for many
+            blobs.append([bytes(short)])
+        self._record(wire.CHUNK, metadata, blobs)
         self._fragments.append(fragments)
         self._chunks.append((offset, self.size - offset, len(fragments), observation_rows))
         self.fragments += len(fragments)

@@ -13,7 +13,6 @@ from gym_trace.values import dtype_from
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16  # bits of an encoding
 MSGPACK = "msgpack"
 _TOO_LARGE = 1 << 32  # for any number of a descriptor, of which one is a checksum
-VALUE_SIZE = 64  # bytes that a decoded value takes at least, if it is no more than that
 
 Path = tuple[str | int, ...]
 Piece = bytes | memoryview
@@ -79,7 +78,7 @@ def parse_column(descriptor: Any) -> Column:
     if dtype == MSGPACK:
         if encoding & (SHUFFLE | XOR | CHANGES) or (not encoding & CONSTANT and raw < rows * wire.LENGTH.itemsize):
             raise CorruptTrace("a msgpack column is malformed")
-        size = rows * VALUE_SIZE + (rows if encoding & CONSTANT else 1) * raw
+        size = rows * wire.VALUE_SIZE + (rows if encoding & CONSTANT else 1) * raw
         if raw > wire.MAX_VALUES or size > 2 * wire.MAX_VALUES:
             raise CorruptTrace(f"a msgpack column claims {raw} bytes, more than the limit of {wire.MAX_VALUES}")
     else:

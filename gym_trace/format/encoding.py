@@ -11,7 +11,7 @@ import zstandard
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import transforms, wire
 from gym_trace.format.buffers import Buffers
-from gym_trace.format.columns import CHANGES, CONSTANT, MSGPACK, SHUFFLE, VALUE_SIZE, XOR, ZSTD, Column, Path, Piece
+from gym_trace.format.columns import CHANGES, CONSTANT, MSGPACK, SHUFFLE, XOR, ZSTD, Column, Path, Piece
 from gym_trace.frames import FrameRows
 from gym_trace.values import Array
 
@@ -128,7 +128,7 @@ class ColumnEncoder:
     def encode_values(self, packed: list[bytes]) -> tuple[Column, bytes]:
         """packed: one MessagePack value a row."""
         constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
-        if constant and len(packed) * (VALUE_SIZE + len(packed[0])) <= wire.MAX_VALUES:
+        if constant and len(packed) * (wire.VALUE_SIZE + len(packed[0])) <= wire.MAX_VALUES:
             raw = packed[0]
         else:
             constant = False

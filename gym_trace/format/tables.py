@@ -23,12 +23,12 @@ class Index(NamedTuple):
 class TableRoom:
     """How many rows the tables of a trace may still have: they stay in memory, and few bytes can stand for many."""
 
-    def __init__(self, rows: int = wire.TABLE_ROWS):
-        self._rows = rows
+    def __init__(self) -> None:
+        self._rows = wire.TABLE_ROWS
 
     def grant(self, size: int) -> None:
         """To be told of bytes on the disk."""
-        self._rows += size // wire.BYTES_A_ROW
+        self._rows += size * wire.ROWS_A_BYTE
 
     def take(self, rows: int) -> None:
         if rows > self._rows:

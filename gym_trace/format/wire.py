@@ -21,8 +21,10 @@ MAX_ROWS = 1 << 24  # of a column
 MAX_TABLE = 1 << 20  # rows of a fragment table or a table of chunks
 MAX_DIMENSIONS = 32  # of the rows of a column
 # What decoding may make of the bytes on the disk. Honest data is far from these.
-TABLE_ROWS, BYTES_A_ROW = 2 << 20, 4  # of the tables of a trace: so many rows, and one more for so many bytes of it
-CHUNK_BYTES, MOST_GROWTH = 64 << 20, 1 << 16  # of a chunk: so many bytes, and so many for each byte of its record
+TABLE_ROWS, ROWS_A_BYTE = 1 << 20, 2  # of the tables of a trace: so many rows, and so many more for each byte of it
+CHUNK_BYTES = 128 << 20  # of a chunk of more than one step; of one step, what its bytes can become
+MOST_GROWTH = 1 << 16  # of compressed bytes
+VALUE_SIZE = 64  # bytes that a decoded value takes at least, if it is no more than that
 LARGE_ROW = 4096  # bytes from which on the rows of a column are shuffled one by one
 
 FILE_MAGIC = b"\x89GTB\r\n\x1a\n"

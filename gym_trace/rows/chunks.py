@@ -12,8 +12,10 @@ from gym_trace.format.writer import TraceWriter
 from gym_trace.frames import FrameRows
 from gym_trace.layout import Path
 from gym_trace.rows.encoder import Columns, Rows, Segment
-from gym_trace.rows.splitting import most_bytes, most_rows, readable, rows_in
+from gym_trace.rows.splitting import decoded_bytes, most_bytes, most_rows, readable, rows_in
 from gym_trace.values import ABSENT, Array, numbers_of, pack, unpack
+
+_CELL = wire.VALUE_SIZE + 24  # bytes that a small row of a column counts as a value
 
 
 class ChunkWriter:
@@ -30,8 +32,9 @@ class ChunkWriter:
         self.chunk_bytes = chunk_bytes
         self.chunks = 0  # written so far
         self._pieces: list[tuple[Array, Columns]] = []
-        self._size = self._rows = 0
+        self._size = self._decoded = self._rows = 0
         self._kinds: dict[Path, object] = {}  # of each column so far: dtype and row shape if its rows are large
+        self._forms: dict[Path, object] = {}  # likewise, of all: these, or that they are values
 
     def add(self, segment: Segment) -> None:
         """Adds a segment to the chunk, and writes that when it is full. Raises OSError."""
@@ -44,8 +47,13 @@ class ChunkWriter:
         if self._pieces:  # rows that lack an annotation can be filled in only where it is not large
             names = {path for path in (*kinds, *self._kinds) if path[0] == "annotations"}
             mixed = mixed or any(self._kinds.get(path) != kinds.get(path) for path in names)
-        count = rows_in(segment)
-        is_full = self._size + segment.size > min(self.chunk_bytes, most_bytes()) or self._rows + count > most_rows()
+        count, decoded = rows_in(segment), decoded_bytes(segment)
+        forms = {path: _form(rows) for path, rows in segment.columns.items()}
+        is_full = self._size + segment.size > self.chunk_bytes or self._decoded + decoded > most_bytes()
+        is_full = is_full or self._rows + count > most_rows()
+        if self._pieces and forms != self._forms:  # what is typed in one and not in the other becomes values
+            cells = (self._rows + count) * len({**forms, **self._forms})
+            is_full = is_full or cells * _CELL > most_bytes()
         if mixed or is_full:  # large rows of two kinds cannot be in one column
             self.write()
         if self.writer is None:
@@ -57,8 +65,10 @@ class ChunkWriter:
             else:
                 small[path] = rows
         self._kinds.update(kinds)
+        self._forms.update(forms)
         self._pieces.append((segment.fragments, small))
         self._size += segment.size
+        self._decoded += decoded
         self._rows += count
         if self._size >= self.chunk_bytes:
             self.write()
@@ -67,16 +77,22 @@ class ChunkWriter:
         """Writes what was added since the last chunk. Raises OSError."""
         if self._pieces and self.writer is not None:
             fragments, columns = _joined(self._pieces)
-            self._pieces, self._size, self._rows, self._kinds = [], 0, 0, {}
+            self._pieces, self._kinds, self._forms = [], {}, {}
+            self._size = self._decoded = self._rows = 0
             _add_up(columns.get(("rewards",)), fragments)
             self.writer.write(fragments, columns)
             self.chunks += 1
 
 
-def _kind(rows: Rows) -> object:
+def _form(rows: Rows) -> object:
     if isinstance(rows, FrameRows):
         return rows.dtype, rows.shape
-    return (rows.dtype, rows.shape[1:]) if isinstance(rows, np.ndarray) and is_large(rows) else None
+    return (rows.dtype, rows.shape[1:]) if isinstance(rows, np.ndarray) else list
+
+
+def _kind(rows: Rows) -> object:
+    large = isinstance(rows, FrameRows) or (isinstance(rows, np.ndarray) and is_large(rows))
+    return _form(rows) if large else None
 
 
 def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:

@@ -23,7 +23,12 @@ def most_rows() -> int:
 
 def most_bytes() -> int:
     """Bytes that a chunk of several rows may have: whatever its columns become, each can be read."""
-    return min(wire.MAX_VALUES // 2, wire.MAX_COLUMN // 8)
+    return min(wire.MAX_VALUES // 2, wire.MAX_COLUMN // 8, wire.CHUNK_BYTES // 4)
+
+
+def decoded_bytes(segment: Segment) -> int:
+    """What a segment counts towards that: a value is more than its bytes."""
+    return segment.size + wire.VALUE_SIZE * sum(len(r) for r in segment.columns.values() if isinstance(r, list))
 
 
 def rows_in(segment: Segment) -> int:
@@ -36,7 +41,7 @@ def readable(segment: Segment) -> Iterator[Segment]:
     if any(isinstance(rows, np.ndarray) and rows.ndim > _DIMENSIONS + 1 for rows in segment.columns.values()):
         columns = {path: _as_values(rows) for path, rows in segment.columns.items()}
         segment = segment._replace(columns=columns)
-    if segment.size <= most_bytes() and rows_in(segment) <= most_rows():
+    if decoded_bytes(segment) <= most_bytes() and rows_in(segment) <= most_rows():
         yield segment
     else:
         yield from _Atoms(segment).segments()
@@ -114,7 +119,7 @@ def _before(numbers: Array) -> Array:
 def _sizes(rows: Rows) -> Array:
     """Bytes of each row."""
     if isinstance(rows, list):
-        return np.fromiter(map(len, rows), np.int64, len(rows)) + wire.LENGTH.itemsize
+        return np.fromiter(map(len, rows), np.int64, len(rows)) + wire.VALUE_SIZE
     size = rows.row_size if isinstance(rows, FrameRows) else rows.nbytes // max(1, len(rows))
     return np.full(len(rows), size, np.int64)
 
