@@ -158,10 +158,10 @@ class VectorLog(Log):
                 self.stepped(lane, acted[lane], rows[lane], rewards[lane], ends, info)
 
     def _final(self, infos: Any, lane: int) -> tuple[Any, Any]:
-        """The last observation and info of a lane that was reset in the same step."""
+        """The last observation and info of a lane that was reset in the same step; ALE tells one info of both."""
         if isinstance(infos, (list, tuple)):
             return infos[lane]["final_obs"], infos[lane].get("final_info", {})
-        finals, info = infos["final_obs"], of_lane(infos.get("final_info", {}), lane, self.count)
+        finals, info = infos["final_obs"], of_lane(infos.get("final_info", infos), lane, self.count)
         is_array = isinstance(finals, np.ndarray) and finals.dtype == object
         return (finals if is_array else self._lanes(self.spaces[0], finals))[lane], info
 

@@ -27,7 +27,7 @@ def test_single(tmp_path: Path, name: str) -> None:
     if name != "breakable-bottles-v0":  # whose rewards are lists
         assert rewards.ndim == 2
         assert rewards.dtype != object
-    verify(tmp_path, None)
+    verify(tmp_path, None, ignore=["infos"] if "highway" in name else [])  # see there
 
 
 def test_linear_reward(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from beside import Beside, BesideVector, compare, verify
 torchrl = pytest.importorskip("torchrl")
 torch = pytest.importorskip("torch")
 
+from gymnasium.wrappers.vector import RecordEpisodeStatistics  # noqa: E402
 from torchrl.collectors import Collector  # noqa: E402
 from torchrl.envs import GymWrapper, StepCounter, TransformedEnv, check_env_specs  # noqa: E402
 
@@ -57,6 +58,10 @@ def test_transforms_and_a_collector(tmp_path: Path) -> None:
 
 def test_vector(tmp_path: Path) -> None:
     envs: Any = gymnasium.make_vec("CartPole-v1", 3, "sync")
+    try:
+        GymWrapper(RecordEpisodeStatistics(envs))
+    except AttributeError as error:
+        pytest.skip(f"TorchRL takes no vector wrapper, not even Gymnasium's: {error}")
     inner = BesideVector(TraceRecordingVectorWrapper(envs, tmp_path, record_infos=True))
     env = GymWrapper(inner)
     env.set_seed(3)
