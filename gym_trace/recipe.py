@@ -20,6 +20,7 @@ _LARGEST = 64 << 10  # bytes of an argument: every batch has it once more
 _DEEPEST = 32  # levels of an argument
 _MOST_WRAPPERS = 100
 _OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec()
+_OF_MAKE = ("max_episode_steps", "disable_env_checker")  # of make(), which never reach an environment
 _BUILTIN_TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float}
 
 Arguments = dict[str, Any]
@@ -69,9 +70,9 @@ def _recipe_of_spec(spec: Any) -> dict[str, Any]:
     named = [[wrapper.entry_point, _stored(wrapper.kwargs)] for wrapper in spec.additional_wrappers]
     around = [_wrapping(function) for function in spec.kwargs.get("wrappers") or ()]
     base = _base(spec)
-    for name in _OF_ALL_LANES:
+    for name in (*_OF_ALL_LANES, *_OF_MAKE):
         base["kwargs"].pop(name, None)
-    return {**base, "class": None, "wrappers": [*_wrappers_of_make(vars(spec)), *named, *around]}
+    return {**base, "class": None, "wrappers": [*_wrappers_of_make(_as_told(vars(spec))), *named, *around]}
 
 
 def _base(spec: Any) -> dict[str, Any]:
@@ -79,6 +80,14 @@ def _base(spec: Any) -> dict[str, Any]:
         return {"id": None, "entry_point": None, "kwargs": {}}
     entry_point = spec.entry_point if isinstance(spec.entry_point, str) else None
     return {"id": spec.id, "entry_point": entry_point, "kwargs": _stored(spec.kwargs or {})}
+
+
+def _as_told(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A spec as make() took it; make_vec() leaves the arguments of make() among those of the environment."""
+    kwargs = dict(spec.get("kwargs") or {})
+    told = {name: kwargs.pop(name, None) for name in _OF_MAKE}
+    settled = {**spec, **{name: value for name, value in told.items() if value is not None}, "kwargs": kwargs}
+    return settled if settled.get("max_episode_steps") != -1 else {**settled, "max_episode_steps": None}
 
 
 def _wrappers_of_make(spec: Mapping[str, Any]) -> list[list[Any]]:
@@ -230,6 +239,7 @@ def _made_by_spec(description: Mapping[str, Any]) -> Any:
         spec = json.loads(description.get("spec") or "null")
         if not isinstance(spec, dict) or description.get("note"):
             return None
+        spec = _as_told(spec)
         named = [[wrapper["entry_point"], _stored(wrapper["kwargs"])] for wrapper in spec["additional_wrappers"] or ()]
         entry_point = spec.get("entry_point")
         made = {"id": spec["id"], "entry_point": entry_point, "kwargs": _stored(spec.get("kwargs") or {})}

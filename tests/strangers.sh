@@ -38,6 +38,6 @@ else
     echo "strangers: Gymnasium's own tests are not run; SOURCES=DIR names a directory with a checkout of Gymnasium in it"
 fi
 # Neither knows a newer MuJoCo.
-environment strangers-mujoco3 'mujoco<3.10' 'shimmy[dm-control]' gymnasium-robotics
+environment strangers-mujoco3 'mujoco<3.5' 'shimmy[dm-control]' gymnasium-robotics
 suite strangers-mujoco3 tests/strangers/test_shimmy.py tests/strangers/test_gymnasium_robotics.py "$@"
 exit "$failed"

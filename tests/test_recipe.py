@@ -280,6 +280,17 @@ def test_wrappers_of_lanes_are_made_again(tmp_path: Path, mode: str) -> None:
 
 
 @needs_vectors
+def test_what_make_vec_hands_on_to_make_is_no_argument_of_the_environment(tmp_path: Path, mode: str) -> None:
+    options: dict[str, Any] = {"max_episode_steps": 4, "disable_env_checker": True}
+    record(gymnasium.make_vec("Pendulum-v1", 2, vectorization_mode=mode, **options), tmp_path)
+    trace = open_trace(tmp_path)
+    assert set(trace.episodes["steps"][trace.episodes["outcome"] == "truncated"]) == {4}
+    assert str(trace.make_env()).count("TimeLimit") == 1
+    assert "PassiveEnvChecker" not in str(trace.make_env())
+    assert verdicts(tmp_path) == {"identical"}
+
+
+@needs_vectors
 def test_functions_around_lanes_that_cannot_be_looked_into_are_named(tmp_path: Path, mode: str) -> None:
     wrappers = [lambda env: TimeLimit(env, 4)]
     record(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode=mode, wrappers=wrappers), tmp_path)
