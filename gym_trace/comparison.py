@@ -16,6 +16,7 @@ from gym_trace.shown import key_text, shown
 from gym_trace.tensors import plain_array
 from gym_trace.values import Array, pack_lenient
 
+_STATISTICS = frozenset("rlt")  # of an episode: return, length, time
 _PLAIN_NUMBERS = (bool, int, float, np.float64)
 
 
@@ -79,6 +80,7 @@ class Comparison:
         observations: Any = None,
         all_infos: bool = False,
         batched: bool = False,
+        replayed: bool = False,
     ) -> EpisodeComparison:
         """The comparison with one episode.
 
@@ -86,9 +88,10 @@ class Comparison:
             observations: its observations, or what gives single rows of them.
             all_infos: whether all infos were recorded, so that there must not be others.
             batched: whether it is of a lane of a vector environment, while what is seen is not.
+            replayed: whether it is played again, so that the time that it takes is another; see without_clock().
         """
         observations = episode.observations if observations is None else observations
-        return EpisodeComparison(self, episode, layouts, observations, all_infos, batched)
+        return EpisodeComparison(self, episode, layouts, observations, all_infos, batched, replayed)
 
 
 class EpisodeComparison:
@@ -107,6 +110,7 @@ class EpisodeComparison:
         observations: Any,
         all_infos: bool,
         batched: bool,
+        replayed: bool,
     ):
         self.largest = 0.0
         self.exact = True
@@ -120,7 +124,7 @@ class EpisodeComparison:
         self._rewards = episode.rewards if "rewards" in columns else np.empty(0)
         self._flags = {name: getattr(episode, name) for name in ("terminations", "truncations") if name in columns}
         self._infos: list[dict[str, Any]] | None = None
-        self._all_infos, self._batched = all_infos, batched
+        self._all_infos, self._batched, self._replayed = all_infos, batched, replayed
         self._reset_info = episode.reset_info if "infos" in columns else None
         if self._reset_info is not None:
             self._infos = infos_of(episode)
@@ -165,6 +169,8 @@ class EpisodeComparison:
     def _info(self, step: int | None, recorded: dict[str, Any], info: dict[str, Any]) -> Difference | None:
         if not (isinstance(recorded, dict) and isinstance(info, dict)):  # a file can have anything there
             return self.value(step, "infos", recorded, info)
+        if self._replayed:
+            recorded, info = without_clock(recorded), without_clock(info)
         for key in info if self._all_infos else ():
             if key not in recorded:
                 return Difference(step, f"infos/{key_text(key)}", (), None, info[key], None)
@@ -214,16 +220,22 @@ class Fingerprint:
         self._infos = infos
 
     def reset(self, observation: Any, info: dict[str, Any]) -> None:
-        self._hash.update(pack_lenient([observation, info if self._infos else None])[0])
+        self._hash.update(pack_lenient([observation, without_clock(info) if self._infos else None])[0])
 
     def step(
         self, step: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
     ) -> None:
-        told = [observation, reward, bool(terminated), bool(truncated), info if self._infos else None]
+        told = [observation, reward, bool(terminated), bool(truncated), without_clock(info) if self._infos else None]
         self._hash.update(pack_lenient(told)[0])
 
     def digest(self) -> bytes:
         return self._hash.digest()
+
+
+def without_clock(info: dict[str, Any]) -> dict[str, Any]:
+    """An info without the seconds ("t") that gymnasium.wrappers.RecordEpisodeStatistics says an episode took."""
+    clocks = [key for key, value in info.items() if isinstance(value, Mapping) and value.keys() == _STATISTICS]
+    return {**info, **{key: {"r": info[key]["r"], "l": info[key]["l"]} for key in clocks}} if clocks else info
 
 
 def _as_recorded(reward: Any, dtype: np.dtype[Any]) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -36,11 +37,19 @@ _HARMLESS = frozenset((
 # Never made again, whoever trusts whom: what they do besides is nothing that a replay should do.
 _LEFT_OUT = frozenset(("HumanRendering", "RecordVideo", "RenderCollection"))
 _FILE_NAMED = re.compile(
-    r"(^|_)(cmd|command|dir|directory|entry_point|file|filename|folder|library|log|module|path|plugin|root|script|uri|url)"
-    r"s?$",
+    r"(command|dir|directory|entry_point|file|filename|folder|library|module|path|plugin|root|script|uri|url"
+    r"|(^|_)(address|binary|callback|checkpoint|class|cmd|code|endpoint|exe|executable|function|host|hostname|import"
+    r"|ip|log|mjcf|package|program|rom|server|shell|socket|urdf|weight|xml))(e?s)?\d*$",
     re.IGNORECASE,
 )
-_FILE_LIKE = re.compile(r"[/\\:]|\.\.|^[~.]|\.[A-Za-z]\w{0,9}$")
+_FILE_LIKE = re.compile(r"[/\\:(]|\.\.|^[~.]|\.[^\W\d]|__")
+# Arguments of harmless wrappers that take memory or time, and the most that all in a row may ask for, multiplied.
+_LARGEST = {
+    **dict.fromkeys(("frame_skip", "noop_max", "num_repeats", "repeat_action_duration", "skip"), 1 << 12),
+    **dict.fromkeys(("num_stack", "stack_size"), 1 << 12),
+    **dict.fromkeys(("screen_size", "shape"), 1 << 24),
+    "bins": 1 << 16,  # each
+}
 
 
 def is_left_out(name: str) -> bool:
@@ -101,22 +110,49 @@ def asked_of_arguments(kwargs: Arguments, known: Mapping[str, Any]) -> list[str]
             value = argument(stored)
         except (LookupError, TraceError):
             continue
-        if not (name in known and _same(known[name], value)) and _may_act(name, value):
+        if not (name in known and _same(known[name], value)) and may_act(name, value):
             asked.append(f"pass {shown(name, plain=True)}={shown(value)}, which may name a file or a module")
     return asked
 
 
-def _may_act(name: Any, value: Any) -> bool:
+def asked_of_sizes(wrappers: Iterable[tuple[str, Arguments | None]]) -> list[str]:
+    """Which arguments of harmless wrappers would take very much memory or time, in words."""
+    asked, totals = [], dict.fromkeys(_LARGEST, 1)
+    for wrapper, arguments in wrappers:
+        kind = wrapper.partition(":")[2]
+        for name in arguments or () if kind != "ReshapeObservation" else ():  # whose shape has to hold what there is
+            if name not in _LARGEST:
+                continue
+            try:
+                value = argument(arguments[name])  # type: ignore[index]
+            except (LookupError, TraceError):
+                continue
+            totals[name] *= max(1, _size(value, max if name == "bins" else math.prod))
+            if totals[name] > _LARGEST[name]:
+                asked.append(f"make {kind} with {name}={shown(value)}, which takes much memory or time")
+    return asked
+
+
+def _size(value: Any, together: Callable[[list[int]], int]) -> int:
+    value = value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+    if isinstance(value, (list, tuple)) and value:
+        return together([_size(item, together) for item in value])
+    return value if isinstance(value, int) else 1
+
+
+def may_act(name: Any, value: Any) -> bool:
+    """Whether an argument, or an option of a reset, may name a file or a module: by its name, or as it looks."""
     if isinstance(value, PurePath):
         return True
     if isinstance(value, (str, bytes)):
         text = value.decode("latin-1") if isinstance(value, bytes) else value
-        return bool(text) and bool(_FILE_LIKE.search(text) or _FILE_NAMED.search(str(name)))
+        return bool(_FILE_LIKE.search(text) or _FILE_NAMED.search(str(name)))
     if isinstance(value, Mapping):
-        return any(_may_act(key, item) or _may_act("", key) for key, item in value.items())
+        inner = name if _FILE_NAMED.search(str(name)) else ""
+        return any(may_act(inner or key, item) or may_act("", key) for key, item in value.items())
     if isinstance(value, np.ndarray):
-        return value.dtype.kind in "OSU" and _may_act(name, value.ravel().tolist())
-    return isinstance(value, (list, tuple)) and any(_may_act(name, item) for item in value)
+        return value.dtype.kind in "OSU" and may_act(name, value.ravel().tolist())
+    return isinstance(value, (list, tuple)) and any(may_act(name, item) for item in value)
 
 
 def shown(value: Any, plain: bool = False) -> str:

@@ -181,6 +181,9 @@ def _is_of_supersuit(envs: Any) -> bool:
     return type(envs.unwrapped).__module__.partition(".")[0] == "supersuit"
 
 
+_LARGEST_POSITIONS = {"pos": 624, "buffer_pos": 4}  # of MT19937, and of Philox
+
+
 def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
     """The state of the random generator of an unwrapped environment, or None if it has none that we know.
 
@@ -200,8 +203,19 @@ def restore_generator(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) ->
     Raises:
         EnvironmentUnavailable: it has none, or one of another kind.
     """
+    kind = state.get("bit_generator") if isinstance(state, Mapping) else None
     try:
+        _check_position(state)
         env.np_random.bit_generator.state = state
-    except (AttributeError, TypeError, ValueError, KeyError) as error:
-        kind = state.get("bit_generator")
-        raise EnvironmentUnavailable(f"its random generator cannot be set to a state of {kind}: {error}") from error
+    except Exception as error:  # whatever NumPy makes of what is no state of its own
+        reason = f"its random generator cannot be set to a state of {shown(kind)[:100]}: {error}"
+        raise EnvironmentUnavailable(reason) from error
+
+
+def _check_position(state: Mapping[str, Any]) -> None:
+    """NumPy does not look where in their buffers MT19937 and Philox are to read, and reads there."""
+    inner = state.get("state")
+    if isinstance(inner, Mapping) and not 0 <= inner.get("pos", 0) <= _LARGEST_POSITIONS["pos"]:
+        raise ValueError(f"pos is {inner['pos']}")
+    if not 0 <= state.get("buffer_pos", 0) <= _LARGEST_POSITIONS["buffer_pos"]:
+        raise ValueError(f"buffer_pos is {state['buffer_pos']}")

@@ -12,6 +12,7 @@ import gymnasium
 
 from gym_trace.consent import (
     asked_of_arguments,
+    asked_of_sizes,
     checked,
     harmless_wrapper,
     is_left_out,
@@ -74,8 +75,11 @@ def unseen(description: Mapping[str, Any], lane: int = 0) -> dict[str, Any]:
     recipe = recorded_recipe(description, lane)
     if recipe is None or "render_mode" not in recipe.kwargs:  # not all know the argument
         return {}
-    mode = description.get("render_mode")
-    return {"render_mode": None} if mode == "human" or str(mode).endswith("_list") else {}
+    try:
+        modes = {str(description.get("render_mode")), str(argument(recipe.kwargs["render_mode"]))}
+    except LookupError:  # it could not be stored
+        return {"render_mode": None}
+    return {"render_mode": None} if any(mode == "human" or mode.endswith("_list") for mode in modes) else {}
 
 
 def _differing_class(recipe: Recipe, env: gymnasium.Env[Any, Any]) -> str:
@@ -134,7 +138,7 @@ def _asked_of_wrappers(wrappers: Named) -> list[str]:
         if not _is_harmless(name):
             given = ", ".join(f"{shown(key, plain=True)}={_told(stored)}" for key, stored in (arguments or {}).items())
             asked.append(f"import and call the wrapper {shown(name, plain=True)}({given})")
-    return asked
+    return asked + asked_of_sizes(wrapper for wrapper in wrappers if _is_harmless(wrapper[0]))
 
 
 def _told(stored: Any) -> str:

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from gym_trace.comparison import Comparison, Difference, EpisodeComparison, Fingerprint
+from gym_trace.consent import may_act, shown
 from gym_trace.environment import restore_generator, without_autoreset
 from gym_trace.episode import Episode
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
@@ -127,8 +128,9 @@ class LaneReplay:
     all episodes before it: from the last seeded one on, then from the first one on.
     """
 
-    def __init__(self, trace: Trace, lane: Lane, make: MakeEnv, comparison: Comparison):
+    def __init__(self, trace: Trace, lane: Lane, make: MakeEnv, comparison: Comparison, trust: bool = False):
         self._trace, self._lane, self._make, self._comparison = trace, lane, make, comparison
+        self._trust = trust  # to give the environment options that may name a file or a module
         self._simulation: _Simulation | None = None
         self._hopeful = True  # that playing what was before may help
 
@@ -232,8 +234,12 @@ class LaneReplay:
         if alone.verdict != DIFFERS:
             return alone
         by_infos = verdict.difference is not None and verdict.difference.column.startswith("infos/")
-        first, second = (self._fingerprint(episode, by_infos) for _ in range(2))
-        self.close()
+        try:
+            first, second = (self._fingerprint(episode, by_infos) for _ in range(2))
+        except EnvironmentUnavailable:  # behind the difference there is an action that could not be stored
+            return verdict
+        finally:
+            self.close()
         if first == second:
             return verdict
         if episode.seed is not None:
@@ -260,7 +266,7 @@ class LaneReplay:
         recorder = self._lane.writer.schema.get("recorder")
         all_infos = isinstance(recorder, dict) and recorder.get("record_infos") is True
         batched = isinstance(recorder, dict) and "num_envs" in recorder
-        seen = self._comparison.of(episode, self._lane.writer.layouts, observations, all_infos, batched)
+        seen = self._comparison.of(episode, self._lane.writer.layouts, observations, all_infos, batched, replayed=True)
         try:
             difference = self._simulate(simulation.env, episode, seen, watch)
         except EnvironmentUnavailable as error:
@@ -278,6 +284,11 @@ class LaneReplay:
             restore_generator(env.unwrapped, episode.rng_state)
         if _has_unstored(episode.options):
             raise EnvironmentUnavailable("the options that it was reset with could not be stored")
+        if not self._trust and may_act("options", episode.options):
+            raise EnvironmentUnavailable(
+                f"it was reset with options that may name a file or a module, {shown(episode.options)}; if you trust "
+                "this trace, say --trust (trust=True in Python)"
+            )
         try:
             told: Any = env.reset(seed=episode.seed, options=deepcopy(episode.options))
         except Exception as error:  # other people's code: what it does is what we are asked to tell

@@ -60,7 +60,7 @@ def replays(trace: Trace, chosen: list[int], making: Making, render_mode: str | 
             continue
         if making.make_env is None and (reason := inseparable(lane.writer)):
             raise EnvironmentUnavailable(reason)
-        replay = LaneReplay(trace, lane, partial(made_env, lane, making, render_mode), Comparison())
+        replay = LaneReplay(trace, lane, partial(made_env, lane, making, render_mode), Comparison(), making.trust)
         try:
             yield from (Played(replay, position, index, lane) for position, index in positions)
         finally:

@@ -53,7 +53,8 @@ def verify_trace(
     """Plays recorded episodes again in their environment and compares all that comes out. Yields a verdict each.
 
     A running episode is played as far as it has been recorded. Where writers recorded different environments, each
-    episode is played in that of its writer, and those whose environment cannot be made are "unverifiable".
+    episode is played in that of its writer, and those whose environment cannot be made are "unverifiable". The seconds
+    that RecordEpisodeStatistics puts into infos are not compared.
 
     Args:
         trace: a trace, a view of one, or the directory.
@@ -183,7 +184,7 @@ def _verdicts(
     if not skip and positions and (damage := lane.writer.damage):
         raise CorruptTrace(damage[0].problem, damage[0].path, damage[0].start)
     reason = "" if make_env else inseparable(lane.writer)
-    replay = LaneReplay(trace, lane, make_env or _maker(lane, trust, env_kwargs), comparison)
+    replay = LaneReplay(trace, lane, make_env or _maker(lane, trust, env_kwargs), comparison, trust)
     try:
         for position in positions:
             episode = trace[lane.indices[position]]

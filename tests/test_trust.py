@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.wrappers import NormalizeObservation, TimeLimit
 from runs import record_lengths
 from shell import run
@@ -195,12 +197,89 @@ def test_what_is_registered_here_is_made_whatever_the_trace_says_of_it(forge: Fo
         {"name": "evil.py"},
         {"name": "~root"},
         {"names": ["a", "/etc/passwd"]},
+        {"name": "someone_elses.a_function_of_long_name"},
+        {"name": "exec(input)"},
+        {"xmlFile": "ant"},
+        {"paths": {"model": "ant"}},
+        {"host": "10.0.0.1"},
+        {"directory": ""},
     ],
     ids=lambda arguments: next(iter(arguments)),
 )
 def test_arguments_that_may_name_a_file_or_module_are_asked_for(forge: Forge, arguments: Any) -> None:
     with pytest.raises(EnvironmentUnavailable, match=r"may name a file or a module.*--trust"):
         open_trace(forge(**arguments)).make_env()
+
+
+def test_options_of_a_reset_that_may_name_a_module_are_asked_for(tmp_path: Path, forge: Forge) -> None:
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "options")
+    env.reset(seed=1, options={"config": {"vehicle": "someone_elses.a_function_of_long_name"}})
+    env.step(0)
+    env.reset(seed=2, options={"low": -0.1, "high": 0.1})
+    env.step(0)
+    env.close()
+    making: list[dict[str, Any]] = [{}, {"make_env": make_cartpole}]
+    for more in making:
+        verdicts = list(verify_trace(tmp_path / "options", **more))
+        assert [verdict.verdict for verdict in verdicts] == ["unverifiable", "identical"]
+        assert "someone_elses.a_function_of_long_name" in verdicts[0].reason
+        assert "--trust" in verdicts[0].reason
+        verdicts = list(verify_trace(tmp_path / "options", trust=True, **more))
+        assert [verdict.verdict for verdict in verdicts] == ["identical", "identical"]
+
+
+def make_cartpole() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    "wrappers",
+    [
+        [("FrameStackObservation", {"stack_size": 10**8})],
+        [("FrameStackObservation", {"stack_size": 300})] * 2,
+        [("ResizeObservation", {"shape": [10**6, 10**6]})],
+        [("DiscretizeObservation", {"bins": [2, 10**9]})],
+        [("RepeatAction", {"num_repeats": 10**9})],
+    ],
+    ids=str,
+)
+def test_a_harmless_wrapper_that_takes_much_memory_or_time_is_asked_for(forge: Forge, wrappers: Any) -> None:
+    trace = open_trace(forge(*((f"gymnasium.wrappers:{name}", arguments) for name, arguments in wrappers)))
+    with pytest.raises(EnvironmentUnavailable, match=r"much memory or time.*--trust"):
+        trace.make_env()
+
+
+def test_a_window_that_a_trace_asks_for_is_not_opened_to_verify_it(
+    forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, rendered = forge(render_mode="human"), []
+    monkeypatch.setattr(CartPoleEnv, "render", lambda env: rendered.append(env.render_mode))
+    assert [verdict.verdict for verdict in verify_trace(trace)] == ["identical"]
+    assert not rendered
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"uinteger": 1 << 70},
+        {"has_uint32": 10**30},
+        {"state": {"state": 1 << 200, "inc": 1}},
+        {"state": {"state": -1, "inc": 0}},
+        {"state": []},
+        {"bit_generator": 10**5000},
+        {"bit_generator": "MT19937", "state": {"key": list(range(624)), "pos": 1 << 30}},
+        {"bit_generator": "MT19937", "state": {"key": [], "pos": 0}},
+    ],
+    ids=lambda change: "-".join(change),
+)
+def test_no_state_of_a_generator_does_more_than_be_refused(change: Any) -> None:
+    env: Any = gymnasium.make("CartPole-v1").unwrapped
+    state = {**env.np_random.bit_generator.state, **change}
+    if state["bit_generator"] == "MT19937":
+        env._np_random = np.random.Generator(np.random.MT19937(0))
+    for hostile in (state, [state], None):
+        with pytest.raises(EnvironmentUnavailable, match="cannot be set"):
+            environment.restore_generator(env, hostile)
 
 
 def test_arguments_that_are_registered_are_no_question(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics, TransformReward
 from zoo import CountingEnv
 
-from gym_trace import TraceRecordingWrapper, verify_trace
+from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, verify_trace
 from gym_trace.comparison import Difference
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 from gym_trace.replay import Verdict
@@ -320,3 +322,37 @@ def test_what_is_not_bit_for_bit_the_same_is_never_called_identical(tmp_path: Pa
     for i, (recorded, seen, verdict) in enumerate(cases):
         record(Told(recorded), tmp_path / str(i), 1)
         assert verdicts(tmp_path / str(i), make_env=partial(Told, seen), rtol=0.5) == [verdict]
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_the_seconds_that_an_episode_took_are_not_compared(tmp_path: Path, lanes: int) -> None:
+    make = timed if not lanes else lambda: SyncVectorEnv([timed] * lanes)
+    recorder = TraceRecordingVectorWrapper if lanes else TraceRecordingWrapper
+    env: Any = recorder(make(), tmp_path, record_infos=True)
+    env.reset(seed=3)
+    for step in range(30):
+        if lanes:
+            env.step(np.array([step % 2] * lanes))
+        elif any(env.step(1)[2:4]):
+            env.reset()
+    env.close()
+    verdicts = list(verify_trace(tmp_path))
+    assert {verdict.verdict for verdict in verdicts} == {"identical"}
+    other = partial(gymnasium.make, "CartPole-v1", sutton_barto_reward=True)
+    verdicts = list(verify_trace(tmp_path, make_env=lambda: RecordEpisodeStatistics(other()), ignore=["rewards"]))
+    assert "infos/episode" in {verdict.difference and verdict.difference.column for verdict in verdicts}  # the return
+
+
+def timed() -> Any:
+    return RecordEpisodeStatistics(gymnasium.make("CartPole-v1"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_difference_before_an_action_that_could_not_be_stored_is_told(tmp_path: Path) -> None:
+    env: Any = TraceRecordingWrapper(CountingEnv(9), tmp_path)
+    env.reset(seed=0)
+    env.step(0)
+    env.step(Fraction(1, 2))
+    env.close()
+    verdicts = list(verify_trace(tmp_path, make_env=lambda: TransformReward(CountingEnv(9), lambda reward: -5.0)))
+    assert [verdict.verdict for verdict in verdicts] == ["differs"]
