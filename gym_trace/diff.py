@@ -15,7 +15,7 @@ from gym_trace.comparison import Comparison, Difference, EpisodeComparison
 from gym_trace.episode import Episode, infos_of
 from gym_trace.errors import InvalidOption
 from gym_trace.playback import Trace, open_trace
-from gym_trace.values import pack_lenient, row_of
+from gym_trace.values import Array, pack_lenient, row_of
 
 _OF_THE_EPISODE = ("seed", "options", "first_step", "outcome")
 DIFFABLE = (
@@ -43,9 +43,9 @@ def diff_traces(
 ) -> Iterator[EpisodeDifference]:
     """Compares episodes one at a time, in bounded memory: those with the same seed, or those at the same place.
 
-    By seed where every episode of both traces has one of its own: so runs of several processes can be compared, whose
-    episodes are in no certain order. Yields as many as both traces have in common. Running episodes are compared as far
-    as they have been recorded.
+    By seed where every episode of both traces has one of its own, but for those that were left begun and recorded anew:
+    so runs of several processes can be compared, whose episodes are in no certain order. Yields as many as both traces
+    have in common. Running episodes are compared as far as they have been recorded.
 
     In a Difference, "recorded" is what the first trace has and "seen" what the second one has. Where an episode is
     shorter than the other, column is "steps".
@@ -84,9 +84,7 @@ def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset
 
 def _pairs(a: Trace, b: Trace) -> Iterator[tuple[Episode, Episode]]:
     common = min(len(a), len(b))
-    # What a killed process has left begun is there a second time, whole, where others have gone on.
-    unfinished = ("lost", "running")
-    whole, others = (np.flatnonzero(~np.isin(trace.episodes["outcome"], unfinished)) for trace in (a, b))
+    whole, others = _whole(a), _whole(b)
     mine, theirs = a.episodes["seed"][whole], b.episodes["seed"][others]
     each_one = all(len(np.unique(seeds)) == len(seeds) and (seeds >= 0).all() for seeds in (mine, theirs))
     if not each_one or np.array_equal(a.episodes["seed"][:common], b.episodes["seed"][:common]):
@@ -96,6 +94,14 @@ def _pairs(a: Trace, b: Trace) -> Iterator[tuple[Episode, Episode]]:
     order = np.argsort(left)
     for one, place in zip(a.scan(episodes=whole[left[order]]), others[right[order]].tolist()):
         yield one, b[place]
+
+
+def _whole(trace: Trace) -> Array:
+    """Without what a process has left begun when it was killed or interrupted, where others have recorded it anew."""
+    table = trace.episodes
+    complete = np.isin(table["outcome"], ("terminated", "truncated"))
+    anew = (table["outcome"] == "closed") & np.isin(table["seed"], table["seed"][complete])
+    return np.flatnonzero(~np.isin(table["outcome"], ("lost", "running")) & ~anew)
 
 
 def _compared(

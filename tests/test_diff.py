@@ -167,6 +167,20 @@ def test_what_a_killed_process_left_does_not_hide_that_the_rest_is_the_same(tmp_
     assert [episode.difference for episode in diff_traces(tmp_path / "a", tmp_path / "b")] == [None] * 3
 
 
+def test_what_an_interrupted_process_left_does_not_hide_that_the_rest_is_the_same(tmp_path: Path) -> None:
+    for name, seeds in (("left", [3]), ("a", [3, 4, 5]), ("b", [4, 5, 3])):
+        into = tmp_path / ("b" if name == "b" else "a")
+        env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), into, on_exist="append")
+        for seed in seeds:
+            env.reset(seed=seed)
+            while not any(env.step(seed % 2)[2:4]) and name != "left":
+                pass
+        env.close()
+    assert open_trace(tmp_path / "a").episodes["outcome"].tolist().count("closed") == 1
+    assert [episode.difference for episode in diff_traces(tmp_path / "a", tmp_path / "b")] == [None] * 3
+    assert [episode.difference for episode in diff_traces(tmp_path / "b", tmp_path / "a")] == [None] * 3
+
+
 def test_a_copy_of_a_trace_is_compared_without_decoding_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     telltale.record(tmp_path / "a", record_infos=True)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
