@@ -58,6 +58,7 @@ class BatchInspector(BatchReader):
 
     def _read_index(self, file: Any) -> bool:
         super()._read_index(file)  # names a footer that is damaged
+        self._count_afresh()  # records and index say the same rows
         footer = self._footer(file)
         self._data_end = None if footer is None else footer.index_offset
         self.fragments, self.chunks = np.empty(0, wire.FRAGMENT), np.empty(0, wire.CHUNK_ENTRY)
@@ -73,11 +74,14 @@ class BatchInspector(BatchReader):
             self._data_end = header.offset
         super()._walk_record(file, header, fragments, chunks)
         if header.type == wire.INDEX:
-            self._room = TableRoom()  # what it repeats is not counted twice
-            self._room.grant(self.size)
+            self._count_afresh()
             self.index = self._index(file, header)
         if header.type in (wire.SCHEMA, wire.CHUNK, wire.INDEX):
             self._check_padding(file, header)
+
+    def _count_afresh(self) -> None:
+        self._room = TableRoom()
+        self._room.grant(self.size)
 
     def _check_padding(self, file: Any, header: wire.RecordHeader) -> None:
         metadata = self._metadata(file, header)
