@@ -13,6 +13,16 @@ from beside import record_single, record_vector, verify
 
 pytest.importorskip("highway_env")
 
+from highway_env.vehicle.behavior import IDMVehicle
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its intersections change how all cars of the process drive, of which those in other processes know nothing."""
+    for name in ("DISTANCE_WANTED", "COMFORT_ACC_MAX", "COMFORT_ACC_MIN"):
+        monkeypatch.setattr(IDMVehicle, name, getattr(IDMVehicle, name))
+
+
 ENVIRONMENTS = ["highway-fast-v0", "merge-v0", "roundabout-v0", "parking-v0", "intersection-v0", "racetrack-v0"]
 OBSERVATIONS = ["Kinematics", "OccupancyGrid", "TimeToCollision", "LidarObservation", "GrayscaleObservation"]
 
