@@ -458,3 +458,74 @@ def test_metadata_that_is_changed_later_was_recorded_as_it_was(tmp_path: Path) -
     wrapped.reset()
     wrapped.close()
     assert bits(open_trace(tmp_path).metadata) == bits({"a": b"abc", "b": [np.zeros(2)]})
+
+
+@pytest.mark.parametrize("keys", [True, ["x"]], ids=repr)
+@pytest.mark.parametrize("info", [7, [1], types.SimpleNamespace(x=1)], ids=repr)
+def test_an_info_that_is_no_map_raises_nothing(tmp_path: Path, info: Any, keys: Any) -> None:
+    env = ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), [Told(np.int64(1), info=info)] * 3)])
+    wrapped = TraceRecordingWrapper(env, tmp_path, record_infos=keys)
+    said = quietly(lambda: (wrapped.reset(), *[wrapped.step(0) for _ in range(3)], wrapped.close()))
+    (episode,) = open_trace(tmp_path)
+    assert len(episode) == 3
+    is_stored = not isinstance(info, types.SimpleNamespace)
+    kept = info if is_stored else "types.SimpleNamespace"
+    assert [getattr(kept, "class_name", kept) for kept in episode.infos] == [kept] * 3
+    assert len(said) == (not is_stored)
+
+
+@pytest.mark.parametrize("where", ["observations", "rewards", "annotations"])
+def test_one_array_that_is_larger_than_values_may_be_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr("gym_trace.format.wire.MAX_VALUES", 50_000)
+    large = np.zeros(9000)
+    steps = [Told(np.zeros(2, np.float32), 1.0) for _ in range(5)]
+    if where == "observations":
+        steps[2] = Told(large, 1.0)
+    elif where == "rewards":
+        steps[2] = Told(np.zeros(2, np.float32), large)
+    space = spaces.Box(-1, 1, (2,))
+    wrapped = TraceRecordingWrapper(
+        ScriptedEnv(space, spaces.Discrete(2), [(np.zeros(2, np.float32), steps)]), tmp_path, flush_seconds=60
+    )
+
+    def record() -> None:
+        wrapped.reset()
+        for i in range(5):
+            wrapped.annotate(note=large if where == "annotations" and i == 2 else 1.0)
+            wrapped.step(0)
+        wrapped.close()
+
+    said = quietly(record)
+    assert len(said) == 1
+    assert "too large" in said[0]
+    (episode,) = open_trace(tmp_path)
+    column = {"observations": episode.observations[1:], "rewards": episode.rewards, **episode.annotations}
+    kept = column["note" if where == "annotations" else where]
+    assert [isinstance(value, Unstored) for value in kept] == [False, False, True, False, False]
+
+
+def test_infos_of_lanes_that_cannot_be_taken_apart_cut_no_episode(tmp_path: Path) -> None:
+    class NoRows:  # as sparse arrays of some formats
+        shape = (2, 2)
+
+    infos = {"x": 1, "_x": [[1], [1, 2]], "sparse": NoRows()}
+
+    class Telling(Lanes):
+        def step(self, actions: Any) -> Any:
+            return *super().step(actions)[:4], infos
+
+    env = TraceRecordingVectorWrapper(Telling(np.ones((2, 2), np.float32)), tmp_path, record_infos=True)
+
+    def record() -> None:
+        env.reset()
+        for _ in range(3):
+            env.step(np.ones((2, 2), np.float32))
+        env.close()
+
+    assert len(quietly(record)) == 1
+    episodes = list(open_trace(tmp_path))
+    assert [len(episode) for episode in episodes] == [3, 3]
+    assert [episode.infos[0]["x"] for episode in episodes] == [1, 1]
+    assert [episode.infos[2]["sparse"].class_name[-6:] for episode in episodes] == ["NoRows"] * 2

@@ -306,6 +306,17 @@ def test_actions_in_fortran_order_and_of_another_width_are_stored_exactly(tmp_pa
     assert [bits(episode.actions[0]) for episode in open_trace(tmp_path / "t")] == [bits(row) for row in actions]
 
 
+@pytest.mark.filterwarnings("ignore:actions. got values that are not as the space says")
+def test_scalars_of_another_width_in_a_list_of_actions_keep_theirs(tmp_path: Path) -> None:
+    env = TraceRecordingVectorWrapper(vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2), tmp_path / "t")
+    env.reset(seed=0)
+    env.step([np.int32(1), np.int32(0)])
+    env.step([1, 0])
+    env.close()
+    kept = [[action.dtype for action in episode.actions] for episode in open_trace(tmp_path / "t")]
+    assert kept == [[np.dtype(np.int32), np.dtype(np.int64)]] * 2
+
+
 class Narrow(vector.VectorEnv[Any, Any, Any]):
     """Its batches are narrower than its spaces say, as EnvPool's are; in some steps they are as wide."""
 

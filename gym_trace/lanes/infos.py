@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,7 +59,10 @@ def _chosen(info: Mapping[Any, Any], keys: Sequence[str] | None, without: Sequen
 
 def _mask(value: Any, count: int) -> Any:
     """value as an array, if it can be a mask of the lanes."""
-    mask = np.asarray(value) if isinstance(value, list) else plain_array(value)
+    try:
+        mask = np.asarray(value) if isinstance(value, list) else plain_array(value)
+    except ValueError:  # rows of several lengths
+        return None
     return mask if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (count,) else None
 
 
@@ -68,7 +72,8 @@ def _rows(value: Any, count: int) -> Sequence[Any]:
     if isinstance(value, Mapping):
         return infos_by_lane(value, count)
     if _is_batch(value, count):
-        return [value[lane] for lane in range(count)]
+        with contextlib.suppress(Exception):  # anything: sparse arrays of some formats have no rows
+            return [value[lane] for lane in range(count)]
     if isinstance(value, (list, tuple)):
         if value and isinstance(value, tuple) and all(_is_batch(item, count) for item in value):  # of a Tuple space
             make = getattr(value, "_make", tuple)

@@ -202,7 +202,8 @@ class BatchPacker:
     def _rows(self, leaf: Leaf, part: Any, lanes: Array | None) -> Rows:
         if leaf.dtype is not None:
             part = array = self._recorder.plain(leaf.column, part)
-            if isinstance(array, (list, tuple)) and leaf.dtype.kind in "iub":
+            plain = isinstance(array, (list, tuple)) and leaf.dtype.kind in "iub"
+            if plain and (leaf.shape or set(map(type, array)) == {int}):  # scalars of NumPy have a width
                 array = np.asarray(array)
                 array = array.astype(leaf.dtype) if _fits(array, leaf.dtype) else array
             if type(array) is np.ndarray and array.shape == (self._count, *leaf.shape):

@@ -13,7 +13,7 @@ from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
 from gym_trace.frames import FrameRows, Odd, word_of
 from gym_trace.layout import Leaf, Path
 from gym_trace.rows.blocks import BEGIN, CUT, END, FLAG, FLOATS, LEAD, NOBODY, Block, Joined, RowFormat, Start, settled
-from gym_trace.values import ABSENT, Array, Misfit, Packed, pack, unpack
+from gym_trace.values import ABSENT, Array, Misfit, Packed, pack, unpack, unstored
 
 _PLAIN_NUMBERS = {bool, int, float, np.float64}
 _EXACT_INTEGERS = 2.0**53
@@ -93,7 +93,7 @@ class Encoder:
                 added = joined.since(begin)
             self._add_columns(columns, added, leads, frames)
         notes = [note for note in block.notes[progress.notes :] if note[0] < end]
-        _add_annotations(columns, notes, begin, end, leads)
+        self._add_annotations(columns, notes, begin, end, leads)
         after = progress._replace(
             rows=end,
             marks=progress.marks + len(marks),
@@ -166,7 +166,7 @@ class Encoder:
         if len(leads) < rows.rows:
             for leaf, slot in zip(form.action_leaves, slots):
                 columns[leaf.path] = self._column(leaf, slot, rows.rows, leads, frames)
-            columns["rewards",] = _rewards(next(slots), leads)
+            columns["rewards",] = self._rewards(next(slots), leads)
             for infos in slots:
                 columns["infos",] = _without(infos, leads)
 
@@ -218,7 +218,60 @@ class Encoder:
             )
         if leaf.shape == ():  # plain integers among others: what fits the space has its type
             values = [dtype.type(v) if type(v) is int and _fits(v, dtype) else v for v in values]
-        return _typed_or_values(values)
+        return self._typed_or_values(leaf.path, values)
+
+    def _rewards(self, rewards: bytes | list[Any], leads: list[int]) -> Array | list[bytes]:
+        if isinstance(rewards, bytes):
+            return _without_rows(np.frombuffer(rewards), leads)
+        kinds = set(map(type, rewards))
+        if kinds <= _PLAIN_NUMBERS:
+            try:
+                array = np.array(rewards, np.float64)
+            except OverflowError:
+                return [pack(reward) for reward in _without(rewards, leads)]
+            array = _without_rows(array, leads)
+            if kinds <= FLOATS:
+                return array
+            with np.errstate(invalid="ignore"):  # of signalling NaN
+                if not (np.abs(array) > _EXACT_INTEGERS).any():
+                    return array
+        return self._typed_or_values(
+            ("rewards",), [reward.value if type(reward) is Odd else reward for reward in _without(rewards, leads)]
+        )
+
+    def _add_annotations(
+        self, columns: dict[Path, Rows], notes: list[tuple[int, dict[str, Any]]], begin: int, end: int, leads: list[int]
+    ) -> None:
+        for name in dict.fromkeys(name for _, values in notes for name in values):
+            rows: list[Any] = [ABSENT] * (end - begin)
+            for position, values in notes:
+                if name in values:
+                    rows[position - begin] = values[name]
+            kept = _without(rows, leads)
+            if kept:
+                columns["annotations", name] = self._typed_or_values(("annotations", name), kept)
+
+    def _typed_or_values(self, path: Path, values: list[Any]) -> Array | list[bytes]:
+        """A typed array where all values have one NumPy dtype and shape, otherwise one MessagePack value a row."""
+        kinds = set(map(type, values))
+        if len(kinds) == 1:
+            kind = kinds.pop()
+            if kind is np.ndarray or issubclass(kind, np.generic):
+                dtype, shape = values[0].dtype, values[0].shape
+                plain = dtype.kind in "biufc" and dtype.str[0] in "<|"
+                if plain and all(value.dtype == dtype and value.shape == shape for value in values):
+                    return np.array(values, dtype)
+            elif kind is float:
+                return np.array(values, np.float64)
+        return [value if type(value) is Packed else self._packed(path, value) for value in values]
+
+    def _packed(self, path: Path, value: Any) -> bytes:
+        packed = pack(value)
+        if len(packed) + wire.LENGTH.itemsize <= wire.MAX_VALUES:
+            return packed
+        complaint = f"a value of {len(packed)} bytes is too large to be stored among others; its repr is kept"
+        self.complaints["/".join(map(str, path))] = complaint  # whatever else there was to say
+        return pack(unstored(value))
 
 
 def _packed_fragment(
@@ -236,37 +289,6 @@ def _packed_fragment(
     return wire.pack_fragment(
         episode, first_step, steps, lane, flags, outcome, 0.0, seed, start_utc, offset, duration, drift
     )
-
-
-def _rewards(rewards: bytes | list[Any], leads: list[int]) -> Array | list[bytes]:
-    if isinstance(rewards, bytes):
-        return _without_rows(np.frombuffer(rewards), leads)
-    kinds = set(map(type, rewards))
-    if kinds <= _PLAIN_NUMBERS:
-        try:
-            array = np.array(rewards, np.float64)
-        except OverflowError:
-            return [pack(reward) for reward in _without(rewards, leads)]
-        array = _without_rows(array, leads)
-        if kinds <= FLOATS:
-            return array
-        with np.errstate(invalid="ignore"):  # of signalling NaN
-            if not (np.abs(array) > _EXACT_INTEGERS).any():
-                return array
-    return _typed_or_values([reward.value if type(reward) is Odd else reward for reward in _without(rewards, leads)])
-
-
-def _add_annotations(
-    columns: dict[Path, Rows], notes: list[tuple[int, dict[str, Any]]], begin: int, end: int, leads: list[int]
-) -> None:
-    for name in dict.fromkeys(name for _, values in notes for name in values):
-        rows: list[Any] = [ABSENT] * (end - begin)
-        for position, values in notes:
-            if name in values:
-                rows[position - begin] = values[name]
-        kept = _without(rows, leads)
-        if kept:
-            columns["annotations", name] = _typed_or_values(kept)
 
 
 def _typed_integers(slots: list[Any], dtype: np.dtype[Any]) -> Array | None:
@@ -314,21 +336,6 @@ def _kind_of(value: Any) -> str:
 
 def _fits(value: int, dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "iu" and bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
-
-
-def _typed_or_values(values: list[Any]) -> Array | list[bytes]:
-    """A typed array where all values have one NumPy dtype and shape, otherwise one MessagePack value a row."""
-    kinds = set(map(type, values))
-    if len(kinds) == 1:
-        kind = kinds.pop()
-        if kind is np.ndarray or issubclass(kind, np.generic):
-            dtype, shape = values[0].dtype, values[0].shape
-            plain = dtype.kind in "biufc" and dtype.str[0] in "<|"
-            if plain and all(value.dtype == dtype and value.shape == shape for value in values):
-                return np.array(values, dtype)
-        elif kind is float:
-            return np.array(values, np.float64)
-    return [value if type(value) is Packed else pack(value) for value in values]
 
 
 def size_of(rows: Rows) -> int:

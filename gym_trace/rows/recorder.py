@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import warnings
@@ -196,10 +197,11 @@ class Recorder(ABC):
             self.complain("reset", remarks[0])
         return Start(self._episodes, lane, stored_seed(seed), kept, utc, monotonic)
 
-    def packed_info(self, info: Mapping[str, Any], keys: Sequence[str] | None) -> bytes:
-        """An info as MessagePack. keys: of what is kept of it; None for all."""
-        if keys is not None:
-            info = {key: info[key] for key in keys if key in info}
+    def packed_info(self, info: Any, keys: Sequence[str] | None) -> bytes:
+        """An info as MessagePack. keys: of what is kept of it, if it is a map; None for all."""
+        if keys is not None and isinstance(info, Mapping):
+            with contextlib.suppress(Exception):  # anything: other people's mappings
+                info = {key: info[key] for key in keys if key in info}
         return self.packed("infos", info)
 
     def packed(self, column: str, value: Any) -> bytes:
