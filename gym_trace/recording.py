@@ -54,6 +54,7 @@ class RowRecorder(Recorder):
         self._full_blocks = 0  # since blocks were last encoded
         self._run = (0, 0)  # absolute row of the leading observation, and the index of the step after it
         self._deferred: OpenRun | None = None
+        self._left_to_parent: tuple[list[Any], int] = ([], 0)  # the rows that were there at a fork, and how long
         self._early_notes: dict[str, Any] = {}  # annotations of a row that may never come
         self.reward_kind: type = float  # of the last reward
         self.episode: Start | None = None
@@ -79,7 +80,6 @@ class RowRecorder(Recorder):
         self._episodes += 1
         self.rows = None
         if self._closed or self._out.failure is not None:
-            self._say_unrecorded()
             return
         self.episode = start
         block = self.block
@@ -89,10 +89,10 @@ class RowRecorder(Recorder):
         if lead is not None:
             self._open_run(lead)
 
-    def _say_unrecorded(self) -> None:
-        if self._out.failure is not None:
-            self._report()
-        else:
+    def say_if_unrecorded(self) -> None:
+        """To be called before a reset: says that writing has failed, or that close() was called."""
+        self._report()
+        if self._closed:
             self._warn_once("reset", "the recorder is closed: this episode is not recorded")
 
     def lead(self, first_step: int, slots: tuple[Any, ...]) -> None:
@@ -149,6 +149,9 @@ class RowRecorder(Recorder):
     def stop(self) -> None:
         """Ends the run of steps, but not the episode, after the rows that are there."""
         self.rows = None
+        if self._deferred is not None:  # forked in a step that raised
+            self._deferred = None
+            return
         self._forget_torn()
         position, notes = self._position(), self.block.notes
         while notes and notes[-1][0] >= position:
@@ -165,7 +168,8 @@ class RowRecorder(Recorder):
             rows: what .rows was when the step began.
             filled: how long they were then.
         """
-        if self.episode is None:  # closed meanwhile
+        if self.episode is None:  # closed meanwhile, or forked
+            self._deferred = None
             return False
         if len(rows) > filled:
             self.rows = rows
@@ -226,11 +230,9 @@ class RowRecorder(Recorder):
         if self._ended or self._deferred is not None:  # there may be no next row
             self._early_notes.update(values)
             return
-        if self.rows is not None and (len(self.rows) >= self.limit or self._value_bytes >= VALUES_BYTES):
-            self.make_room()
         if self.rows is not None:
             self.block.notes.append((self._position(), values))
-            self._value_bytes += sum(map(size_held, values.values()))
+            self.count_values(sum(map(size_held, values.values())))
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
@@ -321,10 +323,16 @@ class RowRecorder(Recorder):
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
+    def be_reborn(self) -> None:
+        rows = self.block.rows
+        left = (rows, len(rows)) if self._deferred is None else self._left_to_parent
+        super().be_reborn()
+        self._left_to_parent = left
+
     def open_run(self) -> OpenRun | None:
         """What another recorder needs to go on with the run that is open here, or None."""
         if self._deferred is not None:
-            return self._deferred
+            return self._after_fork(self._deferred)
         if self.episode is None or self._ended or self.failed:
             return None
         return OpenRun(self.episode, self.steps_taken(), None if self.rows is None else self.last_observation())
@@ -335,8 +343,23 @@ class RowRecorder(Recorder):
             self._deferred = run
             self.rows, self.limit = self.block.rows, 0
 
+    def go_on(self) -> None:
+        """Takes up the run of another recorder, if there is one, without a further step."""
+        if self._deferred is not None:
+            self.make_room()
+
+    def _after_fork(self, run: OpenRun) -> OpenRun:
+        """The run where it is now: a step in which the fork fell has left its row with those of the parent."""
+        rows, filled = self._left_to_parent
+        if len(rows) == filled:
+            return run
+        slots = rows[-self._width :][: len(self.format.observation_leaves)]
+        return run._replace(steps=run.steps + 1, slots=tuple(slots))
+
     def _go_on(self, run: OpenRun) -> None:
-        self._deferred = None
+        run = self._after_fork(run)
+        self._forget_torn()  # the end of the episode, in that step
+        self._deferred, self._left_to_parent = None, ([], 0)
         self.begin(run.start._replace(episode=self._episodes), None)
         if run.slots is not None:
             self.lead(run.steps, run.slots)

@@ -260,6 +260,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         """Ends the episode, before a reset; what is known of the next one, or None if it is not to be recorded."""
         recorder = self._recorder
         recorder.end()
+        recorder.say_if_unrecorded()
         self._last_slots, self._step_index, self._annotations, self._unseen = None, 0, {}, False
         if not self._filters.keeps_episode(recorder.next_episode):
             recorder.skip_episode()
@@ -298,6 +299,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         if self._resets_next():
             return self._resetting_step(action)
         if recorder.episode is None or recorder.failed:
+            if recorder.failed:
+                recorder.make_room()  # which says so, once
             result = self.env.step(action)
             if self._resets_at_once and (result[2] or result[3]):
                 self._begin_at_once(*result)
@@ -337,6 +340,7 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         kept = over = False
         try:
             result = observation, reward, terminated, truncated, info = self.env.step(action)
+            recorder.go_on()  # a fork may have fallen into the step
             over = bool(terminated or truncated)
             last, last_info = _last_of(observation, info) if over and self._resets_at_once else (observation, info)
             slots = self._pack_observation(last)

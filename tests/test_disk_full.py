@@ -17,6 +17,7 @@ import victim
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
+from gym_trace.errors import RecordingError
 from gym_trace.format.writer import TraceWriter
 
 resource = pytest.importorskip("resource")
@@ -151,4 +152,33 @@ def test_after_a_failure_the_recorder_rests(tmp_path: Path, monkeypatch: pytest.
     begin = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - begin < 0.25
+    env.close()
+
+
+@pytest.mark.parametrize("at", ["reset", "after an exception"])
+def test_an_error_is_raised_before_the_environment_is_asked_for_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    inner = CountingEnv(length=10**6)
+    env = TraceRecordingWrapper(inner, tmp_path, flush_seconds=0.02)
+    env.reset()
+    if at != "reset":
+        with monkeypatch.context() as patch:
+            patch.setattr(inner, "step", lambda action: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                env.step(0)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(TraceWriter, "write", full)
+    with pytest.raises(RecordingError, match="no space left"):
+        env._recorder.flush()
+    env._recorder._reported = False
+    calls = list(inner.calls)
+    with pytest.raises(RecordingError, match="no space left"):
+        _ = env.reset() if at == "reset" else env.step(0)
+    assert inner.calls == calls
+    env.reset()
+    env.step(0)
     env.close()

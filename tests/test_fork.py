@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from telltale import TellTaleEnv, all_steps, play_episodes, steps_of
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace
@@ -347,3 +349,40 @@ def test_closing_twice_and_stepping_on_is_fine(tmp_path):
     observation, *_ = env.step(0)
     assert observation.dtype == np.float32
     assert steps_of(open_trace(tmp_path / "t")) == all_steps()
+
+
+@pytest.mark.parametrize("options", [{}, {"frame_filter": lambda step: True}], ids=["all", "filtered"])
+@pytest.mark.parametrize("size", [4, 5000])
+def test_a_child_of_a_fork_in_a_step_glues_nothing(tmp_path: Path, options: dict[str, Any], size: int) -> None:
+    class Forking(gymnasium.Env[Any, Any]):
+        observation_space = spaces.Box(0, 99, (size,), np.int64)
+        action_space = spaces.Discrete(99)
+        child, t = -1, 0
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return np.zeros(size, np.int64), {}
+
+        def step(self, action: Any) -> Any:
+            self.t += 1
+            if self.t == 3:
+                self.child = os.fork()
+            return np.full(size, self.t), float(self.t), False, False, {}
+
+    inner = Forking()
+    env = TraceRecordingWrapper(inner, tmp_path, **options)
+    env.reset()
+    try:
+        for action in range(1, 6):
+            env.step(action)
+        env.close()
+    finally:
+        if not inner.child:
+            os._exit(0)
+    os.waitpid(inner.child, 0)
+    parent, child = open_trace(tmp_path)
+    for episode in (parent, child):
+        assert episode.observations[1:, 0].tolist() == episode.actions.tolist() == episode.rewards.tolist()
+        assert (np.diff(episode.observations[:, 0]) == 1).all()
+        assert episode.first_step == episode.observations[0, 0]
+    assert len(parent) == 5
+    assert child.actions.tolist()[-2:] == [4, 5]
