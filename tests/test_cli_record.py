@@ -194,6 +194,18 @@ def test_a_second_ctrl_c_does_not_wait_for_an_environment_that_hangs(here: Path)
 
 
 @pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="vector environments need gymnasium 1.1")
+def test_a_ctrl_c_that_the_processes_of_a_vector_environment_get_as_well_ends_in_good_order(here: Path) -> None:
+    arguments = ["-o", "t", "--num-envs", 2, "--vectorization-mode", "async", "--seconds", 60]
+    with process("record", "CartPole-v1", *arguments, start_new_session=True) as running:
+        wait_for(lambda: list(Path().glob("t/*.part")))
+        os.killpg(running.pid, signal.SIGINT)
+        output, errors = running.communicate()
+    assert running.returncode == 130
+    assert errors == "interrupted; every step up to here is saved\n"
+    assert "the last 2 cut short" in output
+
+
+@pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="vector environments need gymnasium 1.1")
 @pytest.mark.parametrize(
     "words", [(), ("--autoreset", "same-step"), ("--autoreset", "disabled"), ("--vectorization-mode", "async"),
               ("--vectorization-mode", "vector_entry_point")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from gym_trace_cli import show
 from gym_trace_cli.collect import collect
 from gym_trace_cli.environments import env_args, import_modules, imports, make, make_env
 from gym_trace_cli.named import NamedCallable
-from gym_trace_cli.stopping import StopSignals
+from gym_trace_cli.stopping import StopSignals, spared_children
 
 if TYPE_CHECKING:
     from gym_trace.rollout import Progress
@@ -163,7 +163,8 @@ def command(
     if num_envs is None and (vectorization or autoreset):
         raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
     import_modules(imports)
-    env = make_env(env_id, dict(env_args), factory, num_envs, vectorization, autoreset)
+    with spared_children() if vectorization == "async" else nullcontext():
+        env = make_env(env_id, dict(env_args), factory, num_envs, vectorization, autoreset)
     made = _made(policy, env)  # before there is a directory, so that nothing is left where it cannot be made
     with (
         StopSignals() as stop,
