@@ -121,7 +121,7 @@ def packages_of(description: Mapping[str, Any]) -> set[str]:
 def _installed_version(module: str) -> str | None:
     try:
         return importlib.metadata.version(module.replace("_", "-"))
-    except importlib.metadata.PackageNotFoundError:
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # what a trace names need not be a name
         return None
 
 

@@ -276,21 +276,29 @@ class LaneReplay:
         simulation.after = position
         return verdict_on(episode, IDENTICAL if seen.exact else CLOSE, largest=seen.largest)
 
+    def _options(self, episode: Episode) -> Any:
+        """What the episode was reset with, for the environment to keep. Raises EnvironmentUnavailable."""
+        try:
+            if _has_unstored(episode.options):
+                raise EnvironmentUnavailable("the options that it was reset with could not be stored")
+            if self._trust or not may_act("options", episode.options):
+                return deepcopy(episode.options)
+        except RecursionError as error:
+            raise EnvironmentUnavailable("the options that it was reset with are nested too deep") from error
+        raise EnvironmentUnavailable(
+            f"it was reset with options that may name a file or a module, {shown(episode.options)}; if you trust "
+            "this trace, say --trust (trust=True in Python)"
+        )
+
     def _simulate(
         self, env: gymnasium.Env[Any, Any], episode: Episode, seen: EpisodeComparison | Fingerprint, watch: Watch | None
     ) -> Difference | None:
         """The first difference; with someone watching it goes on to the end."""
         if episode.seed is None and episode.rng_state is not None:
             restore_generator(env.unwrapped, episode.rng_state)
-        if _has_unstored(episode.options):
-            raise EnvironmentUnavailable("the options that it was reset with could not be stored")
-        if not self._trust and may_act("options", episode.options):
-            raise EnvironmentUnavailable(
-                f"it was reset with options that may name a file or a module, {shown(episode.options)}; if you trust "
-                "this trace, say --trust (trust=True in Python)"
-            )
+        options = self._options(episode)
         try:
-            told: Any = env.reset(seed=episode.seed, options=deepcopy(episode.options))
+            told: Any = env.reset(seed=episode.seed, options=options)
         except Exception as error:  # other people's code: what it does is what we are asked to tell
             return _raised(None, error)
         first = seen.reset(*told)

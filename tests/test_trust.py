@@ -228,6 +228,16 @@ def test_options_of_a_reset_that_may_name_a_module_are_asked_for(tmp_path: Path,
         assert [verdict.verdict for verdict in verdicts] == ["identical", "identical"]
 
 
+def test_options_that_are_nested_without_end_are_no_way_to_break_a_verification(tmp_path: Path) -> None:
+    deep: Any = []
+    for _ in range(450):
+        deep = [deep]
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
+    env.reset(seed=1, options={"deep": deep})
+    env.close()
+    assert [verdict.verdict for verdict in verify_trace(tmp_path)] == ["unverifiable"]
+
+
 def make_cartpole() -> Any:
     return gymnasium.make("CartPole-v1")
 
@@ -280,6 +290,11 @@ def test_no_state_of_a_generator_does_more_than_be_refused(change: Any) -> None:
     for hostile in (state, [state], None):
         with pytest.raises(EnvironmentUnavailable, match="cannot be set"):
             environment.restore_generator(env, hostile)
+
+
+def test_versions_of_packages_of_any_name_are_not_installed() -> None:
+    names = ["", "../..", "a\0b", "\ud800", "x" * 5000, "\x1b[2J\n"]
+    assert environment.installed_versions(names) == dict.fromkeys(names)
 
 
 def test_arguments_that_are_registered_are_no_question(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
