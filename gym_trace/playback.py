@@ -197,6 +197,9 @@ class Trace:
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"<Trace of {len(self)} episodes in {self.directory}>"
+
     def __len__(self) -> int:
         return len(self._content.table)
 

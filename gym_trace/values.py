@@ -78,14 +78,14 @@ def copied(value: Any) -> Any:
         return RawArray(value.dtype, value.data.copy())
     if isinstance(value, np.ndarray):
         if value.dtype == object:
-            return objects([copied(item) for item in value.ravel()]).reshape(value.shape)
+            return objects(list(map(copied, value.ravel()))).reshape(value.shape)
         return np.array(value, order="C", copy=True, subok=False)
     if kind in (list, tuple):
-        return kind(copied(item) for item in value)
+        return kind(map(copied, value))  # without a frame more a level: values may be nested some 500 deep
     if isinstance(value, Mapping):
-        return {key: copied(item) for key, item in value.items()}
+        return dict(zip(value, map(copied, value.values())))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return kind(*(copied(item) for item in value))
+        return kind(*map(copied, value))
     return value
 
 

@@ -529,3 +529,15 @@ def test_infos_of_lanes_that_cannot_be_taken_apart_cut_no_episode(tmp_path: Path
     assert [len(episode) for episode in episodes] == [3, 3]
     assert [episode.infos[0]["x"] for episode in episodes] == [1, 1]
     assert [episode.infos[2]["sparse"].class_name[-6:] for episode in episodes] == ["NoRows"] * 2
+
+
+def test_values_that_are_nested_as_deep_as_can_be_stored_are_read(tmp_path: Path) -> None:
+    deep: Any = 1
+    for level in range(490):
+        deep = [deep] if level % 2 else {"x": deep}
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
+    env.reset(seed=1, options={"deep": deep})
+    env.close()
+    (episode,) = trace = open_trace(tmp_path)
+    assert pack_lenient(episode.options)[0] == pack_lenient({"deep": deep})[0]
+    assert repr(trace) == f"<Trace of 1 episodes in {tmp_path}>"
