@@ -6,7 +6,7 @@ from typing import Any
 
 from gym_trace.errors import CorruptTrace
 
-MAX_CONTAINERS = 16 << 20  # lists, maps and entries of maps in the values of a column, or the metadata of a record
+MAX_CONTAINERS = 8 << 20  # lists, maps and entries of maps in the values of a column, or the metadata of a record
 
 
 class Containers:

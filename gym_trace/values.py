@@ -306,6 +306,17 @@ def unpack(packed: bytes | memoryview, containers: Containers | None = None) -> 
     return _unpack(packed, 0, containers)
 
 
+def is_readable(packed: bytes) -> bool:
+    """Whether a value that was packed here has no more lists and maps than readers take. Small ones never have."""
+    if len(packed) <= MAX_CONTAINERS:
+        return True
+    try:
+        unpack(packed)
+    except CorruptTrace:
+        return False
+    return True
+
+
 def _unpack(packed: bytes | memoryview, depth: int, containers: Containers | None) -> Any:
     limit = len(packed)
     if depth == len(_UNPACK_HOOKS):

@@ -83,21 +83,21 @@ def a_manifest_that_nobody_else_wrote_for_another_writer(place):
 
 
 @forgery
-def a_manifest_of_three_million_lines(place):
+def a_manifest_of_many_lines(place):
     with open(place.manifest, "ab") as file:
-        file.write(b"{}\n" * (3 * MB))
+        file.write(b"{}\n" * (MB // 4))
 
 
 @forgery
-def a_manifest_of_three_million_lines_that_are_none(place):
+def a_manifest_of_many_lines_that_are_none(place):
     with open(place.manifest, "ab") as file:
-        file.write(b"[\n" * (3 * MB))
+        file.write(b"[\n" * (MB // 4))
 
 
 @forgery
-def a_manifest_that_names_a_hundred_thousand_batches(place):
+def a_manifest_that_names_ten_thousand_batches(place):
     line = {"type": "batch", "bytes": 1, "crc32": 2, "episodes": 3, "steps": 4}
-    place.lines(*({**line, "file": f"w.{number:06d}.gtb"} for number in range(100_000)))
+    place.lines(*({**line, "file": f"w.{number:06d}.gtb"} for number in range(10_000)))
 
 
 @forgery
@@ -107,8 +107,8 @@ def a_manifest_that_names_the_same_batch_ten_thousand_times(place):
 
 
 @forgery
-def a_manifest_that_closes_a_hundred_thousand_times(place):
-    place.lines(*[{"type": "closed", "episodes": 1e999, "steps": -1}] * 100_000)
+def a_manifest_that_closes_ten_thousand_times(place):
+    place.lines(*[{"type": "closed", "episodes": 1e999, "steps": -1}] * 10_000)
 
 
 @forgery
@@ -132,8 +132,8 @@ def a_manifest_of_one_line_without_an_end(place):
 
 
 @forgery
-def twenty_thousand_writers_of_an_empty_batch(place):
-    for number in range(20_000):
+def two_thousand_writers_of_an_empty_batch(place):
+    for number in range(2_000):
         (place.trace / f"v{number}.000000.gtb").touch()
 
 

@@ -22,7 +22,7 @@ from gym_trace.rows.chunks import ChunkWriter
 from gym_trace.rows.starts import packed_start, stored_seed
 from gym_trace.rows.writing import BlockEncoder, BlockWriter
 from gym_trace.tensors import plain_array
-from gym_trace.values import pack, pack_lenient, unstored
+from gym_trace.values import is_readable, pack, pack_lenient, unstored
 
 
 class Recorder(ABC):
@@ -207,7 +207,7 @@ class Recorder(ABC):
     def packed(self, column: str, value: Any) -> bytes:
         """A value of a column as MessagePack; of what cannot be stored the repr is kept, and a warning given."""
         packed, remarks = pack_lenient(value)
-        if len(packed) > self.largest_value:
+        if len(packed) > self.largest_value or not is_readable(packed):
             remarks = [f"a value of {len(packed)} bytes is too large to be stored; its repr is kept"]
             packed = pack(unstored(value))
         if remarks:
