@@ -85,13 +85,13 @@ def a_manifest_that_nobody_else_wrote_for_another_writer(place):
 @forgery
 def a_manifest_of_many_lines(place):
     with open(place.manifest, "ab") as file:
-        file.write(b"{}\n" * (MB // 4))
+        file.write(b"{}\n" * (MB // 16))
 
 
 @forgery
 def a_manifest_of_many_lines_that_are_none(place):
     with open(place.manifest, "ab") as file:
-        file.write(b"[\n" * (MB // 4))
+        file.write(b"[\n" * (MB // 16))
 
 
 @forgery
@@ -132,8 +132,8 @@ def a_manifest_of_one_line_without_an_end(place):
 
 
 @forgery
-def two_thousand_writers_of_an_empty_batch(place):
-    for number in range(2_000):
+def a_thousand_writers_of_an_empty_batch(place):
+    for number in range(1_000):
         (place.trace / f"v{number}.000000.gtb").touch()
 
 
