@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.values import number_of
+from gym_trace.returns import number_of
 
 EpisodeFilter = Callable[[int], bool]
 FrameFilter = Callable[[int], bool]

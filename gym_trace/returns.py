@@ -1,4 +1,4 @@
-"""Returns while episodes are recorded, and what the last ones were like. Rewards may be several numbers each."""
+"""What rewards are summed up as; returns while episodes are recorded. Rewards may be several numbers each."""
 
 from __future__ import annotations
 
@@ -9,12 +9,32 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.tensors import plain_array
 from gym_trace.values import Array
 
-Return = (
-    float | tuple[float, ...]
-)  # the sum of rewards that are numbers, or of each objective of rewards that are several
+# The sum of rewards that are numbers, or of each objective of rewards that are several.
+Return = float | tuple[float, ...]
 _LATELY = 100
+
+
+def number_of(value: Any) -> float:
+    """A reward as what is summed up, NaN if it is no number: no real one, or one that only its own package knows."""
+    if type(value) in (bool, int, float):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    value = plain_array(value)
+    is_number = type(value) is np.ndarray or isinstance(value, np.generic)
+    return float(value) if is_number and value.shape == () and value.dtype.kind in "biuf" else math.nan
+
+
+def numbers_of(rewards: Array | list[Any]) -> Array:
+    """Rewards, one a row, as what is summed up to a return."""
+    if isinstance(rewards, np.ndarray) and rewards.dtype != object:
+        is_number = rewards.ndim == 1 and rewards.dtype.kind in "biuf"
+        return rewards if is_number else np.full(len(rewards), np.nan)
+    return np.array([number_of(reward) for reward in rewards], np.float64)
 
 
 def as_return(total: Any) -> Return:

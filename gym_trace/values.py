@@ -6,7 +6,6 @@ docs/FORMAT.md, section 6, lists the extension types.
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -87,26 +86,6 @@ def copied(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return kind(*map(copied, value))
     return value
-
-
-def number_of(value: Any) -> float:
-    """A reward as what is summed up, NaN if it is no number: no real one, or one that only its own package knows."""
-    if type(value) in (bool, int, float):
-        try:
-            return float(value)
-        except OverflowError:
-            return math.inf if value > 0 else -math.inf
-    value = plain_array(value)
-    is_number = type(value) is np.ndarray or isinstance(value, np.generic)
-    return float(value) if is_number and value.shape == () and value.dtype.kind in "biuf" else math.nan
-
-
-def numbers_of(rewards: Array | list[Any]) -> Array:
-    """Rewards, one a row, as what is summed up to a return."""
-    if isinstance(rewards, np.ndarray) and rewards.dtype != object:
-        is_number = rewards.ndim == 1 and rewards.dtype.kind in "biuf"
-        return rewards if is_number else np.full(len(rewards), np.nan)
-    return np.array([number_of(reward) for reward in rewards], np.float64)
 
 
 def pack(value: Any) -> bytes:

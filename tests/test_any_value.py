@@ -26,9 +26,10 @@ from zoo import ScriptedEnv, Told, bits, small_blocks, spoil
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
 from gym_trace.errors import UnstorableValue
+from gym_trace.returns import number_of
 from gym_trace.statistics import summarize
 from gym_trace.tensors import RawArray
-from gym_trace.values import Unstored, number_of, pack_lenient, unpack
+from gym_trace.values import Unstored, pack_lenient, unpack
 
 
 class Symbol:

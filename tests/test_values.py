@@ -21,6 +21,7 @@ from hypothesis.extra import numpy as stnp
 from zoo import Lazy, bits, duplicate, spoil
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.returns import number_of
 from gym_trace.tensors import RawArray
 from gym_trace.values import (
     ABSENT,
@@ -28,7 +29,6 @@ from gym_trace.values import (
     Unstored,
     copied,
     is_plain_dtype,
-    number_of,
     objects,
     pack,
     pack_lenient,

@@ -11,9 +11,10 @@ from gym_trace.format.encoding import is_large
 from gym_trace.format.writer import TraceWriter
 from gym_trace.frames import FrameRows
 from gym_trace.layout import Path
+from gym_trace.returns import numbers_of
 from gym_trace.rows.encoder import Columns, Rows, Segment
 from gym_trace.rows.splitting import decoded_bytes, most_bytes, most_rows, readable, rows_in
-from gym_trace.values import ABSENT, Array, numbers_of, pack, unpack
+from gym_trace.values import ABSENT, Array, pack, unpack
 
 _CELL = wire.VALUE_SIZE + 24  # bytes that a small row of a column counts as a value
 
