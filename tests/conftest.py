@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import hypothesis
 
@@ -20,4 +21,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile(
     "hunt", max_examples=400, deadline=None, suppress_health_check=_QUIET, print_blob=True
 )
+# Whoever runs us in the background may have had us ignore Ctrl-C, and so would all that we start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
