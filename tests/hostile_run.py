@@ -150,10 +150,10 @@ def _read(place: Place, sound: Path) -> list[Any]:
         attempt("verify", lambda: _or_error("verify", lambda: list(verify_trace(place.trace))))
         attempt("make", lambda: _or_error("make", lambda: open_trace(place.trace).make_env().close()))
         attempt("import", lambda: _or_error("import", lambda: import_recording(place.trace, repaired)))
-    shutil.rmtree(repaired, ignore_errors=True)
-    for line in COMMAND_LINES:
-        if line[0] in COMMANDS:
-            attempt(" ".join(line), lambda line=line: _command(line, place.trace, sound, repaired))
+        shutil.rmtree(repaired, ignore_errors=True)
+        for line in COMMAND_LINES:
+            if line[0] in COMMANDS:
+                attempt(" ".join(line), lambda line=line: _command(line, place.trace, sound, repaired))
     signal.setitimer(signal.ITIMER_PROF, 0)
     return [failures, said]
 

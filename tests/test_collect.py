@@ -349,7 +349,7 @@ def test_another_run_is_not_resumed(tmp_path: Path) -> None:
         collect(CARTPOLE, directory=tmp_path, episodes=2)
 
 
-@pytest.mark.parametrize("limit", [{"steps": 3000}, {"seconds": 1.0}, {"bytes": 100_000}])
+@pytest.mark.parametrize("limit", [{"steps": 3000}, {"seconds": 3.0}, {"bytes": 100_000}])
 def test_other_limits_end_a_run_soon(tmp_path: Path, limit: dict[str, Any]) -> None:
     result = collect(CARTPOLE, directory=tmp_path, workers=2, seed=0, **limit)
     assert result.stopped == next(iter(limit))
