@@ -1,88 +1,147 @@
-"""Measures this checkout and another commit of it in turns, and prints what recording and reading cost in both.
+"""Measures this checkout and another commit of it in turns, in one process: what a change costs.
 
-    python benchmarks/against.py REV [--rounds 7] [--only cartpole,pong]
+    python benchmarks/against.py REV [--seconds 60] [--only cartpole,pong]
 
-make bench-against REV=... does it in the environment of make bench. Each round measures both, in an order that changes;
-ratios are those of a round, so that they hold when the machine's speed drifts.
+make bench-against REV=... does it in the environment of make bench. Three copies of an environment are given the same
+actions, a block of a tenth of a second each in turn: one alone, one recorded by the other commit (its package under
+another name), one by this checkout. All else that happens to the machine happens to all three. The range behind a ratio
+has 19 of 20 resamplings of the blocks in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import itertools
+import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import workloads
-from peers import HERE, Worker
+from contestants import disk_size
+from peers import HERE
 
-_SIDES = ("before", "now")
+_OTHER = "gym_trace_before"
+_SIDES = ("alone", "before", "now")
 _WORKLOADS = "cartpole,halfcheetah,pong,minigrid,cartpole-x1024,cartpole-x16,frames-x64"
+_BLOCK = 0.1  # seconds
+_READINGS = 15
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rev", help="the commit to compare with")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps-scale", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of recording, for each workload")
     parser.add_argument("--only", default=_WORKLOADS, help="workloads, separated by commas")
     return parser.parse_args()
 
 
-def measured(worker: Worker, workload: workloads.Workload, scale: float, repeat: int) -> dict[str, float]:
-    """Microseconds a step: of the loop, of what recording adds to it (wall, and processor), of reading; and bytes."""
-    steps = max(workload.lanes, 20, int(workload.steps * scale))
-    with tempfile.TemporaryDirectory(prefix="gym-trace-against-") as directory:
-        task: dict[str, Any] = {"workload": workload.name, "seconds": 0.2, "floors": False, "repeat": repeat}
-        recorded = worker.do("record", directory, steps=steps, **task)
-        read = worker.do("read", directory, **task)
-    for result in (recorded, read):
-        if "error" in result:
-            raise SystemExit(f"{workload.name}: {result['error']}")
-    count = recorded["steps"] / 1e6
-    return {
-        "loop": recorded["raw"]["wall"] / count,
-        "added": (recorded["recorded"]["wall"] - recorded["raw"]["wall"]) / count,
-        "added cpu": (recorded["recorded"]["cpu"] - recorded["raw"]["cpu"]) / count,
-        "recorded loop": recorded["recorded"]["wall"] / count,
-        "reading": read["again"] / count,
-        "bytes": recorded["bytes"] / recorded["steps"],
-    }
+def other_package(rev: str, folder: Path) -> Any:
+    """The library as it was at a commit, imported under another name."""
+    checkout = folder / "checkout"
+    subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(HERE.parent), str(checkout)], check=True)
+    subprocess.run(["git", "-C", str(checkout), "checkout", "--quiet", rev], check=True)
+    shutil.copytree(checkout / "gym_trace", folder / _OTHER)
+    for source in (folder / _OTHER).rglob("*.py"):
+        source.write_text(re.sub(r"\bgym_trace\b", _OTHER, source.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.path.insert(0, str(folder))
+    return importlib.import_module(_OTHER)
 
 
-def compare(workload: workloads.Workload, workers: dict[str, Worker], rounds: int, scale: float) -> None:
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in _SIDES}
-    for repeat in range(rounds):
-        for side in _SIDES if repeat % 2 else _SIDES[::-1]:
-            found[side].append(measured(workers[side], workload, scale, repeat))
-    print(f"\n{workload.title} (microseconds a step, medians of {rounds})")
-    print(f"{'':16}{'before':>10}{'now':>10}{'ratio':>9}{'least':>9}{'most':>9}")
-    for key in found["now"][0]:
-        before, now = ([figures[key] for figures in found[side]] for side in _SIDES)
-        ratios = [b / a if a > 0 else float("nan") for a, b in zip(before, now)]
-        medians = "".join(f"{statistics.median(values):10.3f}" for values in (before, now))
-        print(f"{key:16}{medians}{statistics.median(ratios):9.3f}{min(ratios):9.3f}{max(ratios):9.3f}", flush=True)
+def taken(call: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def recorded(workload: workloads.Workload, packages: dict[str, Any], folder: Path, seconds: float) -> Any:
+    """Seconds of each block of each side, of closing, and how many steps a block has."""
+    envs = {side: workload.make() for side in _SIDES}
+    name = "TraceRecordingVectorWrapper" if workload.lanes else "TraceRecordingWrapper"
+    for side, package in packages.items():
+        envs[side] = getattr(package, name)(envs[side], folder / side)
+    run = workloads.run_lanes if workload.lanes else workloads.run
+    lanes = max(1, workload.lanes)
+    actions = workload.actions(envs["alone"], 64 * lanes)
+    for env in envs.values():
+        env.reset(seed=0)
+        run(env, actions)  # what is slow the first time
+    pilot = taken(lambda: run(envs["alone"], actions))
+    run(envs["before"], actions)
+    run(envs["now"], actions)
+    actions = workload.actions(envs["alone"], max(16, int(_BLOCK / pilot * 64)) * lanes)
+    blocks: dict[str, list[float]] = {side: [] for side in _SIDES}
+    orders, begin = itertools.cycle(itertools.permutations(_SIDES)), time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        for side in next(orders):
+            blocks[side].append(taken(lambda env=envs[side]: run(env, actions)))
+    closing = {side: taken(envs[side].close) for side in packages}
+    return {side: np.array(times) for side, times in blocks.items()}, closing, len(actions) * lanes
+
+
+def read(packages: dict[str, Any], directory: Path) -> dict[str, list[float]]:
+    """Seconds of reading everything, in turns."""
+    times: dict[str, list[float]] = {side: [] for side in packages}
+    for turn in range(_READINGS + 1):
+        for side in sorted(packages, reverse=bool(turn % 2)):
+            seconds = taken(lambda p=packages[side]: p.scan_recorded_traces(directory, lambda o, a, r: None))
+            if turn:
+                times[side].append(seconds)
+    return times
+
+
+def spread(ratio: Callable[[np.ndarray], float], count: int) -> str:
+    """A ratio, and the range that 19 of 20 resamplings of blocks are in."""
+    random = np.random.default_rng(0)
+    low, high = np.quantile([ratio(random.integers(0, count, count)) for _ in range(1000)], (0.025, 0.975))
+    return f"{ratio(np.arange(count)):9.3f}   {low:.3f} to {high:.3f}"
+
+
+def compare(workload: workloads.Workload, packages: dict[str, Any], seconds: float) -> None:
+    with tempfile.TemporaryDirectory(prefix="gym-trace-against-") as name:
+        folder = Path(name)
+        blocks, closing, steps = recorded(workload, packages, folder, seconds)
+        size = {side: disk_size(str(folder / side)) for side in packages}
+        reading = read(packages, folder / "now")
+    count = len(blocks["alone"])
+    alone = blocks["alone"]
+    # What closing takes belongs to all blocks alike.
+    before, now = (blocks[side] + closing[side] / count for side in packages)
+    each = 1e6 / steps
+    print(f"\n{workload.title}: {count} blocks of {steps} steps, {alone.mean() * each:.3f} us a step alone")
+    print(f"{'us a step':16}{'before':>10}{'now':>10}{'ratio':>9}")
+    lines: list[tuple[str, float, float, Callable[[np.ndarray], float]]] = [
+        ("recorded loop", before.mean(), now.mean(), lambda i: now[i].sum() / before[i].sum()),
+        ("added", (before - alone).mean(), (now - alone).mean(),
+         lambda i: (now - alone)[i].sum() / (before - alone)[i].sum()),
+    ]  # fmt: skip
+    for title, b, n, ratio in lines:
+        print(f"{title:16}{b * each:10.3f}{n * each:10.3f}{spread(ratio, count)}")
+    medians = {side: statistics.median(times) for side, times in reading.items()}
+    pairs = np.array(reading["now"]) / np.array(reading["before"])
+    total = each / count
+    print(
+        f"{'reading':16}{medians['before'] * total:10.3f}{medians['now'] * total:10.3f}"
+        f"{spread(lambda i: float(np.median(pairs[i])), len(pairs))}"
+    )
+    print(f"{'bytes a step':16}{size['before'] / steps / count:10.2f}{size['now'] / steps / count:10.2f}", flush=True)
 
 
 def main() -> None:
     given = arguments()
-    chosen = [workloads.WORKLOADS[name] for name in given.only.split(",")]
+    workloads.preload()
     with tempfile.TemporaryDirectory(prefix="gym-trace-before-") as folder:
-        before = Path(folder) / "checkout"
-        subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(HERE.parent), str(before)], check=True)
-        subprocess.run(["git", "-C", str(before), "checkout", "--quiet", given.rev], check=True)
-        roots = dict(zip(_SIDES, (before, HERE.parent)))
-        workers = {
-            side: Worker("gym-trace", sys.executable, sys.stderr, str(root), root / "benchmarks")
-            for side, root in roots.items()
-        }
-        for workload in chosen:
-            compare(workload, workers, given.rounds, given.steps_scale)
-        for worker in workers.values():
-            worker.close()
+        packages = {"before": other_package(given.rev, Path(folder)), "now": importlib.import_module("gym_trace")}
+        for name in given.only.split(","):
+            compare(workloads.WORKLOADS[name], packages, given.seconds)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,8 @@ class RowRecorder(Recorder):
 
     def say_if_unrecorded(self) -> None:
         """To be called before a reset: says that writing has failed, or that close() was called."""
-        self._report()
+        if self._out.failure is not None:
+            self._report()
         if self._closed:
             self._warn_once("reset", "the recorder is closed: this episode is not recorded")
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any, SupportsFloat
 
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
@@ -27,14 +27,9 @@ from gym_trace.values import copied, pack
 _FINALS = ("final_observation", "final_info")  # of Gymnasium 0.29
 
 
-class _Upcoming(NamedTuple):
-    """What is known of an episode before the reset that begins it."""
-
-    seed: int | None
-    options: bytes | None  # packed
-    state: Any  # of the environment's generator
-    utc: int
-    monotonic: int
+# What is known of an episode before the reset that begins it: seed, options (packed), state of the environment's
+# generator, UTC and monotonic ns. A plain tuple: episodes of a few steps need many.
+_Upcoming = tuple[int | None, bytes | None, Any, int, int]
 
 
 class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -262,14 +257,14 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         recorder.end()
         recorder.say_if_unrecorded()
         self._last_slots, self._step_index, self._annotations, self._unseen = None, 0, {}, False
-        if not self._filters.keeps_episode(recorder.next_episode):
+        if self._filters.any and not self._filters.keeps_episode(recorder.next_episode):
             recorder.skip_episode()
             return None
         if self._video is not None:
             self._video.expect(self.directory, recorder.writer_id, recorder.next_episode)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         state = environment.generator_state(self._base_env) if seed is None else None
-        return _Upcoming(seed, None if options is None else recorder.packed("reset", options), state, utc, monotonic)
+        return seed, None if options is None else recorder.packed("reset", options), state, utc, monotonic
 
     def _begin(self, upcoming: _Upcoming, observation: Any, info: dict[str, Any]) -> None:
         """Begins an episode with what a reset has led to."""
@@ -278,7 +273,8 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
         seed, options, state, utc, monotonic = upcoming
         start = recorder.start(0, seed, options, state, recorded_info, utc, monotonic)
         recorder.prepare_lead()
-        slots = self._slots_of(observation)
+        packed = self._pack_observation(observation)
+        slots = (packed,) if self._simple else packed
         recorder.begin(start, None if self._filtered else slots)
         if self._filtered:
             self._last_slots = slots
@@ -370,12 +366,13 @@ class TraceRecordingWrapper(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstru
             self._begin_at_once(*result)
         return result
 
-    def _begin_at_once(self, observation: Any, _: Any, __: Any, ___: Any, info: dict[str, Any]) -> None:
+    def _begin_at_once(self, observation: Any, *rest: Any) -> None:
         """Begins the episode that the environment has begun itself in the step that ended the one before."""
         upcoming = self._upcoming(None, None)
         if upcoming is not None:
-            info = {key: value for key, value in info.items() if key not in _FINALS}
-            self._begin(upcoming._replace(state=None), observation, info)
+            info = {key: value for key, value in rest[-1].items() if key not in _FINALS}
+            seed, options, _, utc, monotonic = upcoming
+            self._begin((seed, options, None, utc, monotonic), observation, info)
             if self._video is not None:
                 self._video.begin()
 
