@@ -33,7 +33,7 @@ _OTHER = "gym_trace_before"
 _SIDES = ("alone", "before", "now")
 _WORKLOADS = "cartpole,halfcheetah,pong,minigrid,cartpole-x1024,cartpole-x16,frames-x64"
 _BLOCK = 0.1  # seconds
-_READINGS = 15
+_READINGS, _READING_SECONDS = 15, 30.0
 
 
 def arguments() -> argparse.Namespace:
@@ -90,7 +90,10 @@ def recorded(workload: workloads.Workload, packages: dict[str, Any], folder: Pat
 def read(packages: dict[str, Any], directory: Path) -> dict[str, list[float]]:
     """Seconds of reading everything, in turns."""
     times: dict[str, list[float]] = {side: [] for side in packages}
+    begin = time.perf_counter()
     for turn in range(_READINGS + 1):
+        if turn > 3 and time.perf_counter() - begin > _READING_SECONDS:
+            break
         for side in sorted(packages, reverse=bool(turn % 2)):
             seconds = taken(lambda p=packages[side]: p.scan_recorded_traces(directory, lambda o, a, r: None))
             if turn:

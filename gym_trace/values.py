@@ -95,6 +95,8 @@ def pack(value: Any) -> bytes:
 
 def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
     """value as MessagePack, with placeholders for what has no exact form; also what there is to say of that."""
+    if type(value) is str and len(value) <= _SHORT:  # such as the mission of each observation
+        return _pack_plain(value), []
     packing = _Packing(lenient=True)
     try:
         return packing.packed(value), packing.remarks
@@ -227,10 +229,11 @@ _BASES: tuple[tuple[type, Any], ...] = (
     (bytes, lambda value: b"".join([value])),
     (list, list.copy),
 )
+_SHORT = 1 << 20  # characters
 _UNHASHABLE = (NDARRAY, OBJECTS, MASKED, RAW)
 
 
-def _pack_plain(value: list[Any]) -> bytes:
+def _pack_plain(value: list[Any] | str) -> bytes:
     return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
 
 
@@ -297,24 +300,23 @@ def is_readable(packed: bytes) -> bool:
 
 
 def _unpack(packed: bytes | memoryview, depth: int, containers: Containers | None) -> Any:
-    limit = len(packed)
     if depth == len(_UNPACK_HOOKS):
         raise CorruptTrace("a value is nested too deep")
-    hooks: dict[str, Any] = {"ext_hook": _UNPACK_HOOKS[depth]}
-    if containers is not None:
-        hooks = {"list_hook": containers.list_hook, "object_hook": containers.object_hook}
-        hooks["ext_hook"] = lambda code, payload: _from_extension(code, payload, depth + 1, containers)
     try:
+        if containers is None:  # as a rule, and there may be a million of them
+            return msgpack.unpackb(
+                packed,
+                ext_hook=_UNPACK_HOOKS[depth],
+                strict_map_key=False,
+                unicode_errors="surrogatepass",
+            )
         return msgpack.unpackb(
             packed,
-            **hooks,
+            list_hook=containers.list_hook,
+            object_hook=containers.object_hook,
+            ext_hook=lambda code, payload: _from_extension(code, payload, depth + 1, containers),
             strict_map_key=False,
             unicode_errors="surrogatepass",
-            max_str_len=limit,
-            max_bin_len=limit,
-            max_ext_len=limit,
-            max_array_len=limit,
-            max_map_len=limit,
         )
     except CorruptTrace:
         raise
