@@ -22,9 +22,10 @@ import pytest
 from gymnasium import spaces, vector
 from hypothesis import given
 from hypothesis import strategies as st
+from vectors import TraceRecordingVectorWrapper
 from zoo import ScriptedEnv, Told, bits, small_blocks, spoil
 
-from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
+from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import UnstorableValue
 from gym_trace.returns import number_of
 from gym_trace.statistics import summarize
@@ -196,7 +197,7 @@ def test_masked_arrays_of_vectors_come_back_masked(tmp_path: Path) -> None:
         assert bits(episode.options) == bits({"masked": MASKED})
 
 
-class Lanes(vector.VectorEnv[Any, Any, Any]):
+class Lanes(vector.VectorEnv):  # which is not generic before gymnasium 1.0
     """Two lanes that observe what they are told to observe."""
 
     def __init__(self, observations: Any, rewards: Any = None, info: Any = None):

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 from runs import counts_of, record_lengths
+from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv, ImageEnv, bits, small_blocks
 
 from gym_trace import (
     Episode,
     ReplayEnv,
     Trace,
-    TraceRecordingVectorWrapper,
     TraceRecordingWrapper,
     diff_traces,
     load_results,

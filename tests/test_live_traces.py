@@ -15,11 +15,11 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 from runs import check_counts, counts_of, record_lengths
 from shell import run
+from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv, small_blocks
 
 from gym_trace import (
     ReplayEnv,
-    TraceRecordingVectorWrapper,
     TraceRecordingWrapper,
     check_trace,
     diff_traces,

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TransformReward
+from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv
 
-from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, verify_trace
+from gym_trace import TraceRecordingWrapper, verify_trace
 from gym_trace.comparison import Difference
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 from gym_trace.replay import Verdict
@@ -207,8 +208,6 @@ def test_lanes_of_a_vector_run_are_verified_one_by_one(tmp_path: Path, kind: Cal
     vector = pytest.importorskip("gymnasium.vector", minversion=None)
     if not hasattr(vector, "AutoresetMode"):
         pytest.skip("needs gymnasium 1.1")
-    from gym_trace import TraceRecordingVectorWrapper
-
     name = "sync" if kind is SyncVectorEnv else "async"
     options = {"autoreset_mode": vector.AutoresetMode[mode]}
     envs = TraceRecordingVectorWrapper(
@@ -250,7 +249,7 @@ def test_plain_numbers_in_observations_and_infos_of_lanes_are_as_the_space_says_
 ) -> None:
     if not hasattr(gymnasium.vector, "AutoresetMode"):
         pytest.skip("needs gymnasium 1.1")
-    from gym_trace import TraceRecordingVectorWrapper, open_trace
+    from gym_trace import open_trace
 
     plain = SyncVectorEnv([PlainTeller] * 2, autoreset_mode=gymnasium.vector.AutoresetMode[mode])
     envs = TraceRecordingVectorWrapper(plain, tmp_path, record_infos=True)
@@ -266,8 +265,6 @@ def test_lanes_that_are_stepped_together_are_said_to_be_unverifiable(tmp_path: P
     pytest.importorskip("gymnasium.vector")
     if not hasattr(gymnasium.vector, "AutoresetMode"):
         pytest.skip("needs gymnasium 1.1")
-    from gym_trace import TraceRecordingVectorWrapper
-
     envs = TraceRecordingVectorWrapper(
         gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"), tmp_path
     )
@@ -338,9 +335,12 @@ def test_the_seconds_that_an_episode_took_are_not_compared(tmp_path: Path, lanes
     env.close()
     verdicts = list(verify_trace(tmp_path))
     assert {verdict.verdict for verdict in verdicts} == {"identical"}
-    other = partial(gymnasium.make, "CartPole-v1", sutton_barto_reward=True)
-    verdicts = list(verify_trace(tmp_path, make_env=lambda: RecordEpisodeStatistics(other()), ignore=["rewards"]))
+    verdicts = list(verify_trace(tmp_path, make_env=twice_rewarded, ignore=["rewards"]))
     assert "infos/episode" in {verdict.difference and verdict.difference.column for verdict in verdicts}  # the return
+
+
+def twice_rewarded() -> Any:
+    return RecordEpisodeStatistics(TransformReward(gymnasium.make("CartPole-v1"), lambda reward: 2 * reward))
 
 
 def timed() -> Any:
