@@ -120,7 +120,8 @@ def packages_of(description: Mapping[str, Any]) -> set[str]:
 
 def _installed_version(module: str) -> str | None:
     try:
-        return importlib.metadata.version(module.replace("_", "-"))
+        # Older Pythons take no name for any name.
+        return importlib.metadata.version(module.replace("_", "-")) if module else None
     except (importlib.metadata.PackageNotFoundError, ValueError):  # what a trace names need not be a name
         return None
 

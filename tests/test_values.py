@@ -144,7 +144,8 @@ def test_values_of_a_subclass_come_back_as_what_they_are_underneath() -> None:
     given_values = [
         Colour.RED, Name("n"), collections.OrderedDict(a=1), collections.defaultdict(list, b=[2]), point(1, 2),
         np.zeros((1, 2)).view(np.recarray), collections.Counter("aa"), bytearray(b"x"), type("L", (list,), {})([1]),
-        Word.RED, Odometer(2.5), memoryview(b"y"), np.array(["a", "bc"], getattr(np.dtypes, "StringDType", object)()),
+        Word.RED, Odometer(2.5), memoryview(b"y"),
+        np.array(["a", "bc"], getattr(np.dtypes, "StringDType", lambda: object)()),
     ]  # fmt: skip
     expected = [2**80, "n", {"a": 1}, {"b": [2]}, (1, 2), np.zeros((1, 2)), {"a": 2}, b"x", [1]]
     expected += ["red", 2.5, b"y", np.array(["a", "bc"], object)]
