@@ -61,7 +61,7 @@ def read_everything(
     Args:
         repaired: where to repair it to; None: not at all.
         other: a trace to compare it with; None: itself.
-        thoroughly: also by what reads it as those before it do: statistics, differences, descriptions.
+        thoroughly: also by what reads it as those before it do: statistics, differences, descriptions, checks.
     """
     outcomes: collections.Counter[str] = collections.Counter()
     traces: list[Trace] = []
@@ -90,7 +90,7 @@ def read_everything(
             attempt("summarize", lambda: summarize(open_trace(directory), columns=True, by="outcome"))
             attempt("diff", lambda: list(diff_traces(directory, other or directory)))
             attempt("results", lambda: load_results(directory))
-        attempt("check", lambda: check_trace(directory))
+            attempt("check", lambda: check_trace(directory))
         if repaired is not None:
             attempt("repair", lambda: _repair(directory, repaired))
     return outcomes
