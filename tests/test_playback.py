@@ -249,7 +249,7 @@ def test_a_long_trace_is_read_in_bounded_memory(tmp_path: Path) -> None:
         reading()
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert peak < 80 << 20
+        assert peak < 100 << 20  # three chunks, and what they are decoded from
     assert callbacks == steps
 
 
