@@ -10,8 +10,8 @@ from unittest import mock
 import workloads
 from contestants import Contestant
 
-from gym_trace.format import writer
-from gym_trace.format.writer import TraceWriter
+from gym_trace.format import trace_writer as writer
+from gym_trace.format.trace_writer import TraceWriter
 
 FRAGMENTS = 500  # after which batches are sealed here, so that there are many of them
 

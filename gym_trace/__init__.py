@@ -6,41 +6,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gym_trace import errors
-from gym_trace.registration import register_when_loaded
 
 if TYPE_CHECKING:
     from gym_trace.collecting.api import collect
-    from gym_trace.diff import diff_traces
-    from gym_trace.episode import Episode
-    from gym_trace.interop.results import load_results
-    from gym_trace.playback import Trace, open_trace, scan_recorded_traces
-    from gym_trace.recovery import check_trace, repair_trace
-    from gym_trace.replay_env import ReplayEnv
-    from gym_trace.rollout import record_episodes
-    from gym_trace.statistics import summarize
-    from gym_trace.vector_wrappers import TraceRecordingVectorWrapper
-    from gym_trace.verification import verify_trace
-    from gym_trace.wrappers import TraceRecordingWrapper
+    from gym_trace.collecting.rollout import record_episodes
+    from gym_trace.integrity.repair import check_trace, repair_trace
+    from gym_trace.interop.legacy.results import load_results
+    from gym_trace.model.episode import Episode
+    from gym_trace.playback.trace import Trace, open_trace, scan_recorded_traces
+    from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+    from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
+    from gym_trace.replay.diff import diff_traces
+    from gym_trace.replay.replay_env import ReplayEnv
+    from gym_trace.replay.verify import verify_trace
+    from gym_trace.statistics.summary import summarize
 
 __version__ = "0.1.0"
 
 # Loaded when first asked for, so that "gym-trace --help" does not wait for gymnasium.
 _HOMES = {
-    "Episode": "gym_trace.episode",
-    "ReplayEnv": "gym_trace.replay_env",
-    "Trace": "gym_trace.playback",
-    "TraceRecordingVectorWrapper": "gym_trace.vector_wrappers",
-    "TraceRecordingWrapper": "gym_trace.wrappers",
-    "check_trace": "gym_trace.recovery",
+    "Episode": "gym_trace.model.episode",
+    "ReplayEnv": "gym_trace.replay.replay_env",
+    "Trace": "gym_trace.playback.trace",
+    "TraceRecordingVectorWrapper": "gym_trace.recording.vector.wrapper",
+    "TraceRecordingWrapper": "gym_trace.recording.single.wrapper",
+    "check_trace": "gym_trace.integrity.repair",
     "collect": "gym_trace.collecting.api",
-    "diff_traces": "gym_trace.diff",
-    "load_results": "gym_trace.interop.results",
-    "open_trace": "gym_trace.playback",
-    "record_episodes": "gym_trace.rollout",
-    "repair_trace": "gym_trace.recovery",
-    "scan_recorded_traces": "gym_trace.playback",
-    "summarize": "gym_trace.statistics",
-    "verify_trace": "gym_trace.verification",
+    "diff_traces": "gym_trace.replay.diff",
+    "load_results": "gym_trace.interop.legacy.results",
+    "open_trace": "gym_trace.playback.trace",
+    "record_episodes": "gym_trace.collecting.rollout",
+    "repair_trace": "gym_trace.integrity.repair",
+    "scan_recorded_traces": "gym_trace.playback.trace",
+    "summarize": "gym_trace.statistics.summary",
+    "verify_trace": "gym_trace.replay.verify",
 }
 
 __all__ = [
@@ -73,6 +72,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
-
-
-register_when_loaded()

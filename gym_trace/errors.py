@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 
-from gym_trace.shown import printable, printable_lines
+from gym_trace.printable import printable, printable_lines
 
 __all__ = [
     "CorruptTrace",

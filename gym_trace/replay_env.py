@@ -1,160 +1,21 @@
-"""Recorded episodes as an environment: no simulator needed."""
+"""ReplayEnv as a registered environment: gymnasium.make("gym_trace.replay_env:Replay-v0", directory=...)."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Collection
 from typing import Any
 
-import gymnasium
-import numpy as np
+from gymnasium.envs.registration import register, registry
 
-from gym_trace.episode import Episode, infos_of
-from gym_trace.errors import InvalidOption, ReplayDiverged
-from gym_trace.layout import Layout
-from gym_trace.playback import Trace, open_trace
-from gym_trace.spaces import restore
-from gym_trace.tensors import plain_array
-from gym_trace.values import pack_lenient, row_of
+from gym_trace.replay.replay_env import ReplayEnv
 
-_ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")
-
-
-class ReplayEnv(gymnasium.Env[Any, Any]):
-    """Plays the episodes of a trace to an agent, one after the other, and then from the first one again.
-
-    It has the recorded spaces, and returns what was recorded: observations, rewards, flags, and infos if they were
-    recorded. ``reset(seed=s)`` plays the episode that was recorded with the seed s, if there is one, and otherwise one
-    that s draws; ``reset(options={"episode": i})`` plays episode i of the trace. An episode that had not ended when
-    its recording did, or is still running, is truncated after its last step. It can be pickled, as traces can.
-
-    Args:
-        trace: a trace, a view of one, or the directory. What is recorded later is not played.
-        episodes: indices in the trace of those to play; None: all that have steps and begin with a reset.
-        on_divergence: what to do when an action is not the recorded one: "ignore" it and play on, "warn" once an
-            episode, "raise" ReplayDiverged, or "truncate": end the episode with the observation it had, reward 0, and
-            the step in ``info["diverged"]``.
-        observation_space, action_space: in the place of the recorded ones. Spaces of classes of somebody else's are
-            not stored; where they are not given, a StandIn has everything in it, and cannot be drawn from.
-
-    Attributes:
-        episode: the Episode being played, None before the first reset.
-
-    Raises:
-        InvalidOption: there is nothing to play, or an argument does not make sense.
-    """
-
-    metadata = {"render_modes": []}  # noqa: RUF012 - as gymnasium.Env has it
-
-    def __init__(
-        self,
-        trace: Trace | str | os.PathLike[str],
-        *,
-        episodes: Collection[int] | None = None,
-        on_divergence: str = "ignore",
-        observation_space: gymnasium.Space[Any] | None = None,
-        action_space: gymnasium.Space[Any] | None = None,
-    ):
-        if on_divergence not in _ON_DIVERGENCE:
-            raise InvalidOption(f"on_divergence={on_divergence!r}: pass one of {', '.join(_ON_DIVERGENCE)}")
-        self.trace = (trace if isinstance(trace, Trace) else open_trace(trace))[:]  # stays so when more is recorded
-        table = self.trace.episodes
-        whole = np.flatnonzero((table["first_step"] == 0) & (table["steps"] > 0))
-        self._playable = whole if episodes is None else whole[np.isin(whole, list(episodes))]
-        if not len(self._playable):
-            raise InvalidOption(f"{self.trace.directory}: no episode to play; one needs a reset and a step at least")
-        writers = [self.trace.stored[number] for number in np.unique(table["writer"][self._playable]).tolist()]
-        given = {"observation_space": observation_space, "action_space": action_space}
-        for name in given:
-            if len({pack_lenient(writer.schema.get(name))[0] for writer in writers}) > 1:
-                raise InvalidOption(
-                    f"{self.trace.directory}: its writers recorded different spaces ({name}), which one environment "
-                    "cannot have: choose the episodes of some of them, episodes=..., by trace.episodes['writer']"
-                )
-            space = given[name]
-            setattr(self, name, restore(writers[0].schema.get(name), stand_in=True) if space is None else space)
-        self._on_divergence = on_divergence
-        self._actions: Layout = writers[0].layouts.actions
-        self._next = 0  # place in _playable
-        self._step: int | None = None  # to come; None: reset first
-        self._warned = False
-        self.episode: Episode | None = None
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begins the next episode, or the one that seed or options choose."""
-        super().reset(seed=seed)
-        if options is not None and "episode" in options:
-            self._next = self._place_of(options["episode"])
-        elif seed is not None:
-            recorded = np.flatnonzero(self.trace.episodes["seed"][self._playable] == seed)
-            drawn = self.np_random.integers(len(self._playable))
-            self._next = int(recorded[0] if len(recorded) else drawn)
-        self.episode = episode = self.trace[int(self._playable[self._next])]
-        self._next = (self._next + 1) % len(self._playable)
-        self._step, self._warned = 0, False
-        self._observations, self._recorded_actions = episode.observations, episode.actions
-        self._rewards, self._ends = episode.rewards, (episode.terminations, episode.truncations)
-        self._infos = infos_of(episode)
-        return row_of(self._observations, 0), dict(episode.reset_info or {})
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Returns what the recorded step returned.
-
-        Raises:
-            ReplayDiverged: the action is not the recorded one, and on_divergence is "raise".
-        """
-        episode, step = self.episode, self._step
-        if episode is None or step is None:
-            raise gymnasium.error.ResetNeeded("the episode is over, or none has begun: call reset() first")
-        if self._on_divergence != "ignore" and not self._is_recorded(action, step):
-            if self._on_divergence == "truncate":
-                self._step = None
-                return row_of(self._observations, step), 0.0, False, True, {"diverged": step}
-            self._complain(episode, step, action)
-        terminated, truncated = (bool(flags[step]) for flags in self._ends)
-        last = step + 1 == len(episode)
-        self._step = None if last else step + 1
-        reward, info = self._rewards[step], {} if self._infos is None else dict(self._infos[step])
-        reward = float(reward) if isinstance(reward, np.float64) else reward
-        observation = row_of(self._observations, step + 1)
-        return observation, reward, terminated, truncated or (last and not terminated), info
-
-    def _place_of(self, index: Any) -> int:
-        places = np.flatnonzero(self._playable == index)
-        if not len(places):
-            raise InvalidOption(f"options: episode {index!r} cannot be played; see ReplayEnv")
-        return int(places[0])
-
-    def _is_recorded(self, action: Any, step: int) -> bool:
-        recorded = row_of(self._recorded_actions, step)
-        try:
-            pairs = zip(self._actions.leaves(), self._actions.split(recorded), self._actions.split(action))
-            return all(_same(leaf.dtype, old, given) for leaf, old, given in pairs)
-        except LookupError:
-            return pack_lenient(recorded)[0] == pack_lenient(action)[0]
-
-    def _complain(self, episode: Episode, step: int, action: Any) -> None:
-        recorded = row_of(self._recorded_actions, step)
-        message = f"episode {episode.index}, step {step}: the action is {action!r}, recorded was {recorded!r}"
-        if self._on_divergence == "raise":
-            raise ReplayDiverged(message)
-        if not self._warned:
-            self._warned = True
-            warnings.warn(f"{message}; what is played from here on is not what it would lead to", stacklevel=3)
+__all__ = ["ReplayEnv"]
 
 
 def replay_of(directory: str | os.PathLike[str], **options: Any) -> ReplayEnv:
-    """What gymnasium.make("gym_trace:Replay-v0", directory=...) makes."""
+    """What gymnasium.make("gym_trace.replay_env:Replay-v0", directory=...) makes. options: as of ReplayEnv."""
     return ReplayEnv(directory, **options)
 
 
-def _same(dtype: Any, recorded: Any, given: Any) -> bool:
-    if dtype is None:
-        return pack_lenient(recorded)[0] == pack_lenient(given)[0]
-    try:
-        given = np.asarray(plain_array(given))
-        same = np.shape(recorded) == given.shape and np.array_equal(recorded, given.astype(dtype))
-        return bool(same and (given.dtype.kind == "f" or np.array_equal(given, given.astype(dtype))))
-    except (TypeError, ValueError):
-        return False
+if "Replay-v0" not in registry:
+    register("Replay-v0", "gym_trace.replay_env:replay_of", disable_env_checker=True)

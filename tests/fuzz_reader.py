@@ -27,10 +27,10 @@ from telltale import record
 from zoo import CountingEnv
 
 from gym_trace import Trace, TraceRecordingWrapper, check_trace, diff_traces, open_trace, repair_trace, summarize
-from gym_trace.description import describe, progress_of
 from gym_trace.errors import TraceError
 from gym_trace.format import wire
-from gym_trace.interop.results import load_results
+from gym_trace.interop.legacy.results import load_results
+from gym_trace.statistics.describe import describe, progress_of
 
 SECONDS = 60  # that one input may take
 MEMORY = 2 << 30  # bytes of address space

@@ -29,10 +29,12 @@ from click.testing import CliRunner
 from gym_trace_cli.main import COMMANDS, cli
 from hostile_forgeries import FORGERIES, Place, outside_of, sound_trace
 
-from gym_trace import containers, open_trace, values, verify_trace
+from gym_trace import open_trace, verify_trace
 from gym_trace.errors import TraceError
-from gym_trace.format import decoding, manifest, wire
-from gym_trace.interop.importing import import_recording
+from gym_trace.format import column_decoder as decoding
+from gym_trace.format import manifest, wire
+from gym_trace.interop.legacy.importing import import_recording
+from gym_trace.model import containers, values
 
 MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does
 EXIT_CODES = (0, 1, 3, 4, 5)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace import check_trace, load_results, scan_recorded_traces
-from gym_trace.interop.importing import import_recording
+from gym_trace.interop.legacy.importing import import_recording
 
 LEGACY = Path(__file__).parent.parent / "sample_traces" / "legacy"
 RECORDINGS = ["gym_recording-json/CartPole-v0", "gym_recording-json/Pixels", "gym_recording-npy/CartPole-v0"]

@@ -27,10 +27,10 @@ from zoo import ScriptedEnv, Told, bits, small_blocks, spoil
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import UnstorableValue
-from gym_trace.returns import number_of
-from gym_trace.statistics import summarize
-from gym_trace.tensors import RawArray
-from gym_trace.values import Unstored, pack_lenient, unpack
+from gym_trace.model.returns import number_of
+from gym_trace.model.tensors import RawArray
+from gym_trace.model.values import Unstored, pack_lenient, unpack
+from gym_trace.statistics.summary import summarize
 
 
 class Symbol:
@@ -398,7 +398,7 @@ def test_a_batch_of_a_dtype_that_numpy_lacks_is_taken_apart_by_lane(
 
 
 def test_a_value_of_many_bytes_is_kept_by_its_repr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.rows.recorder.Recorder.largest_value", 1000)
+    monkeypatch.setattr("gym_trace.recording.recorder.Recorder.largest_value", 1000)
     steps = [Told(np.int64(0), info={"x": bytes(size)}) for size in (10, 2000, 10)]
     env = TraceRecordingWrapper(
         ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps)]), tmp_path, record_infos=True
@@ -413,8 +413,8 @@ def test_a_value_of_many_bytes_is_kept_by_its_repr(tmp_path: Path, monkeypatch: 
 def test_infos_of_many_lanes_and_steps_are_no_more_than_a_chunk_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_trace.lanes.recording._LEAST_BYTES", 5000)
-    monkeypatch.setattr("gym_trace.lanes.recording._ROWS", 8)
+    monkeypatch.setattr("gym_trace.recording.vector.recorder._LEAST_BYTES", 5000)
+    monkeypatch.setattr("gym_trace.recording.vector.recorder._ROWS", 8)
     monkeypatch.setattr("gym_trace.format.wire.MAX_VALUES", 20_000)
     env = TraceRecordingVectorWrapper(
         Lanes(np.ones((2, 2), np.float32), info=["a" * 900] * 2), tmp_path, record_infos=True

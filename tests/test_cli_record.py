@@ -16,7 +16,7 @@ from gym_trace_cli.environments import EnvArg
 from shell import in_directory, ok, process, run, wait_for
 
 import gym_trace
-from gym_trace.rollout import episode_seed
+from gym_trace.collecting.rollout import episode_seed
 
 
 @pytest.fixture

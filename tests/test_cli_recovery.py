@@ -6,7 +6,7 @@ from click.testing import CliRunner, Result
 from gym_trace_cli.main import cli
 from telltale import STEPS, record
 
-from gym_trace.format.batch import BatchReader
+from gym_trace.format.batch_reader import BatchReader
 
 
 def run(*words: object) -> Result:

@@ -13,7 +13,7 @@ import pytest
 from shell import in_directory, ok, run
 
 import gym_trace
-from gym_trace.rollout import episode_seed
+from gym_trace.collecting.rollout import episode_seed
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def indices(*args: object) -> list[int]:
 
 
 def test_replay_prints_a_line_an_episode_without_reading_steps(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.stored.writer.StoredWriter.chunk", None)
-    monkeypatch.setattr("gym_trace.stored.writer.StoredWriter.reader", None)
+    monkeypatch.setattr("gym_trace.playback.writer_reader.StoredWriter.chunk", None)
+    monkeypatch.setattr("gym_trace.playback.writer_reader.StoredWriter.reader", None)
     lines = ok("replay", recorded).stdout.splitlines()
     assert lines[0].split() == ["index", "id", "steps", "return", "outcome", "seed", "started", "(UTC)"]
     assert lines[1].split()[:6] == ["0", "0", "10", "10", "terminated", str(episode_seed(0, 0))]
@@ -105,7 +105,7 @@ def test_options_of_replay_that_make_no_sense_together_are_refused(recorded: Pat
 
 
 def test_versions_that_a_trace_names_cannot_steer_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.environment.versions_of", lambda env: {"gymnasium": "\x1b[2J1"})
+    monkeypatch.setattr("gym_trace.envs.identity.versions_of", lambda env: {"gymnasium": "\x1b[2J1"})
     ok("record", "CartPole-v1", "-o", tmp_path / "t", "--episodes", 1)
     output = ok("replay", tmp_path / "t", "--verify").output
     assert "recorded with gymnasium" in output

@@ -20,8 +20,8 @@ from gym_trace_cli.main import cli
 from gymnasium import spaces
 from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
 
-from gym_trace.values import without_addresses
-from gym_trace.wrappers import TraceRecordingWrapper
+from gym_trace.model.values import without_addresses
+from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 
 ESCAPE = "\x1b[31mred\x07"  # what a trace may say, and no terminal should be told
 

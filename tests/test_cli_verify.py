@@ -102,7 +102,7 @@ def test_the_trace_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     record("fine")
     opened: list[Any] = []
     make = gym_trace.open_trace
-    for module in ("gym_trace.playback", "gym_trace.verification", "gym_trace"):
+    for module in ("gym_trace.playback.trace", "gym_trace.replay.verify", "gym_trace"):
         monkeypatch.setattr(f"{module}.open_trace", lambda path: opened.append(path) or make(path))
     assert code() == 0
     assert len(opened) == 1

@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_trace import check_trace, collect, open_trace
+from gym_trace.collecting.episode_set import Done, Runs
 from gym_trace.collecting.executor import ProcessExecutor
-from gym_trace.collecting.numbers import Done, Runs
-from gym_trace.collecting.run import EVENTS
+from gym_trace.collecting.run_log import EVENTS
+from gym_trace.envs.seeding import EPISODES, episode_of, episode_seed
 from gym_trace.errors import InvalidOption, TraceExists
-from gym_trace.seeding import EPISODES, episode_of, episode_seed
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 

@@ -24,7 +24,7 @@ from telltale import all_steps, record, skimmed, steps_of
 from gym_trace import check_trace, open_trace
 from gym_trace.errors import TraceError
 from gym_trace.format import wire
-from gym_trace.format.batch import BatchReader
+from gym_trace.format.batch_reader import BatchReader
 
 LONG = os.environ.get("GYM_TRACE_LONG") == "1"
 STRIDE = 1 if LONG else 9  # coprime to the alignment of 8

@@ -19,8 +19,8 @@ from test_verification import Inner, record
 
 from gym_trace import TraceRecordingWrapper, diff_traces, open_trace, verify_trace
 from gym_trace.errors import InvalidOption
+from gym_trace.format.column_decoder import decode
 from gym_trace.format.columns import parse_column
-from gym_trace.format.decoding import decode
 
 
 def differences(a: Path, b: Path, **options: Any) -> list[tuple[int, int | None, str]]:
@@ -106,8 +106,8 @@ def test_verify_on_the_command_line_says_what_came_out(tmp_path: Path) -> None:
 
 
 def test_a_replay_recorded_again_is_the_same_trace(tmp_path: Path) -> None:
-    from gym_trace.comparison import Comparison
-    from gym_trace.replay import LaneReplay, lanes_of
+    from gym_trace.replay.compare import Comparison
+    from gym_trace.replay.resimulate import LaneReplay, lanes_of
 
     trace = open_trace(record(gymnasium.make("CartPole-v1"), tmp_path / "a", 6))
     recorder = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "b")
@@ -185,7 +185,7 @@ def test_a_copy_of_a_trace_is_compared_without_decoding_it(tmp_path: Path, monke
     telltale.record(tmp_path / "a", record_infos=True)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     a, b = open_trace(tmp_path / "a"), open_trace(tmp_path / "b")
-    monkeypatch.setattr("gym_trace.format.batch.decode", None)
+    monkeypatch.setattr("gym_trace.format.batch_reader.decode", None)
     found = list(diff_traces(a, b))
     assert [(episode.steps, episode.difference) for episode in found] == [(n, None) for n in a.episodes["steps"]]
 

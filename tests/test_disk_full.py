@@ -18,7 +18,7 @@ from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import RecordingError
-from gym_trace.format.writer import TraceWriter
+from gym_trace.format.trace_writer import TraceWriter
 
 resource = pytest.importorskip("resource")
 

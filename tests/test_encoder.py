@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.layout import Leaf
-from gym_trace.rows.blocks import BEGIN, CUT, END, FLAG, LEAD, Block, RowFormat, Start
-from gym_trace.rows.encoder import Encoder
-from gym_trace.rows.starts import packed_start
-from gym_trace.values import unpack
+from gym_trace.model.layout import Leaf
+from gym_trace.model.values import unpack
+from gym_trace.recording.reset_record import packed_start
+from gym_trace.recording.single.block import BEGIN, CUT, END, FLAG, LEAD, Block, RowFormat, Start
+from gym_trace.recording.single.encoder import Encoder
 
 FORM = RowFormat(Leaf(("observations",), np.dtype("<f4"), (1,)), Leaf(("actions",), np.dtype("<i8"), ()), False)
 ROW = (b"\0\0\0\0", 1, 1.0)

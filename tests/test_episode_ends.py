@@ -20,11 +20,11 @@ import pytest
 from runs import manifest_entries, outcomes, play, recorded
 from zoo import CountingEnv, ImageEnv, bits, small_blocks
 
-import gym_trace.recording
-import gym_trace.rows.encoder
-import gym_trace.rows.writing
+import gym_trace.recording.background
+import gym_trace.recording.single.encoder
+import gym_trace.recording.single.recorder
 from gym_trace import TraceRecordingWrapper, open_trace
-from gym_trace.recording import RowRecorder
+from gym_trace.recording.single.recorder import RowRecorder
 
 # -- how episodes end --------------------------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ def test_what_is_encoded_is_written_however_often_the_caller_is_quicker_than_the
 ) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=100), tmp_path, flush_seconds=1000)
     recorder = env._recorder
-    encoded, chunks, inner = gym_trace.rows.encoder.Encoder.encoded, [], False
+    encoded, chunks, inner = gym_trace.recording.single.encoder.Encoder.encoded, [], False
 
     def overtaken(self: Any, *arguments: Any, **options: Any) -> Any:
         nonlocal inner
@@ -323,7 +323,7 @@ def test_what_is_encoded_is_written_however_often_the_caller_is_quicker_than_the
 
     env.reset()
     env.step(0)
-    monkeypatch.setattr(gym_trace.rows.encoder.Encoder, "encoded", overtaken)
+    monkeypatch.setattr(gym_trace.recording.single.encoder.Encoder, "encoded", overtaken)
     env.flush()
     assert chunks == [0, 1, 2, 3]
     env.close()
@@ -404,7 +404,7 @@ def test_ctrl_c_while_a_block_is_handed_on_costs_nothing(
 def _place(name: str) -> tuple[Any, str]:
     """The object and the name of its attribute that a dotted name stands for."""
     owner, _, attribute = name.rpartition(".")
-    modules = (gym_trace.recording, gym_trace.rows.encoder, gym_trace.rows.writing)
+    modules = (gym_trace.recording.single.recorder, gym_trace.recording.single.encoder, gym_trace.recording.background)
     return (next(getattr(m, owner) for m in modules if hasattr(m, owner)) if owner else modules[0]), attribute
 
 

@@ -17,7 +17,7 @@ from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, open_trace, scan_recorded_traces
 from gym_trace.errors import InvalidOption
-from gym_trace.filters import RewardClasses
+from gym_trace.recording.filters import RewardClasses
 
 
 def record(env: Any, directory: Path, lengths: list[int], **options: Any) -> None:

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms
+from gym_trace.format.column_decoder import decode
+from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, parse_column
-from gym_trace.format.decoding import decode
-from gym_trace.format.encoding import ColumnEncoder, Workspace
-from gym_trace.frames import FramePacker, FrameRows, Odd
-from gym_trace.layout import Leaf
-from gym_trace.recording import RowRecorder
+from gym_trace.model.deltas import FramePacker, FrameRows, Odd
+from gym_trace.model.layout import Leaf
+from gym_trace.recording.single.recorder import RowRecorder
 
 SHAPES = [(70, 60), (4097,), (2050, 3), (1366, 3), (70_001,)]  # words of 8, 1, 2 and 2 bytes, and more than 65,536
 

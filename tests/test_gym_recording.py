@@ -9,9 +9,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from gym_trace import playback
-from gym_trace.playback import scan_recorded_traces
-from gym_trace.wrappers import TraceRecordingWrapper
+from gym_trace.playback import trace as playback
+from gym_trace.playback.trace import scan_recorded_traces
+from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,9 @@ def test_the_directory_can_be_given_and_is_used(tmp_path: Path) -> None:
 
 
 def test_the_modules_of_gym_recording_are_there_under_their_names() -> None:
-    from gym_trace import playback, recording, wrappers
+    from gym_trace.playback import trace as playback
+    from gym_trace.recording.single import recorder as recording
+    from gym_trace.recording.single import wrapper as wrappers
 
     assert callable(playback.scan_recorded_traces)
     assert issubclass(wrappers.TraceRecordingWrapper, gym.Wrapper)

@@ -33,7 +33,7 @@ from gym_trace import (
     verify_trace,
 )
 from gym_trace.errors import InvalidOption, TraceError
-from gym_trace.replay import stored_observations
+from gym_trace.replay.resimulate import stored_observations
 
 LANES = 3
 
@@ -164,7 +164,7 @@ def test_what_is_gone_is_a_clear_error_and_no_other_episode(tmp_path: Path) -> N
 
 
 def test_a_batch_that_a_listing_missed_moves_no_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.format.writer.BATCH_FRAGMENTS", 1)
+    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 1)
     record_lengths(tmp_path, [1, 2, 3, 4], flush_after=1)
     missed = sorted(tmp_path.glob("*.gtb"))[1]
     missed.rename(tmp_path / "elsewhere")
@@ -302,7 +302,7 @@ def test_other_processes_read_what_they_are_given(tmp_path: Path) -> None:
 
 
 def test_eight_threads_read_one_trace_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.stored.opened._CACHE_BYTES", 3000)  # so that chunks come and go all the time
+    monkeypatch.setattr("gym_trace.playback.opened._CACHE_BYTES", 3000)  # so that chunks come and go all the time
     with small_blocks():
         envs = lanes(tmp_path)
     for _ in range(60):

@@ -10,8 +10,8 @@ import pytest
 from old_recordings import LEGACY, RECORDINGS, OldRecorder, imported, rows
 
 from gym_trace import open_trace
-from gym_trace.interop.importing import import_recording
-from gym_trace.spaces import restore
+from gym_trace.envs.spaces import restore
+from gym_trace.interop.legacy.importing import import_recording
 
 
 @pytest.mark.parametrize("name", RECORDINGS)

@@ -16,7 +16,7 @@ from shell import run
 
 from gym_trace import load_results
 from gym_trace.errors import InvalidOption, TraceExists, TraceNotFound, UnreadableRecording
-from gym_trace.interop.importing import import_recording
+from gym_trace.interop.legacy.importing import import_recording
 
 
 def refusal(path: Path) -> str:

@@ -13,7 +13,7 @@ from shell import ok, run
 
 from gym_trace import check_trace, load_results, open_trace, summarize
 from gym_trace.errors import TraceNotFound
-from gym_trace.interop.importing import import_recording
+from gym_trace.interop.legacy.importing import import_recording
 
 
 def test_load_results_gives_what_the_old_one_gave_of_old_files_and_of_the_trace(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, small_blocks
 
 from gym_trace import TraceRecordingWrapper, check_trace, errors, open_trace
 from gym_trace.format import wire
-from gym_trace.rows.encoder import Segment
-from gym_trace.rows.splitting import readable
+from gym_trace.recording.single.encoder import Segment
+from gym_trace.recording.splitting import readable
 
 LIMITS = ("MAX_TABLE", "MAX_ROWS", "MAX_VALUES", "MAX_COLUMN", "CHUNK_BYTES", "TABLE_ROWS")
 LARGE = 10**6

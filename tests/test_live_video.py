@@ -136,7 +136,7 @@ def test_an_environment_that_does_not_render_pictures_is_refused(tmp_path: Path)
 
 def test_a_missing_encoder_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    monkeypatch.delitem(sys.modules, "gym_trace.film.video", raising=False)
+    monkeypatch.delitem(sys.modules, "gym_trace.video.writers", raising=False)
     with pytest.raises(MissingExtra, match="gym-trace\\[video\\]"):
         filming(tmp_path / "t")
     assert not (tmp_path / "t").exists()
@@ -161,9 +161,9 @@ def test_a_broken_encoder_costs_the_video_and_a_warning(
     def broken(*_: Any) -> None:
         raise RuntimeError("no more room")
 
-    monkeypatch.setattr(f"gym_trace.film.video.Mp4Writer.{method}", broken)
+    monkeypatch.setattr(f"gym_trace.video.writers.Mp4Writer.{method}", broken)
     if method == "drop":
-        monkeypatch.setattr("gym_trace.film.video.Mp4Writer.write", broken)
+        monkeypatch.setattr("gym_trace.video.writers.Mp4Writer.write", broken)
     env = filming(tmp_path, lambda episode: episode == 1)
     with pytest.warns(RuntimeWarning, match="episode 1 is dropped: RuntimeError: no more room"):
         play(env, 3)

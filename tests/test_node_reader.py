@@ -13,7 +13,7 @@ import pytest
 from column_hashes import describe_trace, in_order
 
 from gym_trace.format import wire
-from gym_trace.format.writer import TraceWriter
+from gym_trace.format.trace_writer import TraceWriter
 
 HERE = Path(__file__).parent / "node_reader"
 SAMPLES = Path(__file__).parent.parent / "sample_traces"

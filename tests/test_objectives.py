@@ -15,10 +15,10 @@ from shell import in_directory, ok, run
 from test_collect import whole_episodes
 
 from gym_trace import TraceRecordingWrapper, collect, open_trace, record_episodes, summarize
-from gym_trace.collecting.run import EVENTS
+from gym_trace.collecting.run_log import EVENTS
 from gym_trace.errors import InvalidOption
-from gym_trace.rendering import best_episodes
-from gym_trace.returns import LaneReturns
+from gym_trace.model.returns import LaneReturns
+from gym_trace.video.render import best_episodes
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from test_collect import Seeded, whole_episodes
 
 import gym_trace
 from gym_trace import collect, open_trace
-from gym_trace.collecting.run import EVENTS
+from gym_trace.collecting.run_log import EVENTS
 from gym_trace.errors import InvalidOption
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1", max_episode_steps=5)

@@ -159,7 +159,7 @@ def test_a_relative_directory_stays_where_it_is_when_the_process_goes_elsewhere(
     monkeypatch.chdir(tmp_path)
     env: Any
     if kind == "vector":
-        vector = pytest.importorskip("gym_trace.vector_wrappers", exc_type=ImportError)
+        vector = pytest.importorskip("gym_trace.recording.vector.wrapper", exc_type=ImportError)
         env = vector.TraceRecordingVectorWrapper(gymnasium.vector.SyncVectorEnv([CountingEnv]), "trace")
     else:
         env = TraceRecordingWrapper(CountingEnv(), "trace")

@@ -17,13 +17,13 @@ from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, r
 from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
-from gym_trace.episode import Episode
 from gym_trace.errors import InvalidOption, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import wire
-from gym_trace.format.batch import BatchReader
-from gym_trace.format.writer import TraceWriter
-from gym_trace.rows.writing import BlockWriter
-from gym_trace.values import pack
+from gym_trace.format.batch_reader import BatchReader
+from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.model.episode import Episode
+from gym_trace.model.values import pack
+from gym_trace.recording.background import BlockWriter
 
 
 def flip(path: Path, *places: int) -> None:
@@ -234,7 +234,7 @@ def test_repair_writes_only_into_a_new_directory_elsewhere(tmp_path):
 
 
 def test_batches_that_are_missing_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("gym_trace.format.writer.BATCH_BYTES", 100)
+    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_BYTES", 100)
     record(tmp_path / "t")
     names = sorted(path.name for path in (tmp_path / "t").glob("*.gtb"))
     assert len(names) > 4

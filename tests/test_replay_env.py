@@ -58,7 +58,7 @@ def test_gymnasium_finds_nothing_wrong_with_it(tmp_path: Path, env_id: str) -> N
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*(infinity|render|spec|symmetric|flatten).*")
         check_env(ReplayEnv(tmp_path))
-        check_env(gymnasium.make("gym_trace:Replay-v0", directory=tmp_path).unwrapped)
+        check_env(gymnasium.make("gym_trace.replay_env:Replay-v0", directory=tmp_path).unwrapped)
 
 
 def test_a_seed_plays_the_episode_that_was_recorded_with_it(cartpole: Path) -> None:
@@ -148,7 +148,7 @@ AGENT = """
 import sys
 sys.modules["simulator"] = None  # importing it fails: it is not installed
 {imports}
-env = gymnasium.make("gym_trace:Replay-v0", directory=sys.argv[1], on_divergence="raise")
+env = gymnasium.make("gym_trace.replay_env:Replay-v0", directory=sys.argv[1], on_divergence="raise")
 total, ended = 0.0, False
 observation, info = env.reset()
 while not ended:

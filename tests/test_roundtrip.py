@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from zoo import ScriptedEnv, Told, bits, duplicate, row_bits, small_blocks, spoil
 
 from gym_trace import open_trace, scan_recorded_traces
-from gym_trace.wrappers import TraceRecordingWrapper
+from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 
 # -- comparing --------------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,10 @@ import pytest
 from column_hashes import describe_trace
 
 from gym_trace import open_trace
-from gym_trace.episode import OUTCOMES
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import columns
 from gym_trace.format.columns import Column
+from gym_trace.model.vocabulary import OUTCOMES
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 EXPECTED = json.loads((SAMPLES / "expected.json").read_text(encoding="utf-8"))

@@ -10,8 +10,8 @@ from runs import record_lengths
 from zoo import CountingEnv, ImageEnv
 
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
-from gym_trace.description import describe
 from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.statistics.describe import describe
 
 
 def two_environments(directory: Path) -> None:

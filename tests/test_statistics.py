@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
 
 from gym_trace import open_trace, summarize
-from gym_trace.distributions import DISTINCT_VALUES, KNOWN_VALUES, Moments, Tally, Variety
 from gym_trace.errors import CorruptTrace, InvalidOption
-from gym_trace.statistics import _running_time
-from gym_trace.wrappers import TraceRecordingWrapper
+from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.statistics.accumulators import DISTINCT_VALUES, KNOWN_VALUES, Moments, Tally, Variety
+from gym_trace.statistics.summary import _running_time
 
 
 def _record(directory: Path, env: Any, episodes: int, **options: Any) -> None:

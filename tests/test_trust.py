@@ -18,9 +18,10 @@ from runs import record_lengths
 from shell import run
 
 import gym_trace
-from gym_trace import TraceRecordingWrapper, environment, open_trace, verify_trace
+from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
+from gym_trace.envs import identity as environment
 from gym_trace.errors import EnvironmentUnavailable
-from gym_trace.screening import play_for_humans
+from gym_trace.video.window import play_for_humans
 
 CARTPOLE = "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
 Forge = Callable[..., Path]
@@ -60,7 +61,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def every_way(trace: Path, trust: bool = False) -> list[str]:
     """Has the environment of a trace made in all ways that there are; what was said each time."""
-    from gym_trace.rendering import Destination, render_episodes
+    from gym_trace.video.render import Destination, render_episodes
 
     out = trace.parent / "out" / "film.gif"
     ways: list[Callable[[], Any]] = [
@@ -86,7 +87,11 @@ def every_way(trace: Path, trust: bool = False) -> list[str]:
     return said
 
 
-RECORDERS = ["gym_trace:TraceRecordingWrapper", "gym_trace.wrappers:TraceRecordingWrapper", "passes_on:Recorder"]
+RECORDERS = [
+    "gym_trace:TraceRecordingWrapper",
+    "gym_trace.recording.single.wrapper:TraceRecordingWrapper",
+    "passes_on:Recorder",
+]
 
 
 @pytest.mark.parametrize("trust", [False, True])

@@ -21,9 +21,9 @@ from hypothesis.extra import numpy as stnp
 from zoo import Lazy, bits, duplicate, spoil
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
-from gym_trace.returns import number_of
-from gym_trace.tensors import RawArray
-from gym_trace.values import (
+from gym_trace.model.returns import number_of
+from gym_trace.model.tensors import RawArray
+from gym_trace.model.values import (
     ABSENT,
     Misfit,
     Unstored,

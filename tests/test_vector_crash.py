@@ -23,7 +23,7 @@ from zoo import bits
 import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import TraceError
-from gym_trace.format.batch import BatchReader
+from gym_trace.format.batch_reader import BatchReader
 
 LONG = os.environ.get("GYM_TRACE_LONG") == "1"
 modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
@@ -240,8 +240,8 @@ class InterruptsAt:
 def test_ctrl_c_at_any_line_of_the_recorder_garbles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, filtered: bool
 ) -> None:
-    monkeypatch.setattr("gym_trace.lanes.recording._MOST_BYTES", 300)  # a block is full after a few steps
-    monkeypatch.setattr("gym_trace.lanes.recording._AHEAD", 0)  # and waited for
+    monkeypatch.setattr("gym_trace.recording.vector.recorder._MOST_BYTES", 300)  # a block is full after a few steps
+    monkeypatch.setattr("gym_trace.recording.vector.recorder._AHEAD", 0)  # and waited for
     options: dict[str, Any] = {"frame_filter": lambda step: step != 1} if filtered else {}
     number, lines = 0, set()
     while True:

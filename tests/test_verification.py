@@ -18,9 +18,9 @@ from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, verify_trace
-from gym_trace.comparison import Difference
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
-from gym_trace.replay import Verdict
+from gym_trace.replay.compare import Difference
+from gym_trace.replay.resimulate import Verdict
 
 PLAIN = [
     name

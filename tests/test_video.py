@@ -20,9 +20,9 @@ from zoo import ImageEnv, ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, MissingExtra, RenderingError
-from gym_trace.film.schedules import cubic, schedule_of
-from gym_trace.rendering import Destination, Rendered, best_episodes, render_episodes
-from gym_trace.screening import play_for_humans
+from gym_trace.video.render import Destination, Rendered, best_episodes, render_episodes
+from gym_trace.video.schedules import cubic, schedule_of
+from gym_trace.video.window import play_for_humans
 
 av = pytest.importorskip("av")
 pytest.importorskip("PIL")
@@ -91,7 +91,7 @@ def test_a_video_of_cartpole_has_a_frame_a_step_at_the_speed_of_the_environment(
 
 
 def test_sizes_are_made_even_by_repeating_the_edge(tmp_path: Path) -> None:
-    from gym_trace.film.video import Mp4Writer
+    from gym_trace.video.writers import Mp4Writer
 
     writer = Mp4Writer(tmp_path / "v.mp4", 12.5)
     picture = np.zeros((33, 47, 3), np.uint8)
@@ -110,7 +110,7 @@ def test_sizes_are_made_even_by_repeating_the_edge(tmp_path: Path) -> None:
 
 
 def test_a_gif_keeps_colours_and_speed_and_leaves_out_what_viewers_cannot_show(tmp_path: Path) -> None:
-    from gym_trace.film.video import GifWriter
+    from gym_trace.video.writers import GifWriter
 
     colours = np.random.default_rng(0).integers(0, 256, (200, 3), np.uint8)
     first, second = (np.roll(np.resize(colours, (40, 50, 3)), n, axis=0) for n in (0, 7))
@@ -281,7 +281,7 @@ def test_what_fails_half_way_leaves_nothing_behind(tmp_path: Path, name: str) ->
 
 
 def test_pictures_that_change_their_size_are_refused(tmp_path: Path) -> None:
-    from gym_trace.film.video import Mp4Writer
+    from gym_trace.video.writers import Mp4Writer
 
     writer = Mp4Writer(tmp_path / "v.mp4", 30)
     writer.write(np.zeros((10, 20, 3), np.uint8))
@@ -360,7 +360,7 @@ _MEASURE = """
 import resource, sys
 import painted
 from gym_trace import open_trace
-from gym_trace.rendering import Destination, render_episodes
+from gym_trace.video.render import Destination, render_episodes
 frames, early = 0, 0
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -417,7 +417,7 @@ class Clock:
 
 def test_episodes_are_played_at_their_speed(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("gym_trace.screening.time", clock)
+    monkeypatch.setattr("gym_trace.video.window.time", clock)
     verdicts = list(play_for_humans(open_trace(trace), [0, 2], speed=2))
     assert [(verdict.index, verdict.verdict) for verdict in verdicts] == [(0, "identical"), (2, "identical")]
     assert clock.now == pytest.approx(2 * 7 / (20 * 2))
@@ -427,7 +427,7 @@ def test_episodes_are_played_at_their_speed(trace: Path, monkeypatch: pytest.Mon
 
 def test_a_window_opens_for_environments_of_gymnasium(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pygame: Any = pytest.importorskip("pygame")
-    monkeypatch.setattr("gym_trace.screening.time", Clock())
+    monkeypatch.setattr("gym_trace.video.window.time", Clock())
     flips = []
     monkeypatch.setattr(pygame.display, "flip", lambda: flips.append(1))
     directory = recorded(tmp_path / "t", 1, gymnasium.make("CartPole-v1", render_mode="rgb_array"))

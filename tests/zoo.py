@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import GraphInstance
 
-from gym_trace.tensors import RawArray
+from gym_trace.model.tensors import RawArray
 
 
 class Told(NamedTuple):
@@ -259,5 +259,8 @@ def small_blocks(rows: int = 4, chunk: int = 300, frame: int = 4096, values: int
     of MessagePack values that fill a block.
     """
     sizes = {"SMALL_BLOCK": rows, "SMALL_CHUNK": chunk, "FRAME_CHUNK": chunk, "FRAME_BYTES": frame}
-    with mock.patch.multiple("gym_trace.rows.blocks", **sizes), mock.patch("gym_trace.recording.VALUES_BYTES", values):
+    with (
+        mock.patch.multiple("gym_trace.recording.single.block", **sizes),
+        mock.patch("gym_trace.recording.single.recorder.VALUES_BYTES", values),
+    ):
         yield

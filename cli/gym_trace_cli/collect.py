@@ -40,7 +40,7 @@ def collect(
         shown = stack.enter_context(_Dashboard(quiet))
         scalars = None
         if tensorboard is not None:
-            from gym_trace.collecting.scalars import Scalars
+            from gym_trace.collecting.tensorboard import Scalars
 
             scalars = stack.enter_context(Scalars(tensorboard))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gym_trace_cli import show
 
 if TYPE_CHECKING:
-    from gym_trace.format.batch import Damage
+    from gym_trace.format.batch_reader import Damage
 
 
 def line(damage: Damage) -> str:

@@ -17,7 +17,7 @@ def command(path: str, output: str, quiet: bool) -> None:
     Arrays keep their dtype, shape and bits; of Monitor there are statistics and videos. PATH is never changed, and
     nothing is ever unpickled.
     """
-    from gym_trace.interop.importing import import_recording  # here, so that --help does not wait for numpy
+    from gym_trace.interop.legacy.importing import import_recording  # here, so that --help does not wait for numpy
 
     with show.Progress(quiet=quiet) as progress:
 

@@ -33,7 +33,7 @@ def command(directory: str, follow: bool, as_json: bool) -> None:
 
 def _follow(trace: gym_trace.Trace, as_json: bool) -> None:
     """Shows a line that changes on a terminal, and a line for each change elsewhere."""
-    from gym_trace import description
+    from gym_trace.statistics import describe as description
 
     live = not as_json and show.is_terminal(sys.stdout)
     before = None

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gym_trace.format.batch import Damage
+from gym_trace.format.batch_reader import Damage
 from gym_trace_cli import show
 from gym_trace_cli.damage import line
 

@@ -19,7 +19,7 @@ from gym_trace_cli.named import NamedCallable
 from gym_trace_cli.stopping import StopSignals, spared_children
 
 if TYPE_CHECKING:
-    from gym_trace.rollout import Progress
+    from gym_trace.collecting.rollout import Progress
 
 _COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
@@ -121,9 +121,9 @@ def command(
     With -j several processes record. Episode k is the same whoever records it, and what a process
     that dies has not saved is recorded again by another one. See also --resume.
     """
-    from gym_trace.policies import Annotating
-    from gym_trace.provenance import provenance_of, recorded_by
-    from gym_trace.rollout import new_root_seed
+    from gym_trace.collecting.policies import Annotating
+    from gym_trace.collecting.rollout import new_root_seed
+    from gym_trace.recording.provenance import provenance_of, recorded_by
 
     if (env_id is None) == (factory is None):
         raise click.UsageError("name an environment: ENV_ID, or --make MODULE:FUNCTION")
@@ -204,7 +204,7 @@ def command(
 
 def _made(policy: Any, env: Any) -> Any:
     """The policy, made for an environment; None for random actions."""
-    from gym_trace.policies import policy_maker
+    from gym_trace.collecting.policies import policy_maker
 
     if policy == "random":
         return None
@@ -253,7 +253,7 @@ def _state(progress: Progress) -> str:
 
 
 def _print_summary(done: Progress, directory: Path) -> None:
-    from gym_trace.rollout import directory_bytes
+    from gym_trace.collecting.rollout import directory_bytes
 
     number = done.open_episodes
     cut_short = ", the last one cut short" if number == 1 else f", the last {number} cut short" if number else ""

@@ -63,7 +63,7 @@ def command(
     other OUT is a directory that gets episode-000012.mp4 and so on, in the format of --format; if
     its name has an ending, put a slash behind it.
     """
-    from gym_trace.rendering import Destination, render_episodes
+    from gym_trace.video.render import Destination, render_episodes
 
     if sum(given is not None for given in (episodes, schedule, best, worst)) > 1:
         raise click.UsageError("--episodes, --schedule, --best and --worst exclude each other")
@@ -101,8 +101,8 @@ def command(
 def _chosen(
     trace: Trace, episodes: slice | list[int] | None, schedule: str | None, best: int | None, worst: int | None
 ) -> list[int]:
-    from gym_trace.film.schedules import schedule_of
-    from gym_trace.rendering import best_episodes
+    from gym_trace.video.render import best_episodes
+    from gym_trace.video.schedules import schedule_of
 
     everything = range(len(trace))
     if isinstance(episodes, list):

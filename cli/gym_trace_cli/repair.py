@@ -11,7 +11,7 @@ from gym_trace_cli import show
 from gym_trace_cli.damage import bytes_shown, line
 
 if TYPE_CHECKING:
-    from gym_trace.recovery import LostSteps, RepairReport
+    from gym_trace.integrity.repair import LostSteps, RepairReport
 
 _LISTED = 20  # runs of lost steps that are named one by one
 

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 import gym_trace
-from gym_trace.shown import key_text
+from gym_trace.printable import key_text
 from gym_trace_cli import show
 from gym_trace_cli.environments import maker, recorded_env
 from gym_trace_cli.named import NamedCallable
@@ -124,7 +124,7 @@ def _show_to_humans(
     trust: bool,
     **_: Any,
 ) -> None:
-    from gym_trace.screening import play_for_humans
+    from gym_trace.video.window import play_for_humans
 
     making = maker(env_id, factory, env_args, imports)
     for verdict in play_for_humans(trace, chosen, speed=speed, trust=trust, **making):

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from gym_trace.shown import printable as printable
+from gym_trace.printable import printable as printable
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from gym_trace.returns import Return
+    from gym_trace.model.returns import Return
 
 _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–]$")
 _BLOCKS = "▁▂▃▄▅▆▇█"

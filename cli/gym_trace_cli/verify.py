@@ -11,14 +11,14 @@ import click
 
 import gym_trace
 from gym_trace.errors import CorruptTrace
-from gym_trace.shown import shown
+from gym_trace.printable import shown
 from gym_trace_cli import show
 from gym_trace_cli.environments import maker
 
 if TYPE_CHECKING:
     from gym_trace import Trace
-    from gym_trace.comparison import Difference
-    from gym_trace.replay import Verdict
+    from gym_trace.replay.compare import Difference
+    from gym_trace.replay.resimulate import Verdict
 
 DIFFERS, UNVERIFIABLE, DAMAGED = 3, 4, 5  # exit codes
 # Of several the first counts: what is known to be wrong comes before what is not known.
@@ -37,7 +37,7 @@ def verify(
     **options: Any,
 ) -> int:
     """Plays the chosen episodes again, says what came out, and returns the exit code."""
-    from gym_trace.verification import differing_versions, played_in_registered
+    from gym_trace.replay.verify import differing_versions, played_in_registered
 
     options |= maker(env_id, factory, env_args, imports)
     options["on_damage"] = "skip" if skip_damaged else "raise"

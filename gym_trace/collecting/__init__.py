@@ -1,1 +1,1 @@
-"""Recording with several processes: a queue of episodes, workers that record them, and who looks after these."""
+"""Recording with many processes at a time."""

@@ -14,16 +14,16 @@ from typing import Any
 import gymnasium
 
 from gym_trace.collecting.executor import Executor, ProcessExecutor, check_portable
-from gym_trace.collecting.run import Events, await_writers, check_same, finished, machine, settings_of
+from gym_trace.collecting.policies import policy_maker
+from gym_trace.collecting.rollout import directory_bytes, new_root_seed
+from gym_trace.collecting.run_log import Events, await_writers, check_same, finished, machine, settings_of
 from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
 from gym_trace.format.directory import new_writer_id
-from gym_trace.opening import opened_directory
-from gym_trace.policies import policy_maker
-from gym_trace.provenance import git_diff as _git_diff
-from gym_trace.provenance import policy_name, provenance_of
-from gym_trace.rollout import directory_bytes, new_root_seed
+from gym_trace.recording.options import opened_directory
+from gym_trace.recording.provenance import git_diff as _git_diff
+from gym_trace.recording.provenance import policy_name, provenance_of
 
 
 def collect(

@@ -27,7 +27,7 @@ def work(connection: Connection, setup: Setup) -> None:
     if setup.num_envs is None:
         worker = Worker(connection, setup)
     else:  # vector environments need a newer Gymnasium than the rest
-        from gym_trace.collecting.lanes_worker import LanesWorker
+        from gym_trace.collecting.vector_worker import LanesWorker
 
         worker = LanesWorker(connection, setup)
     threading.Thread(target=worker.listen, daemon=True).start()

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gym_trace.collecting.episode_set import Done, Runs
 from gym_trace.collecting.executor import Executor
-from gym_trace.collecting.numbers import Done, Runs
 from gym_trace.collecting.worker import Report, Setup
-from gym_trace.returns import LastReturns, Return
+from gym_trace.model.returns import LastReturns, Return
 
 _POLL_SECONDS = 0.1
 _WINDOWS = (10.0, 60.0, 300.0)  # seconds, over which speed is told

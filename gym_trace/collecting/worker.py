@@ -14,11 +14,11 @@ from typing import Any
 
 import gymnasium
 
-from gym_trace.policies import Policy
-from gym_trace.provenance import recorded_by
-from gym_trace.returns import Return, as_return
-from gym_trace.seeding import episode_seed, policy_seed
-from gym_trace.wrappers import TraceRecordingWrapper
+from gym_trace.collecting.policies import Policy
+from gym_trace.envs.seeding import episode_seed, policy_seed
+from gym_trace.model.returns import Return, as_return
+from gym_trace.recording.provenance import recorded_by
+from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 
 BEAT_SECONDS = 0.2  # between messages
 _ORPHANED_SECONDS = 2.0  # that a worker has to save what it has when its parent is gone

@@ -1,1 +1,1 @@
-"""How a trace lies on disk; docs/FORMAT.md is its specification."""
+"""docs/FORMAT.md in code."""

@@ -11,10 +11,10 @@ import numpy as np
 
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
-from gym_trace.format.batch import PART
+from gym_trace.format.batch_reader import PART
+from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import Column, Path, Piece
-from gym_trace.format.encoding import ColumnEncoder, Workspace
-from gym_trace.values import Array, pack
+from gym_trace.model.values import Array, pack
 
 _WORTH_A_CALL = 64 << 10  # bytes
 

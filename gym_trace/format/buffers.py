@@ -8,7 +8,7 @@ from threading import Lock
 
 import numpy as np
 
-from gym_trace.values import Array
+from gym_trace.model.values import Array
 
 _KEPT = 32  # buffers; two chunks of some columns are in use at a time
 _KEPT_BYTES, _RESTING_BYTES = 64 << 20, 16 << 20

@@ -8,7 +8,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.values import dtype_from
+from gym_trace.model.values import dtype_from
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16  # bits of an encoding
 MSGPACK = "msgpack"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import manifest, wire
-from gym_trace.format.batch import PART
-from gym_trace.format.files import opened
-from gym_trace.regular import is_regular
+from gym_trace.format.batch_reader import PART
+from gym_trace.storage.local import opened
+from gym_trace.storage.regular import is_regular
 
 _WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
 _MANIFEST = re.compile(_WRITER + re.escape(manifest.SUFFIX))

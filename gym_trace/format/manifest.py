@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.containers import MAX_CONTAINERS
 from gym_trace.errors import CorruptTrace, UnstorableValue
-from gym_trace.format.files import descriptor_of, opened
-from gym_trace.regular import open_regular
-from gym_trace.values import shown
+from gym_trace.model.containers import MAX_CONTAINERS
+from gym_trace.model.values import shown
+from gym_trace.storage.local import descriptor_of, opened
+from gym_trace.storage.regular import open_regular
 
 try:
     import fcntl

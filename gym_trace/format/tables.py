@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.columns import Path, is_path
-from gym_trace.values import Array
+from gym_trace.model.values import Array
 
 FARTHEST = 1 << 40  # byte that is looked for: systems refuse to go much farther
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.frames import Slot, word_of
-from gym_trace.values import Array
+from gym_trace.model.deltas import Slot, word_of
+from gym_trace.model.values import Array
 
 _COUNT = np.dtype("<u4")
 _NARROW = 16  # bytes of an element

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
+from gym_trace.model.vocabulary import FragmentFlag
 
 MAJOR, MINOR = 1, 0
 HEADER_SIZE = 64  # file header, record header and footer alike
@@ -62,7 +63,8 @@ FRAGMENT = np.dtype(
 pack_fragment = struct.Struct("<QQIIIIdqqqqq").pack  # its fields in their order
 CHUNK_ENTRY = np.dtype([("offset", "<u8"), ("length", "<u8"), ("fragments", "<u8"), ("observation_rows", "<u8")])
 
-STARTS, LEADS, TERMINATED, TRUNCATED, STOPS, ENDS = (1 << bit for bit in range(6))
+# Plain integers: an operation with members of FragmentFlag takes a microsecond.
+STARTS, LEADS, TERMINATED, TRUNCATED, STOPS, ENDS = (flag.value for flag in FragmentFlag)
 NO_SEED, SEED_ELSEWHERE = -1, -2
 
 

@@ -1,0 +1,1 @@
+"""All that needs gymnasium to know or to make an environment."""

@@ -1,0 +1,222 @@
+"""What environment was recorded, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from gym_trace.envs.recipe import recipe_of, recipes_of_lanes, recorded_recipe
+from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceError
+from gym_trace.model.values import shown, without_addresses
+
+_OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec()
+# Simulators and libraries whose version changes what an environment does, where they are loaded.
+_TELLING_PACKAGES = ("ale_py", "Box2D", "brax", "dm_control", "jax", "minigrid", "mujoco", "pygame", "torch")
+
+
+def describe_environment(env: Any) -> dict[str, Any]:
+    """Plain data that names a single or vector environment and what is around it (docs/FORMAT.md, section 4)."""
+    spec = _spec_of(env)
+    plain, note = _spec_json(spec)
+    unwrapped = env.unwrapped
+    is_vector = isinstance(unwrapped, gymnasium.vector.VectorEnv)
+    made = recipes_of_lanes(unwrapped) if is_vector else [recipe_of(env)]
+    return {
+        "id": spec.id if isinstance(spec, EnvSpec) else None,
+        "spec": plain,
+        "note": note,
+        "wrappers": _wrappers(env),
+        "class": f"{type(unwrapped).__module__}.{type(unwrapped).__qualname__}",
+        "render_mode": unwrapped.render_mode if isinstance(unwrapped.render_mode, str) else None,
+        "made": made[0],
+        **({"lanes": made} if len(made) > 1 else {}),
+    }
+
+
+def _spec_of(env: Any) -> Any:
+    """The spec of an environment; of a vector environment, that of one lane."""
+    if not isinstance(env.unwrapped, gymnasium.vector.VectorEnv):
+        return env.spec
+    lanes = getattr(env.unwrapped, "envs", None)
+    spec = (lanes[0].spec if isinstance(lanes, list) and lanes else None) or env.spec
+    if not isinstance(spec, EnvSpec):
+        return spec
+    kwargs = {name: value for name, value in spec.kwargs.items() if name not in _OF_ALL_LANES}
+    return dataclasses.replace(spec, kwargs=kwargs)  # which copies nothing: not all arguments can be
+
+
+def _spec_json(spec: Any) -> tuple[str | None, str]:
+    if spec is None:
+        return None, "the environment has no spec"
+    if not isinstance(spec, EnvSpec):
+        return (
+            None,
+            f"the environment has a spec that is not Gymnasium's: {type(spec).__module__}.{type(spec).__name__}",
+        )
+    try:
+        return spec.to_json(), ""
+    except (TypeError, ValueError) as error:
+        note = without_addresses(str(error))
+    fields: dict[str, Any] = {name: getattr(spec, name, None) for name in ("id", "max_episode_steps", "kwargs")}
+    if isinstance(spec.entry_point, str):
+        fields["entry_point"] = spec.entry_point
+    try:
+        return json.dumps(fields), f"the spec could not be stored whole: {note}"
+    except (TypeError, ValueError):
+        fields["kwargs"] = {name: shown(value)[:200] for name, value in (fields["kwargs"] or {}).items()}
+        return json.dumps(fields, default=shown), f"the spec could not be stored whole: {note}"
+
+
+def _wrappers(env: Any) -> list[str]:
+    names = []
+    while env is not env.unwrapped:
+        names.append(f"{type(env).__module__}.{type(env).__qualname__}")
+        env = env.env
+    return names
+
+
+def versions_of(env: Any) -> dict[str, str]:
+    """Versions of Python, of the libraries below us, and of the packages that the environment comes from."""
+    own = [cls.__module__.partition(".")[0] for cls in type(env.unwrapped).__mro__]
+    found = {"python": platform.python_version()}
+    for name in dict.fromkeys(["gym_trace", "gymnasium", "numpy", *own, *_TELLING_PACKAGES]):
+        if name in sys.modules and name not in ("builtins", "typing", "__main__"):
+            version = _version(name)
+            if version is not None:
+                found[name] = version
+    return found
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str | None]:
+    """The versions of these packages here, in the way of versions_of(); None of those that are not installed."""
+    own = {"python": platform.python_version()}
+    return {name: own.get(name) or _version(name) for name in names}
+
+
+def _version(name: str) -> str | None:
+    version = getattr(sys.modules.get(name), "__version__", None) or _installed_version(name)
+    return version if isinstance(version, str) else None
+
+
+def packages_of(description: Mapping[str, Any]) -> set[str]:
+    """Names of the packages that a recorded environment and its wrappers come from."""
+    try:
+        recipe = recorded_recipe(description)
+    except TraceError:
+        recipe = None
+    if recipe is None:
+        return set()
+    names = [recipe.entry_point or "", *(name for name, _ in recipe.wrappers)]
+    return {name.partition(":")[0].partition(".")[0] for name in names} - {""}
+
+
+def _installed_version(module: str) -> str | None:
+    try:
+        # Older Pythons take no name for any name.
+        return importlib.metadata.version(module.replace("_", "-")) if module else None
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # what a trace names need not be a name
+        return None
+
+
+_AUTORESETS = tuple(
+    getattr(gymnasium.wrappers, name) for name in ("Autoreset", "AutoResetWrapper") if hasattr(gymnasium.wrappers, name)
+)  # of Gymnasium 1, and of 0.29
+
+
+def autoreset_wrapper(env: Any) -> Any:
+    """The wrapper around a single environment whose step() resets it; None if there is none."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, _AUTORESETS):
+            return env
+        env = env.env
+    return None
+
+
+def without_autoreset(env: Any) -> Any:
+    """env, from between whose wrappers those that reset it in step() are taken out: whoever replays resets it."""
+    while (resetting := autoreset_wrapper(env)) is not None:
+        if env is resetting:
+            env = env.env
+            continue
+        above = env
+        while above.env is not resetting:
+            above = above.env
+        above.env = resetting.env
+    return env
+
+
+def autoreset_mode(envs: Any) -> str:
+    """How a vector environment resets its lanes: "NextStep", which is meant by none, "SameStep" or "Disabled"."""
+    mode = (envs.metadata or {}).get("autoreset_mode", "SameStep" if _is_of_supersuit(envs) else "NextStep")
+    return str(getattr(mode, "value", mode))
+
+
+def lane_space(envs: Any, name: str) -> gymnasium.Space[Any]:
+    """The observation_space or action_space of one lane of a vector environment.
+
+    Raises:
+        InvalidOption: it does not say.
+    """
+    try:
+        space: gymnasium.Space[Any] = getattr(envs, f"single_{name}")
+    except AttributeError as error:
+        if not _is_of_supersuit(envs):  # whose spaces are those of a lane
+            raise InvalidOption(
+                f"{type(envs.unwrapped).__name__} does not say what space a lane has; "
+                f"set its single_{name} before it is recorded"
+            ) from error
+        space = getattr(envs, name)
+    return space
+
+
+def _is_of_supersuit(envs: Any) -> bool:
+    """Whether this is a vector environment of SuperSuit, which says neither its autoreset mode nor what a lane has."""
+    return type(envs.unwrapped).__module__.partition(".")[0] == "supersuit"
+
+
+_LARGEST_POSITIONS = {"pos": 624, "buffer_pos": 4}  # of MT19937, and of Philox
+
+
+def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
+    """The state of the random generator of an unwrapped environment, or None if it has none that we know.
+
+    A generator that has not been used yet is made by this, from the system's entropy, a moment before the environment
+    would have made it itself.
+    """
+    try:
+        state = env.np_random.bit_generator.state
+    except Exception:  # anything: other people's code runs here
+        return None
+    return state if isinstance(state, dict) else None
+
+
+def restore_generator(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) -> None:
+    """Sets the random generator of an unwrapped environment to what generator_state() gave.
+
+    Raises:
+        EnvironmentUnavailable: it has none, or one of another kind.
+    """
+    kind = state.get("bit_generator") if isinstance(state, Mapping) else None
+    try:
+        _check_position(state)
+        env.np_random.bit_generator.state = state
+    except Exception as error:  # whatever NumPy makes of what is no state of its own
+        reason = f"its random generator cannot be set to a state of {shown(kind)[:100]}: {error}"
+        raise EnvironmentUnavailable(reason) from error
+
+
+def _check_position(state: Mapping[str, Any]) -> None:
+    """NumPy does not look where in their buffers MT19937 and Philox are to read, and reads there."""
+    inner = state.get("state")
+    if isinstance(inner, Mapping) and not 0 <= inner.get("pos", 0) <= _LARGEST_POSITIONS["pos"]:
+        raise ValueError(f"pos is {inner['pos']}")
+    if not 0 <= state.get("buffer_pos", 0) <= _LARGEST_POSITIONS["buffer_pos"]:
+        raise ValueError(f"buffer_pos is {state['buffer_pos']}")

@@ -1,0 +1,261 @@
+"""The recorded environment, made again."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+
+from gym_trace.envs.consent import (
+    asked_of_arguments,
+    asked_of_sizes,
+    checked,
+    harmless_wrapper,
+    is_left_out,
+    shown,
+    trusted_wrapper,
+)  # fmt: skip
+from gym_trace.envs.recipe import Arguments, Recipe, argument, recorded_recipe
+from gym_trace.errors import EnvironmentUnavailable, TraceError
+
+_WAYS = (
+    "name another environment (--env ID), or what makes it: --make MODULE:FUNCTION on the command line, "
+    "make_env= in Python"
+)
+_MOST_ASKED = 10  # things that are told one by one
+_MADE_BY_GYMNASIUM = ("HumanRendering", "RenderCollection")  # what make() puts around one for its render mode
+
+Named = list[tuple[str, Arguments | None]]  # wrappers
+
+
+def make_environment(
+    description: Mapping[str, Any], trust: bool = False, kwargs: Mapping[str, Any] | None = None, lane: int = 0
+) -> gymnasium.Env[Any, Any]:
+    """Makes the environment that a trace describes, or that of a lane. kwargs override the recorded ones.
+
+    Nothing is imported or called because the trace names it, unless the reader trusts it; see consent.
+
+    Raises:
+        EnvironmentUnavailable: says what is missing, or what there is to trust.
+    """
+    recipe = recorded_recipe(description, lane)
+    if recipe is None:
+        said = description.get("note") or "made by functions, of which nothing is known"
+        raise EnvironmentUnavailable(
+            f"the trace does not say how to make its environment, {shown(description.get('class'), plain=True)}: "
+            f"{shown(said, plain=True)}; {_WAYS}"
+        )
+    recipe, overriding = _overridden(recipe, dict(kwargs or {}))
+    wrappers = _to_make(recipe.wrappers)
+    asked = _asked_of_base(recipe)
+    if asked and not trust:
+        raise _untrusted(recipe, asked + _asked_of_wrappers(wrappers))
+    try:
+        env = _wrapped(recipe, _base(recipe, overriding), wrappers, trust)
+    except TraceError:
+        raise
+    except Exception as error:  # anything: other people's code runs here
+        raise EnvironmentUnavailable(
+            f"{shown(recipe.id, plain=True)} cannot be made here: {type(error).__name__}: {error}; {_WAYS}"
+        ) from error
+    if others := _differing_class(recipe, env):
+        warnings.warn(others, stacklevel=2)
+    return env
+
+
+def unseen(description: Mapping[str, Any], lane: int = 0) -> dict[str, Any]:
+    """Arguments that make the recorded environment where nobody looks: without a window, and without frames kept.
+
+    Other render modes stay, because an observation may be made of what is rendered.
+    """
+    recipe = recorded_recipe(description, lane)
+    if recipe is None or "render_mode" not in recipe.kwargs:  # not all know the argument
+        return {}
+    try:
+        modes = {str(description.get("render_mode")), str(argument(recipe.kwargs["render_mode"]))}
+    except LookupError:  # it could not be stored
+        return {"render_mode": None}
+    return {"render_mode": None} if any(mode == "human" or mode.endswith("_list") for mode in modes) else {}
+
+
+def _differing_class(recipe: Recipe, env: gymnasium.Env[Any, Any]) -> str:
+    """In words, that an environment is not of the recorded class; empty if it is."""
+    recorded, made = recipe.class_name, type(env.unwrapped)
+    if recorded is None or recorded.rpartition(".")[2] == made.__qualname__.rpartition(".")[2]:
+        return ""
+    here = f"{made.__module__}.{made.__qualname__}"
+    return f"{shown(recipe.id, plain=True)}: recorded was {shown(recorded, plain=True)}, made here is {here}"
+
+
+def _overridden(recipe: Recipe, kwargs: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
+    """Without what kwargs replace; and those that are arguments of the environment, not of gymnasium.make()."""
+    wrappers = recipe.wrappers
+    if kwargs.pop("disable_env_checker", False):
+        wrappers = [wrapper for wrapper in wrappers if _last(wrapper[0]) != "PassiveEnvChecker"]
+    if "max_episode_steps" in kwargs:
+        steps = kwargs.pop("max_episode_steps")
+        wrappers = [wrapper for wrapper in wrappers if _last(wrapper[0]) != "TimeLimit"]
+        if steps not in (None, -1):
+            wrappers = [*wrappers, ("gymnasium.wrappers:TimeLimit", {"max_episode_steps": ["value", steps]})]
+    left = {name: stored for name, stored in recipe.kwargs.items() if name not in kwargs}
+    return recipe._replace(kwargs=left, wrappers=wrappers), kwargs
+
+
+def _to_make(wrappers: Named) -> Named:
+    """Without recorders of ours, other writers of files, and windows."""
+    for name, _ in wrappers:
+        if _last(name) == "RecordVideo" and is_left_out(name):
+            warnings.warn("the recorded environment had a RecordVideo, which writes files: left out", stacklevel=3)
+    return [wrapper for wrapper in wrappers if not is_left_out(wrapper[0])]
+
+
+# -- what there is to trust -------------------------------------------------------------------------------------------
+
+
+def _asked_of_base(recipe: Recipe) -> list[str]:
+    if recipe.id in gymnasium.registry:
+        return asked_of_arguments(recipe.kwargs, gymnasium.registry[recipe.id].kwargs)
+    if recipe.entry_point is None:
+        raise EnvironmentUnavailable(
+            f"{shown(recipe.id, plain=True)} is not registered with gymnasium, and the trace does not say what made "
+            f"it: import the package that registers it first (--import MODULE), or {_WAYS}"
+        )
+    module, call = recipe.entry_point.partition(":")[0], shown(recipe.entry_point, plain=True)
+    return [
+        f"import {shown(module, plain=True)} and call {call}, because {shown(recipe.id, plain=True)} is not registered "
+        "with gymnasium (--import MODULE imports the package that registers it)",
+        *asked_of_arguments(recipe.kwargs, {}),
+    ]
+
+
+def _asked_of_wrappers(wrappers: Named) -> list[str]:
+    asked = []
+    for name, arguments in wrappers:
+        if not _is_harmless(name):
+            given = ", ".join(f"{shown(key, plain=True)}={_told(stored)}" for key, stored in (arguments or {}).items())
+            asked.append(f"import and call the wrapper {shown(name, plain=True)}({given})")
+    return asked + asked_of_sizes(wrapper for wrapper in wrappers if _is_harmless(wrapper[0]))
+
+
+def _told(stored: Any) -> str:
+    try:
+        return shown(argument(stored))
+    except (LookupError, TraceError) as error:
+        return shown(error, plain=True)
+
+
+def _is_harmless(name: str) -> bool:
+    try:
+        return harmless_wrapper(name) is not None
+    except LookupError:  # it would be, if it were there
+        return True
+
+
+def _untrusted(recipe: Recipe, asked: list[str]) -> EnvironmentUnavailable:
+    more = f"; and {len(asked) - _MOST_ASKED} more" if len(asked) > _MOST_ASKED else ""
+    would = "; ".join(asked[:_MOST_ASKED]) + more
+    return EnvironmentUnavailable(
+        f"{shown(recipe.id, plain=True)} is not made because a trace says so. It would {would}. If you "
+        f"trust this trace, say --trust (trust=True in Python); or {_WAYS}"
+    )
+
+
+# -- making -----------------------------------------------------------------------------------------------------------
+
+
+def _base(recipe: Recipe, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment as its entry point makes it."""
+    if recipe.id not in gymnasium.registry:
+        _import_for(recipe)
+    arguments = {**_made(recipe.kwargs, recipe.id), **kwargs}
+    registered = gymnasium.registry.get(recipe.id)
+    spec = registered or gymnasium.envs.registration.EnvSpec(id=recipe.id, entry_point=recipe.entry_point)
+    alone: dict[str, Any] = {"order_enforce": False, "disable_env_checker": True, "max_episode_steps": None}
+    if hasattr(spec, "autoreset"):  # before gymnasium 1.0
+        alone["autoreset"] = False
+    kwargs = {**spec.kwargs, **arguments}
+    return gymnasium.make(dataclasses.replace(spec, kwargs=kwargs, additional_wrappers=(), **alone))
+
+
+def _wrapped(
+    recipe: Recipe, env: gymnasium.Env[Any, Any], wrappers: Named, trust: bool
+) -> gymnasium.Env[Any, Any]:  # fmt: skip
+    try:
+        shows = type(env) if type(env).__name__ in _MADE_BY_GYMNASIUM and isinstance(env, gymnasium.Wrapper) else None
+        inner: Any = env.env if shows is not None and isinstance(env, gymnasium.Wrapper) else env
+        there = _classes_around(inner)
+        if there != [_last(name) for name, _ in wrappers[: len(there)]]:
+            raise EnvironmentUnavailable(
+                f"{shown(recipe.id, plain=True)} comes in {', '.join(there)} here, which was not around the recorded "
+                f"one; {_WAYS}"
+            )
+        wrappers = wrappers[len(there) :]
+        asked = _asked_of_wrappers(wrappers)
+        if asked and not trust:
+            raise _untrusted(recipe, asked)
+        for name, arguments in wrappers:
+            inner = _around(inner, name, arguments)
+        return inner if shows is None else shows(inner)
+    except BaseException:
+        env.close()
+        raise
+
+
+def _around(env: Any, name: str, arguments: Arguments | None) -> Any:
+    if arguments is None:
+        raise EnvironmentUnavailable(
+            f"the wrapper {shown(name, plain=True)} does not say how it was made (see "
+            f"gymnasium.utils.RecordConstructorArgs); {_WAYS}"
+        )
+    try:
+        kind = harmless_wrapper(name) or trusted_wrapper(name)
+    except LookupError as error:
+        raise EnvironmentUnavailable(f"{error}; {_WAYS}") from error
+    if kind is None:
+        warnings.warn(f"the wrapper {shown(name, plain=True)} records or shows: it is left out", stacklevel=4)
+        return env
+    return kind(env, **checked(kind, _made(arguments, name)))
+
+
+def _made(arguments: Arguments, owner: str) -> dict[str, Any]:
+    made = {}
+    for name, stored in arguments.items():
+        try:
+            made[name] = argument(stored)
+        except LookupError as error:
+            raise EnvironmentUnavailable(
+                f"{shown(owner, plain=True)} was made with {shown(name, plain=True)}, which could not be stored: "
+                f"{shown(error, plain=True)}; {_WAYS}"
+            ) from error
+    return made
+
+
+def _import_for(recipe: Recipe) -> None:
+    """Imports the module of an environment, its top-level package first, which is what registers most of them."""
+    module = str(recipe.entry_point).partition(":")[0]
+    try:
+        for wanted in dict.fromkeys([module.partition(".")[0], module]):
+            importlib.import_module(wanted)
+            if recipe.id in gymnasium.registry:
+                return
+    except ImportError as error:
+        raise EnvironmentUnavailable(
+            f"{shown(recipe.id, plain=True)} needs the module {shown(module)}, which is not installed: {error}"
+        ) from error
+
+
+def _classes_around(env: Any) -> list[str]:
+    """The wrappers that an entry point has put around an environment, innermost first."""
+    names = []
+    while env is not env.unwrapped:
+        names.append(type(env).__qualname__)
+        env = env.env
+    return names[::-1]
+
+
+def _last(name: str) -> str:
+    return name.partition(":")[2]

@@ -1,0 +1,248 @@
+"""How an environment was made, as plain data (docs/FORMAT.md, section 4): its id, its arguments, its wrappers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, UnstorableValue
+from gym_trace.model.values import copied, dtype_from, is_plain_dtype, pack, pack_lenient
+
+_LARGEST = 64 << 10  # bytes of an argument: every batch has it once more
+_DEEPEST = 32  # levels of an argument
+_MOST_WRAPPERS = 100
+_OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec()
+_OF_MAKE = ("max_episode_steps", "disable_env_checker")  # of make(), which never reach an environment
+_BUILTIN_TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float}
+
+Arguments = dict[str, Any]
+
+
+class Recipe(NamedTuple):
+    """How to make an environment. Arguments are as argument() takes them.
+
+    class_name: of the environment itself, where it is known.
+    wrappers: innermost first, class and arguments of each; None where it does not say how it was made.
+    """
+
+    id: str
+    entry_point: str | None
+    kwargs: Arguments
+    class_name: str | None
+    wrappers: list[tuple[str, Arguments | None]]
+
+
+# -- of an environment ------------------------------------------------------------------------------------------------
+
+
+def recipe_of(env: Any) -> dict[str, Any]:
+    """The recipe of one environment as plain data."""
+    wrappers: list[list[Any]] = []
+    while env is not env.unwrapped:
+        wrappers.append([_name_of(type(env)), _arguments_of(env)])
+        env = env.env
+    kind = f"{type(env).__module__}.{type(env).__qualname__}"
+    return {**_base(getattr(env, "spec", None)), "class": kind, "wrappers": wrappers[::-1]}
+
+
+def recipes_of_lanes(envs: Any) -> list[dict[str, Any]]:
+    """Those of the lanes of a vector environment; only one where all are alike, or where they cannot be looked into."""
+    lanes = getattr(envs, "envs", None)
+    if isinstance(lanes, (list, tuple)) and lanes and all(isinstance(lane, gymnasium.Env) for lane in lanes):
+        recipes = [recipe_of(lane) for lane in lanes]
+        first = pack(recipes[0])
+        return recipes if any(pack(recipe) != first for recipe in recipes[1:]) else recipes[:1]
+    return [_recipe_of_spec(getattr(envs, "spec", None))]
+
+
+def _recipe_of_spec(spec: Any) -> dict[str, Any]:
+    """That of the lanes that make_vec() made of a spec."""
+    if not isinstance(spec, EnvSpec):
+        return {**_base(None), "class": None, "wrappers": []}
+    named = [[wrapper.entry_point, _stored(wrapper.kwargs)] for wrapper in spec.additional_wrappers]
+    around = [_wrapping(function) for function in spec.kwargs.get("wrappers") or ()]
+    base = _base(spec)
+    for name in (*_OF_ALL_LANES, *_OF_MAKE):
+        base["kwargs"].pop(name, None)
+    return {**base, "class": None, "wrappers": [*_wrappers_of_make(_as_told(vars(spec))), *named, *around]}
+
+
+def _base(spec: Any) -> dict[str, Any]:
+    if not isinstance(spec, EnvSpec):
+        return {"id": None, "entry_point": None, "kwargs": {}}
+    entry_point = spec.entry_point if isinstance(spec.entry_point, str) else None
+    return {"id": spec.id, "entry_point": entry_point, "kwargs": _stored(spec.kwargs or {})}
+
+
+def _as_told(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A spec as make() took it; make_vec() leaves the arguments of make() among those of the environment."""
+    kwargs = dict(spec.get("kwargs") or {})
+    told = {name: kwargs.pop(name, None) for name in _OF_MAKE}
+    settled = {**spec, **{name: value for name, value in told.items() if value is not None}, "kwargs": kwargs}
+    return settled if settled.get("max_episode_steps") != -1 else {**settled, "max_episode_steps": None}
+
+
+def _wrappers_of_make(spec: Mapping[str, Any]) -> list[list[Any]]:
+    """What gymnasium.make() puts around an environment by itself."""
+    steps = spec.get("max_episode_steps")
+    wrappers: list[list[Any]] = []
+    if not spec.get("disable_env_checker"):
+        wrappers.append(["gymnasium.wrappers:PassiveEnvChecker", {}])
+    if spec.get("order_enforce", True):
+        wrappers.append(["gymnasium.wrappers:OrderEnforcing", {}])
+    if steps is not None:
+        wrappers.append(["gymnasium.wrappers:TimeLimit", _stored({"max_episode_steps": steps})])
+    return wrappers
+
+
+def _wrapping(function: Any) -> list[Any]:
+    """What a function that make_vec() was given puts around a lane, where it is a class, or one with arguments."""
+    partial = isinstance(function, functools.partial) and not function.args
+    kind, arguments = (function.func, function.keywords) if partial else (function, {})
+    if isinstance(kind, type):
+        return [_name_of(kind), _stored(arguments)]
+    return [_name_of(function), None]
+
+
+def _name_of(thing: Any) -> str:
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _arguments_of(wrapper: Any) -> Any:
+    """What a wrapper was made with, if it says so, or takes nothing."""
+    kind: Any = type(wrapper)
+    names = _parameters(kind)
+    saved = getattr(wrapper, "_saved_kwargs", None)  # of gymnasium.utils.RecordConstructorArgs
+    if isinstance(saved, Mapping):
+        if names is None or kind.__module__.startswith("gymnasium."):
+            return _stored({name: value for name, value in saved.items() if name != "env"})
+        if names <= saved.keys():  # otherwise it is a base class that has saved what it was given
+            return _stored({name: saved[name] for name in sorted(names)})
+    return {} if names == frozenset() else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(kind: type) -> frozenset[str] | None:
+    """The parameters of a wrapper's class but for the environment; None if it takes any."""
+    try:
+        parameters = list(inspect.signature(kind).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return None
+    if any(parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters)
+
+
+# -- arguments as data ------------------------------------------------------------------------------------------------
+
+
+def _stored(arguments: Mapping[str, Any] | None) -> Any:
+    return None if arguments is None else {str(name): _as_data(value) for name, value in arguments.items()}
+
+
+def _as_data(value: Any) -> list[Any]:
+    """An argument as [form, value]."""
+    if isinstance(value, np.dtype) and is_plain_dtype(value.str):
+        return ["dtype", value.str]
+    if isinstance(value, type) and issubclass(value, np.generic) and is_plain_dtype(np.dtype(value).str):
+        return ["type", np.dtype(value).str]
+    if isinstance(value, type) and _BUILTIN_TYPES.get(value.__name__) is value:
+        return ["type", value.__name__]
+    if isinstance(value, PurePath):
+        return ["path", str(value)]
+    what = f"{type(value).__name__}, which is too large or not plain"
+    if getattr(value, "nbytes", 0) > _LARGEST:
+        return ["unknown", what]
+    try:
+        if len(pack(value)) <= _LARGEST and _is_plain(copy := copied(value)):
+            return ["value", copy]
+    except UnstorableValue:
+        what = ", ".join(pack_lenient(value)[1][:1])
+    return ["unknown", what]
+
+
+def argument(stored: Any) -> Any:
+    """The argument that was stored.
+
+    Raises:
+        LookupError: it could not be; says what it was.
+        CorruptTrace: it is malformed.
+    """
+    if not (isinstance(stored, (list, tuple)) and len(stored) == 2):
+        raise CorruptTrace("an argument of the environment is malformed")
+    form, value = stored
+    if form == "value" and _is_plain(value):
+        return value
+    if form == "dtype":
+        return dtype_from(value)
+    if form == "type" and isinstance(value, str):
+        return _BUILTIN_TYPES.get(value) or dtype_from(value).type
+    if form == "path" and isinstance(value, str):
+        return Path(value)
+    raise LookupError(str(value)[:200])
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if depth > _DEEPEST:
+        return False
+    if isinstance(value, Mapping):
+        return all(_is_plain(key, depth + 1) and _is_plain(item, depth + 1) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value) in (list, tuple) and all(_is_plain(item, depth + 1) for item in value)
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return all(_is_plain(item, depth + 1) for item in value.ravel().tolist())
+    return value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.ndarray, np.generic))
+
+
+# -- of a trace -------------------------------------------------------------------------------------------------------
+
+
+def recorded_recipe(description: Mapping[str, Any], lane: int = 0) -> Recipe | None:
+    """How the environment of a lane was made; None if the trace does not say.
+
+    Raises:
+        EnvironmentUnavailable: what it says is malformed.
+    """
+    made, lanes = description.get("made"), description.get("lanes")
+    if isinstance(lanes, list) and 0 <= lane < len(lanes):
+        made = lanes[lane]
+    if made is None:
+        made = _made_by_spec(description)
+    if made is None or (isinstance(made, Mapping) and made.get("id") is None):
+        return None
+    try:
+        name, entry_point, kwargs = made["id"], made["entry_point"], made["kwargs"]
+        wrappers = [(kind, arguments) for kind, arguments in made["wrappers"]]
+        texts = [name, *(kind for kind, _ in wrappers), *([] if entry_point is None else [entry_point])]
+        maps = [kwargs, *(arguments for _, arguments in wrappers if arguments is not None)]
+        texts += [key for arguments in maps for key in arguments]
+        if len(wrappers) > _MOST_WRAPPERS or not all(isinstance(text, str) for text in texts):
+            raise TypeError
+        class_name = made.get("class")
+        return Recipe(name, entry_point, dict(kwargs), class_name if isinstance(class_name, str) else None, wrappers)
+    except (LookupError, TypeError, ValueError) as error:
+        raise EnvironmentUnavailable("what the trace says of how its environment was made is malformed") from error
+
+
+def _made_by_spec(description: Mapping[str, Any]) -> Any:
+    """The same out of the JSON of an EnvSpec, which is all that older traces have."""
+    try:
+        spec = json.loads(description.get("spec") or "null")
+        if not isinstance(spec, dict) or description.get("note"):
+            return None
+        spec = _as_told(spec)
+        named = [[wrapper["entry_point"], _stored(wrapper["kwargs"])] for wrapper in spec["additional_wrappers"] or ()]
+        entry_point = spec.get("entry_point")
+        made = {"id": spec["id"], "entry_point": entry_point, "kwargs": _stored(spec.get("kwargs") or {})}
+        return {**made, "wrappers": [*_wrappers_of_make(spec), *named]}
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise EnvironmentUnavailable(f"the recorded spec is malformed: {error!r:.100}") from error

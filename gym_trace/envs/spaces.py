@@ -1,0 +1,180 @@
+"""A gymnasium space as plain data (docs/FORMAT.md, section 5), and back."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError
+from gym_trace.model.layout import PlainSpace, from_array_map, to_array_map
+from gym_trace.model.values import dtype_from, is_plain_dtype, without_addresses
+
+_MOST_ELEMENTS = 1 << 25  # of all arrays that a space is rebuilt with
+_PARTS = ("spaces", "space", "node_space", "edge_space")
+_DEEPEST = 100
+_OneOf = getattr(spaces, "OneOf", None)  # since gymnasium 1.0
+
+
+def describe(space: gymnasium.Space[Any]) -> PlainSpace:
+    """Plain data that describes space: strings, numbers, lists and dicts, fit for JSON and MessagePack."""
+    if isinstance(space, spaces.Box) and is_plain_dtype(space.dtype.str):
+        bounds = {"low": to_array_map(space.low), "high": to_array_map(space.high)}
+        return {"type": "Box", "dtype": _dtype(space), "shape": list(space.shape), **bounds}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "dtype": _dtype(space), "n": int(space.n), "start": int(space.start)}
+    if isinstance(space, spaces.MultiDiscrete):
+        start = np.asarray(getattr(space, "start", np.zeros_like(space.nvec)))
+        arrays = {"nvec": to_array_map(space.nvec), "start": to_array_map(start)}
+        return {"type": "MultiDiscrete", "dtype": _dtype(space), "shape": list(space.shape), **arrays}
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "dtype": _dtype(space), "shape": list(space.shape)}
+    if isinstance(space, spaces.Dict):
+        if all(map(_may_be_path, space.spaces)):
+            return {"type": "Dict", "spaces": [[_plain(key), describe(child)] for key, child in space.spaces.items()]}
+        keys = ", ".join(f"{key!r}" for key in space.spaces if not _may_be_path(key))
+        warnings.warn(
+            f"a Dict space with the keys {keys:.200}, which are neither text nor integers, is recorded value by value, "
+            "not as typed columns",
+            UserWarning,
+            stacklevel=2,
+        )
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [describe(child) for child in space.spaces]}
+    if isinstance(space, spaces.Text):
+        limits = {"min_length": int(space.min_length), "max_length": int(space.max_length)}
+        return {"type": "Text", **limits, "characters": "".join(space.character_list)}
+    if isinstance(space, spaces.Sequence):
+        return {"type": "Sequence", "space": describe(space.feature_space), "stack": bool(space.stack)}
+    if isinstance(space, spaces.Graph):
+        edges = None if space.edge_space is None else describe(space.edge_space)
+        return {"type": "Graph", "node_space": describe(space.node_space), "edge_space": edges}
+    if _OneOf is not None and isinstance(space, _OneOf):
+        return {"type": "OneOf", "spaces": [describe(child) for child in space.spaces]}
+    kind = type(space)
+    text = without_addresses(repr(space))[:1000]
+    return {"type": "custom", "class": f"{kind.__module__}.{kind.__qualname__}", "repr": text}
+
+
+def _may_be_path(key: object) -> bool:
+    return isinstance(key, str) or (type(key) is int and -(1 << 63) <= key < 1 << 63)
+
+
+def _plain(key: str | int) -> str | int:
+    return str.__str__(key) if isinstance(key, str) else key  # whatever a subclass makes of str()
+
+
+def _dtype(space: gymnasium.Space[Any]) -> str:
+    assert space.dtype is not None  # the four kinds that call this have one
+    return space.dtype.newbyteorder("<").str
+
+
+class StandIn(gymnasium.Space[Any]):
+    """In the place of a space that is not plain data: has everything in it, and cannot be drawn from."""
+
+    def __init__(self, told: str):
+        super().__init__(None, None)
+        self.told = told
+
+    def contains(self, x: Any) -> bool:
+        """Yes, as far as is known."""
+        return True
+
+    def sample(self, *_: Any, **__: Any) -> Any:
+        """Raises EnvironmentUnavailable."""
+        raise EnvironmentUnavailable(
+            f"{self.told} is not known well enough to draw from it; pass the space itself: action_space= or "
+            "observation_space="
+        )
+
+    def __repr__(self) -> str:
+        return f"StandIn({self.told!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StandIn) and self.told == other.told
+
+    def __hash__(self) -> int:
+        return hash(self.told)
+
+
+def restore(plain: Any, stand_in: bool = False) -> gymnasium.Space[Any]:
+    """The space that describe was given. stand_in: whether to have a StandIn for what is custom.
+
+    Raises:
+        EnvironmentUnavailable: for a custom space, which is not plain data.
+        CorruptTrace: for a malformed description.
+    """
+    try:
+        if _elements(plain, 0) > _MOST_ELEMENTS:  # a few bytes of a file can stand for all of them
+            raise EnvironmentUnavailable("a space of so many elements is not rebuilt; its values can be read")
+        return _restore(plain, stand_in)
+    except TraceError:
+        raise
+    except Exception as error:  # gymnasium says in many ways that it does not like what it is given
+        raise CorruptTrace(f"the description of a space is malformed: {error!r:.100}") from error
+
+
+def _elements(plain: Any, depth: int) -> int:
+    """How many elements the arrays have that a space consists of."""
+    if isinstance(plain, list):
+        return sum(_elements(item, depth + 1) for item in plain) if depth < _DEEPEST else 0
+    if not isinstance(plain, Mapping):
+        return 0
+    shape = plain.get("shape", ()) if plain.get("type") in ("Box", "MultiDiscrete") else ()
+    return math.prod(map(int, shape)) + sum(_elements(plain.get(key), depth + 1) for key in _PARTS)
+
+
+def _restore(plain: Mapping[str, Any], stand_in: bool) -> gymnasium.Space[Any]:
+    kind = plain["type"]
+    shape = tuple(int(n) for n in plain.get("shape", ()))
+    if kind == "Box":
+        low, high = from_array_map(plain["low"], shape), from_array_map(plain["high"], shape)
+        box_dtype: Any = dtype_from(plain["dtype"]).type
+        return spaces.Box(low, high, shape, box_dtype)
+    if kind == "Discrete":
+        return _with_dtype(spaces.Discrete(plain["n"], start=plain["start"]), plain)
+    if kind == "MultiDiscrete":
+        nvec, start = from_array_map(plain["nvec"], shape), from_array_map(plain["start"], shape)
+        options: dict[str, Any] = {"start": start} if start.any() else {}
+        dtype = dtype_from(plain["dtype"]).type
+        restored: gymnasium.Space[Any] = spaces.MultiDiscrete(nvec, dtype, **options)
+        return restored
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(list(shape) if len(shape) != 1 else shape[0])
+    if kind == "Dict":
+        return spaces.Dict(
+            [(key, _restore(child, stand_in)) for key, child in plain["spaces"]]
+        )  # a dict would be sorted
+    if kind == "Tuple":
+        return spaces.Tuple([_restore(child, stand_in) for child in plain["spaces"]])
+    if kind == "Text":
+        return spaces.Text(plain["max_length"], min_length=plain["min_length"], charset=plain["characters"])
+    if kind == "Sequence":
+        return spaces.Sequence(_restore(plain["space"], stand_in), stack=plain["stack"])
+    if kind == "Graph":
+        edges = None if plain["edge_space"] is None else _restore(plain["edge_space"], stand_in)
+        nodes: Any = _restore(plain["node_space"], stand_in)
+        edge_space: Any = edges
+        return spaces.Graph(nodes, edge_space)
+    if kind == "OneOf" and _OneOf is not None:
+        one_of: gymnasium.Space[Any] = _OneOf([_restore(child, stand_in) for child in plain["spaces"]])
+        return one_of
+    if stand_in:
+        return StandIn(str(plain.get("class", kind)))
+    raise EnvironmentUnavailable(
+        f"a space of type {plain.get('class', kind)} cannot be rebuilt from the trace ({plain.get('repr', '')}); "
+        "its values can be read all the same"
+    )
+
+
+def _with_dtype(space: gymnasium.Space[Any], plain: Mapping[str, Any]) -> gymnasium.Space[Any]:
+    dtype = dtype_from(plain["dtype"])
+    if space.dtype != dtype:  # a Discrete of another dtype, in gymnasium releases that have them
+        options: dict[str, Any] = {"dtype": dtype.type}
+        space = spaces.Discrete(plain["n"], start=plain["start"], **options)
+    return space

@@ -1,0 +1,409 @@
+"""Reading one batch file: which records there are, and whether they check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, UnsupportedTrace
+from gym_trace.format import wire
+from gym_trace.format.column_decoder import decode, decode_rows
+from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, parse_column
+from gym_trace.format.tables import FARTHEST, Index, TableRoom, are_apart, totals_of
+from gym_trace.model.values import Array, unpack
+from gym_trace.storage.local import descriptor_of, opened
+
+PART = ".part"
+_SCAN_BLOCK = 1 << 20
+_NO_RECORD = "not a record"
+_KNOWN = 4096  # chunks
+
+
+class Damage(NamedTuple):
+    """A range of bytes of a file that does not check."""
+
+    path: str
+    start: int
+    end: int
+    problem: str
+
+
+class Chunk:
+    """The columns of one chunk, read and checked; decoded when asked for.
+
+    Attributes:
+        rows: how many rows each column has, those included that were not read.
+    """
+
+    def __init__(
+        self,
+        blobs: dict[Path, tuple[Column, Piece]],
+        rows: dict[Path, int],
+        located: Callable[[CorruptTrace], CorruptTrace],
+    ):
+        self.rows = rows
+        self._blobs = blobs
+        self._located = located
+        self._decoded: dict[Path, Array] = {}
+
+    @property
+    def columns(self) -> dict[Path, Column]:
+        return {path: column for path, (column, _) in self._blobs.items()}
+
+    @property
+    def full_size(self) -> int:
+        """Bytes of the columns once decoded, those that are walked as they are stored."""
+        sizes = [column.stored if self.is_walked(path) else column.full_size for path, column in self.columns.items()]
+        return sum(sizes)
+
+    def __contains__(self, path: Path) -> bool:
+        return path in self._blobs
+
+    def encoded(self, path: Path) -> tuple[Column, Piece]:
+        """A column as it is stored; before decode(), which lets go of that."""
+        return self._blobs[path]
+
+    def array(self, path: Path, room: Callable[[int], Array] | None = None) -> Array:
+        """The decoded rows of a column: the same writable array at every call. room: as for decode."""
+        if path not in self._decoded:
+            column, blob = self._blobs[path]
+            try:
+                self._decoded[path] = decode(column, blob, room)
+            except CorruptTrace as error:
+                raise self._located(error) from error
+        return self._decoded[path]
+
+    def decode(self, room: Callable[[int], Array] | None = None) -> None:
+        """Decodes all columns but those that are walked, and lets go of their bytes as they are stored."""
+        for path, column in self.columns.items():
+            if not self.is_walked(path):
+                self.array(path, room)
+                self._blobs[path] = column, b""
+
+    def decode_all(self) -> None:
+        """Decodes all columns."""
+        for path in self._blobs:
+            self.array(path)
+
+    def is_walked(self, path: Path) -> bool:
+        """Whether a column says of each row what has changed, so that some rows can be had without the others."""
+        return bool(self._blobs[path][0].encoding & CHANGES)
+
+    def decode_rows(self, path: Path, begin: int, out: Array) -> None:
+        """Fills out, (rows, *row shape), with rows of a walked column, from begin on. Raises CorruptTrace."""
+        column, blob = self._blobs[path]
+        try:
+            decode_rows(column, blob, begin, out)
+        except CorruptTrace as error:
+            raise self._located(error) from error
+
+
+class BatchReader:
+    """Finds the chunks of one batch, sealed or not, whole or damaged.
+
+    Attributes:
+        schema: what the schema record says, or None where it is damaged.
+        sealed: whether the index and footer were read.
+        fragments: the fragment tables of all readable chunks, joined (wire.FRAGMENT).
+        chunks: offset, length, number of fragments and observation rows of each (wire.CHUNK_ENTRY).
+        totals: raw and stored bytes of each column.
+        damage: what was found not to check so far. A torn end of an unsealed batch is no damage.
+        torn: bytes at the end of an unsealed batch that are not a whole record.
+    """
+
+    def __init__(self, path: FilePath, room: TableRoom | None = None):
+        """room: for the tables of this batch and of others; None: of this one alone."""
+        self.path = path
+        self._room = TableRoom() if room is None else room
+        self._known: dict[int, list[tuple[Column, int]]] = {}  # columns of chunks that were read, and where they are
+        self.damage: list[Damage] = []
+        self.torn = 0
+        self.sealed = False
+        self.schema: dict[str, Any] | None = None
+        self.totals: dict[Path, list[int]] = {}
+        self.fragments: Array = np.empty(0, wire.FRAGMENT)
+        self.chunks: Array = np.empty(0, wire.CHUNK_ENTRY)
+        self._walked = wire.HEADER_SIZE
+        with self._open() as file:
+            self.size = os.fstat(file.fileno()).st_size
+            self._room.grant(self.size)
+            self.header = self._file_header(file)
+            if not self._read_index(file):
+                self._walk(file)
+            else:
+                self._read_schema(file)
+
+    def refresh(self) -> None:
+        """Reads what was appended since; of a batch that was not sealed."""
+        if self.sealed:
+            return
+        with self._open() as file:
+            before, self.size = self.size, os.fstat(file.fileno()).st_size
+            self._room.grant(max(0, self.size - before))
+            self._walk(file)
+
+    def read_chunk(
+        self, number: int, wanted: Callable[[Path], bool], room: Callable[[int], Array] | None = None
+    ) -> Chunk:
+        """The wanted columns of a chunk, their checksums compared. Raises CorruptTrace.
+
+        room: gives byte arrays of a size for what is read; None: fresh ones.
+        """
+        offset, length = (int(self.chunks[name][number]) for name in ("offset", "length"))
+        try:
+            with self._open(_reopened) as file:
+                return self._chunk_at(file, offset, length, wanted, room)
+        except CorruptTrace as error:
+            raise error if error.path else error.located(self.path, offset) from error
+
+    # -- reading records ----------------------------------------------------------------------------------------------
+
+    def _open(self, how: Callable[[FilePath], Any] = opened) -> Any:
+        path = self.path  # which another thread may change
+        try:
+            return how(path)
+        except FileNotFoundError:
+            if path.name.endswith(PART):  # sealed since we saw it: the same bytes, with an index behind them
+                self.path = path.with_name(path.name.removesuffix(PART))
+                return how(self.path)
+            raise
+
+    def _file_header(self, file: Any) -> wire.FileHeader:
+        try:
+            return wire.unpack_file_header(_read(file, 0, wire.HEADER_SIZE))
+        except CorruptTrace as error:
+            # The first record bears the file id too: damage to these bytes need not cost the whole file.
+            file_id = wire.file_id_of(_read(file, wire.HEADER_SIZE, wire.HEADER_SIZE), wire.HEADER_SIZE)
+            if file_id is None:
+                raise error.located(self.path, 0) from error
+            self._damaged(0, wire.HEADER_SIZE, error.problem)
+            return wire.FileHeader(file_id, 0)
+        except UnsupportedTrace as error:
+            raise UnsupportedTrace(f"{self.path}: {error}") from error
+
+    def _header_at(self, file: Any, offset: int) -> wire.RecordHeader | None:
+        return wire.unpack_record_header(_read(file, offset, wire.HEADER_SIZE), offset, self.header.file_id)
+
+    def _metadata(self, file: Any, header: wire.RecordHeader) -> dict[str, Any]:
+        """The metadata of a record that lies within the file. Raises CorruptTrace."""
+        if header.metadata_length > wire.MAX_METADATA or header.end > self.size:
+            raise CorruptTrace("a record claims more bytes than there are")
+        raw = _read(file, header.offset + wire.HEADER_SIZE, header.metadata_length)
+        if len(raw) != header.metadata_length or crc32(raw) != header.metadata_crc:
+            raise CorruptTrace("checksum mismatch in the metadata of a record")
+        metadata = unpack(raw)
+        if not isinstance(metadata, dict):
+            raise CorruptTrace("the metadata of a record is not a map")
+        return metadata
+
+    def _columns(self, header: wire.RecordHeader, metadata: dict[str, Any]) -> Iterator[tuple[Column, int]]:
+        """The columns of a record with the offset of their blobs."""
+        descriptors = metadata.get("columns")
+        if not isinstance(descriptors, list):
+            raise CorruptTrace("a record has no columns")
+        offset, size, rows = header.body_offset, 0, 0
+        grown = wire.MOST_GROWTH * (header.end - header.offset)
+        seen: set[Path] = set()
+        for column in map(parse_column, descriptors):
+            size += column.full_size + column.rows * wire.VALUE_SIZE * (column.dtype == MSGPACK)
+            rows = max(rows, column.rows)
+            if header.type == wire.CHUNK and size > (wire.CHUNK_BYTES if rows > 1 else max(wire.CHUNK_BYTES, grown)):
+                raise CorruptTrace(f"the columns of a record claim {size} bytes, more than they may have")
+            if offset + column.stored > header.end:
+                raise CorruptTrace("a column claims more bytes than its record has")
+            if column.path in seen:
+                raise CorruptTrace("a record has the same column twice")
+            seen.add(column.path)
+            yield column, offset
+            offset += wire.aligned(column.stored)
+
+    def _chunk_at(
+        self, file: Any, offset: int, length: int, wanted: Callable[[Path], bool], room: Callable[[int], Array] | None
+    ) -> Chunk:
+        columns = self._known.get(offset)
+        if columns is None:
+            header = self._header_at(file, offset)
+            if header is None or header.type != wire.CHUNK or header.end != offset + length:
+                raise CorruptTrace("checksum mismatch in the header of a record")
+            columns = list(self._columns(header, self._metadata(file, header)))
+            if len(self._known) >= _KNOWN:
+                self._known.clear()
+            self._known[offset] = columns
+        blobs, rows = {}, {}
+        for column, where in columns:
+            rows[column.path] = column.rows
+            if wanted(column.path):
+                blobs[column.path] = (column, _checked(file, where, column, room))
+        return Chunk(blobs, rows, lambda error: error.located(self.path, offset))
+
+    # -- finding chunks -----------------------------------------------------------------------------------------------
+
+    def _read_index(self, file: Any) -> bool:
+        """Reads the index if this is a sealed batch whose index is whole."""
+        footer = self._footer(file)
+        if footer is None:
+            if not self.path.name.endswith(PART):
+                self._damaged(max(0, self.size - wire.HEADER_SIZE), self.size, "the footer does not check")
+            return False
+        try:
+            header = self._header_at(file, footer.index_offset)
+            if header is None or header.type != wire.INDEX:
+                raise CorruptTrace("checksum mismatch in the header of the index")
+            self.fragments, self.chunks, self.totals = self._index(file, header)
+        except CorruptTrace as error:
+            self._damaged(footer.index_offset, self.size, error.problem)
+            return False
+        self.sealed = True
+        return True
+
+    def _index(self, file: Any, header: wire.RecordHeader) -> Index:
+        metadata = self._metadata(file, header)
+        tables = {c.path: (c, _checked(file, at, c)) for c, at in self._columns(header, metadata)}
+        fragments = self._table(tables, "fragments", wire.FRAGMENT)
+        chunks = self._table(tables, "chunks", wire.CHUNK_ENTRY)
+        if sum(chunks["fragments"].tolist()) != len(fragments) or not are_apart(chunks, header.offset):
+            raise CorruptTrace("the tables of the index do not fit each other")
+        return Index(fragments, chunks, totals_of(metadata.get("totals")))
+
+    def _read_schema(self, file: Any) -> None:
+        header = self._header_at(file, wire.HEADER_SIZE)
+        try:
+            if header is None or header.type != wire.SCHEMA:
+                raise CorruptTrace("checksum mismatch in the schema record")
+            self.schema = self._metadata(file, header)
+        except CorruptTrace as error:
+            end = int(self.chunks["offset"][0]) if len(self.chunks) else self.size
+            self._damaged(wire.HEADER_SIZE, end, error.problem)
+
+    def _walk(self, file: Any) -> None:
+        """Reads record after record from where the last walk ended; after damage, from the next valid record on."""
+        fragments: list[Array] = []
+        chunks: list[tuple[int, int, int, int]] = []
+        offset = self._walked
+        self.torn = 0
+        while offset < self.size:
+            header = self._header_at(file, offset)
+            if header is not None and header.end <= self.size:
+                try:
+                    self._walk_record(file, header, fragments, chunks)
+                except CorruptTrace as error:
+                    self._damaged(offset, header.end, error.problem)
+                offset = header.end
+                continue
+            if self._footer(file) and offset == self.size - wire.HEADER_SIZE:
+                offset = self.size
+                break
+            following, last = self._next_record(file, offset + 8)
+            if following is None:
+                torn_at, header = (offset, header) if last is None else (last.offset, last)
+                if self._is_torn(file, torn_at, header):
+                    if torn_at > offset:
+                        self._damaged(offset, torn_at, _NO_RECORD)
+                    offset, self.torn = torn_at, self.size - torn_at
+                    break
+                following = self.size - wire.HEADER_SIZE if self._footer(file) else self.size
+            self._damaged(offset, following, _NO_RECORD)
+            offset = following
+        self._walked = offset
+        self.fragments = wire.join_fragments([self.fragments, *fragments])
+        self.chunks = np.concatenate([self.chunks, np.array(chunks, wire.CHUNK_ENTRY)])
+
+    def _walk_record(
+        self, file: Any, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
+    ) -> None:
+        metadata = self._metadata(file, header)
+        if header.type == wire.SCHEMA:
+            self.schema = metadata
+        elif header.type == wire.CHUNK:
+            columns = list(self._columns(header, metadata))
+            tables = {c.path: (c, _checked(file, at, c)) for c, at in columns[:1]}
+            table = self._table(tables, "fragments", wire.FRAGMENT)
+            fragments.append(table)
+            rows = int(table["steps"].sum()) + int(np.count_nonzero(table["flags"] & wire.LEADS))
+            chunks.append((header.offset, header.end - header.offset, len(table), rows))
+            for column, _ in columns:
+                total = self.totals.setdefault(column.path, [0, 0])
+                total[0] += column.full_size
+                total[1] += column.stored
+        elif header.type != wire.INDEX and not header.flags & wire.OPTIONAL:
+            raise UnsupportedTrace(f"{self.path}: unknown record type {header.type}; upgrade gym-trace")
+
+    def _is_torn(self, file: Any, offset: int, header: wire.RecordHeader | None) -> bool:
+        """Whether what follows offset is what a killed writer leaves, rather than damage."""
+        if not self.path.name.endswith(PART):
+            return False
+        if header is not None or self.size - offset < wire.HEADER_SIZE:
+            return True
+        return not any(_read(file, offset, min(self.size - offset, _SCAN_BLOCK)))
+
+    def _table(self, columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]) -> Array:
+        found = columns.get((name,))
+        if found is None or found[0].dtype != f"|V{dtype.itemsize}":
+            raise CorruptTrace(f"a record has no {name} table")
+        self._room.take(found[0].rows)
+        return decode(*found).view(dtype)
+
+    def _next_record(self, file: Any, offset: int) -> tuple[int | None, wire.RecordHeader | None]:
+        """Where the first whole record at or after offset is, and the last valid header, if there is none that is."""
+        last = None
+        offset = wire.aligned(offset)
+        while offset < self.size:
+            block = _read(file, offset, _SCAN_BLOCK + wire.HEADER_SIZE)
+            for at in wire.places_of_headers(block, offset, self.header.file_id):
+                raw = block[at : at + wire.HEADER_SIZE]
+                header = wire.unpack_record_header(raw, offset + at, self.header.file_id)
+                if header is not None and header.end <= self.size:
+                    return offset + at, None
+                last = header or last
+            offset += _SCAN_BLOCK
+        return None, last
+
+    def _footer(self, file: Any) -> wire.Footer | None:
+        tail = _read(file, self.size - wire.HEADER_SIZE, wire.HEADER_SIZE)
+        return wire.unpack_footer(tail, self.size, self.header.file_id)
+
+    def _damaged(self, start: int, end: int, problem: str) -> None:
+        if self.damage and self.damage[-1][2:] == (start, problem):
+            start = self.damage.pop().start
+        self.damage.append(Damage(str(self.path), start, end, problem))
+
+
+def _read(file: Any, offset: int, length: int) -> bytes:
+    """Up to length bytes at offset; fewer only at the end of the file."""
+    if not 0 <= offset < FARTHEST:
+        return b""
+    file.seek(offset)
+    data: bytes = file.read(length)
+    while len(data) < length and (more := file.read(length - len(data))):
+        data += more
+    return data
+
+
+def _read_into(file: Any, offset: int, out: memoryview) -> memoryview:
+    """As much of out as there is at offset, filled."""
+    file.seek(offset)
+    filled = 0
+    while filled < len(out) and (count := file.readinto(out[filled:])):
+        filled += count
+    return out[:filled]
+
+
+def _checked(file: Any, offset: int, column: Column, room: Callable[[int], Array] | None = None) -> Piece:
+    blob: Piece
+    if room is None:
+        blob = _read(file, offset, column.stored)
+    else:  # the column lies within the file
+        blob = _read_into(file, offset, room(column.stored).data)
+    if len(blob) != column.stored or crc32(blob) != column.crc:
+        raise CorruptTrace(f"checksum mismatch in column {'/'.join(map(str, column.path))}")
+    return blob
+
+
+def _reopened(path: FilePath) -> Any:
+    """A file that was looked at before."""
+    return open(descriptor_of(path), "rb", buffering=0)

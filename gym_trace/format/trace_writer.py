@@ -1,0 +1,149 @@
+"""All files of one writer: its batches one after the other, and its manifest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.format import wire
+from gym_trace.format.batch_writer import BatchWriter, sync_directory
+from gym_trace.format.column_encoder import ColumnEncoder, Workspace
+from gym_trace.format.columns import Column, Piece
+from gym_trace.format.columns import Path as ColumnPath
+from gym_trace.format.directory import batch_name
+from gym_trace.format.manifest import SUFFIX, ManifestWriter
+from gym_trace.model.deltas import FrameRows
+from gym_trace.model.values import Array
+
+# A batch is sealed, and so made durable, when it has reached one of these.
+BATCH_BYTES = 64 << 20
+BATCH_SECONDS = 600.0
+BATCH_FRAGMENTS = 200_000  # their index is kept in memory until then
+
+
+Rows = Array | list[bytes] | tuple[Column, Piece]
+
+
+class TraceWriter:
+    """Turns tables of fragments and columns of rows into chunks, batches and manifest lines.
+
+    Not thread-safe. Raises OSError as the file system does.
+    """
+
+    def __init__(self, directory: Path, schema: dict[str, Any], level: int, fsync: bool):
+        self.writer: str = schema["writer"]
+        self._directory = directory
+        self._schema = schema
+        self._workspace = Workspace(level)
+        self._fsync = fsync
+        self._encoders: dict[ColumnPath, ColumnEncoder] = {}
+        self._fed: dict[ColumnPath, None] = {}
+        self._batch: BatchWriter | None = None
+        self._opened_at = 0.0
+        self._batches = 0
+        self._batch_episodes = self._batch_steps = 0
+        self.bytes = self.episodes = self.steps = 0
+        self._in_sealed = 0
+        try:
+            self._manifest = ManifestWriter(directory / f"{self.writer}{SUFFIX}", schema)
+        except FileExistsError as error:
+            raise InvalidOption(f"uid={self.writer!r} is taken in {directory}; pass another one, or none") from error
+
+    def write(self, fragments: Array, columns: Mapping[ColumnPath, Rows]) -> None:
+        """Appends one chunk, which also has the columns that were fed.
+
+        columns: typed arrays of rows, lists of MessagePack values, or what is encoded already.
+
+        Raises UnstorableValue for what a reader would refuse.
+        """
+        while len(fragments) > wire.MAX_TABLE:  # a repair puts ends, which have no rows, before them
+            ends = min(len(fragments) - wire.MAX_TABLE, wire.MAX_TABLE)
+            self._write(fragments[:ends], [])
+            fragments = fragments[ends:]
+        encoded: list[tuple[Column, Sequence[Piece]]] = [self._encoders[path].finish() for path in self._fed]
+        self._fed.clear()
+        encoded += [self._encoded(path, rows) for path, rows in columns.items()]
+        self._write(fragments, encoded)
+
+    def _write(self, fragments: Array, columns: list[tuple[Column, Sequence[Piece]]]) -> None:
+        if self._batch is not None and not self._batch.has_room(len(fragments)):
+            self.seal()
+        columns = [self._encoded(("fragments",), fragments), *columns]
+        leads = int(np.count_nonzero(fragments["flags"] & wire.LEADS))
+        steps = int(fragments["steps"].sum())
+        self.batch().write_chunk(fragments, steps + leads, columns)
+        self._batch_steps += steps
+        self._batch_episodes += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
+        self.bytes = self._in_sealed + self.batch().size
+        if self._fsync:
+            self.batch().sync()
+
+    def feed(self, path: ColumnPath, rows: Array | FrameRows) -> None:
+        """Takes some of the large rows of a column of the next chunk; all of one dtype and shape, not to be changed."""
+        self._fed[path] = None
+        self._encoder(path).feed(rows)
+
+    def batch(self) -> BatchWriter:
+        if self._batch is None:
+            path = self._directory / batch_name(self.writer, self._batches)
+            self._batch = BatchWriter(path, self._batches, {**self._schema, "batch": self._batches})
+            self._opened_at = time.monotonic()
+            if self._fsync:
+                sync_directory(self._directory)
+        return self._batch
+
+    def seal_if_due(self) -> None:
+        batch = self._batch
+        if batch is not None and (
+            batch.size >= BATCH_BYTES
+            or batch.fragments >= BATCH_FRAGMENTS
+            or time.monotonic() - self._opened_at >= BATCH_SECONDS
+        ):
+            self.seal()
+
+    def seal(self) -> None:
+        batch = self._batch
+        if batch is None:
+            return
+        batch.seal(self._workspace)
+        self._batch = None
+        self._batches += 1
+        self._in_sealed += batch.size
+        self.bytes = self._in_sealed
+        self._manifest.batch(batch.path.name, batch.size, batch.crc, self._batch_episodes, self._batch_steps)
+        self.episodes += self._batch_episodes
+        self.steps += self._batch_steps
+        self._batch_episodes = self._batch_steps = 0
+
+    def close(self, extra: dict[str, Any]) -> None:
+        """Seals, says closed in the manifest, and lets go of all files, also where that fails."""
+        try:
+            self.seal()
+            self._manifest.closed(self.episodes, self.steps, extra)
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Lets go of all files as they are."""
+        if self._batch is not None:
+            self._batch.abandon()
+            self._batch = None
+        self._manifest.close()
+
+    def _encoded(self, path: ColumnPath, rows: Rows) -> tuple[Column, Sequence[Piece]]:
+        if isinstance(rows, tuple):
+            column, blob = rows
+        else:
+            encoder = self._encoder(path)
+            column, blob = encoder.encode_values(rows) if isinstance(rows, list) else encoder.encode(rows)
+        return column, [blob]
+
+    def _encoder(self, path: ColumnPath) -> ColumnEncoder:
+        if path not in self._encoders:
+            self._encoders[path] = ColumnEncoder(path, self._workspace)
+        return self._encoders[path]

@@ -1,0 +1,1 @@
+"""Checking a trace for damage, and saving what is readable of a damaged one."""

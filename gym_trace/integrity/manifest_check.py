@@ -1,0 +1,145 @@
+"""What a writer's manifest says, compared with what its batches are."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format.batch_reader import Damage
+from gym_trace.format.directory import WriterFiles, batch_number
+from gym_trace.format.manifest import Line, as_json, read_lines
+from gym_trace.integrity.batch_scan import BatchInspector
+from gym_trace.storage.local import checksum_of
+
+MISSING = "this batch is missing"
+
+
+class _Seen(NamedTuple):
+    """A sealed batch that was read; clean: no byte of it was found damaged."""
+
+    path: Path
+    bytes: int
+    clean: bool
+    episodes: int
+    steps: int
+
+
+class ManifestCheck:
+    """Compares one writer's manifest with its batches, once these were read.
+
+    Attributes:
+        schema: of the batches, or None.
+        missing: numbers of batches that are known to be missing already.
+        damages: lines of the manifest that are damaged or wrong.
+        lost: what the manifest lists and is not there, batches or their ends.
+        remarks: what is worth knowing and no damage.
+    """
+
+    def __init__(self, files: WriterFiles):
+        self.schema: dict[str, Any] | None = None
+        self.missing: list[range] = []
+        self.damages: list[Damage] = []
+        self.lost: list[Damage] = []
+        self.remarks: list[str] = []
+        self._files = files
+        self._seen: dict[str, _Seen] = {}
+        self._listed: set[str] = set()
+        self._closed = False
+
+    def saw(self, batch: BatchInspector, clean: bool, episodes: int, steps: int) -> None:
+        """To be told of each batch: the episodes that end in it and its steps, damaged chunks included."""
+        if batch.has_end_name:
+            self._seen[batch.path.name] = _Seen(batch.path, batch.size, clean, episodes, steps)
+
+    def compare(self, alive: bool) -> None:
+        path = self._files.manifest
+        if path is None:
+            self.remarks.append(f"{self._files.writer}: no manifest; the batches tell what it would")
+            return
+        try:
+            for number, line in enumerate(read_lines(path)):
+                if not line.whole:
+                    self.remarks.append(f"{path}: its last line is torn; the writer died, or is still at it")
+                elif problem := self._problem(line, number, path):
+                    self._damaged(Damage(str(path), line.start, line.end, problem))
+        except CorruptTrace as error:
+            self.damages.append(Damage(str(path), 0, 0, error.problem))
+        except FileNotFoundError:
+            return  # deleted since it was listed
+        if not (self._closed or alive or self.damages):
+            self.remarks.append(f"{path}: the writer did not close; it was killed")
+
+    def _damaged(self, damage: Damage) -> None:
+        """Adds damage; lines with the same fault that follow each other are one."""
+        if self.damages and self.damages[-1][2:] == (damage.start, damage.problem):
+            damage = damage._replace(start=self.damages.pop().start)
+        self.damages.append(damage)
+
+    def _problem(self, line: Line, number: int, path: Path) -> str | None:
+        """What is wrong with a line; lines of types that are not known are skipped."""
+        kind = None if line.entry is None else line.entry.get("type")
+        if line.entry is None or not isinstance(kind, str):
+            return "not a line of a manifest"
+        if number == 0:
+            return self._first_line(line.entry)
+        if kind == "batch":
+            return self._batch_line(line.entry, path.parent)
+        if kind == "closed":
+            if self._closed:
+                return "says closed again"
+            self._closed = True
+            return self._closed_line(line.entry)
+        return None
+
+    def _first_line(self, entry: dict[str, Any]) -> str | None:
+        if entry.get("type") != "writer" or entry.get("writer") != self._files.writer:
+            return "the first line does not say who wrote the trace"
+        try:  # the batches are exact where JSON is not, so they are compared as JSON; a manifest may say more
+            schema = json.loads(as_json(self.schema or {}))
+        except (RecursionError, TypeError, ValueError):
+            return None
+        if any(key not in entry or _canonical(entry[key]) != _canonical(value) for key, value in schema.items()):
+            return "the first line is not what the batches say of the writer"
+        return None
+
+    def _batch_line(self, entry: dict[str, Any], directory: Path) -> str | None:
+        name, size = entry.get("file"), entry.get("bytes")
+        number = batch_number(self._files.writer, name) if isinstance(name, str) else None
+        if not isinstance(name, str) or number is None:
+            return "names a file that is none of this writer's"
+        if name in self._listed:
+            return f"lists {name} again"
+        self._listed.add(name)
+        size = size if isinstance(size, int) else 0
+        path, seen = directory / name, self._seen.get(name)
+        if seen is None:
+            # Damaged beyond reading, not sealed when we looked, or sealed since: all that is no fault of this line.
+            after = bisect_right(self.missing, number, key=lambda numbers: numbers.start)
+            known = number in self._files.batches or (after > 0 and number in self.missing[after - 1])
+            if not known and not path.exists():
+                self.lost.append(Damage(str(path), 0, size, MISSING))
+            return None
+        if not seen.clean:
+            if seen.bytes < size:
+                self.lost.append(Damage(str(path), seen.bytes, size, "the end of the file is missing"))
+            return None
+        facts = {"bytes": seen.bytes, "crc32": checksum_of(seen.path), "episodes": seen.episodes, "steps": seen.steps}
+        wrong = [key for key, value in facts.items() if entry.get(key) != value]
+        return f"says other {' and '.join(wrong)} of {name} than it has" if wrong else None
+
+    def _closed_line(self, entry: dict[str, Any]) -> str | None:
+        unlisted = next((name for name in self._seen if name not in self._listed), None)
+        if unlisted is not None:
+            return f"says closed, but does not list {unlisted}"
+        complete = self._listed == set(self._seen) and all(seen.clean for seen in self._seen.values())
+        sums = {key: sum(getattr(seen, key) for seen in self._seen.values()) for key in ("episodes", "steps")}
+        if complete and any(entry.get(key) != value for key, value in sums.items()):
+            return "says other numbers of episodes or steps than the batches have"
+        return None
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)

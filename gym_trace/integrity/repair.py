@@ -1,0 +1,255 @@
+"""Check and repair: every byte of a trace read, damage named, and what can be read copied to a clean trace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import RecordingError, TraceError
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import Chunk
+from gym_trace.format.column_decoder import decode, packed_values
+from gym_trace.format.columns import MSGPACK, Column, Piece
+from gym_trace.format.columns import Path as ColumnPath
+from gym_trace.format.directory import WriterFiles, prepare_copy
+from gym_trace.format.manifest import read_manifest
+from gym_trace.format.trace_writer import Rows, TraceWriter
+from gym_trace.integrity.scan import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
+from gym_trace.model.values import Array
+from gym_trace.playback.episode_table import step_offsets
+
+_LAST_STEP = (1 << 64) - 1  # that a fragment can tell of; only a hostile one comes near
+
+__all__ = ["CheckReport", "Loss", "LostSteps", "RepairReport", "check_trace", "repair_trace"]
+
+
+@dataclass
+class RepairReport:
+    """What repair_trace has kept and what is lost.
+
+    Attributes:
+        destination: the repaired trace.
+        found: what was found in the damaged one; what of it can be read is what was kept, but for `orphans`.
+        losses: damage that has cost steps, or may have. Damage in `found` that is not here cost nothing.
+        orphans: steps that could be read and were left out, because the observation before them is lost.
+        writers: ids of the writers that were kept.
+    """
+
+    destination: Path
+    found: CheckReport
+    losses: list[Loss] = field(default_factory=list)
+    orphans: list[LostSteps] = field(default_factory=list)
+    writers: list[str] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were kept."""
+        return self.found.steps - sum(lost.steps for lost in self.orphans)
+
+
+def check_trace(directory: str | os.PathLike[str], on_progress: Progress | None = None) -> CheckReport:
+    """Reads every byte of a trace and compares all checksums. Never changes anything.
+
+    Args:
+        directory: of the trace. It may still be written to.
+        on_progress: called now and then with the bytes done and the bytes there are.
+
+    Raises:
+        TraceNotFound: there is no trace in directory.
+        UnsupportedTrace: it needs a newer gym-trace.
+    """
+    report = CheckReport()
+    for examination in examinations(Path(directory), report, on_progress):
+        for _ in examination.chunks():
+            pass
+        examination.finish()
+    return report
+
+
+def repair_trace(
+    directory: str | os.PathLike[str], destination: str | os.PathLike[str], on_progress: Progress | None = None
+) -> RepairReport:
+    """Writes a clean copy of a trace, with all that can be read. Never changes the original.
+
+    Every writer keeps its id and its episodes keep theirs. What a dead writer left open is sealed; its open episodes
+    keep the outcome "lost". Memory does not grow with the trace's steps.
+
+    Args:
+        directory: of the trace. Its writers must have ended.
+        destination: a new or empty directory.
+        on_progress: called now and then with the bytes done and the bytes there are.
+
+    Raises:
+        TraceNotFound: there is no trace in directory.
+        TraceExists: destination is not empty.
+        InvalidOption: destination lies in directory.
+        TraceError: a writer is still at it.
+        UnsupportedTrace: it needs a newer gym-trace.
+        RecordingError: the copy could not be written.
+    """
+    source, target = Path(directory), Path(destination)
+    found = CheckReport()
+    writers = list(examinations(source, found, on_progress))
+    for examination in writers:
+        if examination.files.is_alive():
+            raise TraceError(f"{examination.files.manifest}: this writer is still recording; repair when it has ended")
+    prepare_copy(source, target)
+    report = RepairReport(target, found)
+    try:
+        for examination in writers:
+            _copy(examination, report)
+    except OSError as error:
+        raise RecordingError(f"{target}: the repaired trace could not be written: {error}") from error
+    return report
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing the copy
+
+
+def _copy(examination: Examination, report: RepairReport) -> None:
+    schema = examination.schema()
+    writer = None
+    if schema is not None:
+        schema["writer"] = examination.files.writer  # the name of the files is what counts
+        writer = TraceWriter(report.destination, schema, level=3, fsync=False)
+        report.writers.append(writer.writer)
+    try:
+        mender = _Mender(examination)
+        for fragments, chunk in examination.chunks():
+            if writer is not None:
+                writer.write(*mender.mended(fragments, chunk))
+                writer.seal_if_due()
+        examination.finish()
+        if writer is not None:
+            if len(stops := mender.stops()):
+                writer.write(stops, {})
+            writer.close(_closing_words(examination.files))
+    finally:
+        if writer is not None:
+            writer.abandon()
+    report.losses += examination.losses
+    report.orphans += mender.orphans
+
+
+def _closing_words(files: WriterFiles) -> dict[str, Any]:
+    """What the last line of the manifest says beside what the batches say, such as counts of reward classes."""
+    if files.manifest is None:
+        return {}
+    last: dict[str, Any] = {}
+    for entry in read_manifest(files.manifest):
+        last = entry if entry.get("type") == "closed" else last
+    return {key: value for key, value in last.items() if key not in ("type", "episodes", "steps")}
+
+
+class _Run(NamedTuple):
+    """The run of steps that an episode is in: the index of its next step, and whether it goes on."""
+
+    next_step: int
+    lane: int
+    goes_on: bool
+
+
+class _Mender:
+    """Makes the chunks that are left consistent with each other.
+
+    A fragment that went on where the fragment before it is lost has no leading observation: its first observation
+    becomes the leading one, and its first step is left out.
+    """
+
+    def __init__(self, examination: Examination):
+        self.orphans: list[LostSteps] = []
+        self._examination = examination
+        self._runs: dict[int, _Run] = {}  # of the episodes that have not ended
+        self._ended: dict[int, tuple[int, int]] = {}  # of each lane: the last episode that has, and its next step
+
+    def mended(self, fragments: Array, chunk: Chunk) -> tuple[Array, dict[ColumnPath, Rows]]:
+        """A chunk to be written: its fragments, and its columns."""
+        broken, orphans = self._follow(fragments)
+        columns: dict[ColumnPath, Rows] = {
+            path: chunk.encoded(path) for path in chunk.columns if path != ("fragments",)
+        }
+        if orphans:
+            bounds = step_offsets(fragments)[1]
+            for path in columns:
+                if path[0] in STEP_COLUMNS:
+                    columns[path] = _without(*chunk.encoded(path), bounds[orphans])
+            sums = _sums_without_first(chunk.array(("rewards",)), bounds, orphans)
+            fragments = self._adopted(fragments, orphans, sums)
+        return np.concatenate([_bare_stops(broken), fragments]), columns
+
+    def stops(self) -> Array:
+        """Fragments that end the runs that are still going on: their episodes stay without an outcome."""
+        return _bare_stops([(episode, run) for episode, run in self._runs.items() if run.goes_on])
+
+    def _follow(self, fragments: Array) -> tuple[list[tuple[int, _Run]], list[int]]:
+        """The runs that end here because what follows them is lost, and the fragments whose predecessors are lost."""
+        broken, orphans = [], []
+        facts = fragments[["episode", "first_step", "steps", "lane", "flags"]].tolist()
+        for i, (episode, first, steps, lane, flags) in enumerate(facts):
+            run = self._runs.get(episode)
+            goes_on = run is not None and run.goes_on
+            follows = run.next_step == first if run is not None else self._ended.get(lane) == (episode, first)
+            if steps and not flags & wire.LEADS and not follows:
+                orphans.append(i)
+                self._tell_gap(episode, run, first)
+            if run is not None and goes_on and (flags & wire.LEADS or i in orphans[-1:]):
+                broken.append((episode, run))
+            if flags & wire.ENDS:
+                self._runs.pop(episode, None)
+                self._ended[lane] = episode, first + steps
+            elif steps or flags & wire.LEADS:
+                self._runs[episode] = _Run(first + steps, lane, not flags & wire.STOPS)
+            elif run is not None and flags & wire.STOPS:
+                self._runs[episode] = run._replace(goes_on=False)
+        return broken, orphans
+
+    def _tell_gap(self, episode: int, run: _Run | None, end: int) -> None:
+        """Adds steps that are missing to the last damage of which it is not known what it has cost."""
+        loss = self._examination.last_inexact
+        start = 0 if run is None else run.next_step
+        if loss is not None and start < end:
+            loss.steps.append(LostSteps(self._examination.files.writer, episode, start, end - start))
+
+    def _adopted(self, fragments: Array, orphans: list[int], reward_sums: Sequence[float]) -> Array:
+        fragments = fragments.copy()
+        writer = self._examination.files.writer
+        ids, steps = fragments["episode"][orphans].tolist(), fragments["first_step"][orphans].tolist()
+        self.orphans += [LostSteps(writer, episode, first, 1) for episode, first in zip(ids, steps)]
+        fragments["flags"][orphans] |= wire.LEADS
+        fragments["first_step"][orphans] += 1
+        fragments["steps"][orphans] -= 1
+        fragments["reward_sum"][orphans] = reward_sums
+        empty = [i for i in orphans if not fragments["steps"][i]]
+        fragments["flags"][empty] &= ~np.uint32(wire.TERMINATED | wire.TRUNCATED)  # said at the step that is left out
+        return fragments
+
+
+def _bare_stops(runs: list[tuple[int, _Run]]) -> Array:
+    """Fragments without rows that say that a run of steps is complete."""
+    stops = np.zeros(len(runs), wire.FRAGMENT)
+    stops["flags"] = wire.STOPS
+    for i, (episode, run) in enumerate(runs):
+        stops["episode"][i], stops["lane"][i] = episode, run.lane
+        stops["first_step"][i] = min(run.next_step, _LAST_STEP)
+    return stops
+
+
+def _without(column: Column, blob: Piece, dropped: Array) -> Rows:
+    """The rows of a column but for those dropped."""
+    if column.dtype != MSGPACK:
+        return np.delete(decode(column, blob), dropped, axis=0)
+    gone = set(dropped.tolist())
+    return [value for i, value in enumerate(packed_values(column, blob)) if i not in gone]
+
+
+def _sums_without_first(rewards: Array, bounds: Array, fragments: list[int]) -> list[float]:
+    """The sum of the rewards of each of these fragments but for its first step; NaN where they are no numbers."""
+    if rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
+        return [np.nan] * len(fragments)
+    return [float(rewards[bounds[i] + 1 : bounds[i + 1]].sum(dtype=np.float64)) for i in fragments]

@@ -1,0 +1,259 @@
+"""Every byte of a trace read, writer by writer: the chunks that check, and what is damaged or lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, TraceNotFound
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
+from gym_trace.format.column_decoder import decode
+from gym_trace.format.directory import WriterFiles, batch_name, find_writers
+from gym_trace.format.manifest import read_manifest
+from gym_trace.integrity.batch_scan import BatchInspector
+from gym_trace.integrity.manifest_check import MISSING, ManifestCheck
+from gym_trace.model.values import Array
+from gym_trace.playback.assembly import Layouts
+from gym_trace.playback.episode_table import step_offsets
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # those with a row a step
+
+
+class LostSteps(NamedTuple):
+    """Steps of one episode that are not there any more."""
+
+    writer: str
+    episode_id: int
+    first_step: int
+    steps: int
+
+
+class Loss(NamedTuple):
+    """What damage has cost.
+
+    exact: whether steps names all of it. Otherwise it names what can be told by the steps around the damage.
+    """
+
+    damage: Damage
+    steps: list[LostSteps]
+    exact: bool
+
+
+@dataclass
+class CheckReport:
+    """What check_trace has found.
+
+    Attributes:
+        files, bytes: batches, and their bytes.
+        chunks, episodes, steps: what can be read.
+        damages: ranges of bytes that do not check, each with its file and the problem.
+        remarks: what is worth knowing and no damage, such as the torn end that a killed writer leaves.
+    """
+
+    files: int = 0
+    bytes: int = 0
+    chunks: int = 0
+    episodes: int = 0
+    steps: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def examinations(directory: Path, report: CheckReport, on_progress: Progress | None) -> Iterator[Examination]:
+    writers = find_writers(directory)
+    if not writers:
+        raise TraceNotFound(f"{directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files")
+    total = sum(_size(path) for files in writers for path in files.batches.values())
+
+    def advance(done: int) -> None:
+        if on_progress is not None:
+            on_progress(min(report.bytes + done, total), total)
+
+    for files in writers:
+        yield Examination(directory, files, report, advance)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # sealed under its other name since we saw it
+        return 0
+
+
+class Examination:
+    """Goes through the files of one writer once, and keeps what it finds out in a report."""
+
+    def __init__(self, directory: Path, files: WriterFiles, report: CheckReport, advance: Callable[[int], None]):
+        self.directory = directory
+        self.files = files
+        self.losses: list[Loss] = []
+        self.last_inexact: Loss | None = None  # the last of them of which steps does not name all
+        self._report = report
+        self._advance = advance
+        self._alive = files.is_alive()
+        self._journal = ManifestCheck(files)
+        self._episodes: list[Array] = []
+
+    def schema(self) -> dict[str, Any] | None:
+        """What the writer said of itself, in the first place where it can be read."""
+        for path in self.files.batches.values():
+            try:
+                schema = BatchReader(path).schema
+            except (CorruptTrace, FileNotFoundError):
+                continue
+            if schema is not None:
+                return {key: value for key, value in schema.items() if key not in ("batch", "type")}
+        if self.files.manifest is not None:
+            first = next(read_manifest(self.files.manifest), {})
+            if first.get("type") == "writer":
+                return {key: value for key, value in first.items() if key != "type"}
+        return None
+
+    def chunks(self) -> Iterator[tuple[Array, Chunk]]:
+        """The chunks that can be read whole, in order, each with its fragments."""
+        schema = self.schema()
+        self._journal.schema = schema
+        try:
+            layouts = None if schema is None else Layouts.of(schema)
+            problem = "the schema is lost, and with it what the columns mean"
+        except CorruptTrace as error:
+            layouts, problem = None, error.problem
+        expected = 0
+        for number, path in sorted(self.files.batches.items()):
+            if number > expected:
+                self._missing(range(expected, number))
+            expected = number + 1
+            if layouts is None:
+                self._unreadable(path, problem)
+            else:
+                yield from self._batch(path, layouts)
+
+    def finish(self) -> None:
+        """What is to be said when all chunks were read."""
+        report, journal = self._report, self._journal
+        if self._alive:
+            report.remarks.append(f"{self.files.manifest}: the writer is still recording")
+        journal.compare(self._alive)
+        report.damages += journal.damages
+        report.remarks += journal.remarks
+        for damage in journal.lost:
+            self._lost(damage, [], exact=False)
+        if self._episodes:
+            report.episodes += len(np.unique(np.concatenate(self._episodes)))
+
+    def _batch(self, path: Path, layouts: Layouts) -> Iterator[tuple[Array, Chunk]]:
+        try:
+            batch = BatchInspector(path)
+        except FileNotFoundError:
+            return  # sealed under its other name since we saw it, or removed
+        except CorruptTrace as error:
+            self._unreadable(path, error.problem)
+            return
+        for damage in _merged(batch.damage):
+            self._walk_damage(batch, damage)
+        if batch.torn:
+            where = f"{batch.path}: its last {batch.torn} bytes are not a whole record"
+            self._report.remarks.append(f"{where}; the writer died, or is still at it")
+        elif not batch.has_end_name and not self._alive:
+            self._report.remarks.append(f"{batch.path}: not sealed; the writer died")
+        steps = ended = first = 0
+        clean = not batch.damage
+        for number, (offset, length, count, _) in enumerate(batch.chunks.tolist()):
+            fragments = batch.fragments[first : first + count]
+            first += count
+            steps += int(fragments["steps"].sum())
+            ended += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
+            try:
+                chunk = batch.read_chunk(number, lambda path: True)
+                _verify(chunk, fragments, layouts)
+            except CorruptTrace as error:
+                clean = False
+                self._lost(
+                    Damage(str(batch.path), offset, offset + length, error.problem), self._steps(fragments), True
+                )
+            else:
+                self._count(fragments)
+                yield fragments, chunk
+            self._advance(offset + length)
+        self._journal.saw(batch, clean, ended, steps)
+        self._report.files += 1
+        self._report.bytes += batch.size
+        self._advance(0)
+
+    def _walk_damage(self, batch: BatchInspector, damage: Damage) -> None:
+        """Damage outside of the columns: it may have cost chunks, or nothing but an index or padding."""
+        fragments = batch.lost_fragments(damage)
+        if batch.is_harmless(damage) or (fragments is not None and not len(fragments)):
+            self._report.damages.append(damage)
+        else:
+            steps = [] if fragments is None else self._steps(fragments)
+            self._lost(damage, steps, exact=fragments is not None)
+
+    def _count(self, fragments: Array) -> None:
+        carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.LEADS > 0)
+        self._episodes.append(np.unique(fragments["episode"][carries]))
+        self._report.chunks += 1
+        self._report.steps += int(fragments["steps"].sum())
+
+    def _unreadable(self, path: Path, problem: str) -> None:
+        size = _size(path)
+        self._report.files += 1
+        self._report.bytes += size
+        self._advance(0)
+        if path.name.endswith(PART) and size < wire.HEADER_SIZE:
+            self._report.remarks.append(f"{path}: nothing recorded; the writer died, or has just begun")
+        else:
+            self._lost(Damage(str(path), 0, size, problem), [], exact=False)
+
+    def _missing(self, numbers: range) -> None:
+        path = self.directory / batch_name(self.files.writer, numbers[0])
+        if not path.exists():
+            more = f", and {len(numbers) - 1} after it" if len(numbers) > 1 else ""
+            self._journal.missing.append(numbers)
+            self._lost(Damage(str(path), 0, 0, MISSING + more), [], exact=False)
+
+    def _lost(self, damage: Damage, steps: list[LostSteps], exact: bool) -> None:
+        self._report.damages.append(damage)
+        self.losses.append(Loss(damage, steps, exact))
+        if not exact:
+            self.last_inexact = self.losses[-1]
+
+    def _steps(self, fragments: Array) -> list[LostSteps]:
+        some = fragments[fragments["steps"] > 0]
+        return [
+            LostSteps(self.files.writer, episode, first, steps)
+            for episode, first, steps in some[["episode", "first_step", "steps"]].tolist()
+        ]
+
+
+def _merged(damages: list[Damage]) -> list[Damage]:
+    """damages with those that overlap made one."""
+    merged: list[Damage] = []
+    for damage in sorted(damages, key=lambda d: (d.start, -d.end)):
+        if merged and damage.start < merged[-1].end:
+            merged[-1] = merged[-1]._replace(end=max(damage.end, merged[-1].end))
+        else:
+            merged.append(damage)
+    return merged
+
+
+def _verify(chunk: Chunk, fragments: Array, layouts: Layouts) -> None:
+    """Decodes every column of a chunk. Raises CorruptTrace if one does not decode, is missing, or has too many rows."""
+    observation_rows, steps = (int(offsets[-1]) for offsets in step_offsets(fragments))
+    rows = {**dict.fromkeys(STEP_COLUMNS, steps), "observations": observation_rows}
+    rows["starts"] = int(np.count_nonzero(fragments["flags"] & wire.STARTS))
+    needed = [leaf.path for leaf in layouts.observations.leaves()] if observation_rows else []
+    needed += [*(leaf.path for leaf in layouts.actions.leaves()), ("rewards",)] if steps else []
+    for path in needed:
+        if path not in chunk:
+            raise CorruptTrace(f"a chunk lacks the column {'/'.join(map(str, path))}")
+    for path, column in chunk.columns.items():
+        if column.rows != rows.get(str(path[0]), column.rows):
+            raise CorruptTrace(f"column {'/'.join(map(str, path))} has the wrong number of rows")
+        decode(*chunk.encoded(path))

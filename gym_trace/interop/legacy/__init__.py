@@ -1,0 +1,1 @@
+"""Recordings of packages that are no longer developed."""

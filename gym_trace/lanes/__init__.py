@@ -1,1 +1,0 @@
-"""The same for vector environments, whose steps come for all lanes at a time."""

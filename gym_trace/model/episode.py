@@ -1,0 +1,227 @@
+"""One recorded episode, as users see it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, TraceError
+from gym_trace.model.values import Array
+
+
+class Source(Protocol):
+    """Where the arrays of an episode come from."""
+
+    def column(self, name: str, steps: range | None) -> Any:
+        """A column, or what some of the steps have of it."""
+
+    def start(self) -> dict[str, Any]:
+        """What was kept of its reset."""
+
+
+class Episode:
+    """One recorded episode of N steps, or one contiguous part of it where steps were filtered out.
+
+    Arrays are the caller's own: they can be written to. They are decoded when first asked for. A slice, such as
+    ``episode[100:164]``, is those steps with the observation before them, and reads little more than that.
+
+    An episode stays what it was when it was taken from the trace: of one that was running the steps that it had then,
+    whatever has been recorded since; after Trace.refresh() take it again. It can be pickled, and reads its arrays from
+    the same directory where that is undone; one that a scan gave takes its arrays along.
+
+    Attributes:
+        index: its place in the trace.
+        episode_id: 0, 1, 2 … in the order in which its writer began episodes. With `writer` it is unique in a trace.
+        writer: id of the writer.
+        lane: index of the sub-environment, 0 for a single environment.
+        first_step: index in the episode of the first step that is here; 0 unless steps were filtered out or lost.
+        outcome: "terminated", "truncated", "cut", "closed", "lost" or "running"; of the whole episode, also in parts.
+        seed: what reset was given, or None.
+        split: such as "train" or "eval".
+        start_time, end_time: UTC, ns; None where unknown. start_monotonic, end_monotonic: of the recorder's clock, ns.
+    """
+
+    __slots__ = ("_cache", "_record", "_source", "_steps", "split", "writer")
+
+    def __init__(
+        self,
+        record: Any,
+        writer: str,
+        split: str,
+        source: Source,
+        steps: range | None = None,
+    ):
+        self._record = record
+        self._source = source
+        self._steps = steps  # those that are here, None for all
+        self._cache: dict[str, Any] = {}
+        self.writer = writer
+        self.split = split
+
+    def __reduce__(self) -> Any:
+        return Episode, (self._record, self.writer, self.split, self._source, self._steps)
+
+    def __len__(self) -> int:
+        return int(self._record["steps"]) if self._steps is None else len(self._steps)
+
+    def __getitem__(self, steps: slice) -> Episode:
+        """Some of the steps, one after the other, as an episode. Raises TypeError."""
+        if not isinstance(steps, slice) or steps.step not in (None, 1):
+            raise TypeError(f"episode[{steps!r}]: give a slice of steps that follow each other, such as episode[0:64]")
+        chosen = (range(int(self._record["steps"])) if self._steps is None else self._steps)[steps]
+        chosen = chosen if len(chosen) else range(chosen.start, chosen.start)
+        return Episode(self._record, self.writer, self.split, self._source, chosen)
+
+    def __repr__(self) -> str:
+        part = f" from step {self.first_step}" if self.first_step else ""
+        known = f", return {self._record['return']:g}" if self._steps is None else ""
+        what = f"{len(self)} steps{known}, {self.outcome}"
+        return f"<Episode {self.episode_id} of {self.writer}{part}: {what}>"
+
+    @property
+    def index(self) -> int:
+        return int(self._record["index"])
+
+    @property
+    def episode_id(self) -> int:
+        return int(self._record["episode_id"])
+
+    @property
+    def lane(self) -> int:
+        return int(self._record["lane"])
+
+    @property
+    def first_step(self) -> int:
+        return int(self._record["first_step"]) + (0 if self._steps is None else self._steps.start)
+
+    @property
+    def outcome(self) -> str:
+        return str(self._record["outcome"])
+
+    @property
+    def total_reward(self) -> float | Array:
+        """The return: the sum of the rewards that are here; NaN where it is not known, or rewards are no numbers.
+
+        Of rewards that are several numbers (objectives) an array of their sums, for which the rewards are read.
+        """
+        known = float(self._record["return"]) if self._steps is None else math.nan
+        if known == known or not len(self):
+            return known if self._steps is None else 0.0
+        try:
+            rewards = self.rewards
+        except TraceError:  # damaged, or not asked for
+            return math.nan
+        if rewards.dtype.kind not in "biuf" or (rewards.ndim < 2 and self._steps is None):
+            return math.nan
+        return rewards.sum(axis=0) if rewards.ndim > 1 else float(np.sum(rewards))
+
+    @property
+    def seed(self) -> int | None:
+        seed = int(self._record["seed"])
+        if seed == -2:
+            kept = self._source.start().get("seed")
+            return kept if isinstance(kept, int) else None
+        return None if seed < 0 else seed
+
+    @property
+    def options(self) -> dict[str, Any] | None:
+        """What reset was given as options."""
+        return self._source.start().get("options")
+
+    @property
+    def rng_state(self) -> dict[str, Any] | None:
+        """The state of the environment's generator before an unseeded reset, as NumPy bit generators give it."""
+        return self._source.start().get("rng_state")
+
+    @property
+    def reset_info(self) -> dict[str, Any] | None:
+        """The info that reset returned, if infos were recorded."""
+        from gym_trace.model.values import unpack
+
+        packed = self._source.start().get("reset_info")
+        if packed is not None and not isinstance(packed, bytes):
+            raise CorruptTrace("what is kept of a reset is malformed")
+        return None if packed is None else unpack(packed)
+
+    @property
+    def start_time(self) -> int | None:
+        return _time(self._record["start_time"])
+
+    @property
+    def end_time(self) -> int | None:
+        return _time(self._record["end_time"])
+
+    @property
+    def start_monotonic(self) -> int | None:
+        start = self.start_time
+        return None if start is None else start - int(self._record["clock_offset"])
+
+    @property
+    def end_monotonic(self) -> int | None:
+        start = self.start_monotonic
+        return None if start is None or self.end_time is None else start + int(self._record["duration"])
+
+    def _column(self, name: str) -> Any:
+        if name not in self._cache:
+            try:
+                self._cache[name] = self._source.column(name, self._steps)
+            except MemoryError as error:
+                raise TraceError(
+                    f"the {name} of an episode of {len(self)} steps take more memory than there is; "
+                    "ask for some of the steps: episode[0:1000]"
+                ) from error
+        return self._cache[name]
+
+    @property
+    def observations(self) -> Any:
+        """N + 1 rows, the reset observation first: an array (N + 1, *shape), or dicts and tuples of them."""
+        return self._column("observations")
+
+    @property
+    def actions(self) -> Any:
+        """N rows: an array (N, *shape), or dicts and tuples of them."""
+        return self._column("actions")
+
+    @property
+    def rewards(self) -> Array:
+        """(N,), float64 unless the environment gave NumPy rewards of another dtype."""
+        return np.asarray(self._column("rewards"))
+
+    @property
+    def terminations(self) -> Array:
+        """(N,) bool, as the environment said."""
+        return np.asarray(self._column("terminations"))
+
+    @property
+    def truncations(self) -> Array:
+        """(N,) bool, as the environment said."""
+        return np.asarray(self._column("truncations"))
+
+    @property
+    def infos(self) -> list[dict[str, Any]]:
+        """N dicts. Raises TraceError if infos were not recorded."""
+        infos = self._column("infos")
+        if infos is None:
+            raise TraceError("infos were not recorded; record with record_infos=True (gym-trace record --infos)")
+        return list(infos)
+
+    @property
+    def annotations(self) -> dict[str, Array]:
+        """By name, (N, …) arrays; None in a row without a value; none of an episode of no steps."""
+        return dict(self._column("annotations"))
+
+
+def infos_of(episode: Episode) -> list[dict[str, Any]] | None:
+    """The infos of an episode, None if they were not recorded."""
+    try:
+        return episode.infos
+    except TraceError as error:
+        if isinstance(error, CorruptTrace):
+            raise
+        return None
+
+
+def _time(value: Any) -> int | None:
+    return None if np.isnat(value) else int(value.astype(np.int64))

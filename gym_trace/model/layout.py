@@ -1,0 +1,172 @@
+"""Spaces as plain data, and how their values are laid out as columns. Knows nothing of gymnasium, so reading is light.
+
+A layout is a tree. Its leaves are columns; values of the whole tree are taken apart into one value a leaf and put
+together again from one array a leaf.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.model.values import ABSENT, Array, Misfit, dtype_from, objects
+
+Path = tuple[str | int, ...]
+PlainSpace = dict[str, Any]
+_TYPED = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
+_MAX_DEPTH = 32
+_MAX_DIMENSIONS = 32
+_MAX_ELEMENTS = 1 << 31  # of one value; more than could be recorded
+
+
+class Leaf:
+    """One column. dtype and shape are those of one value, or None for a column of MessagePack values."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any] | None, shape: tuple[int, ...]):
+        self.path = path
+        self.dtype = dtype
+        self.shape = shape
+        self.row_size = 0 if dtype is None else dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+
+    @property
+    def column(self) -> str:
+        """What warnings call it."""
+        return "/".join(map(str, self.path))
+
+    def leaves(self) -> Iterator[Leaf]:
+        yield self
+
+    def fits(self, value: Any) -> bool:
+        """Whether an array or scalar has the dtype and shape of this column."""
+        is_array = type(value) is np.ndarray or isinstance(value, np.generic)
+        return is_array and value.dtype == self.dtype and value.shape == self.shape
+
+    def split(self, value: Any) -> list[Any]:
+        return [value]
+
+    def join(self, columns: Iterator[Any]) -> Any:
+        return next(columns)
+
+
+class Branch:
+    """A Dict or Tuple space."""
+
+    def __init__(self, keys: list[str | int] | None, children: list[Layout]):
+        self.keys = keys  # of a Dict; None for a Tuple
+        self.children = children
+
+    def leaves(self) -> Iterator[Leaf]:
+        for child in self.children:
+            yield from child.leaves()
+
+    def split(self, value: Any) -> list[Any]:
+        """The values of the leaves, in their order. Raises LookupError if value has another structure."""
+        if self.keys is None:
+            if not isinstance(value, (tuple, list)) or len(value) != len(self.children):
+                raise LookupError
+            parts = list(value)
+        else:
+            if not isinstance(value, Mapping) or len(value) != len(self.keys):
+                raise LookupError
+            parts = [value[key] for key in self.keys]
+        return [leaf for child, part in zip(self.children, parts) for leaf in child.split(part)]
+
+    def join(self, columns: Iterator[Any]) -> Any:
+        """The same structure of anything that columns yields, one for each leaf."""
+        joined = [child.join(columns) for child in self.children]
+        return tuple(joined) if self.keys is None else dict(zip(self.keys, joined))
+
+
+Layout = Leaf | Branch
+
+
+def layout_of(space: PlainSpace, root: Path) -> Layout:
+    """The layout of a space given as plain data. Raises CorruptTrace if that is malformed."""
+    try:
+        return _layout(space, root, 0)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise CorruptTrace(f"the description of a space is malformed: {error!r:.100}") from error
+
+
+def _layout(space: PlainSpace, path: Path, depth: int) -> Layout:
+    if depth > _MAX_DEPTH:
+        raise CorruptTrace("a space is nested too deep")
+    kind = space["type"]
+    if kind in _TYPED:
+        return Leaf(path, dtype_from(space["dtype"]), _shape(space.get("shape", ())))
+    if kind == "Dict":
+        keys = [key for key, _ in space["spaces"]]
+        if not all(type(key) in (str, int) for key in keys):
+            raise TypeError("keys that are neither text nor integers")
+        return Branch(keys, [_layout(child, (*path, key), depth + 1) for key, (_, child) in zip(keys, space["spaces"])])
+    if kind == "Tuple":
+        return Branch(None, [_layout(child, (*path, i), depth + 1) for i, child in enumerate(space["spaces"])])
+    return Leaf(path, None, ())
+
+
+def _shape(numbers: Any) -> tuple[int, ...]:
+    shape = tuple(int(n) for n in numbers)
+    if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0 or math.prod(shape) > _MAX_ELEMENTS:
+        raise CorruptTrace("a space has a shape that there cannot be")
+    return shape
+
+
+def taken_apart(layout: Layout, value: Any) -> list[Any]:
+    """The values of the leaves of one value. One of another structure goes whole into the first leaf, as a Misfit."""
+    if not isinstance(value, Misfit):
+        try:
+            return layout.split(value)
+        except Exception:  # of other people's mappings, too
+            value = Misfit(value)
+    leaves = sum(1 for _ in layout.leaves())
+    return [value, *[ABSENT] * (leaves - 1)][:leaves]
+
+
+def put_together(layout: Layout, columns: list[Array]) -> Any:
+    """One array a leaf becomes the array, dict or tuple that the space stands for.
+
+    Where rows did not have the structure of the space, the result is an array of objects, one exact value a row.
+    """
+    if not columns:
+        return layout.join(iter(()))
+    first = columns[0]
+    if first.dtype == object and any(isinstance(value, Misfit) for value in first):
+        rows = [layout.join(iter(row)) for row in zip(*columns)]
+        return objects([head.value if isinstance(head, Misfit) else row for head, row in zip(first, rows)])
+    return layout.join(iter(columns))
+
+
+def to_array_map(array: Array) -> dict[str, Any]:
+    """An array as JSON-able data, bit for bit; one element stands for an array of equal bits."""
+    array = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
+    raw, width = array.tobytes(), array.dtype.itemsize
+    if array.size and raw == raw[:width] * array.size:
+        return {"dtype": array.dtype.str, "shape": [], "data": base64.b64encode(raw[:width]).decode()}
+    return {"dtype": array.dtype.str, "shape": list(array.shape), "data": base64.b64encode(raw).decode()}
+
+
+def from_array_map(plain: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
+    """The array of the given shape that to_array_map was given. Raises CorruptTrace."""
+    try:
+        array = np.frombuffer(base64.b64decode(plain["data"]), dtype_from(plain["dtype"])).reshape(plain["shape"])
+        return np.broadcast_to(array, shape).copy()
+    except (LookupError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
+        raise CorruptTrace(f"the description of an array is malformed: {error!r:.100}") from error
+
+
+def as_kept(value: Any, leaf: Leaf) -> Any:
+    """A plain integer as a scalar of the leaf's dtype, if it fits; any other value as it is."""
+    if type(value) is int and leaf.dtype is not None and leaf.dtype.kind in "iu" and leaf.shape == ():
+        limits = np.iinfo(leaf.dtype)
+        if limits.min <= value <= limits.max:
+            return leaf.dtype.type(value)
+    return value
+
+
+def map_leaves(layout: Layout, function: Callable[[Leaf], Any]) -> list[Any]:
+    return [function(leaf) for leaf in layout.leaves()]

@@ -1,0 +1,149 @@
+"""From the fragments of a writer to its episodes: which runs of steps there are, and what is known of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gym_trace.format import wire
+from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import OUTCOMES, Outcome
+
+EPISODE = np.dtype(
+    [
+        ("index", "<i8"),
+        ("episode_id", "<i8"),
+        ("writer", "<u4"),
+        ("lane", "<u4"),
+        ("first_step", "<i8"),
+        ("steps", "<i8"),
+        ("return", "<f8"),
+        ("outcome", "<U10"),
+        ("seed", "<i8"),
+        ("start_time", "<M8[ns]"),
+        ("end_time", "<M8[ns]"),
+        ("clock_offset", "<i8"),
+        ("duration", "<i8"),
+    ]
+)
+
+_OUTCOMES = np.array(OUTCOMES, "<U10")
+
+
+class Parts(NamedTuple):
+    """The episodes, or parts of them, of one writer.
+
+    table: EPISODE rows, in the order in which their last step came to disk.
+    of_fragment: for each fragment the row of table it belongs to; -1 for one without steps or observations.
+    fragments: the fragments of row i are fragments[first[i]:first[i + 1]], in order.
+    trimmed: whether the first observation of a part is missing, so that its first step cannot be told.
+    starts: the fragment that says how the episode began; -1 where none does.
+    """
+
+    table: Array
+    of_fragment: Array
+    fragments: Array
+    first: Array
+    trimmed: Array
+    starts: Array
+
+
+def parts_of(fragments: Array, alive: bool) -> Parts:
+    """The parts that a writer's fragments, in the order of the file, make up.
+
+    alive: whether the writer is still at it; then episodes that have not ended are running, otherwise lost.
+    """
+    carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.LEADS > 0)
+    order = np.flatnonzero(carries)
+    if not np.all(np.diff(fragments["episode"][order].astype(np.int64)) >= 0):
+        order = order[np.argsort(fragments["episode"][order], kind="stable")]
+    sorted_ = _taken(fragments, order)
+    episode, first_step = sorted_["episode"], sorted_["first_step"].astype(np.int64)
+    steps, flags = sorted_["steps"].astype(np.int64), sorted_["flags"]
+    opens = np.ones(len(order), bool)  # whether a part begins here
+    opens[1:] = (
+        (episode[1:] != episode[:-1])
+        | (flags[1:] & wire.LEADS > 0)
+        | (first_step[1:] != first_step[:-1] + steps[:-1])
+    )  # fmt: skip
+    begin = np.flatnonzero(opens)
+    bounds = np.append(begin, len(order))
+    trimmed = flags[begin] & wire.LEADS == 0
+    last = bounds[1:] - 1
+
+    table = np.zeros(len(begin), EPISODE)
+    table["episode_id"], table["lane"] = episode[begin], sorted_["lane"][begin]
+    table["first_step"] = first_step[begin] + trimmed
+    if len(begin):
+        table["steps"] = np.add.reduceat(steps, begin) - trimmed
+        with np.errstate(all="ignore"):  # rewards may be infinite
+            table["return"] = np.add.reduceat(sorted_["reward_sum"], begin)
+        table["return"][trimmed] = np.nan  # the reward of the step that is left out is not known here
+    starts = _join_episode_facts(table, fragments, alive)
+
+    # A part comes where its last fragment lies, which is the order in which a scan has all of it.
+    rank = np.argsort(order[last], kind="stable")
+    table = _taken(table, rank)
+    table["index"] = np.arange(len(rank))
+
+    sizes = np.diff(bounds)
+    new_row = np.full(len(begin), -1)
+    new_row[rank] = np.arange(len(rank))
+    of_fragment = np.full(len(fragments), -1)
+    of_fragment[order] = np.repeat(new_row, sizes)
+    first = np.concatenate([[0], np.cumsum(sizes[rank])])
+    places = np.repeat(bounds[:-1][rank] - first[:-1], sizes[rank]) + np.arange(first[-1])
+    return Parts(table, of_fragment, order[places], first, trimmed[rank], starts[rank])
+
+
+def _join_episode_facts(table: Array, fragments: Array, alive: bool) -> Array:
+    """Fills in what the first and the last fragment of an episode say, in all its parts; returns where the first is."""
+    flags = fragments["flags"]
+    start, started = _found(fragments["episode"], flags & wire.STARTS > 0, table["episode_id"])
+    end, ended = _found(fragments["episode"], flags & wire.ENDS > 0, table["episode_id"])
+    table["seed"] = wire.NO_SEED
+    table["start_time"] = table["end_time"] = np.datetime64("NaT", "ns")
+    table["outcome"] = (Outcome.RUNNING if alive else Outcome.LOST).word
+    start_time, end_time = table["start_time"].view(np.int64), table["end_time"].view(np.int64)
+    for column, name in (
+        (table["seed"], "seed"), (table["clock_offset"], "clock_offset"), (start_time, "start_time")
+    ):  # fmt: skip
+        column[started] = fragments[name][start]
+    table["outcome"][ended] = _OUTCOMES[np.minimum(fragments["outcome"][end], Outcome.CLOSED)]
+    table["duration"][ended] = fragments["duration"][end]
+    elapsed = np.zeros(len(table), np.int64)
+    elapsed[ended] = fragments["duration"][end] + fragments["clock_drift"][end]
+    both = started & ended
+    end_time[both] = start_time[both] + elapsed[both]
+    starts = np.full(len(table), -1)
+    starts[started] = start
+    return starts
+
+
+def _taken(table: Array, rows: Array) -> Array:
+    """table[rows], each row once; mostly all of them in their order, which need not be copied."""
+    if len(rows) == len(table) and bool((rows[1:] > rows[:-1]).all()):
+        return table
+    return table.take(rows)  # fancy indexing copies structured rows field by field
+
+
+def _found(values: Array, among: Array, wanted: Array) -> tuple[Array, Array]:
+    """Which values of wanted are found in values[among], and, for these, where in values they come first."""
+    places = np.flatnonzero(among)
+    known, wanted = values[places].astype(np.int64), wanted.astype(np.int64)
+    if np.array_equal(known, wanted) and bool((known[1:] > known[:-1]).all()):  # as a rule
+        return places, np.ones(len(wanted), bool)
+    if not len(places):
+        return places, np.zeros(len(wanted), bool)
+    order = np.argsort(known, kind="stable")
+    nearest = order[np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)]
+    found = known[nearest] == wanted
+    return places[nearest[found]], found
+
+
+def step_offsets(fragments: Array) -> tuple[Array, Array]:
+    """Of each fragment of a chunk, where its observation rows and its step rows begin; one element more each."""
+    steps = fragments["steps"].astype(np.int64)
+    rows = steps + (fragments["flags"] & wire.LEADS > 0)
+    return np.concatenate([[0], np.cumsum(rows)]), np.concatenate([[0], np.cumsum(steps)])

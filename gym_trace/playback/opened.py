@@ -1,0 +1,192 @@
+"""A trace directory that was opened, and where its episodes find their steps, whatever is recorded meanwhile."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
+from gym_trace.format.batch_reader import Damage
+from gym_trace.format.directory import find_writers
+from gym_trace.format.tables import TableRoom
+from gym_trace.playback.assembly import Piece, assemble, cut_down
+from gym_trace.playback.chunk_cache import ChunkCache
+from gym_trace.playback.episode_table import Parts
+from gym_trace.playback.writer_reader import Extent, StoredWriter
+
+_CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
+
+
+class Opened:
+    """What a Trace, its views and its episodes share. Pickled, it is opened again, and holds what it held here.
+
+    Attributes:
+        writers: by id, in the order in which they began; another dict after a refresh that found anything.
+        skipped: damage that was found while reading, and left out.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], writers: Sequence[StoredWriter] = ()):
+        self.directory = Path(os.path.abspath(directory))
+        self.writers = {writer.writer: writer for writer in writers}
+        self.cache = ChunkCache(_CACHE_BYTES)
+        self.skipped: dict[Damage, None] = {}
+        self._room = TableRoom()
+        self._lock = Lock()
+
+    def refresh(self) -> dict[str, StoredWriter]:
+        """The writers as they are by now. Raises TraceNotFound."""
+        with self._lock:
+            found = find_writers(self.directory)
+            known = self.writers
+            present = [
+                known[files.writer].refreshed(files) if files.writer in known else StoredWriter(files, room=self._room)
+                for files in found
+            ]
+            present.sort(key=lambda writer: (writer.created, writer.writer))
+            if list(known.values()) != present:
+                self.writers = {writer.writer: writer for writer in present}
+            return self.writers
+
+    def __copy__(self) -> Opened:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Opened:
+        return self
+
+    def __reduce__(self) -> Any:
+        return reopened, (str(self.directory), extents_of(list(self.writers.values())))
+
+
+def extents_of(writers: Sequence[StoredWriter]) -> tuple[Extent, ...]:
+    """How much of the files of each of these writers was read."""
+    return tuple(writer.extent for writer in writers)
+
+
+def reopened(directory: str, extents: tuple[Extent, ...]) -> Opened:
+    """A directory opened in another process, with what these extents had. Raises TraceError if it is not there now."""
+    return Opened(directory, _read_again(directory, extents))
+
+
+@lru_cache(maxsize=1)  # workers are given many episodes of the same trace, one after the other
+def _read_again(directory: str, extents: tuple[Extent, ...]) -> list[StoredWriter]:
+    found = {files.writer: files for files in find_writers(Path(directory))}
+    if missing := [extent.writer for extent in extents if extent.writer not in found]:
+        raise TraceNotFound(f"{directory}: writer {missing[0]} is not there any more")
+    room = TableRoom()
+    writers = [StoredWriter(found[extent.writer], extent, room) for extent in extents]
+    if changed := [writer.writer for writer, extent in zip(writers, extents) if writer.extent != extent]:
+        raise TraceError(f"{directory}: what writer {changed[0]} had recorded is not there any more as it was")
+    return writers
+
+
+class OnDisk:
+    """An episode whose steps are read when they are asked for: the same ones after any refresh."""
+
+    __slots__ = ("_last", "_opened", "_place", "_record", "_writer")
+
+    def __init__(self, opened: Opened, writer: StoredWriter, row: int, record: Any):
+        self._opened, self._writer, self._place = opened, writer.writer, writer.place_of(row)
+        self._record = record  # as it was; there may be more steps by now
+        self._last: Any = None  # the pieces that were asked for last
+
+    def __getstate__(self) -> Any:
+        return self._opened, self._writer, self._place, self._record
+
+    def __setstate__(self, state: Any) -> None:
+        self._opened, self._writer, self._place, self._record = state
+        self._last = None
+
+    def column(self, name: str, steps: range | None) -> Any:
+        writer, row = self._found()
+        if steps is None and writer.parts.table[row]["steps"] != self._record["steps"]:
+            steps = range(int(self._record["steps"]))
+        last, wanted = self._last, None if steps is None else (steps.start, steps.stop)
+        if last is None or last[0]() is not writer or last[1] != wanted:
+            last = self._last = weakref.ref(writer), wanted, writer.pieces(row, steps)
+        cache, trimmed = self._opened.cache, steps is None and bool(writer.parts.trimmed[row])
+        pieces = [piece._replace(chunk=cache.chunk(writer, piece.chunk_number, name)) for piece in last[2]]
+        return assemble(name, pieces, writer.layouts, trimmed, copy=True)
+
+    def start(self) -> dict[str, Any]:
+        return StoredWriter.start_of(*self._found())
+
+    def _found(self) -> tuple[StoredWriter, int]:
+        """The writer as it is by now, and the row that the episode has there."""
+        writer = self._opened.writers.get(self._writer)
+        row = None if writer is None else writer.row_at(self._place)
+        then = self._record
+        if writer is not None and row is not None:
+            now = writer.parts.table[row]
+            same = now["episode_id"] == then["episode_id"] and now["first_step"] == then["first_step"]
+            if same and now["steps"] >= then["steps"]:
+                return writer, row
+        raise TraceError(
+            f"{self._opened.directory}: episode {then['episode_id']} of {self._writer}, from step {then['first_step']} "
+            "on, is not there any more as it was when it was looked up; look it up again"
+        )
+
+
+class Scanned:
+    """An episode whose chunks have been read. Pickled, it takes its arrays along."""
+
+    __slots__ = ("_parts", "_pieces", "_roots", "_row", "_skip", "_writer")
+
+    def __init__(
+        self, writer: StoredWriter, parts: Parts, row: int, pieces: list[Piece], roots: frozenset[str], skip: bool
+    ):
+        self._writer, self._parts, self._row, self._pieces = writer, parts, row, pieces
+        self._roots, self._skip = roots, skip
+
+    def column(self, name: str, steps: range | None) -> Any:
+        if name not in self._roots:
+            raise TraceError(f"{name} were not asked for; name them in scan(columns=...)")
+        trimmed, layouts = bool(self._parts.trimmed[self._row]), self._writer.layouts
+        if steps is None:
+            return assemble(name, self._pieces, layouts, trimmed, copy=False)
+        return assemble(name, cut_down(self._pieces, steps.start, steps.stop, trimmed), layouts, False, copy=True)
+
+    def start(self) -> dict[str, Any]:
+        try:
+            return self._writer.start_of(self._row, self._parts)
+        except CorruptTrace:
+            if self._skip:  # the part of the episode that is left does not know how it started
+                return {}
+            raise
+
+    def __reduce__(self) -> Any:
+        return InMemory, ({name: self.column(name, None) for name in sorted(self._roots)}, self.start())
+
+
+class InMemory:
+    """An episode of which only arrays are left."""
+
+    __slots__ = ("_columns", "_start")
+
+    def __init__(self, columns: dict[str, Any], start: dict[str, Any]):
+        self._columns, self._start = columns, start
+
+    def column(self, name: str, steps: range | None) -> Any:
+        if name not in self._columns:
+            raise TraceError(f"{name} were not asked for; name them in scan(columns=...)")
+        column = self._columns[name]
+        if steps is None or column is None:
+            return deepcopy(column)
+        return _rows(column, slice(steps.start, steps.stop + (name == "observations")))
+
+    def start(self) -> dict[str, Any]:
+        return deepcopy(self._start)
+
+
+def _rows(tree: Any, rows: slice) -> Any:
+    """These rows of each array of a structure of dicts and tuples, copied."""
+    if isinstance(tree, dict):
+        return {key: _rows(item, rows) for key, item in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_rows(item, rows) for item in tree)
+    return deepcopy(tree[rows])

@@ -1,0 +1,392 @@
+"""Reading traces: Trace, and scan_recorded_traces as in gym_recording."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
+from gym_trace.format.batch_reader import Damage
+from gym_trace.model.episode import Episode
+from gym_trace.model.values import Array, pack_lenient
+from gym_trace.model.vocabulary import COLUMNS
+from gym_trace.playback.episode_table import EPISODE
+from gym_trace.playback.opened import OnDisk, Opened, Scanned, extents_of, reopened
+from gym_trace.playback.writer_reader import Extent, StoredWriter
+
+EpisodeCallback = Callable[[Any, Any, Array], Any]
+
+
+def scan_recorded_traces(
+    directory: str | os.PathLike[str], episode_cb: EpisodeCallback | None = None, max_episodes: int | None = None
+) -> int:
+    """Hands the arrays of each recorded episode to a callback, in the order of the trace.
+
+    Episodes that came to no end are among them, also those that are still being recorded, with their steps so far. To
+    have only those that are over: ``trace[trace.episodes["outcome"] != "running"].call_back(episode_cb)``.
+
+    Args:
+        directory: of the trace.
+        episode_cb: called as ``episode_cb(observations, actions, rewards)``: arrays of N + 1, N and N rows (dicts and
+            tuples of arrays for Dict and Tuple spaces), which belong to the callback. A truthy result ends the scan.
+        max_episodes: end after so many episodes.
+
+    Returns:
+        How many episodes were handed over.
+
+    Raises:
+        TraceNotFound, CorruptTrace.
+    """
+    return open_trace(directory).call_back(episode_cb, max_episodes)
+
+
+def open_trace(directory: str | os.PathLike[str]) -> Trace:
+    """Opens a trace for reading. It may still be written to. Raises TraceNotFound."""
+    return Trace(directory)
+
+
+class _Content(NamedTuple):
+    """What a trace, or a view of one, holds: replaced as a whole, so that whoever reads goes on with what it was."""
+
+    writers: list[StoredWriter]  # of the trace
+    bounds: Array  # the episodes of writer i are those from bounds[i] to bounds[i + 1] of the trace
+    chosen: Array | None  # which of these are in the view; None: all
+    stored: list[StoredWriter]  # of the view
+    table: Array
+
+    def place(self, index: int) -> tuple[StoredWriter, int]:
+        """The writer of an episode, and its row there."""
+        whole = index if self.chosen is None else int(self.chosen[index])
+        number = int(self.bounds.searchsorted(whole, side="right")) - 1
+        return self.writers[number], whole - int(self.bounds[number])
+
+
+class Trace:
+    """A recorded trace: a sequence of episodes.
+
+    Only indexes are read on opening; steps are read and decoded when asked for, chunk by chunk.
+
+    ``trace[3]`` is an episode. ``trace[10:20]``, ``trace[[1, 4]]`` and ``trace[mask]``, a mask over .episodes, are
+    views: traces of these episodes alone, for all that takes a trace. A view stays as it is when more is recorded.
+
+    A trace can be pickled and copied. Undone, it opens the same directory and has the same episodes at the same places,
+    until it is refreshed. It may be read in any number of threads.
+
+    Attributes:
+        directory: pathlib.Path, absolute.
+        episodes: structured array, a row an episode: index, episode_id, writer (a place in .writers), lane, first_step,
+            steps, return, outcome, seed (-1: none), start_time, end_time (datetime64[ns], UTC), clock_offset and
+            duration (ns). Episodes that are being recorded are among them, with the outcome "running" and the steps
+            so far: ``trace[trace.episodes["outcome"] != "running"]`` leaves them out.
+        writers: ids of the writers.
+        damage: what was found damaged so far, as (path, start, end, problem).
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]):
+        self._opened = Opened(directory)
+        self._content = _whole(())
+        self.refresh()
+        if not self._content.writers:
+            raise TraceNotFound(f"{self.directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files")
+
+    def refresh(self) -> int:
+        """Takes in what was recorded since; returns how many episodes more there are. A view has nothing to take in.
+
+        Episodes that were running have more steps then, and may have ended. An episode is known by its writer, its
+        episode_id and its first_step: its place can be another one than before, where several lanes or writers record.
+        """
+        before = self._content
+        if before.chosen is not None:
+            return 0
+        writers = list(self._opened.refresh().values())
+        if writers != before.writers:
+            self._content = _whole(writers)
+        return len(self) - len(before.table)
+
+    def __copy__(self) -> Trace:
+        return self._with(self._content)
+
+    def __deepcopy__(self, memo: Any) -> Trace:
+        return self._with(self._content)
+
+    def __reduce__(self) -> Any:
+        return _reopened, (str(self.directory), extents_of(self._content.writers), self._content.chosen)
+
+    def _with(self, content: _Content) -> Trace:
+        other = Trace.__new__(Trace)
+        other._opened, other._content = self._opened, content
+        return other
+
+    @property
+    def directory(self) -> FilePath:
+        return self._opened.directory
+
+    @property
+    def episodes(self) -> Array:
+        return self._content.table
+
+    # -- what was recorded --------------------------------------------------------------------------------------------
+
+    @property
+    def writers(self) -> list[str]:
+        return [writer.writer for writer in self.stored]
+
+    @property
+    def stored(self) -> list[StoredWriter]:
+        """The writers with what is known of their files; of a view, those that have episodes in it."""
+        return self._content.stored
+
+    @property
+    def damage(self) -> list[Damage]:
+        found = [damage for writer in self.stored for damage in writer.damage]
+        return list(dict.fromkeys([*found, *self._opened.skipped]))
+
+    def writer_of(self, index: int) -> StoredWriter:
+        """Who wrote an episode: .writer (its id), .metadata, .env_spec, .observation_space, .action_space, .schema."""
+        return self.place_of(index)[0]
+
+    @property
+    def metadata(self) -> Any:
+        """What was given as metadata when the trace was recorded. Raises TraceError if writers were given different."""
+        return self._agreed("metadata").metadata
+
+    @property
+    def env_spec(self) -> dict[str, Any]:
+        """What is known of the environment: id, spec (JSON), wrappers, class. Raises TraceError as metadata does."""
+        return self._agreed("environment").env_spec
+
+    @property
+    def observation_space(self) -> Any:
+        """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
+        return self._agreed("observation_space").observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
+        return self._agreed("action_space").action_space
+
+    def _agreed(self, name: str) -> StoredWriter:
+        """A writer whose schema says of name what those of all writers with episodes say."""
+        having = [self.stored[number] for number in np.unique(self.episodes["writer"]).tolist()] or self.stored
+        said = {pack_lenient(writer.schema.get(name))[0] for writer in having}
+        if len(said) > 1:
+            raise TraceError(
+                f"{self.directory}: the writers of this trace differ in their {name}; trace.writer_of(i) gives the "
+                "writer of episode i, with what that one says"
+            )
+        return having[0]
+
+    def make_env(self, *, trust: bool = False, env_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        """Makes the recorded environment, with its wrappers; kwargs override the recorded ones.
+
+        Args:
+            trust: do what only the trace names: import modules, call classes, open files. Without it the error says
+                what that would be.
+            env_kwargs: further arguments of the environment, such as one that is called "trust".
+
+        Raises:
+            EnvironmentUnavailable: says what is missing.
+        """
+        from gym_trace.envs.make import make_environment
+
+        return make_environment(self.env_spec, trust, {**(env_kwargs or {}), **kwargs})
+
+    # -- episodes -----------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        return f"<Trace of {len(self)} episodes in {self.directory}>"
+
+    def __len__(self) -> int:
+        return len(self._content.table)
+
+    def __iter__(self) -> Iterator[Episode]:
+        return self.scan()
+
+    @overload
+    def __getitem__(self, index: int) -> Episode: ...
+
+    @overload
+    def __getitem__(self, index: slice | Iterable[int] | Array) -> Trace: ...
+
+    def __getitem__(self, index: int | slice | Iterable[int] | Array) -> Episode | Trace:
+        """An episode by its place in the trace, or a view of several. Reads nothing until arrays are asked for."""
+        content = self._content
+        if isinstance(index, (int, np.integer)):
+            return self._episode(content, range(len(content.table))[index])
+        places, _ = _selection(content, index)
+        table = content.table.take(places)
+        table["index"] = np.arange(len(table))
+        present, table["writer"] = np.unique(table["writer"], return_inverse=True)
+        stored = [content.stored[number] for number in present.tolist()] or content.stored
+        chosen = places if content.chosen is None else content.chosen[places]
+        return self._with(content._replace(chosen=chosen, stored=stored, table=table))
+
+    @property
+    def chosen(self) -> Array:
+        """The places that the episodes of a view have in the whole trace."""
+        chosen = self._content.chosen
+        return np.arange(len(self)) if chosen is None else chosen
+
+    @property
+    def whole(self) -> Trace:
+        """Of a view, the trace that it was taken of, as that was then; otherwise the trace itself."""
+        content = self._content
+        return self if content.chosen is None else self._with(_whole(content.writers))
+
+    @property
+    def rows(self) -> Array:
+        """Where the episodes are stored: the row of each with its writer."""
+        content, chosen = self._content, self.chosen
+        return chosen - content.bounds[np.searchsorted(content.bounds, chosen, side="right") - 1]
+
+    def place_of(self, index: int) -> tuple[StoredWriter, int]:
+        """Where an episode is stored: the writer, and its row there."""
+        content = self._content
+        return content.place(range(len(content.table))[index])
+
+    def scan(
+        self,
+        columns: Iterable[str] | None = None,
+        episodes: slice | Iterable[int] | Array | None = None,
+        on_damage: str = "raise",
+    ) -> Iterator[Episode]:
+        """Yields episodes, reading each chunk once, in memory that does not grow with the trace.
+
+        Args:
+            columns: read only these: "observations", "actions", "rewards", "terminations", "truncations", "infos",
+                "annotations". None: all.
+            episodes: a slice, indices, or a boolean array over the trace; in the order given (which, if it does not
+                ascend, is read episode by episode, and columns when they are asked for). None: all.
+            on_damage: "raise" CorruptTrace at a damaged chunk, or "skip" it: what it broke apart comes in parts, a
+                warning tells what was skipped, and .damage lists it.
+        """
+        roots = _checked_columns(columns)
+        if on_damage not in ("raise", "skip"):
+            raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')
+        content = self._content
+        wanted, ordered = _selection(content, episodes)
+        if not ordered and on_damage == "skip":
+            raise InvalidOption('on_damage="skip" reads a trace from front to back: give episodes in ascending order')
+        if not ordered:
+            return (self._episode(content, int(i)) for i in wanted)
+        return self._scan(content, roots, wanted, on_damage == "skip")
+
+    def _scan(self, content: _Content, roots: frozenset[str], wanted: Array, skip: bool) -> Iterator[Episode]:
+        whole = wanted if content.chosen is None else content.chosen[wanted]
+        everything = content.chosen is None and len(wanted) == len(content.table)
+        for number, writer in enumerate(content.writers):
+            begin, end = content.bounds[number : number + 2].tolist()
+            mine = np.zeros(end - begin, bool)
+            first, last = np.searchsorted(whole, (begin, end))
+            mine[whole[first:last] - begin] = True
+            if not mine.any() and not everything:
+                continue
+            if writer.damage and not skip:
+                raise _as_error(writer.damage[0])
+            for parts, row, pieces in writer.reader(roots, mine, self._report if skip else None):
+                index = begin + row
+                if parts is not writer.parts:  # what is left of one that was there whole
+                    index = begin + int(writer.parts.of_fragment[parts.fragments[parts.first[row]]])
+                record = parts.table[row].copy()
+                record["index"] = index if content.chosen is None else wanted[np.searchsorted(whole, index)]
+                yield Episode(record, writer.writer, writer.split, Scanned(writer, parts, row, pieces, roots, skip))
+        if skip:
+            for damage in self.damage:
+                self._report(damage)
+
+    def call_back(self, episode_cb: EpisodeCallback | None, max_episodes: int | None = None) -> int:
+        """As scan_recorded_traces."""
+        count = 0
+        limit = len(self) if max_episodes is None else max_episodes
+        if limit <= 0:
+            return 0
+        for observations, actions, rewards in chain.from_iterable(self._arrays(self._content)):
+            count += 1
+            if (episode_cb is not None and episode_cb(observations, actions, rewards)) or count >= limit:
+                break
+        return count
+
+    def _arrays(self, content: _Content) -> Iterator[Iterator[tuple[Any, Any, Array]]]:
+        """What call_back hands over, of one writer after the other: a generator around theirs would cost a tenth."""
+        if content.chosen is not None:
+            episodes = self.scan(("observations", "actions", "rewards"))
+            yield ((episode.observations, episode.actions, episode.rewards) for episode in episodes)
+            return
+        for writer in content.writers:
+            if writer.damage:
+                raise _as_error(writer.damage[0])
+            yield writer.arrays()
+
+    def _episode(self, content: _Content, index: int) -> Episode:
+        writer, row = content.place(index)
+        record = content.table[index].copy()  # of its own, so that it does not keep the table
+        return Episode(record, writer.writer, writer.split, OnDisk(self._opened, writer, row, record))
+
+    def _report(self, damage: Damage) -> None:
+        if damage not in self._opened.skipped:
+            self._opened.skipped[damage] = None
+            warnings.warn(
+                f"{damage.path}: skipped bytes {damage.start} to {damage.end}: {damage.problem}",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def _whole(writers: Sequence[StoredWriter]) -> _Content:
+    """All that these writers have recorded."""
+    tables = [writer.parts.table for writer in writers]
+    table = tables[0] if len(tables) == 1 else np.concatenate([np.empty(0, EPISODE), *tables])
+    counts = [len(table) for table in tables]
+    table["index"] = np.arange(len(table))
+    table["writer"] = np.repeat(np.arange(len(tables)), counts)
+    bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    return _Content(list(writers), bounds, None, list(writers), table)
+
+
+def _reopened(directory: str, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:
+    trace = Trace.__new__(Trace)
+    trace._opened = reopened(directory, extents)
+    trace._content = _whole(list(trace._opened.writers.values()))
+    if chosen is None:
+        return trace
+    return trace[chosen]
+
+
+def _selection(content: _Content, episodes: slice | Iterable[int] | Array | None) -> tuple[Array, bool]:
+    """The places asked for, and whether the episodes there ascend in the trace."""
+    everything = np.arange(len(content.table))
+    if episodes is None:
+        chosen = everything
+    elif isinstance(episodes, slice):
+        chosen = everything[episodes]
+    else:
+        given = np.asarray(episodes if isinstance(episodes, np.ndarray) else list(episodes))
+        if given.size == 0:
+            return everything[:0], True
+        if given.dtype.kind not in "biu" or given.ndim != 1:
+            raise InvalidOption("episodes: give a slice, indices, or a boolean array with an element an episode")
+        try:
+            chosen = everything[given]
+        except IndexError as error:
+            raise InvalidOption(f"episodes: the trace has {len(everything)} episodes; {error}") from error
+    whole = chosen if content.chosen is None else content.chosen[chosen]
+    return chosen, bool(np.all(np.diff(whole) > 0))
+
+
+def _checked_columns(columns: Iterable[str] | None) -> frozenset[str]:
+    if columns is None:
+        return frozenset(COLUMNS)
+    roots = frozenset([columns] if isinstance(columns, str) else columns)
+    if unknown := roots - set(COLUMNS):
+        raise InvalidOption(f"columns: no such columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
+    return roots
+
+
+def _as_error(damage: Damage) -> CorruptTrace:
+    return CorruptTrace(damage.problem, damage.path, damage.start)

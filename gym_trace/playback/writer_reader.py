@@ -1,0 +1,405 @@
+"""One writer of a trace as it lies on disk: its batches as one sequence of chunks and fragments."""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from copy import copy
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
+from gym_trace.format.buffers import common
+from gym_trace.format.directory import WriterFiles
+from gym_trace.format.manifest import read_manifest
+from gym_trace.format.tables import TableRoom
+from gym_trace.model.layout import put_together
+from gym_trace.model.values import Array, copied
+from gym_trace.playback.assembly import Layouts, Piece, assemble, cut_down
+from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
+from gym_trace.playback.reading_ahead import decoded_in_turn
+
+_CALLBACK_ROOTS = frozenset(("observations", "actions", "rewards"))
+_ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations"))
+
+
+class Extent(NamedTuple):
+    """How much of a writer's files was read: by this the same can be read again elsewhere, whatever came since."""
+
+    writer: str
+    alive: bool
+    chunks: tuple[tuple[int, int], ...]  # number of each batch, and how many of its chunks
+    episodes: int
+
+
+class StoredWriter:
+    """What the files of one writer held at a moment. It never changes: refreshed() gives what they hold later.
+
+    Attributes:
+        writer: its id.
+        alive: whether its process holds the lock of its manifest.
+        schema: what it said of itself.
+        batches: its readable batches, in order.
+        damage: what was found not to check.
+        parts: its episodes.
+    """
+
+    def __init__(self, files: WriterFiles, extent: Extent | None = None, room: TableRoom | None = None):
+        """room: for the tables of all writers of a trace; None: of this one alone."""
+        self.writer = files.writer
+        self._extent = extent
+        self._room = TableRoom() if room is None else room
+        self._unreadable: list[Damage] = []
+        self._readers: dict[int, BatchReader] = {}
+        self._starts: tuple[BatchReader, int, list[Any]] | None = None
+        self._schema: dict[str, Any] | None = None
+        self._layouts: Layouts | None = None
+        self._read(files)
+
+    def refreshed(self, files: WriterFiles) -> StoredWriter:
+        """What the files hold by now; itself if that is nothing new. Not for several threads at a time."""
+        if self._extent is not None:
+            return StoredWriter(files)
+        newer = copy(self)
+        newer._readers, newer._unreadable = dict(self._readers), list(self._unreadable)
+        newer._read(files)
+        return self if newer.extent == self.extent and newer._unreadable == self._unreadable else newer
+
+    def _read(self, files: WriterFiles) -> None:
+        # Asked before the files are read: what a dead writer left is all there.
+        self.alive = files.is_alive() if self._extent is None else self._extent.alive
+        self._files = files
+        for number, path in files.batches.items():
+            reader = self._readers.get(number)
+            if reader is None:
+                reader = self._opened(path)
+                if reader is not None:
+                    self._readers[number] = reader
+            elif not reader.sealed:
+                reader.refresh()
+        if self._extent is None:
+            chunks = [(number, len(self._readers[number].chunks)) for number in sorted(self._readers)]
+        else:
+            chunks = [(number, count) for number, count in self._extent.chunks if number in self._readers]
+        self.batches = [self._readers[number] for number, _ in chunks]
+        self.chunk_places = [(self._readers[number], i) for number, count in chunks for i in range(count)]
+        counts = [self._readers[number].chunks["fragments"][:count].astype(np.int64) for number, count in chunks]
+        self.chunk_bounds = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *counts]))])
+        sizes = [int(count.sum()) for count in counts]
+        self._numbers, self._begins = [number for number, _ in chunks], [0, *accumulate(sizes)]  # of the batches
+        self.fragments = wire.join_fragments([batch.fragments[:size] for batch, size in zip(self.batches, sizes)])
+        for batch, begin, size in zip(self.batches, self._begins, sizes):
+            if size == len(batch.fragments):  # which need not keep them a second time
+                batch.fragments = self.fragments[begin : begin + size]
+        self.parts = parts_of(self.fragments, self.alive)
+        found = tuple((number, len(count)) for (number, _), count in zip(chunks, counts))
+        self.extent = Extent(self.writer, self.alive, found, len(self.parts.table))
+        common().rest()
+
+    def _opened(self, path: Any) -> BatchReader | None:
+        """The batch at path; None if its writer died before its header was whole, or nothing of it can be read."""
+        size = wire.HEADER_SIZE
+        with contextlib.suppress(FileNotFoundError):  # sealed since it was listed, which BatchReader knows of
+            size = path.stat().st_size  # beforehand: the header may be written meanwhile
+        try:
+            return BatchReader(path, self._room)
+        except CorruptTrace as error:
+            if not (path.name.endswith(PART) and size < wire.HEADER_SIZE):
+                damage = Damage(str(path), 0, size, error.problem)
+                if damage not in self._unreadable:
+                    self._unreadable.append(damage)
+            return None
+        except FileNotFoundError:
+            return None  # sealed under another name between the listing and now: the next refresh finds it
+
+    @property
+    def damage(self) -> list[Damage]:
+        return self._unreadable + [damage for batch in self.batches for damage in batch.damage]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """From the first batch that has one, otherwise from the manifest. Raises CorruptTrace."""
+        if self._schema is None:
+            found: Any = next((batch.schema for batch in self.batches if batch.schema is not None), None)
+            if found is None and self._files.manifest is not None:
+                first = next(read_manifest(self._files.manifest), {})
+                found = first if first.get("type") == "writer" else None
+            if found is None:
+                raise CorruptTrace(
+                    f"writer {self.writer}: no readable schema", str(self._files.manifest or self.writer)
+                )
+            self._schema = found
+        return self._schema
+
+    @property
+    def metadata(self) -> Any:
+        """What it was given as metadata."""
+        return self.schema.get("metadata")
+
+    @property
+    def env_spec(self) -> dict[str, Any]:
+        """What is known of its environment: id, spec (JSON), wrappers, class."""
+        environment = self.schema.get("environment")
+        return dict(environment) if isinstance(environment, dict) else {}
+
+    @property
+    def observation_space(self) -> Any:
+        """The recorded gymnasium space."""
+        from gym_trace.envs.spaces import restore  # here, because most reading does not need gymnasium
+
+        return restore(self.schema.get("observation_space"))
+
+    @property
+    def action_space(self) -> Any:
+        """The recorded gymnasium space."""
+        from gym_trace.envs.spaces import restore
+
+        return restore(self.schema.get("action_space"))
+
+    @property
+    def layouts(self) -> Layouts:
+        if self._layouts is None:
+            self._layouts = Layouts.of(self.schema)
+        return self._layouts
+
+    @property
+    def split(self) -> str:
+        return str(self.schema.get("split", ""))
+
+    @property
+    def created(self) -> int:
+        """When the writer began, UTC ns; 0 where that is damaged."""
+        try:
+            created = self.schema.get("created")
+        except CorruptTrace:
+            return 0
+        return created if isinstance(created, int) else 0
+
+    @property
+    def chunk_count(self) -> int:
+        return len(self.chunk_places)
+
+    def chunk(self, number: int, roots: frozenset[str], room: Callable[[int], Array] | None = None) -> Chunk:
+        """The columns under roots of a chunk. room: gives memory for their bytes. Raises CorruptTrace."""
+        batch, i = self.chunk_places[number]
+        chunk = batch.read_chunk(i, lambda path: path[0] in roots, room)
+        table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
+        observation_rows, step_rows = (int(offsets[-1]) for offsets in step_offsets(table))
+        for path, rows in {("rewards",): 0, **chunk.rows}.items():  # rewards are always there, if there are steps
+            expected = observation_rows if path[0] == "observations" else step_rows
+            if path[0] in _ROOTS and rows != expected:
+                offset = int(batch.chunks["offset"][i])
+                raise CorruptTrace(
+                    f"column {'/'.join(map(str, path))} has the wrong number of rows", batch.path, offset
+                )
+        return chunk
+
+    # -- single episodes ----------------------------------------------------------------------------------------------
+
+    def place_of(self, row: int) -> tuple[int, int]:
+        """Where the files begin to speak of an episode, as (number of batch, fragment in it). It stays there."""
+        f = int(self.parts.fragments[self.parts.first[row]])
+        i = bisect_right(self._begins, f) - 1
+        return self._numbers[i], f - self._begins[i]
+
+    def row_at(self, place: tuple[int, int]) -> int | None:
+        """The row of the episode that has this place; None if none has it."""
+        number, fragment = place
+        f = self._begins[bisect_left(self._numbers, number)] + fragment
+        row = int(self.parts.of_fragment[f]) if f < len(self.fragments) else -1
+        return row if row >= 0 and self.place_of(row) == place else None
+
+    def pieces(self, row: int, steps: range | None = None) -> list[Piece]:
+        """The fragments of an episode, or of some of its steps and the observation before; their chunks not read."""
+        fragments = self.parts.fragments[self.parts.first[row] : self.parts.first[row + 1]]
+        trimmed, skipped = bool(self.parts.trimmed[row]), None
+        if steps is not None:
+            ends = np.cumsum(self.fragments[fragments]["steps"], dtype=np.int64) - trimmed
+            last = int(np.searchsorted(ends, steps.stop - 1, side="right"))
+            if steps.start:  # the observation before it is what the step before it led to
+                first = min(int(np.searchsorted(ends, steps.start - 1, side="right")), len(fragments) - 1)
+                skipped = int(ends[first - 1]) + trimmed if first else None
+                fragments = fragments[first:]
+                last -= first
+            fragments = fragments[: last + 1]
+        numbers = np.searchsorted(self.chunk_bounds, fragments, side="right") - 1
+        found, known, at, done, seen = [], -1, 0, 0, 0  # from one fragment of a chunk to the next
+        for f, number in zip(fragments.tolist(), numbers.tolist()):
+            if number == known:
+                before = self.fragments[at:f]
+            else:
+                known, done, seen = number, 0, 0
+                before = self.fragments[int(self.chunk_bounds[number]) : f]
+            done += int(before["steps"].sum(dtype=np.int64))
+            seen += int(before["steps"].sum(dtype=np.int64)) + int(np.count_nonzero(before["flags"] & wire.LEADS))
+            at, own = f, self.fragments[f]
+            count, flags = int(own["steps"]), int(own["flags"])
+            rows = count + bool(flags & wire.LEADS)
+            found.append(Piece(_UNREAD, number, slice(seen, seen + rows), slice(done, done + count), flags))
+        if steps is None:
+            return found
+        return cut_down(found, steps.start, steps.stop, trimmed, skipped)
+
+    def start_of(self, row: int, parts: Parts | None = None) -> dict[str, Any]:
+        """What was kept of the reset of an episode: options, rng_state, reset_info, a large seed."""
+        f = int((parts or self.parts).starts[row])
+        if f < 0:
+            return {}
+        number = int(np.searchsorted(self.chunk_bounds, f, side="right")) - 1
+        place, known = self.chunk_places[number], self._starts
+        if known is None or known[:2] != place:
+            chunk = place[0].read_chunk(place[1], lambda path: path[0] == "starts")
+            known = self._starts = (*place, chunk.array(("starts",)).tolist() if ("starts",) in chunk else [])
+        begun = np.count_nonzero(self.fragments[self.chunk_bounds[number] : f]["flags"] & wire.STARTS)
+        entry = known[2][begun] if begun < len(known[2]) else None
+        return copied(entry) if isinstance(entry, dict) else {}
+
+    # -- reading through ----------------------------------------------------------------------------------------------
+
+    def reader(
+        self, roots: frozenset[str], wanted: Array, on_damage: Callable[[Damage], None] | None
+    ) -> Iterator[tuple[Parts, int, list[Piece]]]:
+        """Each wanted episode as (parts, row, pieces), each chunk read once.
+
+        on_damage: told of damaged chunks, which are then left out as if they were not there; None: CorruptTrace.
+        """
+        parts, is_bad = self.parts, np.zeros(self.chunk_count, bool)
+        pending: dict[int, list[tuple[int, Piece]]] = {}
+        needed = roots if on_damage is None else roots | {"starts"}
+        # How its episodes began is read too: to leave out a chunk is plainer than to forget a seed.
+        for number in range(self.chunk_count):
+            begin, end = self.chunk_bounds[number : number + 2].tolist()
+            rows = parts.of_fragment[begin:end]
+            mine = (rows >= 0) & wanted[rows] if len(wanted) else np.zeros(len(rows), bool)
+            if is_bad[number] or not mine.any():
+                continue
+            try:
+                chunk = self.chunk(number, needed)
+                if on_damage is not None:
+                    chunk.decode_all()
+            except CorruptTrace as error:
+                if on_damage is None:
+                    raise
+                # All that are damaged are looked for now: what is left is put together once, not after each of them.
+                wanted_fragments = wanted[parts.of_fragment] & (parts.of_fragment >= 0)
+                is_bad = self._damaged_chunks(number, error, wanted_fragments, needed, on_damage)
+                parts, wanted = self._without(np.repeat(is_bad, np.diff(self.chunk_bounds)), wanted_fragments)
+                pieces = [item for items in pending.values() for item in items]
+                pending = {}
+                for f, piece in pieces:
+                    pending.setdefault(int(parts.of_fragment[f]), []).append((f, piece))
+                for row in [row for row, items in pending.items() if _is_whole(parts, row, items)]:
+                    yield parts, row, [piece for _, piece in pending.pop(row)]
+                continue
+            flags = self.fragments["flags"][begin:end].tolist()
+            o, s = (offsets.tolist() for offsets in step_offsets(self.fragments[begin:end]))
+            row_list = rows.tolist()
+            for i in np.flatnonzero(mine).tolist():
+                row = row_list[i]
+                piece = Piece(chunk, number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), flags[i])
+                items = pending.setdefault(row, [])
+                items.append((begin + i, piece))
+                if _is_whole(parts, row, items):
+                    yield parts, row, [piece for _, piece in pending.pop(row)]
+
+    def _damaged_chunks(
+        self,
+        first: int,
+        error: CorruptTrace,
+        wanted_fragments: Array,
+        roots: frozenset[str],
+        on_damage: Callable[[Damage], None],
+    ) -> Array:
+        """Which chunks cannot be read, from the first one on, which has brought about error; of those wanted."""
+        is_bad = np.zeros(self.chunk_count, bool)
+        for number in range(first, self.chunk_count):
+            problem: str | None = error.problem
+            if number > first:
+                if not wanted_fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]].any():
+                    continue
+                problem = self._problem_of(number, roots)
+            if problem is not None:
+                is_bad[number] = True
+                batch, i = self.chunk_places[number]
+                start, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
+                on_damage(Damage(str(batch.path), start, start + length, problem))
+        return is_bad
+
+    def _problem_of(self, number: int, roots: frozenset[str]) -> str | None:
+        try:
+            self.chunk(number, roots).decode_all()
+        except CorruptTrace as error:
+            return error.problem
+        return None
+
+    def _without(self, bad: Array, wanted_fragments: Array) -> tuple[Parts, Array]:
+        """The parts that are left without bad fragments, numbered as if these had no rows, and which are wanted."""
+        left = np.flatnonzero(~bad)
+        parts = parts_of(self.fragments[left], self.alive)
+        of_fragment = np.full(len(self.fragments), -1)
+        of_fragment[left] = parts.of_fragment
+        wanted = np.zeros(len(parts.table), bool)
+        wanted[of_fragment[wanted_fragments & (of_fragment >= 0)]] = True
+        starts = np.where(parts.starts < 0, -1, left[parts.starts]) if len(left) else parts.starts
+        return parts._replace(of_fragment=of_fragment, fragments=left[parts.fragments], starts=starts), wanted
+
+    def arrays(self) -> Iterator[tuple[Any, Any, Array]]:
+        """(observations, actions, rewards) of each episode: the quick way through a whole trace."""
+        parts = self.parts
+        alone = (np.diff(parts.first) == 1) & (parts.table["steps"] > 0)  # no steps have no dtype of their own
+        alone[parts.trimmed] = False
+        pending: dict[int, list[tuple[int, Piece]]] = {}
+        bounds = self.chunk_bounds
+        numbers = [n for n in range(self.chunk_count) if (parts.of_fragment[bounds[n] : bounds[n + 1]] >= 0).any()]
+        for number, chunk in decoded_in_turn(lambda n, room: self.chunk(n, _CALLBACK_ROOTS, room), numbers):
+            begin, end = bounds[number : number + 2].tolist()
+            rows = parts.of_fragment[begin:end]
+            o, s = (offsets.tolist() for offsets in step_offsets(self.fragments[begin:end]))
+            sliced = self._slicer(chunk)
+            whole = (alone[rows] & (rows >= 0)).tolist()
+            for i, row in enumerate(rows.tolist()):
+                if sliced is not None and whole[i]:
+                    yield sliced(o[i], o[i + 1], s[i], s[i + 1])
+                elif row >= 0:
+                    piece = Piece(chunk, number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), 0)
+                    items = pending.setdefault(row, [])
+                    items.append((begin + i, piece))
+                    if _is_whole(parts, row, items):
+                        pieces, trimmed = [piece for _, piece in pending.pop(row)], bool(parts.trimmed[row])
+                        yield (
+                            assemble("observations", pieces, self.layouts, trimmed, copy=False),
+                            assemble("actions", pieces, self.layouts, trimmed, copy=False),
+                            assemble("rewards", pieces, self.layouts, trimmed, copy=False),
+                        )
+            del chunk, sliced  # so that their memory can be used for the next ones
+
+    def _slicer(self, chunk: Chunk) -> Callable[[int, int, int, int], tuple[Any, Any, Array]] | None:
+        """A function that cuts an episode out of the columns of a chunk; None if they are not all typed."""
+        layouts = self.layouts
+        seen_paths = [leaf.path for leaf in layouts.observations.leaves()]
+        done_paths = [leaf.path for leaf in layouts.actions.leaves()]
+        paths = [*seen_paths, *done_paths, ("rewards",)]
+        if not all(path in chunk and not chunk.is_walked(path) and chunk.array(path).dtype != object for path in paths):
+            return None
+        seen, done = [chunk.array(path) for path in seen_paths], [chunk.array(path) for path in done_paths]
+        rewards = chunk.array(("rewards",))
+        if layouts.is_flat:
+            (observations,), (actions,) = seen, done
+            return lambda o, p, s, t: (observations[o:p], actions[s:t], rewards[s:t])
+        return lambda o, p, s, t: (
+            put_together(layouts.observations, [array[o:p] for array in seen]),
+            put_together(layouts.actions, [array[s:t] for array in done]),
+            rewards[s:t],
+        )
+
+
+def _is_whole(parts: Parts, row: int, items: list[tuple[int, Piece]]) -> bool:
+    return row >= 0 and bool(len(items) == parts.first[row + 1] - parts.first[row])
+
+
+_UNREAD = Chunk({}, {}, lambda error: error)

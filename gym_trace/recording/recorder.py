@@ -1,0 +1,258 @@
+"""What all recorders do alike: files, a thread that writes, errors, ends of processes, forks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.util import register_after_fork
+from typing import Any
+
+from gym_trace.errors import InvalidOption, RecordingError
+from gym_trace.format import wire
+from gym_trace.format.directory import new_writer_id
+from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.model.tensors import plain_array
+from gym_trace.model.values import is_readable, pack, pack_lenient, unstored
+from gym_trace.model.vocabulary import Outcome
+from gym_trace.recording import process_safety as forks
+from gym_trace.recording.background import BlockEncoder, BlockWriter
+from gym_trace.recording.chunk_builder import ChunkWriter
+from gym_trace.recording.reset_record import Start, packed_start, stored_seed
+from gym_trace.recording.segment import held
+
+
+class Recorder(ABC):
+    """One writer of a trace, fed from one thread. Its children say what a block is, and how it is encoded."""
+
+    limit: int  # set to 0 when the caller's thread should look at failures and complaints
+    block: Any  # the one that is being filled
+    largest_value = wire.MAX_VALUES // 4  # bytes of one as MessagePack, such that those of a block are never too many
+
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        schema: dict[str, Any],
+        chunk_bytes: int,
+        *,
+        level: int,
+        fsync: bool,
+        flush_seconds: float,
+        on_error: str = "raise",
+        summary: Callable[[], dict[str, Any]] = dict,
+        lazy: bool = False,
+    ):
+        if not flush_seconds >= 0:
+            raise InvalidOption(f"flush_seconds={flush_seconds!r}: pass a number of seconds, 0 or more")
+        if not -7 <= level <= 22:
+            raise InvalidOption(f"level={level!r}: pass a zstd level from -7 to 22")
+        if on_error not in ("raise", "warn"):
+            raise InvalidOption(f'on_error={on_error!r}: pass "raise" or "warn"')
+        self.directory = directory
+        self._schema = schema
+        self._chunk_bytes = chunk_bytes
+        self._level, self._fsync, self._flush_seconds = level, fsync, flush_seconds
+        self._on_error = on_error
+        self._summary = summary
+        self._owner: weakref.ref[object] | None = None
+        self._closed = self._sealed = False
+        self._start_afresh()
+        if not lazy:
+            self._chunks.writer = self._open_writer()
+        forks.watch(self)
+
+    # -- what children provide ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _new_encoder(self) -> BlockEncoder:
+        """A fresh encoder of the recorder's blocks."""
+
+    @abstractmethod
+    def _new_block(self) -> Any:
+        """The first block."""
+
+    @abstractmethod
+    def end(self, outcome: Outcome) -> None:
+        """Ends what is open."""
+
+    @abstractmethod
+    def open_run(self) -> Any:
+        """What another recorder needs to go on with what is open here, or None."""
+
+    @abstractmethod
+    def go_on_with(self, run: Any) -> None:
+        """Takes over from another recorder; writes nothing if no step comes."""
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _start_afresh(self) -> None:
+        """The state of a writer that has written nothing yet."""
+        self._encoder = self._new_encoder()
+        self.block = self._new_block()
+        self._chunks = ChunkWriter(self._open_writer, self._chunk_bytes)
+        name = f"gym-trace {self.writer_id}"
+        self._out = BlockWriter(
+            name,
+            self._encoder,
+            self._encoder.begun(self.block),
+            self._chunks,
+            lambda: self.block,
+            self._notice,
+            self._flush_seconds,
+        )
+        self._episodes = 0
+        self._reported = False
+        self._complained: set[str] = set()
+        self._pid = os.getpid()
+
+    def _notice(self) -> None:
+        if self.failed or any(column not in self._complained for column in list(self._encoder.complaints)):
+            self.limit = 0
+
+    def _open_writer(self) -> TraceWriter:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return TraceWriter(self.directory, self._schema, self._level, self._fsync)
+
+    @property
+    def writer_id(self) -> str:
+        """The id that the writer's files bear."""
+        return str(self._schema["writer"])
+
+    @property
+    def failed(self) -> bool:
+        """Whether writing has failed, so that nothing is recorded any more."""
+        return self._out.failure is not None
+
+    @property
+    def next_episode(self) -> int:
+        """The id that the next episode will have."""
+        return self._episodes
+
+    # -- flushing, closing, errors ------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Returns when all steps so far can be read by others. Raises RecordingError."""
+        self._out.work(everything=True)
+        self._complain()
+        self._report()
+
+    def close(self) -> None:
+        """Saves everything, seals the batch, ends the thread. Raises RecordingError if something could not be saved."""
+        if self._sealed or self._pid != os.getpid():
+            return
+        self._closed = True
+        self.end(Outcome.CLOSED)
+        self._out.close(self._summary)
+        self._sealed = True  # not before: Ctrl-C may have fallen, and then this is called again
+        forks.forget(self)
+        self._complain()
+        self._report()
+
+    def save_at_exit(self, owner: object) -> None:
+        """Closes the recorder when owner is collected, or the process ends in an orderly way, whichever comes first."""
+        self._owner = weakref.ref(owner)
+        self._save_when_owner_goes()
+
+    def _save_when_owner_goes(self) -> None:
+        owner = None if self._owner is None else self._owner()
+        if owner is not None:
+            forks.close_with(owner, self)
+
+    def _report(self) -> None:
+        """Raises the failure, or warns of it, the first time."""
+        failure = self._out.failure
+        if failure is None or self._reported:
+            return
+        self._reported = True
+        message = (
+            f"recording to {self.directory} has stopped: {failure}; what was written before can be read, "
+            "the environment can go on without being recorded"
+        )
+        if self._on_error == "raise":
+            raise RecordingError(message) from failure
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+    def complain(self, column: str, complaint: str) -> None:
+        """Has a warning given, once a column, at the next step."""
+        self._encoder.complaints.setdefault(column, complaint)
+        if column not in self._complained:
+            self.limit = 0
+
+    def start(
+        self,
+        lane: int,
+        seed: Any,
+        options: bytes | None,
+        rng_state: Any,
+        reset_info: bytes | None,
+        utc: int,
+        monotonic: int,
+    ) -> Start:
+        """The start of the next episode; options, packed, and rng_state: of the generator, from before the reset."""
+        kept, remarks = packed_start(seed, options, rng_state, reset_info)
+        if remarks:
+            self.complain("reset", remarks[0])
+        return Start(self._episodes, lane, stored_seed(seed), kept, utc, monotonic)
+
+    def packed_info(self, info: Any, keys: Sequence[str] | None) -> bytes:
+        """An info as MessagePack. keys: of what is kept of it, if it is a map; None for all."""
+        if keys is not None and isinstance(info, Mapping):
+            with contextlib.suppress(Exception):  # anything: other people's mappings
+                info = {key: info[key] for key in keys if key in info}
+        return self.packed("infos", info)
+
+    def packed(self, column: str, value: Any) -> bytes:
+        """A value of a column as MessagePack; of what cannot be stored the repr is kept, and a warning given."""
+        packed, remarks = pack_lenient(value)
+        if len(packed) > self.largest_value or not is_readable(packed):
+            remarks = [f"a value of {len(packed)} bytes is too large to be stored; its repr is kept"]
+            packed = pack(unstored(value))
+        if remarks:
+            self.complain(column, remarks[0])
+        return packed
+
+    def plain(self, column: str, value: Any) -> Any:
+        """As plain_array(), with a warning where that is to be known."""
+        remarks: list[str] = []
+        value = plain_array(value, remarks)
+        if remarks:
+            self.complain(column, remarks[0])
+        return value
+
+    def held(self, column: str, value: Any) -> Any:
+        """What a row holds of a value of any kind, see blocks.held; never raises."""
+        return held(value, lambda other: self.packed(column, other))
+
+    def _complain(self) -> None:
+        """Warns of values that do not match their space. In the caller's thread, where it is seen."""
+        for column, complaint in list(self._encoder.complaints.items()):
+            self._warn_once(column, complaint)
+
+    def _warn_once(self, column: str, complaint: str) -> None:
+        if column not in self._complained:
+            self._complained.add(column)
+            warnings.warn(f"{column}: {complaint}", UserWarning, stacklevel=5)
+
+    # -- forks ---------------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Before a fork: writes what there is and ends the thread."""
+        self._out.pause()
+
+    def resume(self) -> None:
+        """After a fork, in the parent. The thread starts with the next step: Python warns of forks beside threads."""
+        self.limit = 0
+
+    def be_reborn(self) -> None:
+        """After a fork, in the child: a writer of its own, going on in the middle of the episode."""
+        self._out.abandon()
+        run = self.open_run()
+        self._schema = {**self._schema, "writer": new_writer_id(), "pid": os.getpid(), "forked_from": self.writer_id}
+        self._start_afresh()
+        self.go_on_with(run)
+        self._save_when_owner_goes()
+        register_after_fork(self, Recorder._save_when_owner_goes)  # multiprocessing clears what was registered so far

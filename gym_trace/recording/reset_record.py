@@ -1,0 +1,85 @@
+"""What is kept of a reset beside the fragment table: options, generator state, info, a large seed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.format import wire
+from gym_trace.model.values import pack, pack_lenient
+
+
+class Start(NamedTuple):
+    """What is known of an episode when it starts."""
+
+    episode: int
+    lane: int
+    seed: int  # as the fragment table has it
+    kept: bytes  # of the reset, as the column "starts" has it
+    utc: int
+    monotonic: int
+
+
+NOBODY = Start(0, 0, wire.NO_SEED, b"", 0, 0)
+
+
+def stored_seed(seed: Any) -> int:
+    """The seed as the fragment table has it."""
+    if seed is None:
+        return wire.NO_SEED
+    if isinstance(seed, (int, np.integer)) and 0 <= seed < 1 << 63:
+        return int(seed)
+    return wire.SEED_ELSEWHERE
+
+
+def packed_start(seed: Any, options: bytes | None, rng_state: Any, reset_info: bytes | None) -> tuple[bytes, list[str]]:
+    """The row of the column "starts", and what there is to say of what could not be stored. options: packed."""
+    elsewhere = seed is not None and stored_seed(seed) == wire.SEED_ELSEWHERE
+    if options is None and reset_info is None and not elsewhere:
+        return (NOTHING if rng_state is None else _packed_state(rng_state)), []
+    parts: list[bytes] = []
+    remarks: list[str] = []
+    if options is not None:
+        parts.append(pack("options") + options)
+    if rng_state is not None:
+        parts.append(_packed_state(rng_state)[1:])
+    if reset_info is not None:
+        parts.append(pack("reset_info") + pack(reset_info))
+    if elsewhere:
+        packed, remarks = pack_lenient(seed)
+        parts.append(pack("seed") + packed)
+    return bytes([0x80 | len(parts)]) + b"".join(parts), remarks  # a map of so many
+
+
+def _packed_state(state: dict[str, Any]) -> bytes:
+    """{"rng_state": state}; of PCG64, NumPy's usual generator, put together from parts: short episodes need many."""
+    if state.get("bit_generator") != "PCG64":
+        return pack_lenient({"rng_state": state})[0]
+    numbers = state["state"]
+    return b"".join(
+        (
+            _PCG64[0],
+            numbers["state"].to_bytes(17, "little"),
+            _PCG64[1],
+            numbers["inc"].to_bytes(17, "little"),
+            _PCG64[2],
+            b"\1" if state["has_uint32"] else b"\0",
+            _PCG64[3],
+            state["uinteger"].to_bytes(4, "big"),
+        )
+    )
+
+
+def _pcg64_parts() -> list[bytes]:
+    """What lies between the numbers in the MessagePack of a PCG64 state: integers of 17 and 4 bytes, a small one."""
+    marker = 1 << 128
+    state = {"state": {"state": marker, "inc": marker}, "has_uint32": 1, "uinteger": 0xFFFFFFFF}
+    packed = pack({"rng_state": {"bit_generator": "PCG64", **state}})
+    head, middle, tail = packed.split(marker.to_bytes(17, "little"))
+    last = b"\xa8uinteger\xce"
+    return [head, middle, tail[: tail.index(last) - 1], last]
+
+
+NOTHING = pack({})
+_PCG64 = _pcg64_parts()

@@ -1,0 +1,362 @@
+"""The wrapper that records a vector environment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import vector
+from gymnasium.vector.utils import batch_space, iterate
+
+from gym_trace.envs.identity import autoreset_mode, lane_space
+from gym_trace.errors import InvalidOption, UnstorableValue
+from gym_trace.format import wire
+from gym_trace.model.layout import Layout, layout_of
+from gym_trace.model.tensors import is_masked, plain_array
+from gym_trace.model.values import Array, objects, pack
+from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
+from gym_trace.recording.options import copied_schema, info_keys, new_schema, opened_directory
+from gym_trace.recording.vector.block import Rows
+from gym_trace.recording.vector.events import SAME_STEP, Reset, Step
+from gym_trace.recording.vector.infos import LAST_INFO, LAST_OBSERVATION, infos_by_lane, last_of
+from gym_trace.recording.vector.recorder import BatchPacker, LaneRecorder
+
+if not hasattr(vector, "AutoresetMode"):
+    raise ImportError("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
+
+if TYPE_CHECKING:
+    _Wrapper = vector.VectorWrapper[Any, Any, Any, Any, Any]
+else:
+    _Wrapper = vector.VectorWrapper  # which is generic since Gymnasium 1.4
+
+_FLAG = np.dtype(np.bool_)
+
+
+class TraceRecordingVectorWrapper(_Wrapper):
+    """Records every step of every sub-environment to a trace, without changing what the environment does.
+
+    Each sub-environment is a lane. Episodes come back one by one, as if each lane had been recorded alone; what the
+    vector environment does to reset a lane is no step of an episode. All autoreset modes are understood; a vector
+    environment that does not say which one it has is taken to have NEXT_STEP.
+
+    When an exception comes out of reset() or step(), nobody knows what each lane has done: their episodes are kept as
+    "cut", and each lane is recorded again from the next episode that begins in it.
+
+    Pickled and deep-copied where the vector environment can be (AsyncVectorEnv cannot), the copy has its own writer and
+    goes on with the episodes.
+
+    Args:
+        envs: any Gymnasium vector environment.
+        directory: where the trace goes; made if it is not there. None: a fresh directory under the system's temporary
+            one, whose name is logged and found in ``.directory``.
+        episode_filter: called with the episode id (0, 1, 2 … by start, then by lane) when an episode starts; episodes
+            for which it says False are not recorded.
+        frame_filter: called with the index of each step in its episode; steps for which it says False are left out.
+            Each run of kept steps comes back as a part of the episode, with the observation before it.
+        reward_classes: values of reward; rare classes of reward are kept more often (see filters.RewardClasses).
+            Not together with frame_filter.
+        record_infos: False, True for all infos, or the keys of those to record.
+        split: a word for what the episodes are for, such as "train" or "eval".
+        uid: the writer's id in file names; None makes a unique one.
+        on_exist: if the directory holds a trace: "error", "append" (a new writer beside the others), or "replace".
+        flush_seconds: what a kill -9 can lose, in seconds of steps.
+        level: zstd level, -7 to 22. At 1, columns that it makes hardly smaller than -1 does are compressed at -1.
+        fsync: whether each flush waits for the disk, so that a power loss loses no more than a kill.
+        metadata: anything that MessagePack can hold, stored with the trace.
+        on_error: "raise" a RecordingError at the next step when the disk is full, or "warn"; either way once, and the
+            environment can be stepped on unrecorded.
+
+    Attributes:
+        directory: pathlib.Path of the trace.
+
+    Raises:
+        TraceExists: the directory holds a trace and on_exist is "error".
+        InvalidOption: an argument does not make sense.
+    """
+
+    directory: Path
+
+    def __init__(
+        self,
+        envs: vector.VectorEnv[Any, Any, Any],
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        episode_filter: EpisodeFilter | None = None,
+        frame_filter: FrameFilter | None = None,
+        reward_classes: Sequence[float] | None = None,
+        record_infos: bool | Sequence[str] = False,
+        split: str = "train",
+        uid: str | None = None,
+        on_exist: str = "error",
+        flush_seconds: float = 1.0,
+        level: int = 1,
+        fsync: bool = False,
+        metadata: Any = None,
+        on_error: str = "raise",
+    ):
+        super().__init__(envs)
+        self._mode = autoreset_mode(envs)
+        self._count = envs.num_envs
+        self._filters = Filters(episode_filter, frame_filter, reward_classes)
+        self._infos, self._info_keys = bool(record_infos), info_keys(record_infos)
+        self._options: dict[str, Any] = {
+            "level": level, "fsync": fsync, "flush_seconds": flush_seconds, "on_error": on_error
+        }  # fmt: skip
+        self._schema: dict[str, Any] = new_schema(
+            envs,
+            lane_space(envs, "observation_space"),
+            lane_space(envs, "action_space"),
+            split=split,
+            uid=uid,
+            metadata=metadata,
+            recorder={
+                "record_infos": record_infos if isinstance(record_infos, bool) else list(record_infos),
+                **self._filters.described(),
+                "num_envs": self._count,
+                "autoreset_mode": self._mode,
+            },
+        )
+        self.directory = opened_directory(directory, on_exist)
+        self._attach(lazy=False)
+
+    def _attach(self, lazy: bool) -> None:
+        """A recorder for this wrapper, and what copies batches into its rows."""
+        observation = layout_of(self._schema["observation_space"], ("observations",))
+        action = layout_of(self._schema["action_space"], ("actions",))
+        self._recorder = recorder = LaneRecorder(
+            self.directory,
+            self._schema,
+            self._count,
+            self._mode,
+            observation,
+            action,
+            self._filters,
+            lazy=lazy,
+            **self._options,
+        )
+        self._observations = self._packer(observation, "observation_space")
+        self._actions = self._packer(action, "action_space")
+        self._notes: dict[str, Rows] = {}  # annotations of the next step
+        recorder.save_at_exit(self)
+
+    def _packer(self, layout: Layout, space: str) -> BatchPacker:
+        recorder = self._recorder
+        return BatchPacker(layout, self._count, lambda batch: self._one_a_lane(space, batch), recorder)
+
+    # -- the environment's methods ------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Resets all lanes, or those in options["reset_mask"]. Episodes that have not ended are kept as "cut"."""
+        recorder = self._recorder
+        if not recorder.ready():
+            recorder.say_if_closed()
+            return self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        mask = None if options is None else options.get("reset_mask")  # before Gymnasium takes it out of options
+        given = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
+        packed_options = recorder.packed("reset", given) if given else None
+        lanes = np.arange(self._count) if mask is None else np.flatnonzero(mask)
+        if mask is None:
+            self._notes = {}
+        recorder.expecting = True
+        ids = None if recorder.filters is None else recorder.filters.reset(lanes)
+        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        result = observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
+        if seed is None or isinstance(seed, (int, np.integer)):
+            seed = [None if seed is None else int(seed) + lane for lane in range(self._count)]
+        try:
+            packed_infos = self._packed_infos(infos, lanes.tolist()) if self._infos else [None] * self._count
+            starts = [
+                recorder.start(lane, seed[lane], packed_options, None, packed_infos[lane], utc, monotonic)
+                for lane in lanes.tolist()
+            ]
+            batch = self._observations.batch(observations, None if mask is None else lanes)
+        except Exception as error:  # anything: other people's objects
+            self._cannot_tell("observations and infos of a reset", error)
+            return result
+        recorder.add(Reset(lanes, batch, starts, ids, utc, monotonic))
+        return result
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """Steps all lanes and records the step."""
+        recorder = self._recorder
+        if not recorder.ready():
+            return self.env.step(actions)
+        recorder.expecting = True
+        try:
+            packed_actions = self._actions.step(actions)
+        except Exception as error:  # anything: other people's objects, as below
+            self._cannot_tell("actions", error)
+            return self.env.step(actions)
+        result = observations, rewards, terminations, truncations, infos = self.env.step(actions)
+        utc, monotonic = time.time_ns(), time.monotonic_ns()
+        try:
+            terminated, truncated = self._kept("terminations", terminations), self._kept("truncations", truncations)
+            rewards = self._rewards(rewards)
+            is_usual = rewards.ndim == 1 and rewards.dtype.kind in "biuf" and rewards.dtype.isnative
+            packed_rewards = self._kept("rewards", rewards, rewards.dtype) if is_usual else self._odd(rewards)
+        except Exception as error:
+            self._cannot_tell("rewards, terminations and truncations", error)
+            return result
+        ids: Array | None = None
+        kept: Array | None = None
+        if recorder.filters is not None:
+            ids, kept = recorder.filters.step(rewards, terminated | truncated)
+        finals: tuple[Array, list[Rows]] | None = None
+        step_infos: list[bytes] | None = None
+        reset_infos: list[bytes] | None = None
+        try:
+            ended: list[int] = []
+            if self._mode == SAME_STEP:
+                ended = np.flatnonzero(terminated | truncated).tolist()
+                finals = self._finals(observations, infos, ended) if ended else None
+            if self._infos:  # those of the lanes that are stepped, and of those that are reset
+                used = range(self._count) if ids is None or kept is None else np.flatnonzero(kept | (ids >= 0)).tolist()
+                step_infos = reset_infos = self._packed_infos(infos, used)
+                last_infos = last_of(infos, LAST_INFO, self._count) if ended else None
+                if last_infos is not None:
+                    last = self._packed_infos(last_infos, sorted({*ended} & {*used}))
+                    step_infos = [final or info for final, info in zip(last, reset_infos)]
+            packed_observations = self._observations.step(observations)
+        except Exception as error:
+            self._cannot_tell("observations and infos", error)
+            return result
+        notes, self._notes = self._notes, {}
+        recorder.add(
+            Step(
+                packed_observations,
+                packed_actions,
+                packed_rewards,
+                terminated,
+                truncated,
+                finals,
+                step_infos,
+                reset_infos,
+                notes,
+                ids,
+                kept,
+                utc,
+                monotonic,
+            )
+        )
+        return result
+
+    def close(self, **kwargs: Any) -> None:
+        """Saves the trace, then closes the environment. Closing twice is fine."""
+        if "_recorder" not in self.__dict__:  # it could not be made, and Gymnasium before 1.3 closes what is collected
+            return
+        try:
+            self._recorder.close()
+        finally:
+            super().close(**kwargs)
+
+    # -- more to record -----------------------------------------------------------------------------------------------
+
+    def annotate(self, **values: Any) -> None:
+        """Records further values with the next step, such as ``logprob`` or ``value``, as columns of their own.
+
+        Call it before step(). Each value has one row for each lane. Raises UnstorableValue, InvalidOption.
+        """
+        for name, value in values.items():
+            rows = plain_array(value)
+            count = len(rows) if getattr(rows, "shape", True) and hasattr(rows, "__len__") else "no"
+            if count != self._count:
+                raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one a lane")
+            self._notes[name] = np.array(rows) if _is_typed(rows) else [_packed_note(name, row) for row in rows]
+
+    def flush(self) -> None:
+        """Returns when all steps so far can be read by others. Raises RecordingError if they could not be written."""
+        self._recorder.flush()
+
+    # -- batches taken apart ------------------------------------------------------------------------------------------
+
+    def _one_a_lane(self, space: str, batch: Any) -> list[Any]:
+        """The values in a batch. Raises what there is to raise if it is none."""
+        if isinstance(batch, list):
+            values = batch
+        else:
+            values = list(iterate(batch_space(lane_space(self.env, space), self._count), batch))
+        if len(values) != self._count:
+            raise ValueError(f"{len(values)} values for {self._count} lanes")
+        return values
+
+    def _cannot_tell(self, what: str, error: Exception) -> None:
+        """Says that a step cannot be recorded, which is taken as an exception that came out of it."""
+        self._recorder.complain("lanes", f"the {what} of a step are not one a lane; it is left out ({error!r:.200})")
+
+    def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]]:
+        """The last observations of lanes that were reset in the same step."""
+        lanes = np.array(ended)
+        finals = last_of(infos, LAST_OBSERVATION, self._count)
+        if finals is None:
+            self._recorder.complain("observations", "no final_obs in infos; first observations stand in for the last")
+            finals = observations
+        if isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype == object):
+            return lanes, self._observations.single([finals[lane] for lane in ended])
+        return lanes, self._observations.batch(finals, lanes)
+
+    def _kept(self, name: str, values: Any, dtype: np.dtype[Any] = _FLAG) -> Array:
+        """A copy of rewards, or of flags."""
+        room = self._recorder.room((name, dtype), dtype, ())
+        room[...] = plain_array(values)
+        return room
+
+    def _rewards(self, values: Any) -> Array:
+        """Rewards as an array with a row for each lane."""
+        values = self._recorder.plain("rewards", values)
+        try:
+            rewards: Array = objects(list(values)) if is_masked(values) else np.asarray(values)
+        except ValueError:  # each of another shape
+            rewards = objects(list(values))
+        if rewards.shape[:1] != (self._count,):
+            raise ValueError(f"rewards of shape {rewards.shape}")
+        return rewards
+
+    def _odd(self, rewards: Array) -> Rows:
+        """Rows of rewards that are not one number a lane."""
+        if _is_typed(rewards):
+            return np.array(rewards)
+        return [self._recorder.packed("rewards", reward) for reward in rewards]
+
+    def _packed_infos(self, infos: Any, used: Iterable[int]) -> list[bytes]:
+        """The infos of all lanes as MessagePack; nothing for lanes that are not used."""
+        packed, finals = [b""] * self._count, (*LAST_OBSERVATION, *LAST_INFO) if self._mode == SAME_STEP else ()
+        by_lane = infos_by_lane(infos, self._count, self._info_keys, finals)
+        for lane in used:
+            packed[lane] = self._recorder.packed("infos", by_lane[lane])
+        return packed
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        if isinstance(self.unwrapped, vector.AsyncVectorEnv):  # copying its pipes would break those that it has
+            raise TypeError("an AsyncVectorEnv, whose lanes are processes, cannot be copied; copy a SyncVectorEnv")
+        state = self.__dict__.copy()
+        for name in ("_recorder", "_observations", "_actions"):
+            del state[name]
+        state["_run"] = self._recorder.open_run()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        run = state.pop("_run")
+        self.__dict__.update(state)
+        self._schema = copied_schema(self._schema)
+        self._attach(lazy=True)
+        self._recorder.go_on_with(run)
+
+
+def _is_typed(rows: Any) -> bool:
+    """Whether rows can be a typed column."""
+    return type(rows) is np.ndarray and rows.dtype.kind in "biufc" and rows.dtype.isnative
+
+
+def _packed_note(name: str, value: Any) -> bytes:
+    packed = pack(value)
+    if len(packed) > wire.MAX_VALUES // 4:
+        raise UnstorableValue(f"annotate({name}=...): {len(packed)} bytes; at most {wire.MAX_VALUES // 4}")
+    return packed

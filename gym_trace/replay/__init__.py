@@ -1,0 +1,1 @@
+"""Replaying a trace: simulated again and verified, compared with another, or as an environment."""

@@ -1,0 +1,284 @@
+"""What an environment does, compared with what is recorded of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.model.episode import Episode, infos_of
+from gym_trace.model.layout import Layout, as_kept
+from gym_trace.model.tensors import plain_array
+from gym_trace.model.values import Array, pack_lenient
+from gym_trace.printable import key_text, shown
+
+_STATISTICS = frozenset("rlt")  # of an episode: return, length, time
+_PLAIN_NUMBERS = (bool, int, float, np.float64)
+
+
+class Difference(NamedTuple):
+    """The first place where a replay is not as the recording.
+
+    step: index of the step, or None at the reset.
+    column: such as "observations/position", "rewards" or "infos/lives"; "error" if the environment raised one.
+    at: index of the element in the value, () if it has none.
+    recorded, seen: the two elements, or the two values if they are no arrays of one dtype and shape.
+    largest: largest difference between elements of the two values; None if they are no such arrays of numbers.
+    """
+
+    step: int | None
+    column: str
+    at: tuple[int, ...]
+    recorded: Any
+    seen: Any
+    largest: float | None
+
+    def __str__(self) -> str:
+        return self.told()
+
+    def told(self, first: str = "recorded", second: str = "seen") -> str:
+        """In words: where, and what first and second are."""
+        where = "at the reset" if self.step is None else f"at step {self.step}"
+        if self.column == "error":
+            return f"{where}: {self.seen}"
+        at = f"[{', '.join(map(str, self.at))}]" if self.at else ""
+        more = "" if not self.at or self.largest is None else f", largest difference {self.largest:.3g}"
+        values = f"{first} {_shown(self.recorded)}, {second} {_shown(self.seen)}"
+        return f"{where}, {self.column}{at}: {values}{more}"
+
+
+class Comparison:
+    """How to compare.
+
+    Args:
+        atol, rtol: numbers count as close where abs(recorded - seen) <= atol + rtol * abs(recorded). Both 0: bit for
+            bit, and dtypes and shapes likewise.
+        ignore: columns that are not compared, of COLUMNS.
+
+    Raises:
+        InvalidOption
+    """
+
+    COLUMNS = ("observations", "rewards", "terminations", "truncations", "infos")
+
+    def __init__(self, atol: float = 0.0, rtol: float = 0.0, ignore: Collection[str] = ()):
+        if not (atol >= 0 and rtol >= 0):
+            raise InvalidOption(f"atol={atol!r}, rtol={rtol!r}: pass numbers, 0 or more")
+        if unknown := set(ignore) - set(self.COLUMNS):
+            raise InvalidOption(f"ignore: no such column {sorted(unknown)[0]!r}; there are {', '.join(self.COLUMNS)}")
+        self.atol, self.rtol = atol, rtol
+        self.columns = frozenset(self.COLUMNS) - set(ignore)
+
+    def of(
+        self,
+        episode: Episode,
+        layouts: Any,
+        observations: Any = None,
+        all_infos: bool = False,
+        batched: bool = False,
+        replayed: bool = False,
+    ) -> EpisodeComparison:
+        """The comparison with one episode.
+
+        Args:
+            observations: its observations, or what gives single rows of them.
+            all_infos: whether all infos were recorded, so that there must not be others.
+            batched: whether it is of a lane of a vector environment, while what is seen is not.
+            replayed: whether it is played again, so that the time that it takes is another; see without_clock().
+        """
+        observations = episode.observations if observations is None else observations
+        return EpisodeComparison(self, episode, layouts, observations, all_infos, batched, replayed)
+
+
+class EpisodeComparison:
+    """What comes of resets and steps, against what is recorded of an episode.
+
+    Attributes:
+        largest: largest difference of what was taken as close.
+        exact: whether all was bit for bit the same so far.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        episode: Episode,
+        layouts: Any,
+        observations: Any,
+        all_infos: bool,
+        batched: bool,
+        replayed: bool,
+    ):
+        self.largest = 0.0
+        self.exact = True
+        self._atol, self._rtol = comparison.atol, comparison.rtol
+        self._columns = columns = comparison.columns
+        self._layout: Layout = layouts.observations
+        self._names = ["/".join(map(str, leaf.path)) for leaf in self._layout.leaves()]
+        if "observations" in columns:
+            self._observations = observations
+            self._parts = _parts(self._layout, observations)
+        self._rewards = episode.rewards if "rewards" in columns else np.empty(0)
+        self._flags = {name: getattr(episode, name) for name in ("terminations", "truncations") if name in columns}
+        self._infos: list[dict[str, Any]] | None = None
+        self._all_infos, self._batched, self._replayed = all_infos, batched, replayed
+        self._reset_info = episode.reset_info if "infos" in columns else None
+        if self._reset_info is not None:
+            self._infos = infos_of(episode)
+
+    def reset(self, observation: Any, info: dict[str, Any]) -> Difference | None:
+        """What a reset returned. The first difference, if there is one."""
+        difference = self._observation(None, 0, observation)
+        if difference is None and self._reset_info is not None:
+            difference = self._info(None, self._reset_info, info)
+        return difference
+
+    def step(
+        self, step: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> Difference | None:
+        """What a step returned. The first difference, if there is one."""
+        difference = self._observation(step, step + 1, observation)
+        if difference is None and "rewards" in self._columns:
+            difference = self.value(step, "rewards", self._rewards[step], _as_recorded(reward, self._rewards.dtype))
+        for name, seen in (("terminations", terminated), ("truncations", truncated)):
+            if difference is None and name in self._flags and bool(self._flags[name][step]) != bool(seen):
+                difference = Difference(step, name, (), bool(self._flags[name][step]), bool(seen), None)
+        if difference is None and self._infos is not None:
+            difference = self._info(step, self._infos[step], info)
+        return difference
+
+    def _observation(self, step: int | None, row: int, observation: Any) -> Difference | None:
+        if "observations" not in self._columns:
+            return None
+        if self._parts is None:
+            return self.value(step, "observations", self._observations[row], observation)
+        try:
+            seen = self._layout.split(observation)
+        except LookupError:
+            recorded = [part[row] for part in self._parts]
+            return Difference(step, "observations", (), recorded, observation, None)
+        for name, leaf, part, value in zip(self._names, self._layout.leaves(), self._parts, seen):
+            difference = self.value(step, name, part[row], as_kept(value, leaf))
+            if difference is not None:
+                return difference
+        return None
+
+    def _info(self, step: int | None, recorded: dict[str, Any], info: dict[str, Any]) -> Difference | None:
+        if not (isinstance(recorded, dict) and isinstance(info, dict)):  # a file can have anything there
+            return self.value(step, "infos", recorded, info)
+        if self._replayed:
+            recorded, info = without_clock(recorded), without_clock(info)
+        for key in info if self._all_infos else ():
+            if key not in recorded:
+                return Difference(step, f"infos/{key_text(key)}", (), None, info[key], None)
+        for key in recorded:
+            if key not in info:
+                return Difference(step, f"infos/{key_text(key)}", (), recorded[key], None, None)
+            seen = _as_batched(recorded[key], info[key]) if self._batched else info[key]
+            difference = self.value(step, f"infos/{key_text(key)}", recorded[key], seen)
+            if difference is not None:
+                return difference
+        return None
+
+    def value(self, step: int | None, column: str, recorded: Any, seen: Any) -> Difference | None:
+        """One value against another. The difference, if there is one."""
+        seen = plain_array(seen)
+        if not all(type(value) is np.ndarray or isinstance(value, np.generic) for value in (recorded, seen)):
+            if pack_lenient(recorded)[0] == pack_lenient(seen)[0]:
+                return None
+            return Difference(step, column, (), recorded, seen, None)
+        alike = recorded.dtype == seen.dtype and recorded.shape == seen.shape
+        if alike and recorded.tobytes() == seen.tobytes():
+            return None
+        if recorded.shape != seen.shape or not _are_numbers(recorded, seen):
+            return Difference(step, column, (), recorded, seen, None)
+        a, b = np.asarray(recorded), np.asarray(seen)
+        with np.errstate(all="ignore"):
+            distance = np.abs(a.astype(np.float64) - b.astype(np.float64))
+            near = distance <= self._atol + self._rtol * np.abs(a.astype(np.float64))
+            close = (near & np.isfinite(a) & np.isfinite(b)) | (a == b)
+        close |= (a != a) & (b != b)
+        largest = float(distance[np.isfinite(distance)].max(initial=0.0))
+        if (self._atol or self._rtol) and close.all():
+            self.largest, self.exact = max(self.largest, largest), False
+            return None
+        off = ~close if self._atol or self._rtol or not alike else _bits_differ(a, b)
+        at = next((tuple(place) for place in np.argwhere(off).tolist()), ())
+        if a.shape and not at:  # only the dtypes differ
+            return Difference(step, column, (), recorded, seen, largest)
+        return Difference(step, column, at, a[at][()], b[at][()], largest)
+
+
+class Fingerprint:
+    """Takes in what comes of resets and steps, in the place of a comparison. infos: whether these, too."""
+
+    def __init__(self, infos: bool) -> None:
+        self._hash = hashlib.blake2b()
+        self._infos = infos
+
+    def reset(self, observation: Any, info: dict[str, Any]) -> None:
+        self._hash.update(pack_lenient([observation, without_clock(info) if self._infos else None])[0])
+
+    def step(
+        self, step: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
+    ) -> None:
+        told = [observation, reward, bool(terminated), bool(truncated), without_clock(info) if self._infos else None]
+        self._hash.update(pack_lenient(told)[0])
+
+    def digest(self) -> bytes:
+        return self._hash.digest()
+
+
+def without_clock(info: dict[str, Any]) -> dict[str, Any]:
+    """An info without the seconds ("t") that gymnasium.wrappers.RecordEpisodeStatistics says an episode took."""
+    clocks = [key for key, value in info.items() if isinstance(value, Mapping) and value.keys() == _STATISTICS]
+    return {**info, **{key: {"r": info[key]["r"], "l": info[key]["l"]} for key in clocks}} if clocks else info
+
+
+def _as_recorded(reward: Any, dtype: np.dtype[Any]) -> Any:
+    """A reward as the recorder has it: plain numbers, and rewards of several types, are float64."""
+    if type(reward) in _PLAIN_NUMBERS or (dtype == np.float64 and isinstance(reward, np.number)):
+        with contextlib.suppress(OverflowError):  # an integer beyond all floats
+            return np.float64(reward)
+    return reward
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} of shape {value.shape}"
+    return str(value) if isinstance(value, np.generic) else shown(value)
+
+
+def _parts(layout: Layout, observations: Any) -> list[Array] | None:
+    """The arrays of the leaves; None where rows had another structure than the space."""
+    try:
+        parts: list[Array] = layout.split(observations)
+    except LookupError:
+        return None
+    return parts
+
+
+def _as_batched(recorded: Any, seen: Any) -> Any:
+    """An info as a vector environment has it, in whose arrays plain numbers become NumPy's. No value changes."""
+    if isinstance(recorded, Mapping) and isinstance(seen, Mapping):
+        return {key: _as_batched(recorded.get(key), value) for key, value in seen.items()}
+    if not isinstance(recorded, np.generic) or not isinstance(seen, (bool, int, float, np.generic)):
+        return seen
+    try:
+        batched = recorded.dtype.type(seen)
+    except (TypeError, ValueError, OverflowError):
+        return seen
+    return batched if batched == seen or (batched != batched and seen != seen) else seen
+
+
+def _are_numbers(*arrays: Any) -> bool:
+    return all(array.dtype.kind in "biuf" for array in arrays)
+
+
+def _bits_differ(a: Array, b: Array) -> Array:
+    """Which elements have not the same bytes; a NaN may have others, and so may a zero."""
+    first, second = (np.frombuffer(x.tobytes(), np.uint8).reshape(-1, x.dtype.itemsize) for x in (a, b))
+    return np.asarray((first != second).any(axis=1)).reshape(a.shape)

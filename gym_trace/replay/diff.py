@@ -1,0 +1,169 @@
+"""Two traces side by side: whether they hold the same episodes, and where these first differ."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.model.episode import Episode, infos_of
+from gym_trace.model.values import Array, pack_lenient, row_of
+from gym_trace.playback.trace import Trace, open_trace
+from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison
+from gym_trace.replay.same_bytes import same_bytes
+
+_OF_THE_EPISODE = ("seed", "options", "first_step", "outcome")
+DIFFABLE = (
+    *("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations"),
+    *_OF_THE_EPISODE,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EpisodeDifference:
+    """Two episodes of two traces. index: in the first one. difference: the first one, None if they are the same."""
+
+    index: int
+    steps: int
+    difference: Difference | None
+
+
+def diff_traces(
+    first: str | os.PathLike[str] | Trace,
+    second: str | os.PathLike[str] | Trace,
+    *,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    ignore: Collection[str] = (),
+) -> Iterator[EpisodeDifference]:
+    """Compares episodes one at a time, in bounded memory: those with the same seed, or those at the same place.
+
+    By seed where every episode of both traces has one of its own, but for those that were left begun and recorded anew:
+    so runs of several processes can be compared, whose episodes are in no certain order. Yields as many as both traces
+    have in common. Running episodes are compared as far as they have been recorded.
+
+    In a Difference, "recorded" is what the first trace has and "seen" what the second one has. Where an episode is
+    shorter than the other, column is "steps".
+
+    Args:
+        atol, rtol: what counts as equal; both 0: bit for bit.
+        ignore: what is not compared: "observations", "actions", "rewards", "terminations", "truncations", "infos",
+            "annotations", "seed", "options", "first_step" or "outcome".
+
+    Raises:
+        TraceNotFound, CorruptTrace, InvalidOption
+    """
+    if unknown := set(ignore) - set(DIFFABLE):
+        raise InvalidOption(f"ignore: no such column {sorted(unknown)[0]!r}; there are {', '.join(DIFFABLE)}")
+    comparison = Comparison(atol, rtol, set(ignore) & set(Comparison.COLUMNS))
+    a, b = (trace if isinstance(trace, Trace) else open_trace(trace) for trace in (first, second))
+    compared = frozenset(DIFFABLE) - set(ignore)
+    return _differences(a, b, comparison, compared)
+
+
+def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset[str]) -> Iterator[EpisodeDifference]:
+    same = same_bytes(a, b)
+    if same is None:
+        yield from (_compared(a, one, other, comparison, compared) for one, other in _pairs(a, b))
+        return
+    steps, end = a.episodes["steps"], 0
+    for is_same, group in groupby(same):
+        begin, end = end, end + sum(1 for _ in group)
+        if is_same:
+            for index in range(begin, end):
+                yield EpisodeDifference(index, int(steps[index]), None)
+        else:
+            pairs = zip(a.scan(episodes=slice(begin, end)), b.scan(episodes=slice(begin, end)))
+            yield from (_compared(a, one, other, comparison, compared) for one, other in pairs)
+
+
+def _pairs(a: Trace, b: Trace) -> Iterator[tuple[Episode, Episode]]:
+    common = min(len(a), len(b))
+    whole, others = _whole(a), _whole(b)
+    mine, theirs = a.episodes["seed"][whole], b.episodes["seed"][others]
+    each_one = all(len(np.unique(seeds)) == len(seeds) and (seeds >= 0).all() for seeds in (mine, theirs))
+    if not each_one or np.array_equal(a.episodes["seed"][:common], b.episodes["seed"][:common]):
+        yield from zip(a.scan(episodes=slice(common)), b.scan(episodes=slice(common)))
+        return
+    _, left, right = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+    order = np.argsort(left)
+    for one, place in zip(a.scan(episodes=whole[left[order]]), others[right[order]].tolist()):
+        yield one, b[place]
+
+
+def _whole(trace: Trace) -> Array:
+    """Without what a process has left begun when it was killed or interrupted, where others have recorded it anew."""
+    table = trace.episodes
+    complete = np.isin(table["outcome"], ("terminated", "truncated"))
+    anew = (table["outcome"] == "closed") & np.isin(table["seed"], table["seed"][complete])
+    return np.flatnonzero(~np.isin(table["outcome"], ("lost", "running")) & ~anew)
+
+
+def _compared(
+    trace: Trace, one: Episode, other: Episode, comparison: Comparison, compared: frozenset[str]
+) -> EpisodeDifference:
+    for name in _OF_THE_EPISODE:
+        values = getattr(one, name), getattr(other, name)
+        if name in compared and not _same(*values):
+            return EpisodeDifference(one.index, len(one), Difference(None, name, (), *values, None))
+    columns = [name for name in DIFFABLE if name in compared and name not in _OF_THE_EPISODE]
+    if len(one) == len(other) and all(_same(_column(one, name), _column(other, name)) for name in columns):
+        return EpisodeDifference(one.index, len(one), None)
+    layouts = next(writer for writer in trace.stored if writer.writer == one.writer).layouts
+    seen = comparison.of(one, layouts, all_infos=True)
+    difference = _first(seen, one, other, compared)
+    if difference is None and seen.exact:  # no step of its own, but a dtype, or a column that only one of them has
+        name = next(name for name in columns if not _same(_column(one, name), _column(other, name)))
+        difference = Difference(None, name, (), _told(_column(one, name)), _told(_column(other, name)), None)
+    return EpisodeDifference(one.index, len(one), difference)
+
+
+def _first(seen: EpisodeComparison, one: Episode, other: Episode, compared: frozenset[str]) -> Difference | None:
+    """The first difference, looked for step by step."""
+    difference = seen.reset(row_of(other.observations, 0), other.reset_info or {})
+    infos, notes = infos_of(other), (one.annotations, other.annotations)
+    for step in range(min(len(one), len(other))):
+        if difference is None and "actions" in compared:
+            difference = seen.value(step, "actions", row_of(one.actions, step), row_of(other.actions, step))
+        flags = other.terminations[step], other.truncations[step]
+        if difference is None:
+            observation = row_of(other.observations, step + 1)
+            difference = seen.step(step, observation, other.rewards[step], *flags, infos[step] if infos else {})
+        for name in dict.fromkeys([*notes[0], *notes[1]]) if "annotations" in compared else ():
+            if difference is None:
+                values = (row_of(note[name], step) if name in note else None for note in notes)
+                difference = seen.value(step, f"annotations/{name}", *values)
+        if difference is not None:
+            return difference
+    if difference is None and len(one) != len(other):
+        return Difference(min(len(one), len(other)), "steps", (), len(one), len(other), None)
+    return difference
+
+
+def _told(column: Any) -> str:
+    """What is special about a column, in a word."""
+    if isinstance(column, np.ndarray):
+        return f"{column.dtype} of shape {column.shape}"
+    return "none" if column is None or (isinstance(column, tuple) and None in column) else type(column).__name__
+
+
+def _column(episode: Episode, name: str) -> Any:
+    return (episode.reset_info, infos_of(episode)) if name == "infos" else getattr(episode, name)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two columns, or values, are equal bit for bit, dtypes and shapes likewise."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype != object and b.dtype != object:
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return type(a) is type(b) and len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a.shape == b.shape and all(map(_same, a.tolist(), b.tolist()))
+    return bool(pack_lenient(a)[0] == pack_lenient(b)[0])

@@ -1,0 +1,345 @@
+"""Recorded episodes played again in their environment: each started as it was, and what comes out compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from gym_trace.envs.consent import may_act, shown
+from gym_trace.envs.identity import restore_generator, without_autoreset
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
+from gym_trace.model.episode import Episode
+from gym_trace.model.values import Unstored, row_of
+from gym_trace.playback.row_reader import StoredObservations
+from gym_trace.playback.trace import Trace
+from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
+
+IDENTICAL, CLOSE, DIFFERS = "identical", "close", "differs"
+UNVERIFIABLE, DAMAGED = "unverifiable", "damaged"
+_ONE_BY_ONE = ("SyncVectorEnv", "AsyncVectorEnv")  # vector environments whose lanes are environments of their own
+
+_IN_MEMORY = 64 << 20  # bytes of an episode's observations; of longer ones single rows are read
+NO_SEED = -1  # in the table of episodes
+
+MakeEnv = Callable[..., gymnasium.Env[Any, Any]]
+Watch = Callable[[gymnasium.Env[Any, Any], int], None]  # given the environment and how many steps it has taken
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out when an episode was played again.
+
+    verdict: "identical" (bit for bit), "close" (within the tolerance), "differs", "unverifiable", or "damaged".
+    difference: the first one, if it differs.
+    largest: largest difference of a number that was taken as close.
+    reason: why it is unverifiable, what is damaged, or what else there is to say.
+    """
+
+    index: int
+    writer: str
+    episode_id: int
+    lane: int
+    steps: int
+    verdict: str
+    difference: Difference | None = None
+    largest: float = 0.0
+    reason: str = ""
+
+
+class Lane(NamedTuple):
+    """The episodes of one lane of one writer, in the order in which they were recorded.
+
+    indices: of the episodes, or of their parts, in the trace.
+    follows: for each, whether it began where the one before it here had ended, with nothing in between.
+    """
+
+    writer: StoredWriter
+    lane: int
+    indices: list[int]
+    follows: list[bool]
+
+
+def lanes_of(trace: Trace) -> list[Lane]:
+    """All lanes of a trace; of a view, take those of view.whole: what was before an episode may have to be played."""
+    table, lanes = trace.episodes, []
+    for number, writer in enumerate(trace.stored):
+        mine = np.flatnonzero(table["writer"] == number)
+        if not len(mine):
+            continue
+        recorder = writer.schema.get("recorder")
+        options: dict[str, Any] = recorder if isinstance(recorder, dict) else {}
+        gapless = not any(options.get(name) for name in ("episode_filter", "frame_filter", "reward_classes"))
+        for lane in np.unique(table["lane"][mine]).tolist():
+            indices = mine[table["lane"][mine] == lane]
+            indices = indices[np.lexsort((table["first_step"][indices], table["episode_id"][indices]))]
+            rows = table[indices]
+            whole = (rows["first_step"] == 0) & ~np.isin(rows["outcome"], ("lost", "running"))
+            next_id = np.diff(rows["episode_id"]) == 1 if "num_envs" not in options else True
+            follows = np.append(False, gapless & whole[:-1] & (rows["first_step"][1:] == 0) & next_id)
+            lanes.append(Lane(writer, lane, indices.tolist(), follows.tolist()))
+    return lanes
+
+
+def recorded_environment(writer: StoredWriter) -> dict[str, Any]:
+    """What a writer says of its environment."""
+    description = writer.schema.get("environment")
+    return description if isinstance(description, dict) else {}
+
+
+def inseparable(writer: StoredWriter) -> str:
+    """Why no lane of a vector environment can be played by itself; empty if it can."""
+    described, recorder = recorded_environment(writer), writer.schema.get("recorder")
+    if not (isinstance(recorder, dict) and "num_envs" in recorder):
+        return ""
+    name = str(described.get("class")).rpartition(".")[2]
+    if name not in _ONE_BY_ONE:
+        return f"{name} steps all its lanes together: none of them can be played by itself"
+    if isinstance(wrappers := described.get("wrappers"), list) and wrappers:
+        return f"{wrappers[0]} was around all its lanes: none of them can be played by itself"
+    return ""
+
+
+def stored_observations(trace: Trace, index: int) -> StoredObservations:
+    """The observations of an episode, row by row."""
+    return StoredObservations(*trace.place_of(index))
+
+
+class _Simulation:
+    """An environment that episodes are played in, and where it stands."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]):
+        self.env = env
+        self.after: int | None = None  # it stands where the episode at this position of the lane had ended
+        self.origin = 0  # the position from which on it has played all of them
+
+
+class LaneReplay:
+    """Plays episodes of a lane in an environment, best in their order.
+
+    An episode is started as it was: with its seed and options, or with the state that the environment's generator had
+    before an unseeded reset. Some environments have more randomness than that, or carry something from episode to
+    episode. So where an episode comes out differently, or nothing is known of how it began, it is played again after
+    all episodes before it: from the last seeded one on, then from the first one on.
+    """
+
+    def __init__(self, trace: Trace, lane: Lane, make: MakeEnv, comparison: Comparison, trust: bool = False):
+        self._trace, self._lane, self._make, self._comparison = trace, lane, make, comparison
+        self._trust = trust  # to give the environment options that may name a file or a module
+        self._simulation: _Simulation | None = None
+        self._hopeful = True  # that playing what was before may help
+
+    def close(self) -> None:
+        if self._simulation is not None:
+            self._simulation.env.close()
+            self._simulation = None
+
+    def play(self, position: int) -> Verdict:
+        """Plays the episode at a position of the lane. Raises EnvironmentUnavailable."""
+        episode = self._episode(position)
+        if episode.first_step:
+            return verdict_on(episode, UNVERIFIABLE, reason="steps before it were left out or lost")
+        simulation = self._simulation or self._fresh()
+        origin = simulation.origin if self._stands_before(simulation, position) else position
+        verdict = None
+        if _is_restorable(episode) or origin < position:
+            verdict = self._attempt(simulation, position, episode)
+        for earlier in self._origins(origin):
+            if verdict is None or (verdict.verdict == DIFFERS and self._hopeful):
+                verdict = self._played_from(earlier, position) or verdict
+        if verdict is None:
+            return verdict_on(episode, UNVERIFIABLE, reason="it was reset without a seed, and no state was recorded")
+        return self._doubted(episode, verdict) if verdict.verdict == DIFFERS else verdict
+
+    def film(self, position: int, watch: Watch, make: MakeEnv | None = None) -> Verdict:
+        """As play(); watch is called once after the reset and after each step, in the way that comes out right.
+
+        Where none does, in the way that comes out. make: the environment to watch it in; None: the same. Raises
+        RenderingError if that raises where it does not when nobody watches.
+        """
+        verdict = self.play(position)
+        simulation = self._simulation
+        right = simulation is not None and simulation.after == position
+        origin = simulation.origin if simulation is not None and right else position
+        verified, self._make = self._make, make or self._make
+        try:
+            if not self._episode(position).first_step:
+                seen = self._played_from(origin, position, watch)
+                seen = seen or self._attempt(self._fresh(), position, self._episode(position), watch)
+                trouble = seen.difference
+                if trouble is not None and trouble.column == "error" and trouble != verdict.difference:
+                    raise RenderingError(f"the environment cannot be shown: {trouble}")
+        finally:
+            self._make = verified
+            if make is not None:
+                self.close()
+        return verdict
+
+    # -- how to get there ---------------------------------------------------------------------------------------------
+
+    def _episode(self, position: int) -> Episode:
+        return self._trace[self._lane.indices[position]]
+
+    def _is_seeded(self, position: int) -> bool:
+        return bool(self._trace.episodes["seed"][self._lane.indices[position]] != NO_SEED)
+
+    def _fresh(self) -> _Simulation:
+        self.close()
+        self._simulation = _Simulation(without_autoreset(self._make()))
+        return self._simulation
+
+    def _stands_before(self, simulation: _Simulation, position: int) -> bool:
+        return self._lane.follows[position] and simulation.after == position - 1
+
+    def _origins(self, position: int) -> Iterator[int]:
+        """From where on else to play the episodes before: from the last seeded one, from the first of all."""
+        first = position
+        while self._lane.follows[first]:
+            first -= 1
+            if self._is_seeded(first):
+                yield first
+                break
+        seeded = first
+        while self._lane.follows[first]:
+            first -= 1
+        if first < seeded or (first < position and not self._is_seeded(first)):
+            yield first
+
+    def _played_from(self, origin: int, position: int, watch: Watch | None = None) -> Verdict | None:
+        """The verdict on an episode after all from origin on, or None if one of these does not come out right."""
+        try:
+            if not _is_restorable(self._episode(origin)):
+                return None
+            simulation = self._fresh()
+            for before in range(origin, position):
+                if self._attempt(simulation, before, self._episode(before)).verdict == DIFFERS:
+                    return None
+        except CorruptTrace:
+            if origin == position:
+                raise
+            return None  # one before it is damaged, which says nothing of the one that is asked for
+        return self._attempt(simulation, position, self._episode(position), watch)
+
+    def _doubted(self, episode: Episode, verdict: Verdict) -> Verdict:
+        """A verdict of "differs", unless the environment does not even agree with itself."""
+        self._hopeful = False
+        if not _is_restorable(episode):
+            return verdict
+        alone = self._attempt(self._fresh(), -1, episode)
+        if alone.verdict != DIFFERS:
+            return alone
+        by_infos = verdict.difference is not None and verdict.difference.column.startswith("infos/")
+        try:
+            first, second = (self._fingerprint(episode, by_infos) for _ in range(2))
+        except EnvironmentUnavailable:  # behind the difference there is an action that could not be stored
+            return verdict
+        finally:
+            self.close()
+        if first == second:
+            return verdict
+        if episode.seed is not None:
+            return replace(verdict, reason="two replays differ from each other, too: it is not deterministic")
+        reason = "two replays of it differ: it has randomness that neither seed nor generator state brings back"
+        return verdict_on(episode, UNVERIFIABLE, reason=reason)
+
+    def _fingerprint(self, episode: Episode, infos: bool) -> bytes:
+        """Of all that comes out when the episode is played by itself in a fresh environment."""
+        seen = Fingerprint(infos)
+        self._simulate(self._fresh().env, episode, seen, None)
+        return seen.digest()
+
+    # -- playing ------------------------------------------------------------------------------------------------------
+
+    def _attempt(self, simulation: _Simulation, position: int, episode: Episode, watch: Watch | None = None) -> Verdict:
+        if not self._stands_before(simulation, position):
+            simulation.origin = position
+        simulation.after = None
+        observations = None
+        row_size = sum(leaf.row_size for leaf in self._lane.writer.layouts.observations.leaves())
+        if row_size * len(episode) > _IN_MEMORY:
+            observations = stored_observations(self._trace, episode.index).tree()
+        recorder = self._lane.writer.schema.get("recorder")
+        all_infos = isinstance(recorder, dict) and recorder.get("record_infos") is True
+        batched = isinstance(recorder, dict) and "num_envs" in recorder
+        seen = self._comparison.of(episode, self._lane.writer.layouts, observations, all_infos, batched, replayed=True)
+        try:
+            difference = self._simulate(simulation.env, episode, seen, watch)
+        except EnvironmentUnavailable as error:
+            return verdict_on(episode, UNVERIFIABLE, reason=str(error))
+        if difference is not None:
+            return verdict_on(episode, DIFFERS, difference=difference, largest=seen.largest)
+        simulation.after = position
+        return verdict_on(episode, IDENTICAL if seen.exact else CLOSE, largest=seen.largest)
+
+    def _options(self, episode: Episode) -> Any:
+        """What the episode was reset with, for the environment to keep. Raises EnvironmentUnavailable."""
+        try:
+            if _has_unstored(episode.options):
+                raise EnvironmentUnavailable("the options that it was reset with could not be stored")
+            if self._trust or not may_act("options", episode.options):
+                return deepcopy(episode.options)
+        except RecursionError as error:
+            raise EnvironmentUnavailable("the options that it was reset with are nested too deep") from error
+        raise EnvironmentUnavailable(
+            f"it was reset with options that may name a file or a module, {shown(episode.options)}; if you trust "
+            "this trace, say --trust (trust=True in Python)"
+        )
+
+    def _simulate(
+        self, env: gymnasium.Env[Any, Any], episode: Episode, seen: EpisodeComparison | Fingerprint, watch: Watch | None
+    ) -> Difference | None:
+        """The first difference; with someone watching it goes on to the end."""
+        if episode.seed is None and episode.rng_state is not None:
+            restore_generator(env.unwrapped, episode.rng_state)
+        options = self._options(episode)
+        try:
+            told: Any = env.reset(seed=episode.seed, options=options)
+        except Exception as error:  # other people's code: what it does is what we are asked to tell
+            return _raised(None, error)
+        first = seen.reset(*told)
+        if watch is not None:
+            watch(env, 0)
+        actions = episode.actions
+        typed = not _has_unstored(actions)
+        for step in range(len(episode)):
+            if first is not None and watch is None:
+                break
+            action = row_of(actions, step)
+            if not typed and _has_unstored(action):
+                raise EnvironmentUnavailable(f"its action at step {step} could not be stored")
+            try:
+                told = env.step(action)
+            except Exception as error:  # as above
+                return first or _raised(step, error)
+            first = first or seen.step(step, *told)
+            if watch is not None:
+                watch(env, step + 1)
+        return first
+
+
+def _raised(step: int | None, error: Exception) -> Difference:
+    return Difference(step, "error", (), None, told(error), None)
+
+
+def _has_unstored(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_unstored, value.values()))
+    if isinstance(value, np.ndarray):
+        return value.dtype == object and any(map(_has_unstored, value.ravel().tolist()))
+    return isinstance(value, Unstored) or (isinstance(value, (list, tuple)) and any(map(_has_unstored, value)))
+
+
+def _is_restorable(episode: Episode) -> bool:
+    return not episode.first_step and (episode.seed is not None or episode.rng_state is not None)
+
+
+def verdict_on(episode: Episode, verdict: str, **more: Any) -> Verdict:
+    """A verdict; more: its other fields."""
+    return Verdict(
+        episode.index, episode.writer, episode.episode_id, episode.lane, len(episode), verdict, **more
+    )  # fmt: skip

@@ -1,0 +1,233 @@
+"""Whether recorded episodes can be replayed: every one of them, in this process or in several."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gym_trace.envs.identity import installed_versions, packages_of
+from gym_trace.envs.make import make_environment, unseen
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
+from gym_trace.model.values import pack_lenient
+from gym_trace.playback.trace import Trace, open_trace
+from gym_trace.replay.compare import Comparison
+from gym_trace.replay.resimulate import (
+    DAMAGED,
+    NO_SEED,
+    UNVERIFIABLE,
+    Lane,
+    LaneReplay,
+    MakeEnv,
+    Verdict,
+    inseparable,
+    lanes_of,
+    recorded_environment,
+    verdict_on,
+)  # fmt: skip
+
+_PART = 50  # episodes that a worker takes at a time, where they can be started one by one
+
+
+def verify_trace(
+    trace: Trace | str | os.PathLike[str],
+    *,
+    make_env: MakeEnv | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    episodes: Collection[int] | None = None,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    ignore: Collection[str] = (),
+    workers: int = 1,
+    trust: bool = False,
+    imports: Sequence[str] = (),
+    on_damage: str = "raise",
+) -> Iterator[Verdict]:
+    """Plays recorded episodes again in their environment and compares all that comes out. Yields a verdict each.
+
+    A running episode is played as far as it has been recorded. Where writers recorded different environments, each
+    episode is played in that of its writer, and those whose environment cannot be made are "unverifiable". The seconds
+    that RecordEpisodeStatistics puts into infos are not compared.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
+        make_env: makes the environment; None: what the trace says was recorded. With several workers it has to be
+            picklable, such as a function of a module.
+        env_kwargs: override the recorded arguments of the environment.
+        episodes: indices in the trace of those to play; None: all.
+        atol, rtol: what counts as close; both 0: bit for bit, see comparison.Comparison.
+        ignore: what is not compared: "observations", "rewards", "terminations", "truncations" or "infos".
+        workers: processes to play in.
+        trust: do what only the trace names to make the environment; see Trace.make_env().
+        imports: modules to import first, such as those that register environments.
+        on_damage: "raise" CorruptTrace at what cannot be read, or "skip" it: such episodes are "damaged".
+
+    Raises:
+        EnvironmentUnavailable: the environment cannot be made here; says why.
+        InvalidOption, TraceNotFound, CorruptTrace
+    """
+    comparison = Comparison(atol, rtol, ignore)
+    if workers < 1:
+        raise InvalidOption(f"workers={workers}: pass 1 or more")
+    if on_damage not in ("raise", "skip"):
+        raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')
+    _import_all(imports)
+    trace = trace if isinstance(trace, Trace) else open_trace(trace)
+    wanted = set(range(len(trace))) if episodes is None else set(episodes)
+    if not wanted <= set(range(len(trace))):
+        raise InvalidOption(f"episodes: the trace has {len(trace)} episodes, 0 to {len(trace) - 1}")
+    view, trace = trace, trace.whole  # what was before an episode may have to be played, too
+    wanted = set(view.chosen[sorted(wanted)].tolist())
+    lanes = [lane for lane in lanes_of(trace) if wanted.intersection(lane.indices)]
+    several = len({pack_lenient(recorded_environment(lane.writer))[0] for lane in lanes}) > 1
+    work = partial(
+        _verdicts,
+        comparison=comparison,
+        make_env=make_env,
+        trust=trust,
+        env_kwargs=env_kwargs or {},
+        several=several,
+        skip=on_damage == "skip",
+    )
+    verdicts = _in_turn(trace, wanted, work) if workers == 1 else _at_once(trace, wanted, work, workers, imports)
+    if view is trace:
+        return verdicts
+    places = {whole: index for index, whole in enumerate(view.chosen.tolist())}
+    return (replace(verdict, index=places[verdict.index]) for verdict in verdicts)
+
+
+def differing_versions(trace: Trace) -> dict[str, tuple[str, str | None]]:
+    """By package, the versions that recorded and the one that is installed, where these are not the same."""
+    recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
+    for writer in (writer for writer in trace.stored if len(writer.parts.table)):
+        versions = writer.schema.get("versions")
+        for name, version in versions.items() if isinstance(versions, dict) else ():
+            recorded.setdefault(str(name), {})[str(version)] = None
+    installed = installed_versions(recorded)
+    return {name: (" and ".join(old), installed[name]) for name, old in recorded.items() if [installed[name]] != [*old]}
+
+
+def played_in_registered(trace: Trace) -> list[str]:
+    """The ids whose entry point was a class or function, which no trace holds: what is registered here is used."""
+    described = [recorded_environment(writer).get("made") for writer in trace.stored]
+    made = [recipe for recipe in described if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
+    return list(dict.fromkeys(recipe["id"] for recipe in made if recipe.get("entry_point") is None))
+
+
+def _in_turn(trace: Trace, wanted: set[int], work: Any) -> Iterator[Verdict]:
+    for lane in lanes_of(trace):
+        yield from work(trace, lane, [i for i, index in enumerate(lane.indices) if index in wanted])
+
+
+def _at_once(
+    trace: Trace, wanted: set[int], work: Any, workers: int, imports: Sequence[str]
+) -> Iterator[Verdict]:  # fmt: skip
+    parts = []
+    for number, lane in enumerate(lanes_of(trace)):
+        positions = [i for i, index in enumerate(lane.indices) if index in wanted]
+        parts += [(number, part) for part in _parts(trace, lane, positions)]
+    named = {name for lane in lanes_of(trace) for name in packages_of(recorded_environment(lane.writer))}
+    modules = [*imports, *(name for name in named if name in sys.modules)]
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(
+        min(workers, max(1, len(parts))),
+        context,
+        initializer=_open_in_worker,
+        initargs=(trace, modules),
+    )
+    with pool:
+        try:
+            for verdicts in pool.map(partial(_work, work), *zip(*parts)) if parts else ():
+                yield from verdicts
+        except BrokenProcessPool as error:
+            raise EnvironmentUnavailable(
+                "a process that verified has died, most likely in the environment; verify with workers=1 to see where"
+            ) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _parts(trace: Trace, lane: Lane, positions: list[int]) -> Iterator[list[int]]:
+    """positions in runs for one worker each: runs begin where an episode can be started by itself."""
+    part: list[int] = []
+    for position in positions:
+        if len(part) >= _PART and (
+            trace.episodes["seed"][lane.indices[position]] != NO_SEED or not lane.follows[position]
+        ):
+            yield part
+            part = []
+        part.append(position)
+    if part:
+        yield part
+
+
+def _verdicts(
+    trace: Trace,
+    lane: Lane,
+    positions: Sequence[int],
+    *,
+    comparison: Comparison,
+    make_env: MakeEnv | None,
+    trust: bool,
+    env_kwargs: Mapping[str, Any],
+    several: bool,
+    skip: bool,
+) -> Iterator[Verdict]:
+    """Those on the episodes at some positions of a lane. several: whether other writers had other environments."""
+    if not skip and positions and (damage := lane.writer.damage):
+        raise CorruptTrace(damage[0].problem, damage[0].path, damage[0].start)
+    reason = "" if make_env else inseparable(lane.writer)
+    replay = LaneReplay(trace, lane, make_env or _maker(lane, trust, env_kwargs), comparison, trust)
+    try:
+        for position in positions:
+            episode = trace[lane.indices[position]]
+            try:
+                verdict = verdict_on(episode, UNVERIFIABLE, reason=reason) if reason else replay.play(position)
+            except EnvironmentUnavailable as error:
+                if not several:
+                    raise
+                reason = str(error)
+                verdict = verdict_on(episode, UNVERIFIABLE, reason=reason)
+            except CorruptTrace as error:
+                if not skip:
+                    raise
+                verdict = verdict_on(episode, DAMAGED, reason=error.problem)
+            yield verdict
+    finally:
+        replay.close()
+
+
+def _maker(lane: Lane, trust: bool, env_kwargs: Mapping[str, Any]) -> MakeEnv:
+    described = recorded_environment(lane.writer)
+
+    def make() -> Any:
+        kwargs = {**unseen(described, lane.lane), **env_kwargs}
+        return make_environment(described, trust, kwargs, lane.lane)
+
+    return make
+
+
+# -- in workers -------------------------------------------------------------------------------------------------------
+
+_worker: dict[str, Any] = {}
+
+
+def _import_all(names: Iterable[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+
+
+def _open_in_worker(trace: Trace, modules: Sequence[str]) -> None:
+    _import_all(modules)
+    _worker.update(trace=trace, lanes=lanes_of(trace))
+
+
+def _work(work: Any, number: int, positions: list[int]) -> list[Verdict]:
+    return list(work(_worker["trace"], _worker["lanes"][number], positions))

@@ -1,0 +1,406 @@
+"""What a stream of values is like, found out in memory that does not grow with it: moments, counts, examples.
+
+Everything here can be merged: two halves that were summed up apart give what the whole would have given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import UnstorableValue
+from gym_trace.model.layout import Leaf, PlainSpace
+from gym_trace.model.values import Array, pack
+from gym_trace.printable import shown
+
+DISTINCT_VALUES = 64  # of rewards that are counted one by one; more of them become a histogram
+FEW_VALUES = 10  # that are always listed, however often they came
+DISTINCT_CATEGORIES = 4096  # likewise of discrete actions and observations
+BINS = 64
+MOST_ROW_DIMENSIONS = 512  # of a flat array; longer ones are described as a whole
+MOST_GRID_DIMENSIONS = 64  # of an array of several axes, such as a small image
+KNOWN_VALUES = 10_000  # distinct values that are not numbers are told apart up to here
+EXAMPLES = 3
+_BLOCK = 1 << 18  # elements that are summed up at once
+_BYTE = np.arange(256.0)
+_LARGEST = np.finfo(np.float64).max
+
+
+def finite(value: float) -> float | None:
+    """value as JSON can hold it: None for NaN and infinities."""
+    return float(value) if math.isfinite(value) else None
+
+
+class Moments:
+    """Mean, standard deviation, smallest and largest value of each column of the rows that were added.
+
+    Blocks of rows are summed up about their own mean and merged with the update of Chan, Golub and LeVeque, "Updating
+    Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979), so that no precision cancels however many
+    rows come and however far they are from zero. NaN and infinities are counted and left out.
+    """
+
+    def __init__(self, width: int):
+        self.count = np.zeros(width, np.int64)
+        self.nan = np.zeros(width, np.int64)
+        self.infinite = np.zeros(width, np.int64)
+        self.mean = np.zeros(width)
+        self.squares = np.zeros(width)  # sum of the squared distances from the mean
+        self.least = np.full(width, np.inf)
+        self.largest = np.full(width, -np.inf)
+
+    def add(self, rows: Array) -> None:
+        """rows: numbers, of shape (rows, width)."""
+        width = rows.shape[1]
+        if rows.dtype == np.uint8 and width == 1:
+            return self._add_bytes(rows.reshape(-1))
+        step = max(1, _BLOCK // max(1, width))
+        for start in range(0, len(rows), step):
+            self.merge(_moments_of(rows[start : start + step]))
+
+    def _add_bytes(self, values: Array) -> None:
+        """Pixels: there are many of them, and counting 256 values is several times faster than adding them up."""
+        counts = np.zeros(256)
+        for start in range(0, len(values), _BLOCK):
+            counts += np.bincount(values[start : start + _BLOCK], minlength=256)
+        seen = np.flatnonzero(counts)
+        if not len(seen):
+            return
+        block = Moments(1)
+        block.count[0] = len(values)
+        block.mean[0] = counts @ _BYTE / len(values)
+        block.squares[0] = counts @ (_BYTE - block.mean[0]) ** 2
+        block.least[0], block.largest[0] = seen[0], seen[-1]
+        self.merge(block)
+
+    def merge(self, other: Moments) -> None:
+        count = self.count + other.count
+        with np.errstate(over="ignore", invalid="ignore"):
+            share = other.count / np.maximum(count, 1)
+            apart = np.where(other.count > 0, other.mean - self.mean, 0.0)
+            self.mean = self.mean + apart * share
+            self.squares = self.squares + other.squares + apart * apart * self.count * share
+        self.count = count
+        self.nan = self.nan + other.nan
+        self.infinite = self.infinite + other.infinite
+        self.least = np.minimum(self.least, other.least)
+        self.largest = np.maximum(self.largest, other.largest)
+
+    def result(self) -> list[dict[str, Any]]:
+        """For each column count, nan and inf (how many of each), mean, std, min and max; None where there are none."""
+        described = []
+        for i, count in enumerate(self.count.tolist()):
+            known: dict[str, Any] = dict.fromkeys(("mean", "std", "min", "max"))
+            if count:
+                with np.errstate(invalid="ignore"):
+                    std = finite(np.sqrt(self.squares[i] / count))
+                known = {
+                    "mean": finite(self.mean[i]),
+                    "std": std,
+                    "min": finite(self.least[i]),
+                    "max": finite(self.largest[i]),
+                }
+            described.append({"count": count, **known, "nan": int(self.nan[i]), "inf": int(self.infinite[i])})
+        return described
+
+
+def _moments_of(rows: Array) -> Moments:
+    block = Moments(rows.shape[1])
+    # A row a dimension: numpy adds along the last axis pairwise, which is both faster and more exact.
+    values = np.array(rows.T, np.float64, order="C")
+    good = np.isfinite(values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if good.all():
+            block.count[:] = values.shape[1]
+            block.least, block.largest = values.min(axis=1), values.max(axis=1)
+            block.mean = values.mean(axis=1)
+            values -= block.mean[:, None]
+        else:
+            block.count = good.sum(axis=1)
+            block.nan = np.isnan(values).sum(axis=1)
+            block.infinite = values.shape[1] - block.count - block.nan
+            block.least = np.where(good, values, np.inf).min(axis=1)
+            block.largest = np.where(good, values, -np.inf).max(axis=1)
+            block.mean = np.where(good, values, 0.0).sum(axis=1) / np.maximum(block.count, 1)
+            values = np.where(good, values - block.mean[:, None], 0.0)
+        block.squares = np.einsum("ij,ij->i", values, values)
+    return block
+
+
+class Tally:
+    """How often each value came, while there are few; then a histogram.
+
+    The bins of the histogram are 2**k wide and begin at multiples of that; k grows as values come that lie outside. So
+    no range need be known beforehand, counts stay exact, and histograms merge.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._counts: dict[Any, int] = {}  # by value; by bin once this is a histogram
+        self._exponent: int | None = None  # the k of a histogram
+
+    def add(self, values: Array) -> None:
+        """values: numbers, of shape (n,); what is not finite is left out."""
+        if values.dtype.kind == "f":
+            values = values.astype(np.float64)
+            values = values[np.isfinite(values)]
+        elif values.dtype.kind == "b":
+            values = values.astype(np.uint8)
+        if self._exponent is not None:
+            return self._add_to_bins(values, np.ones(len(values)))
+        distinct, counts = np.unique(values, return_counts=True)
+        self._add_distinct(dict(zip(distinct.tolist(), counts.tolist())))
+
+    def merge(self, other: Tally) -> None:
+        if other._exponent is None:
+            return self._add_distinct(other._counts)
+        if self._exponent is None:
+            mine, self._counts, self._exponent = self._counts, dict(other._counts), other._exponent
+            return self._add_distinct(mine)
+        wider = other._exponent - self._exponent
+        self._coarsen(max(0, wider))
+        for place, count in other._counts.items():
+            self._count(place >> max(0, -wider), count)
+        self._coarsen(self._excess())
+
+    def gathered(self) -> Tally:
+        """As a histogram where most values came but once, as those of a continuous quantity do."""
+        if len(self._counts) <= FEW_VALUES or 2 * len(self._counts) <= sum(self._counts.values()):
+            return self
+        histogram = Tally(0)
+        histogram.merge(self)
+        return histogram
+
+    def _add_distinct(self, counts: dict[Any, int]) -> None:
+        if self._exponent is not None:
+            return self._add_to_bins(_as_floats(counts), np.array(list(counts.values())))
+        for value, count in counts.items():
+            self._count(value, count)
+        if len(self._counts) > self._most:
+            counts, self._counts = self._counts, {}
+            values = _as_floats(counts)
+            self._exponent = _finest(values)
+            self._add_to_bins(values, np.array(list(counts.values())))
+
+    def _add_to_bins(self, values: Array, counts: Array) -> None:
+        if not len(values):
+            return
+        assert self._exponent is not None
+        values = values.astype(np.float64)
+        self._coarsen(max(0, _finest(values) - self._exponent))
+        bins = np.floor(np.ldexp(values, -self._exponent)).astype(np.int64)
+        bins[(bins == 0) & (values < 0)] = -1  # so little below zero that scaling it has left nothing
+        places, which = np.unique(bins, return_inverse=True)
+        for place, count in zip(places.tolist(), np.bincount(which, counts).tolist()):
+            self._count(place, int(count))
+        self._coarsen(self._excess())
+
+    def _count(self, value: Any, count: int) -> None:
+        self._counts[value] = self._counts.get(value, 0) + count
+
+    def _excess(self) -> int:
+        """By how many powers of two bins must widen so that no more than BINS of them reach from first to last."""
+        first, last, by = min(self._counts), max(self._counts), 0
+        while (last >> by) - (first >> by) >= BINS:
+            by += 1
+        return by
+
+    def _coarsen(self, by: int) -> None:
+        if by and self._exponent is not None:
+            counts, self._counts = self._counts, {}
+            self._exponent += by
+            for place, count in counts.items():
+                self._count(place >> by, count)
+
+    def result(self) -> dict[str, Any]:
+        """{"values": [[value, count], …]} by value, or {"histogram": {"edges": n + 1, "counts": n}}."""
+        if self._exponent is None:
+            return {"values": [[value, self._counts[value]] for value in sorted(self._counts)]}
+        first, last = min(self._counts), max(self._counts)
+        with np.errstate(over="ignore"):
+            edges = np.ldexp(np.arange(first, last + 2).astype(np.float64), self._exponent)
+        edges = np.clip(edges, -_LARGEST, _LARGEST).tolist()
+        return {"histogram": {"edges": edges, "counts": [self._counts.get(i, 0) for i in range(first, last + 1)]}}
+
+
+def _as_floats(values: Iterable[Any]) -> Array:
+    return np.array([float(value) for value in values])
+
+
+def _finest(values: Array) -> int:
+    """The k of the narrowest bins whose numbers, for these values, stay below 2**60."""
+    return math.frexp(float(np.abs(values).max()))[1] - 60
+
+
+class Variety:
+    """Values that are no numbers: how many distinct ones there were, and the first few of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seen: set[bytes] = set()
+        self._examples: dict[bytes, str] = {}
+
+    def add(self, values: list[Any]) -> None:
+        self.count += len(values)
+        for value in values:
+            key = _fingerprint(value)
+            if key not in self._seen and len(self._seen) < KNOWN_VALUES:
+                self._seen.add(key)
+                if len(self._examples) < EXAMPLES:
+                    self._examples[key] = _shortened(shown(value.item() if isinstance(value, np.generic) else value))
+
+    def merge(self, other: Variety) -> None:
+        self.count += other.count
+        for key in other._seen:
+            if len(self._seen) < KNOWN_VALUES:
+                self._seen.add(key)
+        for key, example in other._examples.items():
+            if len(self._examples) < EXAMPLES:
+                self._examples.setdefault(key, example)
+
+    def result(self) -> dict[str, Any]:
+        """distinct is a lower bound where distinct_is_exact is false."""
+        return {
+            "distinct": len(self._seen),
+            "distinct_is_exact": len(self._seen) < KNOWN_VALUES,
+            "examples": list(self._examples.values()),
+        }
+
+
+def _fingerprint(value: Any) -> bytes:
+    try:
+        packed = pack(value)
+    except UnstorableValue:  # an extension type that this release does not know
+        packed = shown(value, 1 << 20).encode("utf-8", "backslashreplace")
+    return hashlib.blake2b(packed, digest_size=16).digest()
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else f"{line[:59]}…"
+
+
+class LeafValues:
+    """What the values of one leaf of a space are like, in the way that suits the space."""
+
+    def __init__(self, leaf: Leaf, space: PlainSpace):
+        self.leaf = leaf
+        self.space = space
+        self.kind = str(space.get("type"))
+        self.rows = 0
+        self.misfits = 0  # rows that are no numbers of the shape that the space says
+        self._tallies: list[Tally] = []
+        self._moments: Moments | None = None
+        self._variety: Variety | None = None
+        size = int(np.prod(leaf.shape, dtype=np.int64))
+        by_dimension = size <= (MOST_ROW_DIMENSIONS if len(leaf.shape) <= 1 else MOST_GRID_DIMENSIONS)
+        self._whole = not by_dimension
+        self._width = size if by_dimension else 1
+        if leaf.dtype is None:
+            self._variety = Variety()
+        elif by_dimension and self.kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
+            self._tallies = [Tally(DISTINCT_CATEGORIES) for _ in range(size)]
+        else:
+            self._moments = Moments(self._width)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Of those that can be merged."""
+        return self.leaf.path, self.kind, self.leaf.shape
+
+    def add(self, rows: Array) -> None:
+        """rows: of the column of this leaf, as a chunk has them."""
+        self.rows += len(rows)
+        if self._variety is not None:
+            return self._variety.add(list(rows))
+        numbers = numbers_in(rows, self.leaf.shape)
+        self.misfits += len(rows) - sum(map(len, numbers))
+        for array in numbers:
+            if self._moments is not None:
+                self._moments.add(array.reshape(-1, self._width) if array.size else np.empty((0, self._width)))
+            else:
+                columns = array.reshape(len(array), len(self._tallies)).T
+                for tally, column in zip(self._tallies, columns):
+                    tally.add(column)
+
+    def merge(self, other: LeafValues) -> None:
+        self.rows += other.rows
+        self.misfits += other.misfits
+        for mine, others in zip(self._tallies, other._tallies):
+            mine.merge(others)
+        if self._moments is not None and other._moments is not None:
+            self._moments.merge(other._moments)
+        if self._variety is not None and other._variety is not None:
+            self._variety.merge(other._variety)
+
+    def result(self) -> dict[str, Any]:
+        """path, space, shape, rows, misfits; and dimensions (one for each element of a row), all (all elements of all
+        rows together), or the distinct values."""
+        common = {"path": list(self.leaf.path), "space": self.kind, "shape": list(self.leaf.shape), "rows": self.rows}
+        common["misfits"] = self.misfits
+        if self._variety is not None:
+            return {**common, **self._variety.result()}
+        if self._moments is None:
+            return {**common, "dimensions": self._indexed([tally.result() for tally in self._tallies])}
+        described = self._moments.result()
+        return {**common, **({"all": described[0]} if self._whole else {"dimensions": self._indexed(described)})}
+
+    def _indexed(self, described: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"index": list(index), **known} for index, known in zip(np.ndindex(self.leaf.shape), described)]
+
+
+def numbers_in(rows: Array, shape: tuple[int, ...]) -> list[Array]:
+    """The rows that are numbers of this shape, as arrays of one dtype each."""
+    if rows.dtype != object:
+        return [rows] if rows.dtype.kind in "biuf" and rows.shape[1:] == shape else []
+    fitting: dict[np.dtype[Any], list[Array]] = {}
+    for value in rows:
+        if isinstance(value, (np.ndarray, np.generic, bool, int, float)) and np.shape(value) == shape:
+            array = np.asarray(value)
+            if array.dtype.kind in "biuf":
+                fitting.setdefault(array.dtype, []).append(array)
+    return [np.array(arrays, dtype) for dtype, arrays in fitting.items()]
+
+
+class Rewards:
+    """What rewards are like: their moments, and the values they take or a histogram."""
+
+    def __init__(self) -> None:
+        self.misfits = 0  # rewards that are neither a number nor several
+        self._moments = Moments(1)
+        self._tally = Tally(DISTINCT_VALUES)
+        self._objectives: dict[int, Moments] = {}  # by how many there are
+
+    def add(self, rows: Array) -> None:
+        if rows.ndim > 1 and rows.dtype.kind in "biuf" and rows[:1].size <= MOST_ROW_DIMENSIONS:
+            several = rows.reshape(len(rows), -1)
+            self._of(several.shape[1]).add(several)
+            return
+        numbers = numbers_in(rows, ())
+        self.misfits += len(rows) - sum(map(len, numbers))
+        for array in numbers:
+            self._moments.add(array.reshape(-1, 1))
+            self._tally.add(array)
+
+    def merge(self, other: Rewards) -> None:
+        self.misfits += other.misfits
+        self._moments.merge(other._moments)
+        self._tally.merge(other._tally)
+        for width, moments in other._objectives.items():
+            self._of(width).merge(moments)
+
+    def _of(self, width: int) -> Moments:
+        return self._objectives.setdefault(width, Moments(width))
+
+    def result(self) -> dict[str, Any]:
+        """objectives: the moments of each number of rewards that are several, in all the writers that have so many."""
+        objectives = [
+            {"index": [i], **known}
+            for _, moments in sorted(self._objectives.items())
+            for i, known in enumerate(moments.result())
+        ]
+        single = {**self._moments.result()[0], "misfits": self.misfits, **self._tally.gathered().result()}
+        return {**single, "objectives": objectives}

@@ -1,0 +1,163 @@
+"""What a trace is, as plain data: environment, spaces, writers and their files, health."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import BatchReader
+from gym_trace.format.manifest import SUFFIX, read_manifest
+from gym_trace.model.layout import PlainSpace, layout_of
+from gym_trace.playback.trace import Trace
+from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.printable import integer, shown
+from gym_trace.statistics.summary import by_episode, schema_of, size_of
+
+_FIRST_SEEDS = 5
+_DEEPEST = 32
+_MOST_BITS = 4096  # of an integer that JSON is given as such
+_MOST_ELEMENTS = 1000  # of an array in the metadata; a larger one is only named
+
+
+def describe(trace: Trace) -> dict[str, Any]:
+    """What a trace is, as plain data, fit for JSON. Reads no steps.
+
+    Returns:
+        environment (as recorded: id, class, wrappers, render_mode, spec, note), observation_space and action_space (as
+        text), versions, platform, recorder, metadata, provenance: of the first writer with episodes. seeds: how many
+        episodes were seeded and unseeded, and the first seeds. episodes, steps and bytes: with those of running ones.
+
+        writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
+        and batches (file, sealed, bytes, chunks, steps, torn: bytes at its end that are not a whole record). state:
+        "recording" (its process lives), "closed" (in order), or "dead".
+
+        damage: (path, start, end, problem) of what opening found not to check; gym-trace check looks at everything.
+    """
+    with_episodes_first = sorted(trace.stored, key=lambda writer: not len(writer.parts.table))
+    first = next((schema for schema in map(schema_of, with_episodes_first) if schema), {})
+    writers = [_describe_writer(trace, writer) for writer in trace.stored]
+    return {
+        "directory": str(trace.directory),
+        "environment": plain(first.get("environment")),
+        "observation_space": space_text(first.get("observation_space")),
+        "action_space": space_text(first.get("action_space")),
+        "versions": plain(first.get("versions")),
+        "platform": plain(first.get("platform")),
+        "recorder": plain(first.get("recorder")),
+        "metadata": plain(first.get("metadata")),
+        "provenance": plain(first.get("provenance")),
+        "seeds": _seeds(trace),
+        "episodes": sum(writer["episodes"] for writer in writers),
+        "steps": sum(writer["steps"] for writer in writers),
+        "bytes": sum(writer["bytes"] for writer in writers),
+        "writers": writers,
+        "damage": [list(damage) for damage in trace.damage],
+    }
+
+
+def progress_of(trace: Trace) -> dict[str, int]:
+    """episodes, steps and bytes so far, and how many writers are recording: what is quick to tell again and again."""
+    return {
+        "episodes": sum(_episodes_of(writer) for writer in trace.stored),
+        "steps": sum(int(writer.fragments["steps"].sum()) for writer in trace.stored),
+        "bytes": sum(size_of(trace, writer) for writer in trace.stored),
+        "recording": sum(writer.alive for writer in trace.stored),
+    }
+
+
+def _describe_writer(trace: Trace, writer: StoredWriter) -> dict[str, Any]:
+    schema = schema_of(writer)
+    environment = schema.get("environment")
+    return {
+        "writer": writer.writer,
+        "split": plain(schema.get("split")),
+        "host": plain(schema.get("host")),
+        "pid": plain(schema.get("pid")),
+        "created": plain(schema.get("created")),
+        "environment": plain(environment.get("id")) if isinstance(environment, dict) else None,
+        "state": _state(trace, writer),
+        "episodes": _episodes_of(writer),
+        "steps": int(writer.fragments["steps"].sum()),
+        "bytes": size_of(trace, writer),
+        "batches": [_describe_batch(batch) for batch in writer.batches],
+    }
+
+
+def _describe_batch(batch: BatchReader) -> dict[str, Any]:
+    return {
+        "file": batch.path.name,
+        "sealed": batch.sealed,
+        "bytes": batch.size,
+        "chunks": len(batch.chunks),
+        "steps": int(batch.fragments["steps"].sum()),
+        "torn": batch.torn,
+    }
+
+
+def _state(trace: Trace, writer: StoredWriter) -> str:
+    if writer.alive:
+        return "recording"
+    manifest = trace.directory / f"{writer.writer}{SUFFIX}"
+    entries = read_manifest(manifest) if manifest.exists() else ()
+    return "closed" if any(entry.get("type") == "closed" for entry in entries) else "dead"
+
+
+def _episodes_of(writer: StoredWriter) -> int:
+    return len(np.unique(writer.parts.table["episode_id"]))
+
+
+def _seeds(trace: Trace) -> dict[str, Any]:
+    table = trace.episodes
+    order, begin = by_episode(table)
+    seeded = table["seed"][order[begin]] != wire.NO_SEED
+    first = np.sort(order[begin][seeded])[:_FIRST_SEEDS].tolist()
+    return {
+        "seeded": int(np.count_nonzero(seeded)),
+        "unseeded": int(np.count_nonzero(~seeded)),
+        "first": [plain(trace[i].seed) for i in first],
+    }
+
+
+def space_text(space: PlainSpace | None) -> str:
+    """A space as gymnasium prints it; those that cannot be rebuilt here, as they were printed when recorded."""
+    from gym_trace.envs.spaces import restore  # here, because summaries do not need gymnasium
+
+    if space is None:
+        return "unknown"
+    try:
+        layout_of(space, ())  # which limits how deep it may be nested
+        return repr(restore(space))
+    except EnvironmentUnavailable:
+        pass
+    except CorruptTrace:
+        return "unknown"
+    if space["type"] == "Dict":
+        return f"Dict({', '.join(f'{key!r}: {space_text(child)}' for key, child in space['spaces'])})"
+    if space["type"] == "Tuple":
+        return f"Tuple({', '.join(map(space_text, space['spaces']))})"
+    return str(space.get("repr") or space.get("class") or space["type"])
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """value as JSON can hold it, as near as may be: arrays as lists, what JSON lacks as text, NaN as None."""
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _MOST_BITS:
+        return integer(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, np.generic):
+        return plain(value.item(), depth + 1)
+    if depth < _DEEPEST:
+        if isinstance(value, dict):
+            return {str(plain(key, depth + 1)): plain(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(item, depth + 1) for item in value]
+        if isinstance(value, np.ndarray):
+            small = value.size <= _MOST_ELEMENTS
+            return plain(value.tolist(), depth + 1) if small else f"array of {value.dtype}, shape {value.shape}"
+    return shown(value, 1000)

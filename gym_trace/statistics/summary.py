@@ -1,0 +1,359 @@
+"""Summaries of a trace: from its index at once, and from its columns in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.format.manifest import SUFFIX
+from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import OUTCOMES
+from gym_trace.playback.trace import Trace
+from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.statistics.accumulators import finite
+from gym_trace.statistics.columns import ColumnValues, describe_columns
+from gym_trace.statistics.objectives import objective_returns
+
+GROUPINGS = ("split", "writer", "outcome")
+ENDED = ("terminated", "truncated")  # the outcomes of episodes that came to their end
+IMPORTED_FROM = "imported_from"  # of the recorder, in a schema
+QUANTILES = (5, 25, 75, 95)  # percent
+_BINS = 40  # of the histograms of return and length
+_POINTS = 120  # of the curve of returns
+_UNKNOWN = np.iinfo(np.int64).min  # as a time
+_BOOKKEEPING = ("fragments",)  # the column that says where episodes begin and end
+
+
+def summarize(
+    trace: Trace,
+    *,
+    by: str | None = None,
+    columns: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Describes a trace as plain data, fit for JSON: numbers that do not exist are None, none is NaN.
+
+    Without columns only the index is used, so the answer comes at once whatever the size of the trace; but rewards that
+    are several numbers each (objectives), for which the index has no return, are read.
+
+    Args:
+        trace: as open_trace gives it.
+        by: "split", "writer" or "outcome": the same summary of each group besides, under "groups".
+        columns: also read the rewards, actions and observations, in one pass and in bounded memory.
+        on_progress: called as ``on_progress(steps done, steps in all)`` while columns are read.
+
+    Returns:
+        episodes, parts (runs of steps: more than episodes where frames were filtered out or lost), filtered (whether
+        frames were: then length and return count the kept steps only), steps, outcomes (how many episodes of each).
+
+        complete: how many episodes are: terminated or truncated, with at least one step (of imported recordings, which
+        mostly do not say how episodes ended, all with a step).
+
+        return, length: of complete episodes (grouped by outcome, of all in the group that have a step): count, mean,
+        std (of the population), min, median, max, quantiles (by percent), histogram (edges, counts), nan and inf (how
+        many episodes are left out for having such a return). objectives: where rewards are several numbers each, a list
+        with the same as return of each, otherwise empty. return_curve: mean returns of equally many complete episodes
+        each, in the order in which the episodes started.
+
+        duration: in seconds: wall (from the first start to the last end), episodes (sum over those that ended) and
+        running (in which at least one of these was under way).
+        steps_per_second: of those episodes, while they were running.
+
+        storage: bytes (of all files), raw_bytes (of all recorded values), compression_ratio (the one over the other),
+        and for each column raw_bytes, stored_bytes, compression_ratio. None for groups by outcome, and views of
+        a trace, which share files.
+
+        With columns: rewards (count, mean, std, min, max, nan, inf, and the values with their counts while there are
+        few, otherwise a histogram; objectives: the same of each number of rewards that are several), actions and
+        observations (a list, one entry a leaf of the space, see
+        distributions.LeafValues): counts of each value for Discrete, MultiDiscrete and MultiBinary, moments for
+        Box: of each dimension, or of all elements together where there are very many, as in images; for values that
+        are no numbers how many distinct ones there are, and examples.
+
+    Raises:
+        InvalidOption: by is something else.
+        CorruptTrace: columns are damaged; what the index alone says can be had all the same.
+    """
+    if by is not None and by not in GROUPINGS:
+        raise InvalidOption(f"by={by!r}: pass one of {', '.join(GROUPINGS)}")
+    codes = _outcome_codes(trace.episodes)
+    facts = _facts(trace, codes)
+    files = trace.stored if trace.whole is trace else None  # a view has only a share in them
+    summary = {"directory": str(trace.directory), **_summary(trace, facts, len(trace.episodes), files)}
+    summary["damage"] = [list(damage) for damage in trace.damage]
+    grouping = _grouping(trace, by)
+    if by is not None:
+        summary |= {"by": by, "groups": _summaries(trace, facts, grouping, codes)}
+    if columns:
+        group_of_part = grouping.of_parts(trace, codes)
+        described = describe_columns(trace, len(grouping.names), group_of_part, on_progress)
+        whole = ColumnValues()
+        for name, values in zip(grouping.names, described):
+            if by is not None and name in summary["groups"]:
+                summary["groups"][name].update(values.result())
+            whole.merge(values)
+        summary |= whole.result()
+    return summary
+
+
+class Grouping(NamedTuple):
+    """The group of an episode is the sum of what the arrays say of its writer and its outcome: a place in names."""
+
+    names: list[str]
+    of_writer: Array
+    of_outcome: Array
+
+    def of_parts(self, trace: Trace, codes: Array) -> Array:
+        """Of each row of trace.episodes, given its place in OUTCOMES."""
+        groups: Array = self.of_writer[trace.episodes["writer"]] + self.of_outcome[codes]
+        return groups
+
+
+def _grouping(trace: Trace, by: str | None) -> Grouping:
+    of_writer, of_outcome = np.zeros(len(trace.stored), np.int64), np.zeros(len(OUTCOMES), np.int64)
+    if by == "outcome":
+        return Grouping(list(OUTCOMES), of_writer, np.arange(len(OUTCOMES)))
+    if by == "writer":
+        return Grouping(trace.writers, np.arange(len(trace.stored)), of_outcome)
+    if by == "split":
+        splits = [str(schema_of(writer).get("split", "")) for writer in trace.stored]
+        names = list(dict.fromkeys(splits))
+        return Grouping(names, np.array([names.index(split) for split in splits], np.int64), of_outcome)
+    return Grouping([""], of_writer, of_outcome)
+
+
+def size_of(trace: Trace, writer: StoredWriter) -> int:
+    """Bytes of the files of a writer."""
+    manifest = trace.directory / f"{writer.writer}{SUFFIX}"
+    return sum(batch.size for batch in writer.batches) + (manifest.stat().st_size if manifest.exists() else 0)
+
+
+def schema_of(writer: StoredWriter) -> dict[str, Any]:
+    """What a writer said of itself; nothing, where it died before it could."""
+    try:
+        return writer.schema
+    except CorruptTrace:
+        return {}
+
+
+# -- from the index ---------------------------------------------------------------------------------------------------
+
+
+class Facts(NamedTuple):
+    """Arrays with an element an episode; parts of an episode taken together."""
+
+    writer: Array
+    outcome: Array  # a place in OUTCOMES
+    steps: Array
+    lengths: Array  # the same as steps, but where statistics are all that is known
+    returns: Array
+    objectives: Array  # of returns that are several numbers, a column each
+    complete: Array  # whether it is terminated or truncated, and has a step
+    start: Array  # ns, or the least int64 where unknown
+    end: Array
+    duration: Array
+
+    def take(self, places: Array) -> Facts:
+        return Facts(*(array[places] for array in self))
+
+
+def by_episode(table: Array) -> tuple[Array, Array]:
+    """An order of the rows of Trace.episodes that joins the parts of an episode, and where in it episodes begin."""
+    order = np.lexsort((table["episode_id"], table["writer"]))
+    writer, episode = table["writer"][order], table["episode_id"][order]
+    opens = np.ones(len(table), bool)
+    opens[1:] = (writer[1:] != writer[:-1]) | (episode[1:] != episode[:-1])
+    return order, np.flatnonzero(opens)
+
+
+def _outcome_codes(table: Array) -> Array:
+    codes = np.zeros(len(table), np.int64)
+    for code, name in enumerate(OUTCOMES[1:], 1):
+        codes[table["outcome"] == name] = code
+    return codes
+
+
+def _facts(trace: Trace, codes: Array) -> Facts:
+    table = trace.episodes
+    order, begin = by_episode(table)
+    first = order[begin]
+    steps, returns = table["steps"][order], table["return"][order]
+    if len(begin) < len(table):
+        with np.errstate(invalid="ignore"):
+            steps, returns = np.add.reduceat(steps, begin), np.add.reduceat(returns, begin)
+    found = objective_returns(trace)
+    objectives = np.empty((len(first), 0)) if found is None else found[order]
+    if found is not None and len(begin) < len(table):
+        objectives = np.add.reduceat(objectives, begin, axis=0)
+    bare = np.array([has_only_statistics(writer) for writer in trace.stored], bool)
+    lengths = np.where(bare[table["writer"][first]], table["first_step"][first], steps)
+    complete = is_complete(trace, table[first], lengths)
+    start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
+    start, end = start.view(np.int64), end.view(np.int64)
+    writer, outcome = table["writer"][first], codes[first]
+    return Facts(writer, outcome, steps, lengths, returns, objectives, complete, start, end, duration)
+
+
+def is_complete(trace: Trace, rows: Array, lengths: Array) -> Array:
+    """Which episodes count for means of returns and lengths: those that came to their end, and have a step.
+
+    rows: of trace.episodes, one an episode. lengths: their steps. How imported ones ended is mostly not known.
+    """
+    imported = np.array([is_imported(writer) for writer in trace.stored], bool)
+    complete: Array = (np.isin(rows["outcome"], ENDED) | imported[rows["writer"]]) & (lengths > 0)
+    return complete
+
+
+def is_imported(writer: StoredWriter) -> bool:
+    """Whether it is what another package recorded (docs/FORMAT.md, Imported episodes)."""
+    recorder = schema_of(writer).get("recorder")
+    return isinstance(recorder, dict) and IMPORTED_FROM in recorder
+
+
+def has_only_statistics(writer: StoredWriter) -> bool:
+    """Whether the episodes have no steps, and begin after as many as they had (docs/FORMAT.md, Imported episodes)."""
+    recorder = schema_of(writer).get("recorder")
+    return isinstance(recorder, dict) and recorder.get("statistics_only") is True
+
+
+def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> dict[str, Any]:
+    """The summary of each group. codes: the outcomes of the parts."""
+    names, of_writer, of_outcome = grouping
+    group = of_writer[facts.writer] + of_outcome[facts.outcome]
+    parts = np.bincount(grouping.of_parts(trace, codes), minlength=len(names)).tolist()
+    order = np.argsort(group, kind="stable")
+    bounds = np.searchsorted(group[order], np.arange(len(names) + 1))
+    shared = of_outcome.any()  # the files of a writer hold episodes of several groups
+    summaries = {}
+    for i, name in enumerate(names):
+        members = order[bounds[i] : bounds[i + 1]]
+        if len(members) or not shared:
+            writers = (
+                None if shared or trace.whole is not trace else [w for w, g in zip(trace.stored, of_writer) if g == i]
+            )
+            summaries[name] = _summary(trace, facts.take(members), parts[i], writers, bool(shared))
+    return summaries
+
+
+def _summary(
+    trace: Trace, facts: Facts, parts: int, writers: list[StoredWriter] | None, of_outcome: bool = False
+) -> dict[str, Any]:
+    ended = facts.duration > 0
+    in_episodes = float(facts.duration[ended].sum(dtype=np.float64)) / 1e9
+    running = _running_time(facts.start[ended], facts.duration[ended])
+    outcomes = np.bincount(facts.outcome, minlength=len(OUTCOMES)).tolist()
+    counted = facts.take(np.flatnonzero(facts.lengths > 0 if of_outcome else facts.complete))
+    several = ~np.isnan(counted.objectives).all(axis=1)
+    by_start = counted.returns[np.argsort(counted.start, kind="stable")]
+    return {
+        "episodes": len(facts.steps),
+        "parts": parts,
+        "filtered": parts > len(facts.steps) or any(map(_filters_frames, writers or ())),
+        "steps": int(facts.steps.sum()),
+        "outcomes": {name: count for name, count in zip(OUTCOMES, outcomes) if count},
+        "complete": int(np.count_nonzero(facts.complete)),
+        "return": _spread(counted.returns[~several]),
+        "length": _spread(counted.lengths),
+        "objectives": [_spread(objective) for objective in counted.objectives[several].T],
+        "return_curve": _curve(by_start[np.isfinite(by_start)]),
+        "duration": {"wall": _wall_time(facts), "episodes": in_episodes, "running": running},
+        "steps_per_second": float(facts.lengths[ended].sum()) / running if running else None,
+        "storage": None if writers is None else _storage(trace, writers),
+    }
+
+
+def _filters_frames(writer: StoredWriter) -> bool:
+    recorder = schema_of(writer).get("recorder")
+    return isinstance(recorder, dict) and bool(recorder.get("frame_filter") or recorder.get("reward_classes"))
+
+
+def _wall_time(facts: Facts) -> float | None:
+    starts, ends = facts.start[facts.start != _UNKNOWN], facts.end[facts.end != _UNKNOWN]
+    if not len(starts) or not len(ends):
+        return None
+    return max(0, int(ends.max()) - int(starts.min())) / 1e9
+
+
+def _running_time(starts: Array, durations: Array) -> float:
+    """Seconds in which at least one of the episodes was under way. starts, durations: in ns."""
+    known = starts != _UNKNOWN
+    alone = durations[~known].sum(dtype=np.float64)
+    starts, durations = starts[known], durations[known]
+    order = np.argsort(starts, kind="stable")
+    begins, ends = starts[order], (starts + durations)[order]
+    counted = np.append(begins[:1], np.maximum.accumulate(ends)[:-1])  # up to where, before each of them
+    return float(alone + np.maximum(0, ends - np.maximum(begins, counted)).sum(dtype=np.float64)) / 1e9
+
+
+def _spread(values: Array) -> dict[str, Any]:
+    good = values
+    nan = infinite = 0
+    if values.dtype.kind == "f":
+        good = values[np.isfinite(values)]
+        nan = int(np.isnan(values).sum())
+        infinite = len(values) - len(good) - nan
+    spread: dict[str, Any] = {"count": len(good)}
+    if len(good):
+        with np.errstate(over="ignore", invalid="ignore"):
+            levels = np.quantile(good, [level / 100 for level in (*QUANTILES, 50)]).tolist()
+            mean, std = finite(good.mean()), finite(good.std())
+        *quantiles, median = map(finite, levels)
+        least, largest = good.min().item(), good.max().item()
+        spread |= {"mean": mean, "std": std, "min": least, "median": median, "max": largest}
+        spread["quantiles"] = dict(zip(map(str, QUANTILES), quantiles))
+        spread["histogram"] = _histogram(good)
+    else:
+        spread |= dict.fromkeys(("mean", "std", "min", "median", "max"))
+        spread |= {"quantiles": dict.fromkeys(map(str, QUANTILES)), "histogram": None}
+    return spread | {"nan": nan, "inf": infinite}
+
+
+def _histogram(values: Array) -> dict[str, Any] | None:
+    """Bins of equal width; where values are whole numbers, of whole width too."""
+    least, largest = float(values.min()), float(values.max())
+    width = (largest - least) / _BINS
+    if not np.isfinite(width):
+        return None
+    if least == largest:
+        width, bins = 0.0, 1
+    elif (np.floor(values) == values).all() and largest < 2**53 and least > -(2**53):
+        width = np.ceil((largest - least + 1) / _BINS)
+        bins = int((largest - least) // width) + 1
+    else:
+        bins = _BINS
+    places = np.zeros(len(values), np.int64) if not width else ((values - least) / width).astype(np.int64)
+    counts = np.bincount(np.minimum(places, bins - 1), minlength=bins)
+    return {"edges": [float(least + i * width) for i in range(bins + 1)], "counts": counts.tolist()}
+
+
+def _curve(values: Array) -> list[float | None]:
+    if not len(values):
+        return []
+    bounds = np.linspace(0, len(values), min(_POINTS, len(values)) + 1).astype(np.int64)
+    with np.errstate(over="ignore"):
+        return [finite(mean) for mean in np.add.reduceat(values, bounds[:-1]) / np.diff(bounds)]
+
+
+def _storage(trace: Trace, writers: list[StoredWriter]) -> dict[str, Any]:
+    totals: dict[str, list[int]] = {}
+    in_files = raw = 0
+    for writer in writers:
+        in_files += size_of(trace, writer)
+        for batch in writer.batches:
+            for path, (full, stored) in batch.totals.items():
+                total = totals.setdefault("/".join(map(str, path)), [0, 0])
+                total[0] += full
+                total[1] += stored
+                raw += 0 if path == _BOOKKEEPING else full
+    return {
+        "bytes": in_files,
+        "raw_bytes": raw,
+        "compression_ratio": raw / in_files if in_files else None,
+        "columns": {
+            name: {"raw_bytes": full, "stored_bytes": stored, "compression_ratio": full / stored if stored else None}
+            for name, (full, stored) in totals.items()
+        },
+    }

@@ -1,0 +1,1 @@
+"""Pictures of episodes: videos, terminal recordings, windows."""

@@ -1,0 +1,287 @@
+"""Recorded episodes as videos: simulated again, or from the pictures that were observed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from gym_trace.errors import InvalidOption, RenderingError, told
+from gym_trace.model.episode import Episode
+from gym_trace.model.layout import Leaf
+from gym_trace.model.values import Array
+from gym_trace.playback.trace import Trace
+from gym_trace.replay.resimulate import LaneReplay, MakeEnv, Verdict, recorded_environment, stored_observations
+from gym_trace.video.asciicast import CastWriter
+from gym_trace.video.captions import Words
+from gym_trace.video.simulate import DEFAULT_FPS, Making, fps_of, replays, warn_of
+
+FORMATS = ("mp4", "gif", "png", "cast")
+_PATTERN = "{}"
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A video that was made. verdict: on the replay that it shows; None if it shows what was observed."""
+
+    index: int
+    path: Path
+    frames: int
+    verdict: Verdict | None
+
+
+class Destination:
+    """Where videos go, and in which format.
+
+    Args:
+        out: a file name.mp4, name.gif or name.cast, for one episode, or with {} in it, which stands for the episode's
+            number; name.png, which makes a directory "name" of frames; or a directory, in which each episode becomes
+            episode-000012.mp4 and so on. A name with another ending is taken for a mistake, unless it is that of a
+            directory, ends in a slash, or form is given.
+        form: the format, one of FORMATS; None: by the suffix of out, or mp4.
+
+    Raises:
+        InvalidOption
+    """
+
+    def __init__(self, out: str | Path, form: str | None = None):
+        self._out = Path(out)
+        suffix = self._out.suffix.lower().removeprefix(".")
+        self._is_file = suffix in FORMATS
+        is_mistaken = suffix.isalnum() and not suffix.isdecimal() and not self._is_file
+        if is_mistaken and form is None and not str(out).endswith("/") and not self._out.is_dir():
+            known = ", ".join(f".{name}" for name in FORMATS)
+            raise InvalidOption(f"{out} ends in .{suffix}: videos end in {known}, and the name of a directory in /")
+        if form is not None and form not in FORMATS:
+            raise InvalidOption(f"{form!r} is no format: pass one of {', '.join(FORMATS)}")
+        if form is not None and self._is_file and form != suffix:
+            raise InvalidOption(f"{out} ends in .{suffix}, but the format is to be {form}")
+        self.form = form or (suffix if self._is_file else "mp4")
+
+    def paths(self, indices: list[int]) -> dict[int, Path]:
+        """The path for each of these episodes. Raises InvalidOption if they would all have the same."""
+        if not self._is_file:
+            out = self._out / f"episode-{_PATTERN}.{self.form}"
+        elif len(indices) < 2 or _PATTERN in self._out.name:
+            out = self._out
+        else:
+            pattern = self._out.with_name(f"{self._out.stem}-{_PATTERN}{self._out.suffix}")
+            raise InvalidOption(
+                f"{self._out} is one file, and {len(indices)} episodes are to be rendered: "
+                f"choose one, or name a directory or a pattern such as {pattern}"
+            )
+        out = out.with_suffix("") if self.form == "png" else out
+        return {index: out.with_name(out.name.replace(_PATTERN, f"{index:06d}")) for index in indices}
+
+
+def best_episodes(trace: Trace, number: int, worst: bool = False) -> list[int]:
+    """The indices of the episodes with the highest returns, or the lowest, in this order.
+
+    Raises InvalidOption where no episode has a return that is one number.
+    """
+    returns = trace.episodes["return"]
+    known = np.flatnonzero(~np.isnan(returns))
+    if len(returns) and not len(known):
+        raise InvalidOption(
+            "no episode has a return that is one number, as where rewards are several (objectives): there is no best "
+            "or worst; choose by episodes, and sort by an objective of Episode.total_reward to find their indices"
+        )
+    order = np.argsort(returns[known] if worst else -returns[known], kind="stable")
+    return [int(index) for index in known[order][:number]]
+
+
+def render_episodes(
+    trace: Trace,
+    destination: Destination,
+    episodes: Iterable[int],
+    *,
+    source: str = "simulation",
+    overlay: bool = False,
+    fps: float | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    make_env: MakeEnv | None = None,
+    on_frame: Callable[[], None] = lambda: None,
+) -> Iterator[Rendered]:
+    """Makes a video of each episode, and yields what it made. Memory does not grow with the length of episodes.
+
+    An episode whose replay does not come out as recorded is rendered all the same, with a warning that says so.
+
+    Args:
+        episodes: their indices in the trace.
+        source: "simulation" plays them again; "observations" shows the pictures that were observed, for which no
+            simulator is needed.
+        overlay: whether step, action, reward and return stand below each picture.
+        fps: frames per second; None: as the environment says, or 30.
+        env_kwargs: override the recorded arguments of the environment.
+        trust: do what only the trace names to make the environment; see Trace.make_env().
+        make_env: makes the environment in place of what the trace says; given render_mode=, if it takes that.
+        on_frame: called after each frame.
+
+    Raises:
+        EnvironmentUnavailable: the environment cannot be made here, or does not render; says why.
+        MissingExtra: PyAV or Pillow are not installed.
+        RenderingError, InvalidOption, CorruptTrace
+    """
+    chosen = list(dict.fromkeys(range(len(trace))[index] for index in episodes))
+    paths = destination.paths(chosen)
+    studio = _Studio(trace, destination.form, overlay, fps, on_frame)
+    if source == "observations":
+        return (studio.observed(index, path) for index, path in paths.items())
+    if source != "simulation":
+        raise InvalidOption(f'source={source!r}: pass "simulation" or "observations"')
+    mode = "ansi" if destination.form == "cast" else "rgb_array"
+    return (
+        rendered
+        for played in replays(trace, chosen, Making(trust, env_kwargs, make_env), mode)
+        if (rendered := studio.simulated(played.replay, played.position, played.index, paths[played.index])) is not None
+    )
+
+
+# -- videos -----------------------------------------------------------------------------------------------------------
+
+
+class _Studio:
+    """Makes videos of one kind."""
+
+    def __init__(self, trace: Trace, form: str, overlay: bool, fps: float | None, on_frame: Callable[[], None]):
+        self._trace, self._form, self._fps, self._on_frame = trace, form, fps, on_frame
+        self._overlay = overlay
+        self._writer_class: Any = CastWriter
+        if form != "cast":
+            from gym_trace.video.writers import WRITERS  # here, because it needs an optional package
+
+            self._writer_class = WRITERS[form]
+        if overlay and form != "cast":
+            from gym_trace.video.overlay import Caption
+
+            self._caption = Caption
+
+    def simulated(self, replay: LaneReplay, position: int, index: int, path: Path) -> Rendered | None:
+        """A video of the episode played again; None if there is no way to begin it."""
+        film = self._film(index, path)
+
+        def watch(env: gymnasium.Env[Any, Any], step: int) -> None:
+            try:
+                frame: Any = env.render()
+            except Exception as error:  # other people's code, and graphics
+                raise RenderingError(f"{env} cannot render: {told(error)}") from error
+            if isinstance(frame, list):  # of those since the last one
+                frame = frame[-1] if frame else None
+            if frame is None:
+                raise RenderingError(f"{env} renders nothing in its render mode {env.render_mode!r}")
+            film.show(frame, step, fps_of(env))
+
+        with film:
+            verdict = replay.film(position, watch)
+            if film.writer is None:
+                reason = verdict.reason or str(verdict.difference)
+                warnings.warn(f"episode {index} is not rendered: {reason}", UserWarning, stacklevel=3)
+                return None
+        warn_of(verdict, str(path))
+        return Rendered(index, path, film.frames, verdict)
+
+    def observed(self, index: int, path: Path) -> Rendered:
+        """A video of the pictures that were observed in the episode."""
+        if self._form == "cast":
+            raise InvalidOption(
+                "an asciicast shows text, and observations are pictures: render them as mp4, gif or png"
+            )
+        stored = stored_observations(self._trace, index)
+        leaf = next((leaf for leaf in stored.layout.leaves() if _is_image(leaf)), None)
+        if leaf is None:
+            raise RenderingError(
+                "the observations hold no pictures: uint8 of (H, W), (H, W, 1), (H, W, 3) or (stack, H, W)"
+            )
+        film = self._film(index, path)
+        with film:
+            for step in range(len(stored)):
+                film.show(_picture_of(stored.value(leaf, step)), step, DEFAULT_FPS)
+        return Rendered(index, path, film.frames, None)
+
+    def _film(self, index: int, path: Path) -> _Film:
+        caption = self._caption() if self._overlay and self._form != "cast" else None
+        episode = self._trace[index]
+
+        def open_writer(fps: float) -> Any:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rate = self._fps or fps
+            if self._form != "cast":
+                return self._writer_class(path, rate)
+            name = recorded_environment(self._trace.stored[int(self._trace.episodes["writer"][index])]).get("id")
+            return self._writer_class(path, rate, f"{name or 'episode'} {index}")
+
+        return _Film(open_writer, episode if self._overlay else None, caption, self._on_frame)
+
+
+class _Film:
+    """One video being made; leaves nothing behind if that fails."""
+
+    def __init__(
+        self, open_writer: Callable[[float], Any], episode: Episode | None, caption: Any, on_frame: Callable[[], None]
+    ):
+        self.writer: Any = None
+        self.frames = 0
+        self._open_writer, self._caption, self._on_frame = open_writer, caption, on_frame
+        self._words = None if episode is None else Words(episode)
+
+    def show(self, frame: Any, step: int, fps: float) -> None:
+        if self._caption is not None and self._words is not None:
+            from gym_trace.video.writers import as_picture
+
+            frame = self._caption.under(as_picture(frame), self._words.at(step))
+        elif self._words is not None:
+            frame = "\n".join([str(frame).rstrip("\n"), "", *self._words.at(step)])
+        if self.writer is None:
+            self.writer = self._open_writer(fps)
+        with _naming(self.writer.path):
+            self.writer.write(frame)
+        self.frames += 1
+        self._on_frame()
+
+    def __enter__(self) -> _Film:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.writer is None:
+            return
+        try:
+            if kind is None:
+                with _naming(self.writer.path):
+                    self.writer.close()
+                return
+        except BaseException:
+            self.writer.drop()
+            raise
+        self.writer.drop()
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Has errors of the operating system say what they are about."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise RenderingError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _is_image(leaf: Leaf) -> bool:
+    return leaf.dtype == np.uint8 and len(leaf.shape) in (2, 3, 4) and min(leaf.shape[-3:]) > 0
+
+
+def _picture_of(observation: Any) -> Array:
+    """The picture in an observation; of a stack of them, (stack, H, W) or (stack, H, W, 3), the last."""
+    picture = np.asarray(observation)
+    if picture.ndim == 4:
+        picture = picture[-1]
+    if picture.ndim == 3 and picture.shape[2] not in (1, 3):
+        picture = picture[:, :, -1] if picture.shape[2] == 4 < picture.shape[0] else picture[-1]
+    return picture

@@ -1,0 +1,121 @@
+"""Recorded episodes simulated again to be looked at."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+
+from gym_trace.envs.make import make_environment, unseen
+from gym_trace.errors import EnvironmentUnavailable
+from gym_trace.playback.trace import Trace
+from gym_trace.replay.compare import Comparison
+from gym_trace.replay.resimulate import (
+    CLOSE,
+    DIFFERS,
+    IDENTICAL,
+    Lane,
+    LaneReplay,
+    MakeEnv,
+    Verdict,
+    inseparable,
+    lanes_of,
+    recorded_environment,
+)  # fmt: skip
+
+DEFAULT_FPS = 30.0  # of environments that do not say how fast they are
+
+
+class Making(NamedTuple):
+    """How to make environments: as the trace says, with these arguments, or with a function of somebody's own."""
+
+    trust: bool = False
+    env_kwargs: Mapping[str, Any] | None = None
+    make_env: MakeEnv | None = None
+
+
+@dataclass(frozen=True)
+class Played:
+    """What plays an episode, at which position of its lane, and its index in the trace."""
+
+    replay: LaneReplay
+    position: int
+    index: int
+    lane: Lane
+
+
+def replays(trace: Trace, chosen: list[int], making: Making, render_mode: str | None) -> Iterator[Played]:
+    """What plays each episode, lane by lane, which is quickest."""
+    wanted = {int(trace.chosen[index]): index for index in chosen}
+    trace = trace.whole  # what was before an episode may have to be played, too
+    for lane in lanes_of(trace):
+        positions = [(position, wanted[index]) for position, index in enumerate(lane.indices) if index in wanted]
+        if not positions:
+            continue
+        if making.make_env is None and (reason := inseparable(lane.writer)):
+            raise EnvironmentUnavailable(reason)
+        replay = LaneReplay(trace, lane, partial(made_env, lane, making, render_mode), Comparison(), making.trust)
+        try:
+            yield from (Played(replay, position, index, lane) for position, index in positions)
+        finally:
+            replay.close()
+
+
+def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.Env[Any, Any]:
+    """The environment of a lane, with a render mode that it has to have; None: as recorded, with nobody to look."""
+    description = recorded_environment(lane.writer)
+    wanted = {} if render_mode is None else {"render_mode": render_mode}
+    if making.make_env is not None:
+        env = making.make_env(**(wanted if _takes_render_mode(making.make_env) else {}))
+        has_it = render_mode is None or getattr(env, "render_mode", None) == render_mode
+    else:
+        kwargs = {**unseen(description, lane.lane), **(making.env_kwargs or {}), **wanted}
+        env = make_environment(description, making.trust, kwargs, lane.lane)
+        modes = env.metadata.get("render_modes") or ()
+        has_it = render_mode is None or render_mode in modes
+        has_it = has_it or (render_mode == "human" and "rgb_array" in modes)  # gymnasium shows its pictures then
+    if has_it:
+        return env
+    env.close()
+    modes = env.metadata.get("render_modes") or ()
+    known = ", ".join(map(str, modes)) or "none"
+    instead = ""
+    if render_mode == "ansi" and "rgb_array" in modes:
+        instead = "; render it to a video, such as name.mp4"
+    elif render_mode == "rgb_array" and "ansi" in modes:
+        instead = "; render it as text, to name.cast"
+    elif render_mode == "rgb_array":
+        instead = "; pictures that were observed can be shown without it: --from observations"
+    if making.make_env is not None:
+        raise EnvironmentUnavailable(f"{env} was not made with render_mode={render_mode!r}; make_env has to do so")
+    raise EnvironmentUnavailable(f"{description.get('id')} has no render mode {render_mode!r}, it has {known}{instead}")
+
+
+def _takes_render_mode(make: MakeEnv) -> bool:
+    try:
+        parameters = signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == "render_mode" or p.kind == Parameter.VAR_KEYWORD for p in parameters)
+
+
+def fps_of(env: gymnasium.Env[Any, Any]) -> float:
+    fps = (env.metadata or {}).get("render_fps")
+    return float(fps) if isinstance(fps, (int, float, np.number)) and fps > 0 else DEFAULT_FPS
+
+
+def warn_of(verdict: Verdict, shown: str) -> None:
+    """Says so where a replay is not what was recorded."""
+    if verdict.verdict in (IDENTICAL, CLOSE):
+        return
+    if verdict.verdict == DIFFERS:
+        told = f"does not come out as recorded, {verdict.difference}"
+    else:
+        told = f"may not come out as recorded: {verdict.reason}"
+    warnings.warn(f"episode {verdict.index} {told}; {shown} is the replay", UserWarning, stacklevel=3)

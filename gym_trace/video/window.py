@@ -1,0 +1,69 @@
+"""Recorded episodes played in a window."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium
+
+from gym_trace.errors import InvalidOption
+from gym_trace.playback.trace import Trace
+from gym_trace.replay.resimulate import MakeEnv, Verdict
+from gym_trace.video.simulate import DEFAULT_FPS, Making, fps_of, made_env, replays, warn_of
+
+
+def play_for_humans(
+    trace: Trace,
+    episodes: Iterable[int],
+    *,
+    speed: float = 1.0,
+    env_kwargs: Mapping[str, Any] | None = None,
+    trust: bool = False,
+    make_env: MakeEnv | None = None,
+) -> Iterator[Verdict]:
+    """Plays episodes in a window (render_mode="human"), and yields what came out of each.
+
+    Args:
+        episodes: their indices in the trace.
+        speed: times the speed that the environment says (render_fps), or 30 steps a second.
+        env_kwargs, trust, make_env: as for render_episodes().
+
+    Raises:
+        EnvironmentUnavailable: the environment cannot be made here, or not shown; says why.
+        InvalidOption, CorruptTrace
+    """
+    if not 0.001 <= speed <= 1000:
+        raise InvalidOption(f"speed={speed!r}: pass 0.001 to 1000")
+    chosen = [range(len(trace))[index] for index in episodes]
+    making = Making(trust, env_kwargs, make_env)
+    for played in replays(trace, chosen, making, None):
+        pace = _Pace(speed)
+        make = partial(made_env, played.lane, making, "human")
+        verdict = played.replay.film(played.position, pace.watch, partial(pace.made, make))
+        warn_of(verdict, "what is shown")
+        yield verdict
+
+
+class _Pace:
+    """Has time pass between steps as it would."""
+
+    def __init__(self, speed: float):
+        self._speed = speed
+        self._fps = DEFAULT_FPS
+        self._begin = 0.0
+
+    def made(self, make: MakeEnv) -> gymnasium.Env[Any, Any]:
+        """An environment that does not wait by itself, as many do after each step; notes how fast it is meant to be."""
+        env = make()
+        self._fps = fps_of(env)
+        env.unwrapped.metadata = {**(env.unwrapped.metadata or {}), "render_fps": 1_000_000}
+        return env
+
+    def watch(self, env: gymnasium.Env[Any, Any], steps: int) -> None:
+        if steps == 0:
+            self._begin = time.monotonic()
+        due = self._begin + (steps + 1) / (self._fps * self._speed)
+        time.sleep(max(0.0, due - time.monotonic()))
