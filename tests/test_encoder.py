@@ -9,8 +9,9 @@ import numpy as np
 from gym_trace.format import wire
 from gym_trace.model.layout import Leaf
 from gym_trace.model.values import unpack
-from gym_trace.recording.reset_record import packed_start
-from gym_trace.recording.single.block import BEGIN, CUT, END, FLAG, LEAD, Block, RowFormat, Start
+from gym_trace.model.vocabulary import Outcome
+from gym_trace.recording.reset_record import Start, packed_start
+from gym_trace.recording.single.block import BEGIN, END, FLAG, LEAD, Block, RowFormat
 from gym_trace.recording.single.encoder import Encoder
 
 FORM = RowFormat(Leaf(("observations",), np.dtype("<f4"), (1,)), Leaf(("actions",), np.dtype("<i8"), ()), False)
@@ -48,7 +49,7 @@ def test_a_last_step_that_never_came_ends_the_episode_as_cut() -> None:
         [BEGIN, (start(1), True)], LEADING, ROW,
     )  # fmt: skip
     whole = wire.STARTS | wire.LEADS | wire.STOPS | wire.ENDS
-    assert flags_and_steps(made) == [(0, whole, 1, CUT), (1, wire.STARTS | wire.LEADS, 1, 0)]
+    assert flags_and_steps(made) == [(0, whole, 1, Outcome.CUT), (1, wire.STARTS | wire.LEADS, 1, 0)]
 
 
 def test_a_run_that_goes_on_after_a_step_that_never_came_is_a_further_part() -> None:
@@ -103,10 +104,10 @@ def test_a_generator_state_is_packed_as_messagepack_says() -> None:
 
 def test_an_episode_whose_first_observation_never_came_has_no_rows() -> None:
     made = block(
-        [BEGIN, (start(0), True)], [END, (CUT, 200, 150)], [BEGIN, (start(1), True)], LEADING, ROW
+        [BEGIN, (start(0), True)], [END, (Outcome.CUT, 200, 150)], [BEGIN, (start(1), True)], LEADING, ROW
     )  # fmt: skip
     assert flags_and_steps(made) == [
         (0, wire.STARTS, 0, 0),
-        (0, wire.STOPS | wire.ENDS, 0, CUT),
+        (0, wire.STOPS | wire.ENDS, 0, Outcome.CUT),
         (1, wire.STARTS | wire.LEADS, 1, 0),
     ]

@@ -22,6 +22,7 @@ from zoo import small_blocks
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.errors import TraceError
+from gym_trace.model import deltas
 
 LONG = bool(os.environ.get("GYM_TRACE_LONG"))
 
@@ -160,8 +161,8 @@ def test_what_follows_a_gap_is_unverifiable_and_what_was_before_it_is_verified(t
 # -- Ctrl-C anywhere ---------------------------------------------------------------------------------------------------
 
 HOUSE = os.path.dirname(gym_trace.__file__)
-NAMES = ("wrappers", "recording", "frames", "filters", "live_video", "rows/recorder", "rows/writing", "rows/blocks")
-HOT = {os.path.join(HOUSE, f"{name}.py") for name in NAMES} | {asking.__file__}
+NAMES = ("single/wrapper", "single/recorder", "single/block", "filters", "live_video", "recorder", "background")
+HOT = {os.path.join(HOUSE, "recording", f"{name}.py") for name in NAMES} | {deltas.__file__} | {asking.__file__}
 
 
 class InterruptsAt:

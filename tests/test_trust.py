@@ -18,6 +18,7 @@ from runs import record_lengths
 from shell import run
 
 import gym_trace
+import gym_trace.replay_env  # noqa: F401 - registers Replay-v0
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.envs import identity as environment
 from gym_trace.errors import EnvironmentUnavailable
@@ -89,6 +90,7 @@ def every_way(trace: Path, trust: bool = False) -> list[str]:
 
 RECORDERS = [
     "gym_trace:TraceRecordingWrapper",
+    "gym_trace.wrappers:TraceRecordingWrapper",
     "gym_trace.recording.single.wrapper:TraceRecordingWrapper",
     "passes_on:Recorder",
 ]

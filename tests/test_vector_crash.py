@@ -205,8 +205,8 @@ def test_truncating_gives_back_exactly_the_chunks_that_were_complete(
 # -- interrupted ------------------------------------------------------------------------------------------------------
 
 HOUSE = os.path.dirname(gym_trace.__file__)
-NAMES = ("vector_wrappers", "lanes/recording", "lanes/filters", "lanes/events", "rows/recorder", "rows/writing")
-HOT = {os.path.join(HOUSE, f"{name}.py") for name in NAMES}
+NAMES = ("vector/wrapper", "vector/recorder", "vector/filters", "vector/events", "recorder", "background")
+HOT = {os.path.join(HOUSE, "recording", f"{name}.py") for name in NAMES}
 assert all(map(os.path.exists, HOT))
 
 

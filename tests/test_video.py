@@ -294,12 +294,12 @@ def test_pictures_that_change_their_size_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("package", "module"), [("av", "video"), ("PIL", "overlay")])
+@pytest.mark.parametrize(("package", "module"), [("av", "writers"), ("PIL", "overlay")])
 def test_a_missing_package_is_named_with_what_installs_it(
     tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch, package: str, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, f"gym_trace.film.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"gym_trace.video.{module}", raising=False)
     with pytest.raises(MissingExtra, match=r"pip install 'gym-trace\[video\]'"):
         rendered(trace, tmp_path / "v.mp4", overlay=True)
     rendered(trace, tmp_path / "v.cast", overlay=True)
