@@ -18,7 +18,7 @@ from runs import record_lengths
 from shell import run
 
 import gym_trace
-import gym_trace.replay_env  # noqa: F401 - registers Replay-v0
+import gym_trace.replay_env
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.envs import identity as environment
 from gym_trace.errors import EnvironmentUnavailable
