@@ -180,7 +180,7 @@ def four_numbers(random: Any, step: int) -> Told:
 
 
 def cartpole(directory: Path) -> str:
-    """Its sines differ between machines: returns a hash of what it said, and is compared where that is the same."""
+    """Its sines may differ between machines: returns a hash of what it said, and is compared where that is the same."""
     said = hashlib.sha256()
 
     class Listening(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -190,6 +190,7 @@ def cartpole(directory: Path) -> str:
             return told
 
     env = Listening(gymnasium.make("CartPole-v1"))
+    said.update(env.observation_space.high.tobytes())  # other ones in Gymnasium 0.29
     play(recorder(env, directory), lambda number: number // 3 % 2, 900, flush_every=250)
     return said.hexdigest()[:16]
 
