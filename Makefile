@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo test check setup compat strangers samples wheel bench bench-against clean
+.PHONY: demo test check lint setup compat strangers samples wheel bench bench-against clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -15,11 +15,12 @@ demo: $(VENV)/.installed
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -q
 
-check: $(VENV)/.dev
+check: lint test
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2 -q
 
 setup: $(VENV)/.dev
 

@@ -11,7 +11,7 @@ versions=(0.29 1.0 1.1 1.2 1.3 newest)
 between=(
     test_vector test_vector_tensors test_vector_filters test_vector_copies test_foreign_environments test_wrappers
     test_episode_ends test_filters test_playback test_replay_env test_verification test_spaces test_make_env test_layers
-    test_limits test_rollout test_readme test_cli_record test_cli_replay
+    test_limits test_rollout test_readme test_cli_record test_cli_replay test_public_api test_written_bytes
 )
 
 # The interpreters of the versions that we claim, oldest first: on the PATH, or installed by pyenv.
