@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, Generic
 
 import click
 import gymnasium
@@ -53,11 +53,19 @@ def is_ours(thing: Any) -> bool:
     return str(getattr(thing, "__module__", "")).partition(".")[0] == "gym_trace"
 
 
+def bases_of(kind: type) -> Iterator[str]:
+    """Names of the bases of a class that others can name: errors, and those of other packages."""
+    for base in kind.__bases__:
+        if is_ours(base) and base.__module__ != "gym_trace.errors":
+            yield from bases_of(base)
+        elif base not in (object, Generic):
+            yield base.__name__
+
+
 def class_lines(kind: type) -> Iterator[str]:
     """Its bases, how it is made, and what it has of its own or from bases in this package."""
     ours = [base for base in kind.__mro__ if is_ours(base)]
-    bases = ", ".join(base.__name__ for base in kind.__bases__ if base is not object and base.__name__ != "Generic")
-    yield f"class {kind.__name__}({bases})"
+    yield f"class {kind.__name__}({', '.join(dict.fromkeys(bases_of(kind)))})"
     if any("__init__" in vars(base) or "__new__" in vars(base) for base in ours):
         yield f"    {signature_text(kind, kind.__name__)}"
     members: dict[str, Any] = {}
