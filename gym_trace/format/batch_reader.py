@@ -32,6 +32,10 @@ class Damage(NamedTuple):
     end: int
     problem: str
 
+    def error(self) -> CorruptTrace:
+        """What is to be raised where these bytes are needed."""
+        return CorruptTrace(self.problem, self.path, self.start)
+
 
 class Chunk:
     """The columns of one chunk, read and checked; decoded when asked for.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
+from gym_trace.errors import InvalidOption, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import Damage
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array, pack_lenient
@@ -288,7 +288,7 @@ class Trace:
             if not mine.any() and not everything:
                 continue
             if writer.damage and not skip:
-                raise _as_error(writer.damage[0])
+                raise writer.damage[0].error()
             for parts, row, pieces in writer.reader(roots, mine, self._report if skip else None):
                 index = begin + row
                 if parts is not writer.parts:  # what is left of one that was there whole
@@ -320,7 +320,7 @@ class Trace:
             return
         for writer in content.writers:
             if writer.damage:
-                raise _as_error(writer.damage[0])
+                raise writer.damage[0].error()
             yield writer.arrays()
 
     def _episode(self, content: _Content, index: int) -> Episode:
@@ -386,7 +386,3 @@ def _checked_columns(columns: Iterable[str] | None) -> frozenset[str]:
     if unknown := roots - set(COLUMNS):
         raise InvalidOption(f"columns: no such columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
     return roots
-
-
-def _as_error(damage: Damage) -> CorruptTrace:
-    return CorruptTrace(damage.problem, damage.path, damage.start)

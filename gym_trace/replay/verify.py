@@ -181,8 +181,8 @@ def _verdicts(
     skip: bool,
 ) -> Iterator[Verdict]:
     """Those on the episodes at some positions of a lane. several: whether other writers had other environments."""
-    if not skip and positions and (damage := lane.writer.damage):
-        raise CorruptTrace(damage[0].problem, damage[0].path, damage[0].start)
+    if not skip and positions and lane.writer.damage:
+        raise lane.writer.damage[0].error()
     reason = "" if make_env else inseparable(lane.writer)
     replay = LaneReplay(trace, lane, make_env or _maker(lane, trust, env_kwargs), comparison, trust)
     try:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace
 from gym_trace.model.layout import Leaf, Path, PlainSpace
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import step_offsets
@@ -64,8 +63,7 @@ def describe_columns(
     done = 0
     for number, writer in enumerate(trace.stored):
         if writer.damage:
-            damage = writer.damage[0]
-            raise CorruptTrace(damage.problem, damage.path, damage.start)
+            raise writer.damage[0].error()
         mine = np.flatnonzero(trace.episodes["writer"] == number)
         own = np.full(len(writer.parts.table), -1)
         own[trace.rows[mine]] = group_of_part[mine]

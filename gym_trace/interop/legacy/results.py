@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, TraceNotFound
+from gym_trace.errors import TraceNotFound
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import SUFFIX, read_manifest
 from gym_trace.interop.legacy.monitor import MonitorRun, differences, find_runs, is_manifest
@@ -129,7 +129,7 @@ def _of_monitor(directory: Path, run: MonitorRun) -> _Source:
 def _of_trace(trace: Trace) -> list[_Source]:
     """The processes that recorded a trace. Training and evaluation that were imported from one process are joined."""
     for damage in trace.damage:
-        raise CorruptTrace(damage.problem, damage.path, damage.start)
+        raise damage.error()
     sources: dict[Any, _Source] = {}
     for number, writer in enumerate(trace.stored):
         source = _of_writer(trace, number, writer)
