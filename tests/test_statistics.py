@@ -18,7 +18,8 @@ from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
 from gym_trace import open_trace, summarize
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
-from gym_trace.statistics.accumulators import DISTINCT_VALUES, KNOWN_VALUES, Moments, Tally, Variety
+from gym_trace.statistics.accumulators import KNOWN_VALUES, Moments, Tally, Variety
+from gym_trace.statistics.columns import DISTINCT_VALUES
 from gym_trace.statistics.summary import _running_time
 
 

@@ -48,6 +48,10 @@ class Parts(NamedTuple):
     trimmed: Array
     starts: Array
 
+    def is_whole(self, row: int, count: int) -> bool:
+        """Whether so many fragments are all that a row has; of row -1, no."""
+        return row >= 0 and bool(count == self.first[row + 1] - self.first[row])
+
 
 def parts_of(fragments: Array, alive: bool) -> Parts:
     """The parts that a writer's fragments, in the order of the file, make up.

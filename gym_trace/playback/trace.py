@@ -16,6 +16,7 @@ from gym_trace.format.batch_reader import Damage
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array, pack_lenient
 from gym_trace.model.vocabulary import COLUMNS
+from gym_trace.playback.episode_scan import scan_episodes
 from gym_trace.playback.episode_table import EPISODE
 from gym_trace.playback.opened import OnDisk, Opened, Scanned, extents_of, reopened
 from gym_trace.playback.writer_reader import Extent, StoredWriter
@@ -289,7 +290,7 @@ class Trace:
                 continue
             if writer.damage and not skip:
                 raise writer.damage[0].error()
-            for parts, row, pieces in writer.reader(roots, mine, self._report if skip else None):
+            for parts, row, pieces in scan_episodes(writer, roots, mine, self._report if skip else None):
                 index = begin + row
                 if parts is not writer.parts:  # what is left of one that was there whole
                     index = begin + int(writer.parts.of_fragment[parts.fragments[parts.first[row]]])

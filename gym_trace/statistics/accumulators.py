@@ -13,16 +13,11 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import UnstorableValue
-from gym_trace.model.layout import Leaf, PlainSpace
 from gym_trace.model.values import Array, pack
 from gym_trace.printable import shown
 
-DISTINCT_VALUES = 64  # of rewards that are counted one by one; more of them become a histogram
-FEW_VALUES = 10  # that are always listed, however often they came
-DISTINCT_CATEGORIES = 4096  # likewise of discrete actions and observations
+FEW_VALUES = 10  # a tally always lists so many, however often they came
 BINS = 64
-MOST_ROW_DIMENSIONS = 512  # of a flat array; longer ones are described as a whole
-MOST_GRID_DIMENSIONS = 64  # of an array of several axes, such as a small image
 KNOWN_VALUES = 10_000  # distinct values that are not numbers are told apart up to here
 EXAMPLES = 3
 _BLOCK = 1 << 18  # elements that are summed up at once
@@ -281,126 +276,3 @@ def _fingerprint(value: Any) -> bytes:
 def _shortened(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 60 else f"{line[:59]}…"
-
-
-class LeafValues:
-    """What the values of one leaf of a space are like, in the way that suits the space."""
-
-    def __init__(self, leaf: Leaf, space: PlainSpace):
-        self.leaf = leaf
-        self.space = space
-        self.kind = str(space.get("type"))
-        self.rows = 0
-        self.misfits = 0  # rows that are no numbers of the shape that the space says
-        self._tallies: list[Tally] = []
-        self._moments: Moments | None = None
-        self._variety: Variety | None = None
-        size = int(np.prod(leaf.shape, dtype=np.int64))
-        by_dimension = size <= (MOST_ROW_DIMENSIONS if len(leaf.shape) <= 1 else MOST_GRID_DIMENSIONS)
-        self._whole = not by_dimension
-        self._width = size if by_dimension else 1
-        if leaf.dtype is None:
-            self._variety = Variety()
-        elif by_dimension and self.kind in ("Discrete", "MultiDiscrete", "MultiBinary"):
-            self._tallies = [Tally(DISTINCT_CATEGORIES) for _ in range(size)]
-        else:
-            self._moments = Moments(self._width)
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Of those that can be merged."""
-        return self.leaf.path, self.kind, self.leaf.shape
-
-    def add(self, rows: Array) -> None:
-        """rows: of the column of this leaf, as a chunk has them."""
-        self.rows += len(rows)
-        if self._variety is not None:
-            return self._variety.add(list(rows))
-        numbers = numbers_in(rows, self.leaf.shape)
-        self.misfits += len(rows) - sum(map(len, numbers))
-        for array in numbers:
-            if self._moments is not None:
-                self._moments.add(array.reshape(-1, self._width) if array.size else np.empty((0, self._width)))
-            else:
-                columns = array.reshape(len(array), len(self._tallies)).T
-                for tally, column in zip(self._tallies, columns):
-                    tally.add(column)
-
-    def merge(self, other: LeafValues) -> None:
-        self.rows += other.rows
-        self.misfits += other.misfits
-        for mine, others in zip(self._tallies, other._tallies):
-            mine.merge(others)
-        if self._moments is not None and other._moments is not None:
-            self._moments.merge(other._moments)
-        if self._variety is not None and other._variety is not None:
-            self._variety.merge(other._variety)
-
-    def result(self) -> dict[str, Any]:
-        """path, space, shape, rows, misfits; and dimensions (one for each element of a row), all (all elements of all
-        rows together), or the distinct values."""
-        common = {"path": list(self.leaf.path), "space": self.kind, "shape": list(self.leaf.shape), "rows": self.rows}
-        common["misfits"] = self.misfits
-        if self._variety is not None:
-            return {**common, **self._variety.result()}
-        if self._moments is None:
-            return {**common, "dimensions": self._indexed([tally.result() for tally in self._tallies])}
-        described = self._moments.result()
-        return {**common, **({"all": described[0]} if self._whole else {"dimensions": self._indexed(described)})}
-
-    def _indexed(self, described: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{"index": list(index), **known} for index, known in zip(np.ndindex(self.leaf.shape), described)]
-
-
-def numbers_in(rows: Array, shape: tuple[int, ...]) -> list[Array]:
-    """The rows that are numbers of this shape, as arrays of one dtype each."""
-    if rows.dtype != object:
-        return [rows] if rows.dtype.kind in "biuf" and rows.shape[1:] == shape else []
-    fitting: dict[np.dtype[Any], list[Array]] = {}
-    for value in rows:
-        if isinstance(value, (np.ndarray, np.generic, bool, int, float)) and np.shape(value) == shape:
-            array = np.asarray(value)
-            if array.dtype.kind in "biuf":
-                fitting.setdefault(array.dtype, []).append(array)
-    return [np.array(arrays, dtype) for dtype, arrays in fitting.items()]
-
-
-class Rewards:
-    """What rewards are like: their moments, and the values they take or a histogram."""
-
-    def __init__(self) -> None:
-        self.misfits = 0  # rewards that are neither a number nor several
-        self._moments = Moments(1)
-        self._tally = Tally(DISTINCT_VALUES)
-        self._objectives: dict[int, Moments] = {}  # by how many there are
-
-    def add(self, rows: Array) -> None:
-        if rows.ndim > 1 and rows.dtype.kind in "biuf" and rows[:1].size <= MOST_ROW_DIMENSIONS:
-            several = rows.reshape(len(rows), -1)
-            self._of(several.shape[1]).add(several)
-            return
-        numbers = numbers_in(rows, ())
-        self.misfits += len(rows) - sum(map(len, numbers))
-        for array in numbers:
-            self._moments.add(array.reshape(-1, 1))
-            self._tally.add(array)
-
-    def merge(self, other: Rewards) -> None:
-        self.misfits += other.misfits
-        self._moments.merge(other._moments)
-        self._tally.merge(other._tally)
-        for width, moments in other._objectives.items():
-            self._of(width).merge(moments)
-
-    def _of(self, width: int) -> Moments:
-        return self._objectives.setdefault(width, Moments(width))
-
-    def result(self) -> dict[str, Any]:
-        """objectives: the moments of each number of rewards that are several, in all the writers that have so many."""
-        objectives = [
-            {"index": [i], **known}
-            for _, moments in sorted(self._objectives.items())
-            for i, known in enumerate(moments.result())
-        ]
-        single = {**self._moments.result()[0], "misfits": self.misfits, **self._tally.gathered().result()}
-        return {**single, "objectives": objectives}

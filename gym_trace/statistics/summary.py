@@ -69,7 +69,7 @@ def summarize(
         With columns: rewards (count, mean, std, min, max, nan, inf, and the values with their counts while there are
         few, otherwise a histogram; objectives: the same of each number of rewards that are several), actions and
         observations (a list, one entry a leaf of the space, see
-        distributions.LeafValues): counts of each value for Discrete, MultiDiscrete and MultiBinary, moments for
+        columns.LeafValues): counts of each value for Discrete, MultiDiscrete and MultiBinary, moments for
         Box: of each dimension, or of all elements together where there are very many, as in images; for values that
         are no numbers how many distinct ones there are, and examples.
 

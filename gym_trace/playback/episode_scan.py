@@ -1,0 +1,105 @@
+"""The episodes of one writer from front to back, each chunk read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format.batch_reader import Damage
+from gym_trace.model.values import Array
+from gym_trace.playback.assembly import Piece
+from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
+from gym_trace.playback.writer_reader import StoredWriter
+
+
+def scan_episodes(
+    writer: StoredWriter, roots: frozenset[str], wanted: Array, on_damage: Callable[[Damage], None] | None
+) -> Iterator[tuple[Parts, int, list[Piece]]]:
+    """Each wanted episode as (parts, row, pieces), each chunk read once.
+
+    on_damage: told of damaged chunks, which are then left out as if they were not there; None: CorruptTrace.
+    """
+    parts, is_bad = writer.parts, np.zeros(writer.chunk_count, bool)
+    pending: dict[int, list[tuple[int, Piece]]] = {}
+    needed = roots if on_damage is None else roots | {"starts"}
+    # How its episodes began is read too: to leave out a chunk is plainer than to forget a seed.
+    for number in range(writer.chunk_count):
+        begin, end = writer.chunk_bounds[number : number + 2].tolist()
+        rows = parts.of_fragment[begin:end]
+        mine = (rows >= 0) & wanted[rows] if len(wanted) else np.zeros(len(rows), bool)
+        if is_bad[number] or not mine.any():
+            continue
+        try:
+            chunk = writer.chunk(number, needed)
+            if on_damage is not None:
+                chunk.decode_all()
+        except CorruptTrace as error:
+            if on_damage is None:
+                raise
+            # All that are damaged are looked for now: what is left is put together once, not after each of them.
+            wanted_fragments = wanted[parts.of_fragment] & (parts.of_fragment >= 0)
+            is_bad = _damaged_chunks(writer, number, error, wanted_fragments, needed, on_damage)
+            parts, wanted = _without(writer, np.repeat(is_bad, np.diff(writer.chunk_bounds)), wanted_fragments)
+            pieces = [item for items in pending.values() for item in items]
+            pending = {}
+            for f, piece in pieces:
+                pending.setdefault(int(parts.of_fragment[f]), []).append((f, piece))
+            for row in [row for row, items in pending.items() if parts.is_whole(row, len(items))]:
+                yield parts, row, [piece for _, piece in pending.pop(row)]
+            continue
+        flags = writer.fragments["flags"][begin:end].tolist()
+        o, s = (offsets.tolist() for offsets in step_offsets(writer.fragments[begin:end]))
+        row_list = rows.tolist()
+        for i in np.flatnonzero(mine).tolist():
+            row = row_list[i]
+            piece = Piece(chunk, number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), flags[i])
+            items = pending.setdefault(row, [])
+            items.append((begin + i, piece))
+            if parts.is_whole(row, len(items)):
+                yield parts, row, [piece for _, piece in pending.pop(row)]
+
+
+def _damaged_chunks(
+    writer: StoredWriter,
+    first: int,
+    error: CorruptTrace,
+    wanted_fragments: Array,
+    roots: frozenset[str],
+    on_damage: Callable[[Damage], None],
+) -> Array:
+    """Which chunks cannot be read, from the first one on, which has brought about error; of those wanted."""
+    is_bad = np.zeros(writer.chunk_count, bool)
+    for number in range(first, writer.chunk_count):
+        problem: str | None = error.problem
+        if number > first:
+            if not wanted_fragments[writer.chunk_bounds[number] : writer.chunk_bounds[number + 1]].any():
+                continue
+            problem = _problem_of(writer, number, roots)
+        if problem is not None:
+            is_bad[number] = True
+            batch, i = writer.chunk_places[number]
+            start, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
+            on_damage(Damage(str(batch.path), start, start + length, problem))
+    return is_bad
+
+
+def _problem_of(writer: StoredWriter, number: int, roots: frozenset[str]) -> str | None:
+    try:
+        writer.chunk(number, roots).decode_all()
+    except CorruptTrace as error:
+        return error.problem
+    return None
+
+
+def _without(writer: StoredWriter, bad: Array, wanted_fragments: Array) -> tuple[Parts, Array]:
+    """The parts that are left without bad fragments, numbered as if these had no rows, and which are wanted."""
+    left = np.flatnonzero(~bad)
+    parts = parts_of(writer.fragments[left], writer.alive)
+    of_fragment = np.full(len(writer.fragments), -1)
+    of_fragment[left] = parts.of_fragment
+    wanted = np.zeros(len(parts.table), bool)
+    wanted[of_fragment[wanted_fragments & (of_fragment >= 0)]] = True
+    starts = np.where(parts.starts < 0, -1, left[parts.starts]) if len(left) else parts.starts
+    return parts._replace(of_fragment=of_fragment, fragments=left[parts.fragments], starts=starts), wanted
