@@ -17,6 +17,7 @@ from gym_trace.envs.seeding import EPISODES, episode_of
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import lock
+from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.writer_reader import StoredWriter
 from gym_trace.storage.regular import open_regular
@@ -141,11 +142,7 @@ def await_writers(directory: Path, run: str) -> None:
 
 
 def _belongs(stored: StoredWriter, run: str) -> bool:
-    try:
-        metadata = stored.schema.get("metadata")
-    except CorruptTrace:
-        return False  # it was killed before it had written anything
-    return isinstance(metadata, dict) and metadata.get("run") == run
+    return as_map(stored.about_or_empty.metadata).get("run") == run  # one killed at once has not said anything
 
 
 def finished(directory: Path, run: str, root: int, writer: str | None = None) -> dict[int, int]:

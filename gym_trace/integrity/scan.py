@@ -17,8 +17,8 @@ from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.format.manifest import read_manifest
 from gym_trace.integrity.batch_scan import BatchInspector
 from gym_trace.integrity.manifest_check import MISSING, ManifestCheck
+from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array
-from gym_trace.playback.assembly import Layouts
 from gym_trace.playback.episode_table import step_offsets
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -120,7 +120,7 @@ class Examination:
         schema = self.schema()
         self._journal.schema = schema
         try:
-            layouts = None if schema is None else Layouts.of(schema)
+            layouts = None if schema is None else WriterSchema.of(schema).layouts
             problem = "the schema is lost, and with it what the columns mean"
         except CorruptTrace as error:
             layouts, problem = None, error.problem

@@ -11,33 +11,11 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.buffers import common
-from gym_trace.model.layout import Layout, Leaf, Path, layout_of, put_together
+from gym_trace.model.layout import Leaf, Path, put_together
+from gym_trace.model.schema import Layouts
 from gym_trace.model.values import ABSENT, Array, copied, dtype_from, objects
 
 _EXACT_INTEGERS = 1 << 53
-
-
-class Layouts(NamedTuple):
-    """How the observations and actions of a writer are laid out as columns, and whether infos were to be recorded."""
-
-    observations: Layout
-    actions: Layout
-    infos: bool = False
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether observations and actions are one column each."""
-        return isinstance(self.observations, Leaf) and isinstance(self.actions, Leaf)
-
-    @classmethod
-    def of(cls, schema: dict[str, Any]) -> Layouts:
-        try:
-            spaces = schema["observation_space"], schema["action_space"]
-        except KeyError as error:
-            raise CorruptTrace(f"the schema does not say the {error.args[0]}") from error
-        recorder = schema.get("recorder")
-        infos = isinstance(recorder, dict) and bool(recorder.get("record_infos"))
-        return cls(layout_of(spaces[0], ("observations",)), layout_of(spaces[1], ("actions",)), infos)
 
 
 class Piece(NamedTuple):

@@ -48,7 +48,7 @@ class Opened:
                 known[files.writer].refreshed(files) if files.writer in known else StoredWriter(files, room=self._room)
                 for files in found
             ]
-            present.sort(key=lambda writer: (writer.created, writer.writer))
+            present.sort(key=lambda writer: (writer.about_or_empty.created, writer.writer))
             if list(known.values()) != present:
                 self.writers = {writer.writer: writer for writer in present}
             return self.writers

@@ -19,8 +19,9 @@ from gym_trace.format.directory import WriterFiles
 from gym_trace.format.manifest import read_manifest
 from gym_trace.format.tables import TableRoom
 from gym_trace.model.layout import put_together
+from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array, copied
-from gym_trace.playback.assembly import Layouts, Piece, assemble, cut_down
+from gym_trace.playback.assembly import Piece, assemble, cut_down
 from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
 from gym_trace.playback.reading_ahead import decoded_in_turn
 
@@ -43,7 +44,7 @@ class StoredWriter:
     Attributes:
         writer: its id.
         alive: whether its process holds the lock of its manifest.
-        schema: what it said of itself.
+        about: what it said of itself; about_or_empty: nothing of it, where that is lost; schema: as it was read.
         batches: its readable batches, in order.
         damage: what was found not to check.
         parts: its episodes.
@@ -57,8 +58,7 @@ class StoredWriter:
         self._unreadable: list[Damage] = []
         self._readers: dict[int, BatchReader] = {}
         self._starts: tuple[BatchReader, int, list[Any]] | None = None
-        self._schema: dict[str, Any] | None = None
-        self._layouts: Layouts | None = None
+        self._about: WriterSchema | None = None
         self._read(files)
 
     def refreshed(self, files: WriterFiles) -> StoredWriter:
@@ -122,9 +122,9 @@ class StoredWriter:
         return self._unreadable + [damage for batch in self.batches for damage in batch.damage]
 
     @property
-    def schema(self) -> dict[str, Any]:
-        """From the first batch that has one, otherwise from the manifest. Raises CorruptTrace."""
-        if self._schema is None:
+    def about(self) -> WriterSchema:
+        """From the first batch that has a schema, otherwise from the manifest. Raises CorruptTrace if none has."""
+        if self._about is None:
             found: Any = next((batch.schema for batch in self.batches if batch.schema is not None), None)
             if found is None and self._files.manifest is not None:
                 first = next(read_manifest(self._files.manifest), {})
@@ -133,19 +133,30 @@ class StoredWriter:
                 raise CorruptTrace(
                     f"writer {self.writer}: no readable schema", str(self._files.manifest or self.writer)
                 )
-            self._schema = found
-        return self._schema
+            self._about = WriterSchema.of(found)
+        return self._about
+
+    @property
+    def about_or_empty(self) -> WriterSchema:
+        """The same; of a writer that died before it could say anything, of an empty record."""
+        try:
+            return self.about
+        except CorruptTrace:
+            return WriterSchema.of({})
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return self.about.raw
 
     @property
     def metadata(self) -> Any:
         """What it was given as metadata."""
-        return self.schema.get("metadata")
+        return self.about.metadata
 
     @property
     def env_spec(self) -> dict[str, Any]:
         """What is known of its environment: id, spec (JSON), wrappers, class."""
-        environment = self.schema.get("environment")
-        return dict(environment) if isinstance(environment, dict) else {}
+        return dict(self.about.environment)
 
     @property
     def observation_space(self) -> Any:
@@ -163,22 +174,11 @@ class StoredWriter:
 
     @property
     def layouts(self) -> Layouts:
-        if self._layouts is None:
-            self._layouts = Layouts.of(self.schema)
-        return self._layouts
+        return self.about.layouts
 
     @property
     def split(self) -> str:
-        return str(self.schema.get("split", ""))
-
-    @property
-    def created(self) -> int:
-        """When the writer began, UTC ns; 0 where that is damaged."""
-        try:
-            created = self.schema.get("created")
-        except CorruptTrace:
-            return 0
-        return created if isinstance(created, int) else 0
+        return self.about.split
 
     @property
     def chunk_count(self) -> int:

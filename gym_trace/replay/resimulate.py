@@ -72,31 +72,23 @@ def lanes_of(trace: Trace) -> list[Lane]:
         mine = np.flatnonzero(table["writer"] == number)
         if not len(mine):
             continue
-        recorder = writer.schema.get("recorder")
-        options: dict[str, Any] = recorder if isinstance(recorder, dict) else {}
-        gapless = not any(options.get(name) for name in ("episode_filter", "frame_filter", "reward_classes"))
+        gapless = not (writer.about.filters_episodes or writer.about.filters_frames)
         for lane in np.unique(table["lane"][mine]).tolist():
             indices = mine[table["lane"][mine] == lane]
             indices = indices[np.lexsort((table["first_step"][indices], table["episode_id"][indices]))]
             rows = table[indices]
             whole = (rows["first_step"] == 0) & ~np.isin(rows["outcome"], ("lost", "running"))
-            next_id = np.diff(rows["episode_id"]) == 1 if "num_envs" not in options else True
+            next_id = np.diff(rows["episode_id"]) == 1 if not writer.about.is_vector else True
             follows = np.append(False, gapless & whole[:-1] & (rows["first_step"][1:] == 0) & next_id)
             lanes.append(Lane(writer, lane, indices.tolist(), follows.tolist()))
     return lanes
 
 
-def recorded_environment(writer: StoredWriter) -> dict[str, Any]:
-    """What a writer says of its environment."""
-    description = writer.schema.get("environment")
-    return description if isinstance(description, dict) else {}
-
-
 def inseparable(writer: StoredWriter) -> str:
     """Why no lane of a vector environment can be played by itself; empty if it can."""
-    described, recorder = recorded_environment(writer), writer.schema.get("recorder")
-    if not (isinstance(recorder, dict) and "num_envs" in recorder):
+    if not writer.about.is_vector:
         return ""
+    described = writer.about.environment
     name = str(described.get("class")).rpartition(".")[2]
     if name not in _ONE_BY_ONE:
         return f"{name} steps all its lanes together: none of them can be played by itself"
@@ -263,10 +255,10 @@ class LaneReplay:
         row_size = sum(leaf.row_size for leaf in self._lane.writer.layouts.observations.leaves())
         if row_size * len(episode) > _IN_MEMORY:
             observations = stored_observations(self._trace, episode.index).tree()
-        recorder = self._lane.writer.schema.get("recorder")
-        all_infos = isinstance(recorder, dict) and recorder.get("record_infos") is True
-        batched = isinstance(recorder, dict) and "num_envs" in recorder
-        seen = self._comparison.of(episode, self._lane.writer.layouts, observations, all_infos, batched, replayed=True)
+        about = self._lane.writer.about
+        seen = self._comparison.of(
+            episode, about.layouts, observations, about.has_all_infos, batched=about.is_vector, replayed=True
+        )
         try:
             difference = self._simulate(simulation.env, episode, seen, watch)
         except EnvironmentUnavailable as error:

@@ -29,7 +29,6 @@ from gym_trace.replay.resimulate import (
     Verdict,
     inseparable,
     lanes_of,
-    recorded_environment,
     verdict_on,
 )  # fmt: skip
 
@@ -86,7 +85,7 @@ def verify_trace(
     view, trace = trace, trace.whole  # what was before an episode may have to be played, too
     wanted = set(view.chosen[sorted(wanted)].tolist())
     lanes = [lane for lane in lanes_of(trace) if wanted.intersection(lane.indices)]
-    several = len({pack_lenient(recorded_environment(lane.writer))[0] for lane in lanes}) > 1
+    several = len({pack_lenient(lane.writer.about.environment)[0] for lane in lanes}) > 1
     work = partial(
         _verdicts,
         comparison=comparison,
@@ -107,8 +106,7 @@ def differing_versions(trace: Trace) -> dict[str, tuple[str, str | None]]:
     """By package, the versions that recorded and the one that is installed, where these are not the same."""
     recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
     for writer in (writer for writer in trace.stored if len(writer.parts.table)):
-        versions = writer.schema.get("versions")
-        for name, version in versions.items() if isinstance(versions, dict) else ():
+        for name, version in writer.about.versions.items():
             recorded.setdefault(str(name), {})[str(version)] = None
     installed = installed_versions(recorded)
     return {name: (" and ".join(old), installed[name]) for name, old in recorded.items() if [installed[name]] != [*old]}
@@ -116,7 +114,7 @@ def differing_versions(trace: Trace) -> dict[str, tuple[str, str | None]]:
 
 def played_in_registered(trace: Trace) -> list[str]:
     """The ids whose entry point was a class or function, which no trace holds: what is registered here is used."""
-    described = [recorded_environment(writer).get("made") for writer in trace.stored]
+    described = [writer.about.environment.get("made") for writer in trace.stored]
     made = [recipe for recipe in described if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
     return list(dict.fromkeys(recipe["id"] for recipe in made if recipe.get("entry_point") is None))
 
@@ -133,7 +131,7 @@ def _at_once(
     for number, lane in enumerate(lanes_of(trace)):
         positions = [i for i, index in enumerate(lane.indices) if index in wanted]
         parts += [(number, part) for part in _parts(trace, lane, positions)]
-    named = {name for lane in lanes_of(trace) for name in packages_of(recorded_environment(lane.writer))}
+    named = {name for lane in lanes_of(trace) for name in packages_of(lane.writer.about.environment)}
     modules = [*imports, *(name for name in named if name in sys.modules)]
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
@@ -205,7 +203,7 @@ def _verdicts(
 
 
 def _maker(lane: Lane, trust: bool, env_kwargs: Mapping[str, Any]) -> MakeEnv:
-    described = recorded_environment(lane.writer)
+    described = lane.writer.about.environment
 
     def make() -> Any:
         kwargs = {**unseen(described, lane.lane), **env_kwargs}

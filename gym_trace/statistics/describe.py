@@ -15,7 +15,7 @@ from gym_trace.model.layout import PlainSpace, layout_of
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import StoredWriter
 from gym_trace.printable import integer, shown
-from gym_trace.statistics.summary import by_episode, schema_of, size_of
+from gym_trace.statistics.summary import by_episode, size_of
 
 _FIRST_SEEDS = 5
 _DEEPEST = 32
@@ -38,18 +38,14 @@ def describe(trace: Trace) -> dict[str, Any]:
         damage: (path, start, end, problem) of what opening found not to check; gym-trace check looks at everything.
     """
     with_episodes_first = sorted(trace.stored, key=lambda writer: not len(writer.parts.table))
-    first = next((schema for schema in map(schema_of, with_episodes_first) if schema), {})
+    first = next((raw for writer in with_episodes_first if (raw := writer.about_or_empty.raw)), {})
     writers = [_describe_writer(trace, writer) for writer in trace.stored]
     return {
         "directory": str(trace.directory),
         "environment": plain(first.get("environment")),
         "observation_space": space_text(first.get("observation_space")),
         "action_space": space_text(first.get("action_space")),
-        "versions": plain(first.get("versions")),
-        "platform": plain(first.get("platform")),
-        "recorder": plain(first.get("recorder")),
-        "metadata": plain(first.get("metadata")),
-        "provenance": plain(first.get("provenance")),
+        **{name: plain(first.get(name)) for name in ("versions", "platform", "recorder", "metadata", "provenance")},
         "seeds": _seeds(trace),
         "episodes": sum(writer["episodes"] for writer in writers),
         "steps": sum(writer["steps"] for writer in writers),
@@ -70,15 +66,11 @@ def progress_of(trace: Trace) -> dict[str, int]:
 
 
 def _describe_writer(trace: Trace, writer: StoredWriter) -> dict[str, Any]:
-    schema = schema_of(writer)
-    environment = schema.get("environment")
+    about = writer.about_or_empty
     return {
         "writer": writer.writer,
-        "split": plain(schema.get("split")),
-        "host": plain(schema.get("host")),
-        "pid": plain(schema.get("pid")),
-        "created": plain(schema.get("created")),
-        "environment": plain(environment.get("id")) if isinstance(environment, dict) else None,
+        **{name: plain(about.raw.get(name)) for name in ("split", "host", "pid", "created")},
+        "environment": plain(about.environment.get("id")),
         "state": _state(trace, writer),
         "episodes": _episodes_of(writer),
         "steps": int(writer.fragments["steps"].sum()),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.errors import InvalidOption
 from gym_trace.format.manifest import SUFFIX
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
@@ -19,7 +19,6 @@ from gym_trace.statistics.objectives import objective_returns
 
 GROUPINGS = ("split", "writer", "outcome")
 ENDED = ("terminated", "truncated")  # the outcomes of episodes that came to their end
-IMPORTED_FROM = "imported_from"  # of the recorder, in a schema
 QUANTILES = (5, 25, 75, 95)  # percent
 _BINS = 40  # of the histograms of return and length
 _POINTS = 120  # of the curve of returns
@@ -119,7 +118,7 @@ def _grouping(trace: Trace, by: str | None) -> Grouping:
     if by == "writer":
         return Grouping(trace.writers, np.arange(len(trace.stored)), of_outcome)
     if by == "split":
-        splits = [str(schema_of(writer).get("split", "")) for writer in trace.stored]
+        splits = [writer.about_or_empty.split for writer in trace.stored]
         names = list(dict.fromkeys(splits))
         return Grouping(names, np.array([names.index(split) for split in splits], np.int64), of_outcome)
     return Grouping([""], of_writer, of_outcome)
@@ -129,14 +128,6 @@ def size_of(trace: Trace, writer: StoredWriter) -> int:
     """Bytes of the files of a writer."""
     manifest = trace.directory / f"{writer.writer}{SUFFIX}"
     return sum(batch.size for batch in writer.batches) + (manifest.stat().st_size if manifest.exists() else 0)
-
-
-def schema_of(writer: StoredWriter) -> dict[str, Any]:
-    """What a writer said of itself; nothing, where it died before it could."""
-    try:
-        return writer.schema
-    except CorruptTrace:
-        return {}
 
 
 # -- from the index ---------------------------------------------------------------------------------------------------
@@ -188,7 +179,7 @@ def _facts(trace: Trace, codes: Array) -> Facts:
     objectives = np.empty((len(first), 0)) if found is None else found[order]
     if found is not None and len(begin) < len(table):
         objectives = np.add.reduceat(objectives, begin, axis=0)
-    bare = np.array([has_only_statistics(writer) for writer in trace.stored], bool)
+    bare = np.array([writer.about_or_empty.has_only_statistics for writer in trace.stored], bool)
     lengths = np.where(bare[table["writer"][first]], table["first_step"][first], steps)
     complete = is_complete(trace, table[first], lengths)
     start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
@@ -202,21 +193,9 @@ def is_complete(trace: Trace, rows: Array, lengths: Array) -> Array:
 
     rows: of trace.episodes, one an episode. lengths: their steps. How imported ones ended is mostly not known.
     """
-    imported = np.array([is_imported(writer) for writer in trace.stored], bool)
+    imported = np.array([writer.about_or_empty.is_imported for writer in trace.stored], bool)
     complete: Array = (np.isin(rows["outcome"], ENDED) | imported[rows["writer"]]) & (lengths > 0)
     return complete
-
-
-def is_imported(writer: StoredWriter) -> bool:
-    """Whether it is what another package recorded (docs/FORMAT.md, Imported episodes)."""
-    recorder = schema_of(writer).get("recorder")
-    return isinstance(recorder, dict) and IMPORTED_FROM in recorder
-
-
-def has_only_statistics(writer: StoredWriter) -> bool:
-    """Whether the episodes have no steps, and begin after as many as they had (docs/FORMAT.md, Imported episodes)."""
-    recorder = schema_of(writer).get("recorder")
-    return isinstance(recorder, dict) and recorder.get("statistics_only") is True
 
 
 def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> dict[str, Any]:
@@ -251,7 +230,7 @@ def _summary(
     return {
         "episodes": len(facts.steps),
         "parts": parts,
-        "filtered": parts > len(facts.steps) or any(map(_filters_frames, writers or ())),
+        "filtered": parts > len(facts.steps) or any(writer.about_or_empty.filters_frames for writer in writers or ()),
         "steps": int(facts.steps.sum()),
         "outcomes": {name: count for name, count in zip(OUTCOMES, outcomes) if count},
         "complete": int(np.count_nonzero(facts.complete)),
@@ -263,11 +242,6 @@ def _summary(
         "steps_per_second": float(facts.lengths[ended].sum()) / running if running else None,
         "storage": None if writers is None else _storage(trace, writers),
     }
-
-
-def _filters_frames(writer: StoredWriter) -> bool:
-    recorder = schema_of(writer).get("recorder")
-    return isinstance(recorder, dict) and bool(recorder.get("frame_filter") or recorder.get("reward_classes"))
 
 
 def _wall_time(facts: Facts) -> float | None:

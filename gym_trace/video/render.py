@@ -17,7 +17,7 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Leaf
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
-from gym_trace.replay.resimulate import LaneReplay, MakeEnv, Verdict, recorded_environment, stored_observations
+from gym_trace.replay.resimulate import LaneReplay, MakeEnv, Verdict, stored_observations
 from gym_trace.video.asciicast import CastWriter
 from gym_trace.video.captions import Words
 from gym_trace.video.simulate import DEFAULT_FPS, Making, fps_of, replays, warn_of
@@ -214,7 +214,7 @@ class _Studio:
             rate = self._fps or fps
             if self._form != "cast":
                 return self._writer_class(path, rate)
-            name = recorded_environment(self._trace.stored[int(self._trace.episodes["writer"][index])]).get("id")
+            name = self._trace.writer_of(index).about.environment.get("id")
             return self._writer_class(path, rate, f"{name or 'episode'} {index}")
 
         return _Film(open_writer, episode if self._overlay else None, caption, self._on_frame)

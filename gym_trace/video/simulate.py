@@ -26,7 +26,6 @@ from gym_trace.replay.resimulate import (
     Verdict,
     inseparable,
     lanes_of,
-    recorded_environment,
 )  # fmt: skip
 
 DEFAULT_FPS = 30.0  # of environments that do not say how fast they are
@@ -69,7 +68,7 @@ def replays(trace: Trace, chosen: list[int], making: Making, render_mode: str | 
 
 def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.Env[Any, Any]:
     """The environment of a lane, with a render mode that it has to have; None: as recorded, with nobody to look."""
-    description = recorded_environment(lane.writer)
+    description = lane.writer.about.environment
     wanted = {} if render_mode is None else {"render_mode": render_mode}
     if making.make_env is not None:
         env = making.make_env(**(wanted if _takes_render_mode(making.make_env) else {}))

@@ -14,8 +14,8 @@ from gym_trace.interop.legacy.arrays import StoredArray, stored_array
 from gym_trace.interop.legacy.columns import Content, columns_of, rewards_of, row_size, space_of
 from gym_trace.interop.legacy.new_writer import NewWriter
 from gym_trace.interop.legacy.old_files import OldDirectory, malformed, plain_name
+from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.vocabulary import Outcome
-from gym_trace.playback.assembly import Layouts
 from gym_trace.recording.segment import Segment, size_of
 
 _MANIFESTS, _PICKLES = "openaigym.trace.*.manifest.json", "openaigym.trace.*.pkl"
@@ -107,7 +107,7 @@ class GymRecording:
                 "files": [batch.name for batch in self.batches[:_MOST_NAMED]],
             },
         }
-        yield NewWriter(self.name, schema, self._segments(Layouts.of(schema), on_file))
+        yield NewWriter(self.name, schema, self._segments(WriterSchema.of(schema).layouts, on_file))
 
     def _spaces(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Those of the first episode with a step."""

@@ -21,9 +21,8 @@ from gym_trace.interop.legacy.gym_recording import GymRecording, find_recordings
 from gym_trace.interop.legacy.monitor import MonitorRun, differences, find_runs
 from gym_trace.interop.legacy.new_writer import NewWriter
 from gym_trace.interop.legacy.old_files import OldDirectory
-from gym_trace.playback.assembly import Layouts
+from gym_trace.model.schema import IMPORTED_FROM, WriterSchema
 from gym_trace.recording.chunk_builder import FRAME_CHUNK, SMALL_CHUNK, ChunkWriter
-from gym_trace.statistics.summary import IMPORTED_FROM
 
 Progress = Callable[[int, int], None]  # files done, files in all
 _LEVEL = 3  # of zstd
@@ -128,7 +127,8 @@ def _import(
 
 def _write(new: NewWriter, kind: str, created: int, report: ImportReport) -> None:
     schema = _schema(new, kind, created)
-    large = any(leaf.row_size >= wire.LARGE_ROW for layout in Layouts.of(schema)[:2] for leaf in layout.leaves())
+    layouts = WriterSchema.of(schema).layouts[:2]
+    large = any(leaf.row_size >= wire.LARGE_ROW for layout in layouts for leaf in layout.leaves())
     writer = TraceWriter(report.destination, schema, _LEVEL, fsync=False)
     try:
         chunks = ChunkWriter(lambda: writer, FRAME_CHUNK if large else SMALL_CHUNK)

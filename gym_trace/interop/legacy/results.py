@@ -19,7 +19,7 @@ from gym_trace.interop.legacy.old_files import OldDirectory
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.playback.writer_reader import StoredWriter
-from gym_trace.statistics.summary import IMPORTED_FROM, by_episode, has_only_statistics, is_complete, schema_of
+from gym_trace.statistics.summary import by_episode, is_complete
 
 _TYPES = {"train": "t", "eval": "e", "": None}
 _UNKNOWN = np.iinfo(np.int64).min  # as a time
@@ -133,7 +133,7 @@ def _of_trace(trace: Trace) -> list[_Source]:
     sources: dict[Any, _Source] = {}
     for number, writer in enumerate(trace.stored):
         source = _of_writer(trace, number, writer)
-        origin = str(_origin(writer).get("manifest", number))
+        origin = str(writer.about_or_empty.origin.get("manifest", number))
         before = sources.get(origin)
         if before is None:
             sources[origin] = source
@@ -149,21 +149,22 @@ def _of_trace(trace: Trace) -> list[_Source]:
 
 
 def _of_writer(trace: Trace, number: int, writer: StoredWriter) -> _Source:
-    schema = schema_of(writer)
+    about = writer.about_or_empty
     table = trace.episodes[trace.episodes["writer"] == number]
     order, begin = by_episode(table)
     rows = table[order[begin]]
     lengths, returns = _sums(table["steps"][order], begin), _sums(table["return"][order], begin)
-    if has_only_statistics(writer):
+    if about.has_only_statistics:
         lengths = rows["first_step"]
-    origin = _origin(writer)
+    origin = about.origin
+    of_trace = {"env_id": about.environment.get("id"), "gym_version": about.versions.get("gymnasium")}
     whole = is_complete(trace, rows, np.asarray(lengths)) | bool(origin)
     initial_reset = origin.get("initial_reset_timestamp")
     manifest = trace.directory / f"{writer.writer}{SUFFIX}"
     videos = _pairs(origin.get("videos")) if origin else _live_videos(manifest)
     return _Source(
         manifests=[str(manifest)],
-        env_info=origin["env_info"] if "env_info" in origin else _env_info(schema),
+        env_info=origin.get("env_info", of_trace),
         initial_reset=initial_reset if isinstance(initial_reset, float) else _first(table["start_time"]),
         videos=[(str(trace.directory / video), str(trace.directory / about)) for video, about in videos],
         timestamps=[_seconds(end) for end in rows["end_time"][whole].view(np.int64).tolist()],
@@ -177,12 +178,6 @@ def _sums(values: Array, begin: Array) -> Array:
     """The sum of each run of values; begin: where runs begin."""
     sums: Array = np.add.reduceat(values, begin) if len(begin) else values
     return sums
-
-
-def _origin(writer: StoredWriter) -> dict[str, Any]:
-    """What an import has said of the files that a writer is from; nothing, where it was not imported."""
-    schema = schema_of(writer)
-    return _map(schema.get("metadata")) if IMPORTED_FROM in _map(schema.get("recorder")) else {}
 
 
 def _pairs(value: Any) -> list[tuple[str, str]]:
@@ -200,15 +195,6 @@ def _live_videos(manifest: Path) -> list[tuple[str, str]]:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value == os.path.basename(value)
-
-
-def _map(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _env_info(schema: dict[str, Any]) -> dict[str, Any]:
-    environment, versions = _map(schema.get("environment")), _map(schema.get("versions"))
-    return {"env_id": environment.get("id"), "gym_version": versions.get("gymnasium")}
 
 
 def _first(starts: Array) -> float | None:
