@@ -7,12 +7,13 @@ from typing import Any
 
 from gymnasium.envs.registration import register, registry
 
+from gym_trace.playback.trace import Trace
 from gym_trace.replay.replay_env import ReplayEnv
 
 __all__ = ["ReplayEnv"]
 
 
-def replay_of(directory: str | os.PathLike[str], **options: Any) -> ReplayEnv:
+def replay_of(directory: Trace | str | os.PathLike[str], **options: Any) -> ReplayEnv:
     """What gymnasium.make("gym_trace.replay_env:Replay-v0", directory=...) makes. options: as of ReplayEnv."""
     return ReplayEnv(directory, **options)
 

@@ -22,13 +22,12 @@ def command(directory: str, by: str | None, columns: bool, as_json: bool) -> Non
     lengths are those of complete episodes: terminated or truncated, with at least one step. Where rewards are several
     numbers each, there is a return for every one.
     """
-    trace = gym_trace.open_trace(directory)
     with show.Progress(quiet=not columns) as progress:
 
         def on_progress(done: int, total: int) -> None:
             progress.update(f"{show.count(done)} of {show.count(total)} steps", done / total if total else None)
 
-        summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=on_progress)
+        summary = gym_trace.summarize(directory, by=by, columns=columns, on_progress=on_progress)
     if as_json:
         click.echo(json.dumps(summary, indent=2, allow_nan=False))
     else:

@@ -22,6 +22,7 @@ from gym_trace.format.trace_writer import Rows, TraceWriter
 from gym_trace.integrity.scan import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import step_offsets
+from gym_trace.playback.trace import Trace, directory_of
 
 _LAST_STEP = (1 << 64) - 1  # that a fragment can tell of; only a hostile one comes near
 
@@ -52,11 +53,11 @@ class RepairReport:
         return self.found.steps - sum(lost.steps for lost in self.orphans)
 
 
-def check_trace(directory: str | os.PathLike[str], on_progress: Progress | None = None) -> CheckReport:
+def check_trace(directory: Trace | str | os.PathLike[str], on_progress: Progress | None = None) -> CheckReport:
     """Reads every byte of a trace and compares all checksums. Never changes anything.
 
     Args:
-        directory: of the trace. It may still be written to.
+        directory: of the trace, or the trace; of a view, all of it is read. It may still be written to.
         on_progress: called now and then with the bytes done and the bytes there are.
 
     Raises:
@@ -64,7 +65,7 @@ def check_trace(directory: str | os.PathLike[str], on_progress: Progress | None 
         UnsupportedTrace: it needs a newer gym-trace.
     """
     report = CheckReport()
-    for examination in examinations(Path(directory), report, on_progress):
+    for examination in examinations(directory_of(directory), report, on_progress):
         for _ in examination.chunks():
             pass
         examination.finish()
@@ -72,7 +73,9 @@ def check_trace(directory: str | os.PathLike[str], on_progress: Progress | None 
 
 
 def repair_trace(
-    directory: str | os.PathLike[str], destination: str | os.PathLike[str], on_progress: Progress | None = None
+    directory: Trace | str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    on_progress: Progress | None = None,
 ) -> RepairReport:
     """Writes a clean copy of a trace, with all that can be read. Never changes the original.
 
@@ -80,7 +83,7 @@ def repair_trace(
     keep the outcome "lost". Memory does not grow with the trace's steps.
 
     Args:
-        directory: of the trace. Its writers must have ended.
+        directory: of the trace, or the trace; of a view, all of it is copied. Its writers must have ended.
         destination: a new or empty directory.
         on_progress: called now and then with the bytes done and the bytes there are.
 
@@ -92,7 +95,7 @@ def repair_trace(
         UnsupportedTrace: it needs a newer gym-trace.
         RecordingError: the copy could not be written.
     """
-    source, target = Path(directory), Path(destination)
+    source, target = directory_of(directory), Path(destination)
     found = CheckReport()
     writers = list(examinations(source, found, on_progress))
     for examination in writers:

@@ -25,7 +25,9 @@ EpisodeCallback = Callable[[Any, Any, Array], Any]
 
 
 def scan_recorded_traces(
-    directory: str | os.PathLike[str], episode_cb: EpisodeCallback | None = None, max_episodes: int | None = None
+    directory: Trace | str | os.PathLike[str],
+    episode_cb: EpisodeCallback | None = None,
+    max_episodes: int | None = None,
 ) -> int:
     """Hands the arrays of each recorded episode to a callback, in the order of the trace.
 
@@ -33,7 +35,7 @@ def scan_recorded_traces(
     have only those that are over: ``trace[trace.episodes["outcome"] != "running"].call_back(episode_cb)``.
 
     Args:
-        directory: of the trace.
+        directory: of the trace; or the trace, or a view of one.
         episode_cb: called as ``episode_cb(observations, actions, rewards)``: arrays of N + 1, N and N rows (dicts and
             tuples of arrays for Dict and Tuple spaces), which belong to the callback. A truthy result ends the scan.
         max_episodes: end after so many episodes.
@@ -44,12 +46,22 @@ def scan_recorded_traces(
     Raises:
         TraceNotFound, CorruptTrace.
     """
-    return open_trace(directory).call_back(episode_cb, max_episodes)
+    return as_trace(directory).call_back(episode_cb, max_episodes)
 
 
 def open_trace(directory: str | os.PathLike[str]) -> Trace:
     """Opens a trace for reading. It may still be written to. Raises TraceNotFound."""
     return Trace(directory)
+
+
+def as_trace(trace: Trace | str | os.PathLike[str]) -> Trace:
+    """What functions do that take a trace or its directory: a trace stays as it is. Raises TraceNotFound."""
+    return trace if isinstance(trace, Trace) else Trace(trace)
+
+
+def directory_of(trace: Trace | str | os.PathLike[str]) -> FilePath:
+    """The directory of a trace, for functions that read its files by themselves; of a view, that of the whole trace."""
+    return trace.directory if isinstance(trace, Trace) else FilePath(trace)
 
 
 class _Content(NamedTuple):
@@ -354,9 +366,7 @@ def _reopened(directory: str, extents: tuple[Extent, ...], chosen: Array | None)
     trace = Trace.__new__(Trace)
     trace._opened = reopened(directory, extents)
     trace._content = _whole(list(trace._opened.writers.values()))
-    if chosen is None:
-        return trace
-    return trace[chosen]
+    return trace if chosen is None else trace[chosen]
 
 
 def _selection(content: _Content, episodes: slice | Iterable[int] | Array | None) -> tuple[Array, bool]:

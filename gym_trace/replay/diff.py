@@ -13,7 +13,7 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.values import Array, pack_lenient, row_of
-from gym_trace.playback.trace import Trace, open_trace
+from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison
 from gym_trace.replay.same_bytes import same_bytes
 
@@ -34,8 +34,8 @@ class EpisodeDifference:
 
 
 def diff_traces(
-    first: str | os.PathLike[str] | Trace,
-    second: str | os.PathLike[str] | Trace,
+    first: Trace | str | os.PathLike[str],
+    second: Trace | str | os.PathLike[str],
     *,
     atol: float = 0.0,
     rtol: float = 0.0,
@@ -51,6 +51,7 @@ def diff_traces(
     shorter than the other, column is "steps".
 
     Args:
+        first, second: traces, views of some, or their directories.
         atol, rtol: what counts as equal; both 0: bit for bit.
         ignore: what is not compared: "observations", "actions", "rewards", "terminations", "truncations", "infos",
             "annotations", "seed", "options", "first_step" or "outcome".
@@ -61,9 +62,7 @@ def diff_traces(
     if unknown := set(ignore) - set(DIFFABLE):
         raise InvalidOption(f"ignore: no such column {sorted(unknown)[0]!r}; there are {', '.join(DIFFABLE)}")
     comparison = Comparison(atol, rtol, set(ignore) & set(Comparison.COLUMNS))
-    a, b = (trace if isinstance(trace, Trace) else open_trace(trace) for trace in (first, second))
-    compared = frozenset(DIFFABLE) - set(ignore)
-    return _differences(a, b, comparison, compared)
+    return _differences(as_trace(first), as_trace(second), comparison, frozenset(DIFFABLE) - set(ignore))
 
 
 def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset[str]) -> Iterator[EpisodeDifference]:

@@ -16,7 +16,7 @@ from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.layout import Layout
 from gym_trace.model.tensors import plain_array
 from gym_trace.model.values import pack_lenient, row_of
-from gym_trace.playback.trace import Trace, open_trace
+from gym_trace.playback.trace import Trace, as_trace
 
 _ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")
 
@@ -58,7 +58,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
     ):
         if on_divergence not in _ON_DIVERGENCE:
             raise InvalidOption(f"on_divergence={on_divergence!r}: pass one of {', '.join(_ON_DIVERGENCE)}")
-        self.trace = (trace if isinstance(trace, Trace) else open_trace(trace))[:]  # stays so when more is recorded
+        self.trace = as_trace(trace)[:]  # stays so when more is recorded
         table = self.trace.episodes
         whole = np.flatnonzero((table["first_step"] == 0) & (table["steps"] > 0))
         self._playable = whole if episodes is None else whole[np.isin(whole, list(episodes))]

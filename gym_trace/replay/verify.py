@@ -17,7 +17,7 @@ from gym_trace.envs.identity import installed_versions, packages_of
 from gym_trace.envs.make import make_environment, unseen
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
 from gym_trace.model.values import pack_lenient
-from gym_trace.playback.trace import Trace, open_trace
+from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.compare import Comparison
 from gym_trace.replay.resimulate import (
     DAMAGED,
@@ -78,7 +78,7 @@ def verify_trace(
     if on_damage not in ("raise", "skip"):
         raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')
     _import_all(imports)
-    trace = trace if isinstance(trace, Trace) else open_trace(trace)
+    trace = as_trace(trace)
     wanted = set(range(len(trace))) if episodes is None else set(episodes)
     if not wanted <= set(range(len(trace))):
         raise InvalidOption(f"episodes: the trace has {len(trace)} episodes, 0 to {len(trace) - 1}")
@@ -102,19 +102,19 @@ def verify_trace(
     return (replace(verdict, index=places[verdict.index]) for verdict in verdicts)
 
 
-def differing_versions(trace: Trace) -> dict[str, tuple[str, str | None]]:
+def differing_versions(trace: Trace | str | os.PathLike[str]) -> dict[str, tuple[str, str | None]]:
     """By package, the versions that recorded and the one that is installed, where these are not the same."""
     recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
-    for writer in (writer for writer in trace.stored if len(writer.parts.table)):
+    for writer in (writer for writer in as_trace(trace).stored if len(writer.parts.table)):
         for name, version in writer.about.versions.items():
             recorded.setdefault(str(name), {})[str(version)] = None
     installed = installed_versions(recorded)
     return {name: (" and ".join(old), installed[name]) for name, old in recorded.items() if [installed[name]] != [*old]}
 
 
-def played_in_registered(trace: Trace) -> list[str]:
+def played_in_registered(trace: Trace | str | os.PathLike[str]) -> list[str]:
     """The ids whose entry point was a class or function, which no trace holds: what is registered here is used."""
-    described = [writer.about.environment.get("made") for writer in trace.stored]
+    described = [writer.about.environment.get("made") for writer in as_trace(trace).stored]
     made = [recipe for recipe in described if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
     return list(dict.fromkeys(recipe["id"] for recipe in made if recipe.get("entry_point") is None))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.manifest import SUFFIX, read_manifest
 from gym_trace.model.layout import PlainSpace, layout_of
-from gym_trace.playback.trace import Trace
+from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.playback.writer_reader import StoredWriter
 from gym_trace.printable import integer, shown
 from gym_trace.statistics.summary import by_episode, size_of
@@ -23,8 +24,11 @@ _MOST_BITS = 4096  # of an integer that JSON is given as such
 _MOST_ELEMENTS = 1000  # of an array in the metadata; a larger one is only named
 
 
-def describe(trace: Trace) -> dict[str, Any]:
+def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
     """What a trace is, as plain data, fit for JSON. Reads no steps.
+
+    Args:
+        trace: a trace, a view of one, or the directory.
 
     Returns:
         environment (as recorded: id, class, wrappers, render_mode, spec, note), observation_space and action_space (as
@@ -37,6 +41,7 @@ def describe(trace: Trace) -> dict[str, Any]:
 
         damage: (path, start, end, problem) of what opening found not to check; gym-trace check looks at everything.
     """
+    trace = as_trace(trace)
     with_episodes_first = sorted(trace.stored, key=lambda writer: not len(writer.parts.table))
     first = next((raw for writer in with_episodes_first if (raw := writer.about_or_empty.raw)), {})
     writers = [_describe_writer(trace, writer) for writer in trace.stored]
@@ -55,8 +60,9 @@ def describe(trace: Trace) -> dict[str, Any]:
     }
 
 
-def progress_of(trace: Trace) -> dict[str, int]:
+def progress_of(trace: Trace | str | os.PathLike[str]) -> dict[str, int]:
     """episodes, steps and bytes so far, and how many writers are recording: what is quick to tell again and again."""
+    trace = as_trace(trace)
     return {
         "episodes": sum(_episodes_of(writer) for writer in trace.stored),
         "steps": sum(int(writer.fragments["steps"].sum()) for writer in trace.stored),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.format.manifest import SUFFIX
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
-from gym_trace.playback.trace import Trace
+from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.playback.writer_reader import StoredWriter
 from gym_trace.statistics.accumulators import finite
 from gym_trace.statistics.columns import ColumnValues, describe_columns
@@ -27,7 +28,7 @@ _BOOKKEEPING = ("fragments",)  # the column that says where episodes begin and e
 
 
 def summarize(
-    trace: Trace,
+    trace: Trace | str | os.PathLike[str],
     *,
     by: str | None = None,
     columns: bool = False,
@@ -39,7 +40,7 @@ def summarize(
     are several numbers each (objectives), for which the index has no return, are read.
 
     Args:
-        trace: as open_trace gives it.
+        trace: a trace, a view of one, or the directory.
         by: "split", "writer" or "outcome": the same summary of each group besides, under "groups".
         columns: also read the rewards, actions and observations, in one pass and in bounded memory.
         on_progress: called as ``on_progress(steps done, steps in all)`` while columns are read.
@@ -73,11 +74,13 @@ def summarize(
         are no numbers how many distinct ones there are, and examples.
 
     Raises:
+        TraceNotFound: there is no trace in the directory.
         InvalidOption: by is something else.
         CorruptTrace: columns are damaged; what the index alone says can be had all the same.
     """
     if by is not None and by not in GROUPINGS:
         raise InvalidOption(f"by={by!r}: pass one of {', '.join(GROUPINGS)}")
+    trace = as_trace(trace)
     codes = _outcome_codes(trace.episodes)
     facts = _facts(trace, codes)
     files = trace.stored if trace.whole is trace else None  # a view has only a share in them

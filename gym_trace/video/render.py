@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from gym_trace.errors import InvalidOption, RenderingError, told
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Leaf
 from gym_trace.model.values import Array
-from gym_trace.playback.trace import Trace
+from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.resimulate import LaneReplay, MakeEnv, Verdict, stored_observations
 from gym_trace.video.asciicast import CastWriter
 from gym_trace.video.captions import Words
@@ -80,12 +81,12 @@ class Destination:
         return {index: out.with_name(out.name.replace(_PATTERN, f"{index:06d}")) for index in indices}
 
 
-def best_episodes(trace: Trace, number: int, worst: bool = False) -> list[int]:
+def best_episodes(trace: Trace | str | os.PathLike[str], number: int, worst: bool = False) -> list[int]:
     """The indices of the episodes with the highest returns, or the lowest, in this order.
 
     Raises InvalidOption where no episode has a return that is one number.
     """
-    returns = trace.episodes["return"]
+    returns = as_trace(trace).episodes["return"]
     known = np.flatnonzero(~np.isnan(returns))
     if len(returns) and not len(known):
         raise InvalidOption(
@@ -97,7 +98,7 @@ def best_episodes(trace: Trace, number: int, worst: bool = False) -> list[int]:
 
 
 def render_episodes(
-    trace: Trace,
+    trace: Trace | str | os.PathLike[str],
     destination: Destination,
     episodes: Iterable[int],
     *,
@@ -114,6 +115,7 @@ def render_episodes(
     An episode whose replay does not come out as recorded is rendered all the same, with a warning that says so.
 
     Args:
+        trace: a trace, a view of one, or the directory.
         episodes: their indices in the trace.
         source: "simulation" plays them again; "observations" shows the pictures that were observed, for which no
             simulator is needed.
@@ -127,8 +129,9 @@ def render_episodes(
     Raises:
         EnvironmentUnavailable: the environment cannot be made here, or does not render; says why.
         MissingExtra: PyAV or Pillow are not installed.
-        RenderingError, InvalidOption, CorruptTrace
+        RenderingError, InvalidOption, TraceNotFound, CorruptTrace
     """
+    trace = as_trace(trace)
     chosen = list(dict.fromkeys(range(len(trace))[index] for index in episodes))
     paths = destination.paths(chosen)
     studio = _Studio(trace, destination.form, overlay, fps, on_frame)

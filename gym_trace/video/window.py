@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -10,13 +11,13 @@ from typing import Any
 import gymnasium
 
 from gym_trace.errors import InvalidOption
-from gym_trace.playback.trace import Trace
+from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.resimulate import MakeEnv, Verdict
 from gym_trace.video.simulate import DEFAULT_FPS, Making, fps_of, made_env, replays, warn_of
 
 
 def play_for_humans(
-    trace: Trace,
+    trace: Trace | str | os.PathLike[str],
     episodes: Iterable[int],
     *,
     speed: float = 1.0,
@@ -27,16 +28,18 @@ def play_for_humans(
     """Plays episodes in a window (render_mode="human"), and yields what came out of each.
 
     Args:
+        trace: a trace, a view of one, or the directory.
         episodes: their indices in the trace.
         speed: times the speed that the environment says (render_fps), or 30 steps a second.
         env_kwargs, trust, make_env: as for render_episodes().
 
     Raises:
         EnvironmentUnavailable: the environment cannot be made here, or not shown; says why.
-        InvalidOption, CorruptTrace
+        InvalidOption, TraceNotFound, CorruptTrace
     """
     if not 0.001 <= speed <= 1000:
         raise InvalidOption(f"speed={speed!r}: pass 0.001 to 1000")
+    trace = as_trace(trace)
     chosen = [range(len(trace))[index] for index in episodes]
     making = Making(trust, env_kwargs, make_env)
     for played in replays(trace, chosen, making, None):

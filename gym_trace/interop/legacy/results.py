@@ -17,7 +17,7 @@ from gym_trace.format.manifest import SUFFIX, read_manifest
 from gym_trace.interop.legacy.monitor import MonitorRun, differences, find_runs, is_manifest
 from gym_trace.interop.legacy.old_files import OldDirectory
 from gym_trace.model.values import Array
-from gym_trace.playback.trace import Trace, open_trace
+from gym_trace.playback.trace import Trace, directory_of, open_trace
 from gym_trace.playback.writer_reader import StoredWriter
 from gym_trace.statistics.summary import by_episode, is_complete
 
@@ -38,7 +38,7 @@ class _Source(NamedTuple):
     types: list[str | None]
 
 
-def load_results(directory: str | os.PathLike[str] | Trace) -> dict[str, Any]:
+def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
     """The statistics of all episodes in a directory, as ``gym.wrappers.monitor.load_results`` returned them.
 
     Args:
@@ -68,8 +68,9 @@ def load_results(directory: str | os.PathLike[str] | Trace) -> dict[str, Any]:
     """
     sources = _of_trace(directory) if isinstance(directory, Trace) else _of_directory(directory)
     if problem := differences([source.env_info for source in sources]):
-        path = directory.directory if isinstance(directory, Trace) else Path(directory)
-        warnings.warn(f"{path}: {problem}; the results are those of the first, groups has all", stacklevel=2)
+        warnings.warn(
+            f"{directory_of(directory)}: {problem}; the results are those of the first, groups has all", stacklevel=2
+        )
     first, *others = _grouped(sources)
     return {**first, "groups": [first, *others]} if others else first
 
