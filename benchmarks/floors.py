@@ -110,7 +110,7 @@ class Blobs:
 
     def __init__(self, directory: str):
         self.columns = []
-        for writer in open_trace(directory).stored:
+        for writer in open_trace(directory).readers:
             for number in range(writer.chunk_count):
                 chunk = writer.chunk(number, _READ)
                 self.columns += [chunk.encoded(path) for path in chunk.columns]

@@ -37,7 +37,7 @@ def describe_trace(directory: Path) -> list[dict[str, Any]]:
             "damage": sorted([name, start, end] for name, start, end in damage if name.startswith(stored.writer + ".")),
             "episodes": in_order(episodes[stored.writer]),
         }
-        for stored in sorted(trace.stored, key=lambda stored: stored.writer)
+        for stored in sorted(trace.readers, key=lambda stored: stored.writer)
     ]
 
 

@@ -47,7 +47,7 @@ def test_a_run_says_where_it_came_from(tmp_path: Path) -> None:
     start = json.loads((tmp_path / "t" / EVENTS).read_text().splitlines()[0])
     assert start["settings"]["environment"] == {"id": "CartPole-v1", "kwargs": {"max_episode_steps": 5}}
     assert start["packages"]["gymnasium"]
-    assert start["provenance"] == open_trace(tmp_path / "t").stored[0].schema["provenance"]
+    assert start["provenance"] == open_trace(tmp_path / "t").readers[0].schema["provenance"]
     assert open_trace(tmp_path / "t").metadata["run"] == start["settings"]["run"]
     assert open_trace(tmp_path / "t")[0].infos
 

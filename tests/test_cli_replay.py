@@ -32,7 +32,7 @@ def indices(*args: object) -> list[int]:
 
 
 def test_replay_prints_a_line_an_episode_without_reading_steps(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.playback.writer_reader.StoredWriter.chunk", None)
+    monkeypatch.setattr("gym_trace.playback.writer_reader.WriterReader.chunk", None)
     monkeypatch.setattr("gym_trace.playback.trace.scan_episodes", None)
     lines = ok("replay", recorded).stdout.splitlines()
     assert lines[0].split() == ["index", "id", "steps", "return", "outcome", "seed", "started", "(UTC)"]
@@ -45,7 +45,7 @@ def test_writer_and_split_are_shown_where_there_are_several(recorded: Path) -> N
     ok("record", "clicks:CliClock-v0", "-o", "t", "--on-exist", "append", "--split", "eval", "--episodes", 1)
     headings, *lines = ok("replay", recorded).stdout.splitlines()
     assert headings.split()[2:4] == ["writer", "split"]
-    splits = {writer.writer: writer.split for writer in gym_trace.open_trace(recorded).stored}
+    splits = {writer.writer: writer.split for writer in gym_trace.open_trace(recorded).readers}
     assert sorted(splits.values()) == ["eval", "train"]
     assert {tuple(line.split()[2:4]) for line in lines} == set(splits.items())
 

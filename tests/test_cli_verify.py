@@ -54,7 +54,7 @@ def damage(name: str, offset: int) -> None:
     """Flips a byte in the chunk that lies so many bytes behind the begin of the last one but one."""
     (path,) = Path("t").glob(f"{name}.*.gtb")
     trace = gym_trace.open_trace("t")
-    batch = next(writer for writer in trace.stored if writer.writer == name).batches[0]
+    batch = next(writer for writer in trace.readers if writer.writer == name).batches[0]
     place = int(batch.chunks["offset"][-2]) + offset
     raw = bytearray(path.read_bytes())
     raw[place] ^= 255

@@ -67,7 +67,7 @@ def test_a_filtered_episode_leaves_nothing(tmp_path: Path) -> None:
     record(CountingEnv(), tmp_path, [3, 2, 5, 0, 1], episode_filter=lambda episode: episode in (1, 4))
     trace = open_trace(tmp_path)
     assert [(e.episode_id, e.index, len(e), e.outcome) for e in trace] == [(1, 0, 2, "cut"), (4, 1, 1, "closed")]
-    assert set(trace.stored[0].fragments["episode"].tolist()) == {1, 4}
+    assert set(trace.readers[0].fragments["episode"].tolist()) == {1, 4}
     assert closed_line(tmp_path)["steps"] == 3
 
 

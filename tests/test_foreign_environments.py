@@ -148,7 +148,7 @@ def test_a_spec_that_cannot_be_copied_is_described_as_far_as_it_goes(tmp_path: P
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     env.close()
-    description = open_trace(tmp_path / "t").stored[0].schema["environment"]
+    description = open_trace(tmp_path / "t").readers[0].schema["environment"]
     assert description["id"] == (None if where == "of another kind" else "Lock-v0")
     assert "spec" in description["note"]
 

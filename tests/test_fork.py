@@ -273,7 +273,7 @@ sys.stdin.read()
 
 
 def _steps_on_disk(directory: Path) -> int:
-    return sum(int(writer.fragments["steps"].sum()) for writer in open_trace(directory).stored)
+    return sum(int(writer.fragments["steps"].sum()) for writer in open_trace(directory).readers)
 
 
 # -- ends of processes ------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from gym_trace import (
     verify_trace,
 )
 from gym_trace.errors import InvalidOption, TraceError
-from gym_trace.replay.resimulate import stored_observations
+from gym_trace.replay.resimulate import observation_rows
 
 LANES = 3
 
@@ -116,7 +116,7 @@ def test_what_is_being_read_goes_on_across_a_refresh(tmp_path: Path) -> None:
     trace = open_trace(tmp_path)
     steps = trace.episodes["steps"].tolist()
     picked = np.flatnonzero(trace.episodes["lane"] != 1)
-    view, player, rows = trace[picked], ReplayEnv(trace), [stored_observations(trace, i) for i in range(len(trace))]
+    view, player, rows = trace[picked], ReplayEnv(trace), [observation_rows(trace, i) for i in range(len(trace))]
     begun: list[Iterator[Episode]] = [
         trace.scan(),
         trace.scan(episodes=picked),
@@ -426,7 +426,7 @@ def test_how_an_episode_began_is_found_without_looking_through_all_of_them(
             env.flush()
     env.close()
     trace = open_trace(tmp_path)
-    chunks = trace.stored[0].chunk_count
+    chunks = trace.readers[0].chunk_count
     assert chunks >= 6
 
     class Watched(np.ndarray):  # type: ignore[type-arg]
@@ -437,7 +437,7 @@ def test_how_an_episode_began_is_found_without_looking_through_all_of_them(
             Watched.looked_at += np.size(found)
             return found
 
-    writer = trace.stored[0]
+    writer = trace.readers[0]
     monkeypatch.setattr(writer, "fragments", writer.fragments.view(Watched))
     for i in (0, 299, 150, 151):
         Watched.looked_at = 0

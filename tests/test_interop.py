@@ -116,7 +116,7 @@ def test_what_old_recorders_did_not_keep_is_not_made_up(tmp_path: Path) -> None:
     assert not episode.truncations.any()
     assert "imported from gym_recording" in trace.env_spec["note"]
     assert trace.metadata["manifest"] == "openaigym.trace.0.15564.manifest.json"
-    assert restore(trace.stored[0].schema["observation_space"]).shape == (4,)
+    assert restore(trace.readers[0].schema["observation_space"]).shape == (4,)
 
 
 def test_several_recorders_and_batches_keep_their_order_and_ids(tmp_path: Path) -> None:

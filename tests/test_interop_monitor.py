@@ -32,7 +32,7 @@ def test_statistics_become_episodes_without_steps(tmp_path: Path) -> None:
     episode = trace[1]
     assert (episode.outcome, episode.first_step, len(episode), episode.reset_info) == ("lost", 20, 0, None)
     assert episode.end_time == 1795227283666579008  # the ns that the float was nearest to
-    assert trace.stored[1].schema["metadata"]["open_episode_type"] == "e"
+    assert trace.readers[1].schema["metadata"]["open_episode_type"] == "e"
     assert (trace.env_spec["id"], trace.writer_of(0).schema["versions"]) == ("CartPole-v0", {"gym": "0.9.7"})
 
 

@@ -191,7 +191,7 @@ def test_columns_are_in_the_byte_order_of_the_format_whatever_the_environment_gi
     env.step(np.zeros(3, np.int64))
     env.close()
     trace = open_trace(tmp_path / "t")
-    batch = trace.stored[0].batches[0]
+    batch = trace.readers[0].batches[0]
     columns = [batch.read_chunk(number, lambda path: True).columns for number in range(len(batch.chunks))]
     assert not [path for chunk in columns for path, column in chunk.items() if column.dtype.startswith(">")]
     assert [(episode.rewards[0], episode.annotations["value"][0]) for episode in trace] == [

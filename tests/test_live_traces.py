@@ -127,7 +127,7 @@ def test_episodes_of_lanes_are_running_until_they_end(tmp_path: Path) -> None:
 
 def test_a_file_cannot_say_that_an_episode_is_running(tmp_path: Path) -> None:
     record_lengths(tmp_path, [2])
-    table = open_trace(tmp_path).stored[0].fragments.copy()
+    table = open_trace(tmp_path).readers[0].fragments.copy()
     table["outcome"] = 5
     assert parts_of(table, alive=False).table["outcome"].tolist() == ["closed"]
 
@@ -159,7 +159,7 @@ def test_steps_that_follow_a_full_chunk_are_written_in_time(tmp_path: Path) -> N
         env.step(0)
         steps += 1
     time.sleep(0.6)
-    (writer,) = open_trace(tmp_path).stored
+    (writer,) = open_trace(tmp_path).readers
     assert int(writer.fragments["steps"].sum()) == steps
     env.close()
 

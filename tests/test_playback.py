@@ -24,19 +24,19 @@ from gym_trace.errors import (
     TraceError,
     TraceNotFound,
 )
-from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.playback.writer_reader import WriterReader
 
 
 def watched_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, frozenset[str]]]:
     """The chunks, and what of them, that are read from now on."""
     read: list[tuple[int, frozenset[str]]] = []
-    chunk = StoredWriter.chunk
+    chunk = WriterReader.chunk
 
     def watched(self: Any, number: int, roots: frozenset[str], room: Any = None) -> Any:
         read.append((number, roots))
         return chunk(self, number, roots, room)
 
-    monkeypatch.setattr(StoredWriter, "chunk", watched)
+    monkeypatch.setattr(WriterReader, "chunk", watched)
     return read
 
 
@@ -131,7 +131,7 @@ def test_empty_slices_have_the_observation_of_their_place(tmp_path: Path) -> Non
 def test_an_episode_is_joined_over_many_chunks(tmp_path: Path) -> None:
     record_lengths(tmp_path, [100, 3, 250], flush_after=7)
     trace = open_trace(tmp_path)
-    assert trace.stored[0].chunk_count > 40
+    assert trace.readers[0].chunk_count > 40
     check_counts(trace, [100, 3, 250])
     assert [counts_of(trace[i]) for i in (2, 0)] == [list(range(251)), list(range(101))]
     assert trace[2].rewards.tolist() == list(range(1, 251))
@@ -360,7 +360,7 @@ def test_readers_change_nothing_on_disk(tmp_path: Path) -> None:
 def test_damage_is_raised_or_skipped_with_a_warning(tmp_path: Path) -> None:
     record_lengths(tmp_path, [10] * 6, flush_after=10)
     trace = open_trace(tmp_path)
-    offset = int(trace.stored[0].batches[0].chunks["offset"][2])
+    offset = int(trace.readers[0].batches[0].chunks["offset"][2])
     (batch,) = tmp_path.glob("*.gtb")
     data = bytearray(batch.read_bytes())
     data[offset + 70] ^= 0xFF

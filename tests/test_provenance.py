@@ -30,7 +30,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def said_of(directory: Path | str) -> Any:
 
-    first, *others = (writer.schema["provenance"] for writer in open_trace(directory).stored)
+    first, *others = (writer.schema["provenance"] for writer in open_trace(directory).readers)
     assert all(other == first for other in others)
     return first
 

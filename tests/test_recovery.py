@@ -79,7 +79,7 @@ def test_repair_of_a_sound_trace_is_the_same_trace(tmp_path):
     one, other = open_trace(tmp_path / "t"), open_trace(tmp_path / "r")
     assert_same_episodes(list(one), list(other))
     assert (one.episodes == other.episodes).sum() == sum(one.episodes["end_time"] == one.episodes["end_time"])
-    assert one.stored[0].schema.items() == other.stored[0].schema.items()
+    assert one.readers[0].schema.items() == other.readers[0].schema.items()
 
 
 @pytest.mark.parametrize("part", ["header", "metadata", "column"])
@@ -356,7 +356,7 @@ def test_values_that_did_not_fit_their_space_survive_a_repair_with_orphans(tmp_p
 
 def test_the_lanes_of_a_chunk_are_mended_each_on_its_own(tmp_path):
     record(tmp_path / "one")
-    schema = {**open_trace(tmp_path / "one").stored[0].schema, "writer": "lanes"}
+    schema = {**open_trace(tmp_path / "one").readers[0].schema, "writer": "lanes"}
     (tmp_path / "t").mkdir()
     writer = TraceWriter(tmp_path / "t", schema, level=1, fsync=False)
     for number in range(5):  # two steps of lane 0 and three of lane 1 in each chunk
@@ -468,7 +468,7 @@ def test_steps_that_follow_on_the_end_of_their_episode_are_repaired_as_they_are_
     fragments["flags"] = (wire.STARTS | wire.LEADS, wire.STOPS | wire.ENDS, 0)
     fragments["outcome"][1], fragments["seed"] = 4, wire.NO_SEED
     recorded(tmp_path / "t", 1)
-    schema = open_trace(tmp_path / "t").stored[0].schema
+    schema = open_trace(tmp_path / "t").readers[0].schema
     (tmp_path / "old").mkdir()
     writer = TraceWriter(tmp_path / "old", schema, level=1, fsync=False)
     rows = np.arange(8, dtype=np.int64).reshape(4, 2)

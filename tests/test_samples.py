@@ -62,7 +62,7 @@ def test_samples_show_every_encoding() -> None:
 
 def columns_of_samples() -> Iterator[Column]:
     for name in FOLDERS:
-        for writer in open_trace(SAMPLES / name).stored:
+        for writer in open_trace(SAMPLES / name).readers:
             for batch in writer.batches:
                 for i in range(len(batch.chunks)):
                     try:
@@ -72,7 +72,7 @@ def columns_of_samples() -> Iterator[Column]:
 
 
 def test_samples_do_not_tell_of_the_machine_that_made_them() -> None:
-    schemas = [writer.schema for name in FOLDERS for writer in open_trace(SAMPLES / name).stored]
+    schemas = [writer.schema for name in FOLDERS for writer in open_trace(SAMPLES / name).readers]
     assert {(schema["host"], schema["pid"], schema["platform"]) for schema in schemas} == {("example", 4711, "Linux")}
 
 

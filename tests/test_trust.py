@@ -344,7 +344,7 @@ def test_what_is_asked_is_said_in_a_line_that_a_terminal_can_bear(forge: Forge) 
 def test_a_malformed_description_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any) -> None:
     TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path).close()
     trace = open_trace(tmp_path)
-    monkeypatch.setitem(trace.stored[0].schema["environment"], "made", made)
+    monkeypatch.setitem(trace.readers[0].schema["environment"], "made", made)
     with pytest.raises(gym_trace.errors.TraceError):
         trace.make_env()
 
@@ -362,7 +362,7 @@ def test_what_is_nested_or_long_without_end_is_refused_in_a_few_words(
     high = {**made, "kwargs": {}, "wrappers": [["gymnasium.wrappers:OrderEnforcing", {}]] * 5_000}
     long = {**made, "kwargs": {"x": ["value", ["a/b", 10**5000]]}}
     for hostile in (made, many, high, long):
-        monkeypatch.setitem(trace.stored[0].schema["environment"], "made", hostile)
+        monkeypatch.setitem(trace.readers[0].schema["environment"], "made", hostile)
         with pytest.raises(EnvironmentUnavailable) as caught:
             trace.make_env()
         assert len(str(caught.value)) < 2000

@@ -64,7 +64,7 @@ def test_a_copy_goes_on_mid_episode_with_a_writer_of_its_own(
     trace = open_trace(tmp_path / "t")
     first, second = (steps_of(mode, before + more, tmp_path / str(more)) for more in (3, 5))
     assert look_at(trace) == first + second - steps_of(mode, before, tmp_path / "0")
-    (writer,) = (writer for writer in trace.stored if writer.schema["writer"] != "first")
+    (writer,) = (writer for writer in trace.readers if writer.schema["writer"] != "first")
     assert writer.schema["copied_from"] == "first"
     for part in trace:
         number = int(part.reset_info["began"])

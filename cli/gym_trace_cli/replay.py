@@ -170,7 +170,7 @@ def _rows(trace: Trace, chosen: list[int]) -> Iterator[dict[str, Any]]:
 
 def _plain(trace: Trace, row: dict[str, Any]) -> dict[str, Any]:
     """A row of the table as JSON can have it: None where something is unknown."""
-    writer = trace.stored[row["writer"]]
+    writer = trace.readers[row["writer"]]
     row["writer"], row["split"] = writer.writer, writer.split
     if row["seed"] < 0:  # none, or too large for the table
         row["seed"] = None if row["seed"] == _NO_SEED else trace[row["index"]].seed
@@ -186,7 +186,7 @@ def _print_lines(trace: Trace, chosen: list[int]) -> None:
     table = trace.episodes
     several = {
         "writer": len(trace.writers) > 1,
-        "split": len({writer.split for writer in trace.stored}) > 1,
+        "split": len({writer.split for writer in trace.readers}) > 1,
         "lane": table["lane"].any(),
         "first_step": table["first_step"].any(),
     }

@@ -19,7 +19,7 @@ from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import lock
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
-from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.regular import open_regular
 
 EVENTS = "events.jsonl"
@@ -134,15 +134,15 @@ def await_writers(directory: Path, run: str) -> None:
     """Returns when no process of a run writes any more: they end soon after their parent. Raises InvalidOption."""
     deadline = time.monotonic() + _ORPHANS_SECONDS
     while time.monotonic() < deadline:
-        stored = [StoredWriter(files) for files in find_writers(directory)]
-        if not any(writer.alive and _belongs(writer, run) for writer in stored):
+        writers = [WriterReader(files) for files in find_writers(directory)]
+        if not any(writer.alive and _belongs(writer, run) for writer in writers):
             return
         time.sleep(0.1)
     raise InvalidOption(f"{directory}: processes of this run are still writing; end them before it is resumed")
 
 
-def _belongs(stored: StoredWriter, run: str) -> bool:
-    return as_map(stored.about_or_empty.metadata).get("run") == run  # one killed at once has not said anything
+def _belongs(writer: WriterReader, run: str) -> bool:
+    return as_map(writer.about_or_empty.metadata).get("run") == run  # one killed at once has not said anything
 
 
 def finished(directory: Path, run: str, root: int, writer: str | None = None) -> dict[int, int]:
@@ -154,10 +154,10 @@ def finished(directory: Path, run: str, root: int, writer: str | None = None) ->
     for files in find_writers(directory) if directory.is_dir() else ():
         if writer is not None and files.writer != writer:
             continue
-        stored = StoredWriter(files)
-        if not _belongs(stored, run):
+        reader = WriterReader(files)
+        if not _belongs(reader, run):
             continue
-        table = stored.parts.table
+        table = reader.parts.table
         whole = table[np.isin(table["outcome"], (Outcome.TERMINATED.word, Outcome.TRUNCATED.word))]
         whole = whole[(whole["first_step"] == 0) & (whole["seed"] >= 0) & (whole["seed"] < EPISODES)]
         found.update(

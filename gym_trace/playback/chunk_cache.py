@@ -7,7 +7,7 @@ from threading import Lock
 
 from gym_trace.format.batch_reader import BatchReader, Chunk
 from gym_trace.format.buffers import common
-from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.playback.writer_reader import WriterReader
 
 _Key = tuple[BatchReader, int, str]
 
@@ -24,7 +24,7 @@ class ChunkCache:
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def chunk(self, writer: StoredWriter, number: int, root: str) -> Chunk:
+    def chunk(self, writer: WriterReader, number: int, root: str) -> Chunk:
         """The columns under root of a chunk, decoded. Raises CorruptTrace."""
         key = (*writer.chunk_places[number], root)
         with self._lock:

@@ -11,11 +11,11 @@ from gym_trace.format.batch_reader import Damage
 from gym_trace.model.values import Array
 from gym_trace.playback.assembly import Piece
 from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
-from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.playback.writer_reader import WriterReader
 
 
 def scan_episodes(
-    writer: StoredWriter, roots: frozenset[str], wanted: Array, on_damage: Callable[[Damage], None] | None
+    writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: Callable[[Damage], None] | None
 ) -> Iterator[tuple[Parts, int, list[Piece]]]:
     """Each wanted episode as (parts, row, pieces), each chunk read once.
 
@@ -62,7 +62,7 @@ def scan_episodes(
 
 
 def _damaged_chunks(
-    writer: StoredWriter,
+    writer: WriterReader,
     first: int,
     error: CorruptTrace,
     wanted_fragments: Array,
@@ -85,7 +85,7 @@ def _damaged_chunks(
     return is_bad
 
 
-def _problem_of(writer: StoredWriter, number: int, roots: frozenset[str]) -> str | None:
+def _problem_of(writer: WriterReader, number: int, roots: frozenset[str]) -> str | None:
     try:
         writer.chunk(number, roots).decode_all()
     except CorruptTrace as error:
@@ -93,7 +93,7 @@ def _problem_of(writer: StoredWriter, number: int, roots: frozenset[str]) -> str
     return None
 
 
-def _without(writer: StoredWriter, bad: Array, wanted_fragments: Array) -> tuple[Parts, Array]:
+def _without(writer: WriterReader, bad: Array, wanted_fragments: Array) -> tuple[Parts, Array]:
     """The parts that are left without bad fragments, numbered as if these had no rows, and which are wanted."""
     left = np.flatnonzero(~bad)
     parts = parts_of(writer.fragments[left], writer.alive)

@@ -18,7 +18,7 @@ from gym_trace.format.tables import TableRoom
 from gym_trace.playback.assembly import Piece, assemble, cut_down
 from gym_trace.playback.chunk_cache import ChunkCache
 from gym_trace.playback.episode_table import Parts
-from gym_trace.playback.writer_reader import Extent, StoredWriter
+from gym_trace.playback.writer_reader import Extent, WriterReader
 
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
 
@@ -31,7 +31,7 @@ class Opened:
         skipped: damage that was found while reading, and left out.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], writers: Sequence[StoredWriter] = ()):
+    def __init__(self, directory: str | os.PathLike[str], writers: Sequence[WriterReader] = ()):
         self.directory = Path(os.path.abspath(directory))
         self.writers = {writer.writer: writer for writer in writers}
         self.cache = ChunkCache(_CACHE_BYTES)
@@ -39,13 +39,13 @@ class Opened:
         self._room = TableRoom()
         self._lock = Lock()
 
-    def refresh(self) -> dict[str, StoredWriter]:
+    def refresh(self) -> dict[str, WriterReader]:
         """The writers as they are by now. Raises TraceNotFound."""
         with self._lock:
             found = find_writers(self.directory)
             known = self.writers
             present = [
-                known[files.writer].refreshed(files) if files.writer in known else StoredWriter(files, room=self._room)
+                known[files.writer].refreshed(files) if files.writer in known else WriterReader(files, room=self._room)
                 for files in found
             ]
             present.sort(key=lambda writer: (writer.about_or_empty.created, writer.writer))
@@ -63,7 +63,7 @@ class Opened:
         return reopened, (str(self.directory), extents_of(list(self.writers.values())))
 
 
-def extents_of(writers: Sequence[StoredWriter]) -> tuple[Extent, ...]:
+def extents_of(writers: Sequence[WriterReader]) -> tuple[Extent, ...]:
     """How much of the files of each of these writers was read."""
     return tuple(writer.extent for writer in writers)
 
@@ -74,12 +74,12 @@ def reopened(directory: str, extents: tuple[Extent, ...]) -> Opened:
 
 
 @lru_cache(maxsize=1)  # workers are given many episodes of the same trace, one after the other
-def _read_again(directory: str, extents: tuple[Extent, ...]) -> list[StoredWriter]:
+def _read_again(directory: str, extents: tuple[Extent, ...]) -> list[WriterReader]:
     found = {files.writer: files for files in find_writers(Path(directory))}
     if missing := [extent.writer for extent in extents if extent.writer not in found]:
         raise TraceNotFound(f"{directory}: writer {missing[0]} is not there any more")
     room = TableRoom()
-    writers = [StoredWriter(found[extent.writer], extent, room) for extent in extents]
+    writers = [WriterReader(found[extent.writer], extent, room) for extent in extents]
     if changed := [writer.writer for writer, extent in zip(writers, extents) if writer.extent != extent]:
         raise TraceError(f"{directory}: what writer {changed[0]} had recorded is not there any more as it was")
     return writers
@@ -90,7 +90,7 @@ class OnDisk:
 
     __slots__ = ("_last", "_opened", "_place", "_record", "_writer")
 
-    def __init__(self, opened: Opened, writer: StoredWriter, row: int, record: Any):
+    def __init__(self, opened: Opened, writer: WriterReader, row: int, record: Any):
         self._opened, self._writer, self._place = opened, writer.writer, writer.place_of(row)
         self._record = record  # as it was; there may be more steps by now
         self._last: Any = None  # the pieces that were asked for last
@@ -114,9 +114,9 @@ class OnDisk:
         return assemble(name, pieces, writer.layouts, trimmed, copy=True)
 
     def start(self) -> dict[str, Any]:
-        return StoredWriter.start_of(*self._found())
+        return WriterReader.start_of(*self._found())
 
-    def _found(self) -> tuple[StoredWriter, int]:
+    def _found(self) -> tuple[WriterReader, int]:
         """The writer as it is by now, and the row that the episode has there."""
         writer = self._opened.writers.get(self._writer)
         row = None if writer is None else writer.row_at(self._place)
@@ -138,7 +138,7 @@ class Scanned:
     __slots__ = ("_parts", "_pieces", "_roots", "_row", "_skip", "_writer")
 
     def __init__(
-        self, writer: StoredWriter, parts: Parts, row: int, pieces: list[Piece], roots: frozenset[str], skip: bool
+        self, writer: WriterReader, parts: Parts, row: int, pieces: list[Piece], roots: frozenset[str], skip: bool
     ):
         self._writer, self._parts, self._row, self._pieces = writer, parts, row, pieces
         self._roots, self._skip = roots, skip

@@ -9,12 +9,12 @@ import numpy as np
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.model.layout import Leaf
-from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.playback.writer_reader import WriterReader
 
 _ROOTS = frozenset(("observations",))
 
 
-class StoredObservations:
+class ObservationRows:
     """Gives single rows; quick where they are asked for in order, because only the last chunk is kept.
 
     Args:
@@ -22,7 +22,7 @@ class StoredObservations:
         row: of the episode in the writer's table.
     """
 
-    def __init__(self, writer: StoredWriter, row: int):
+    def __init__(self, writer: WriterReader, row: int):
         self.layout = writer.layouts.observations
         self._writer = writer
         self._pieces = writer.pieces(row)
@@ -50,8 +50,8 @@ class StoredObservations:
 
 
 class _Column:
-    def __init__(self, stored: StoredObservations, leaf: Leaf):
-        self._stored, self._leaf = stored, leaf
+    def __init__(self, rows: ObservationRows, leaf: Leaf):
+        self._rows, self._leaf = rows, leaf
 
     def __getitem__(self, row: int) -> Any:
-        return self._stored.value(self._leaf, row)
+        return self._rows.value(self._leaf, row)

@@ -19,7 +19,7 @@ from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.playback.episode_scan import scan_episodes
 from gym_trace.playback.episode_table import EPISODE
 from gym_trace.playback.opened import OnDisk, Opened, Scanned, extents_of, reopened
-from gym_trace.playback.writer_reader import Extent, StoredWriter
+from gym_trace.playback.writer_reader import Extent, WriterReader
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
 
@@ -67,13 +67,13 @@ def directory_of(trace: Trace | str | os.PathLike[str]) -> FilePath:
 class _Content(NamedTuple):
     """What a trace, or a view of one, holds: replaced as a whole, so that whoever reads goes on with what it was."""
 
-    writers: list[StoredWriter]  # of the trace
+    writers: list[WriterReader]  # of the trace
     bounds: Array  # the episodes of writer i are those from bounds[i] to bounds[i + 1] of the trace
     chosen: Array | None  # which of these are in the view; None: all
-    stored: list[StoredWriter]  # of the view
+    readers: list[WriterReader]  # of the view
     table: Array
 
-    def place(self, index: int) -> tuple[StoredWriter, int]:
+    def place(self, index: int) -> tuple[WriterReader, int]:
         """The writer of an episode, and its row there."""
         whole = index if self.chosen is None else int(self.chosen[index])
         number = int(self.bounds.searchsorted(whole, side="right")) - 1
@@ -148,19 +148,19 @@ class Trace:
 
     @property
     def writers(self) -> list[str]:
-        return [writer.writer for writer in self.stored]
+        return [writer.writer for writer in self.readers]
 
     @property
-    def stored(self) -> list[StoredWriter]:
+    def readers(self) -> list[WriterReader]:
         """The writers with what is known of their files; of a view, those that have episodes in it."""
-        return self._content.stored
+        return self._content.readers
 
     @property
     def damage(self) -> list[Damage]:
-        found = [damage for writer in self.stored for damage in writer.damage]
+        found = [damage for writer in self.readers for damage in writer.damage]
         return list(dict.fromkeys([*found, *self._opened.skipped]))
 
-    def writer_of(self, index: int) -> StoredWriter:
+    def writer_of(self, index: int) -> WriterReader:
         """Who wrote an episode: .writer (its id), .metadata, .env_spec, .observation_space, .action_space, .schema."""
         return self.place_of(index)[0]
 
@@ -184,9 +184,9 @@ class Trace:
         """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
         return self._agreed("action_space").action_space
 
-    def _agreed(self, name: str) -> StoredWriter:
+    def _agreed(self, name: str) -> WriterReader:
         """A writer whose schema says of name what those of all writers with episodes say."""
-        having = [self.stored[number] for number in np.unique(self.episodes["writer"]).tolist()] or self.stored
+        having = [self.readers[number] for number in np.unique(self.episodes["writer"]).tolist()] or self.readers
         said = {pack_lenient(writer.schema.get(name))[0] for writer in having}
         if len(said) > 1:
             raise TraceError(
@@ -236,9 +236,9 @@ class Trace:
         table = content.table.take(places)
         table["index"] = np.arange(len(table))
         present, table["writer"] = np.unique(table["writer"], return_inverse=True)
-        stored = [content.stored[number] for number in present.tolist()] or content.stored
+        readers = [content.readers[number] for number in present.tolist()] or content.readers
         chosen = places if content.chosen is None else content.chosen[places]
-        return self._with(content._replace(chosen=chosen, stored=stored, table=table))
+        return self._with(content._replace(chosen=chosen, readers=readers, table=table))
 
     @property
     def chosen(self) -> Array:
@@ -258,7 +258,7 @@ class Trace:
         content, chosen = self._content, self.chosen
         return chosen - content.bounds[np.searchsorted(content.bounds, chosen, side="right") - 1]
 
-    def place_of(self, index: int) -> tuple[StoredWriter, int]:
+    def place_of(self, index: int) -> tuple[WriterReader, int]:
         """Where an episode is stored: the writer, and its row there."""
         content = self._content
         return content.place(range(len(content.table))[index])
@@ -351,7 +351,7 @@ class Trace:
             )
 
 
-def _whole(writers: Sequence[StoredWriter]) -> _Content:
+def _whole(writers: Sequence[WriterReader]) -> _Content:
     """All that these writers have recorded."""
     tables = [writer.parts.table for writer in writers]
     table = tables[0] if len(tables) == 1 else np.concatenate([np.empty(0, EPISODE), *tables])

@@ -1,4 +1,4 @@
-"""One writer of a trace as it lies on disk: its batches as one sequence of chunks and fragments."""
+"""Reading the files of one writer of a trace: its batches as one sequence of chunks and fragments."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Extent(NamedTuple):
     episodes: int
 
 
-class StoredWriter:
-    """What the files of one writer held at a moment. It never changes: refreshed() gives what they hold later.
+class WriterReader:
+    """Reads the files of one writer as they were at a moment. It never changes: refreshed() gives what they hold later.
 
     Attributes:
         writer: its id.
@@ -61,10 +61,10 @@ class StoredWriter:
         self._about: WriterSchema | None = None
         self._read(files)
 
-    def refreshed(self, files: WriterFiles) -> StoredWriter:
+    def refreshed(self, files: WriterFiles) -> WriterReader:
         """What the files hold by now; itself if that is nothing new. Not for several threads at a time."""
         if self._extent is not None:
-            return StoredWriter(files)
+            return WriterReader(files)
         newer = copy(self)
         newer._readers, newer._unreadable = dict(self._readers), list(self._unreadable)
         newer._read(files)

@@ -113,7 +113,7 @@ def _compared(
     columns = [name for name in DIFFABLE if name in compared and name not in _OF_THE_EPISODE]
     if len(one) == len(other) and all(_same(_column(one, name), _column(other, name)) for name in columns):
         return EpisodeDifference(one.index, len(one), None)
-    layouts = next(writer for writer in trace.stored if writer.writer == one.writer).layouts
+    layouts = next(writer for writer in trace.readers if writer.writer == one.writer).layouts
     seen = comparison.of(one, layouts, all_infos=True)
     difference = _first(seen, one, other, compared)
     if difference is None and seen.exact:  # no step of its own, but a dtype, or a column that only one of them has

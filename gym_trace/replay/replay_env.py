@@ -64,7 +64,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         self._playable = whole if episodes is None else whole[np.isin(whole, list(episodes))]
         if not len(self._playable):
             raise InvalidOption(f"{self.trace.directory}: no episode to play; one needs a reset and a step at least")
-        writers = [self.trace.stored[number] for number in np.unique(table["writer"][self._playable]).tolist()]
+        writers = [self.trace.readers[number] for number in np.unique(table["writer"][self._playable]).tolist()]
         given = {"observation_space": observation_space, "action_space": action_space}
         for name in given:
             if len({pack_lenient(writer.schema.get(name))[0] for writer in writers}) > 1:

@@ -15,9 +15,9 @@ from gym_trace.envs.identity import restore_generator, without_autoreset
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Unstored, row_of
-from gym_trace.playback.row_reader import StoredObservations
+from gym_trace.playback.row_reader import ObservationRows
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
 
 IDENTICAL, CLOSE, DIFFERS = "identical", "close", "differs"
@@ -59,7 +59,7 @@ class Lane(NamedTuple):
     follows: for each, whether it began where the one before it here had ended, with nothing in between.
     """
 
-    writer: StoredWriter
+    writer: WriterReader
     lane: int
     indices: list[int]
     follows: list[bool]
@@ -68,7 +68,7 @@ class Lane(NamedTuple):
 def lanes_of(trace: Trace) -> list[Lane]:
     """All lanes of a trace; of a view, take those of view.whole: what was before an episode may have to be played."""
     table, lanes = trace.episodes, []
-    for number, writer in enumerate(trace.stored):
+    for number, writer in enumerate(trace.readers):
         mine = np.flatnonzero(table["writer"] == number)
         if not len(mine):
             continue
@@ -84,7 +84,7 @@ def lanes_of(trace: Trace) -> list[Lane]:
     return lanes
 
 
-def inseparable(writer: StoredWriter) -> str:
+def inseparable(writer: WriterReader) -> str:
     """Why no lane of a vector environment can be played by itself; empty if it can."""
     if not writer.about.is_vector:
         return ""
@@ -97,9 +97,9 @@ def inseparable(writer: StoredWriter) -> str:
     return ""
 
 
-def stored_observations(trace: Trace, index: int) -> StoredObservations:
+def observation_rows(trace: Trace, index: int) -> ObservationRows:
     """The observations of an episode, row by row."""
-    return StoredObservations(*trace.place_of(index))
+    return ObservationRows(*trace.place_of(index))
 
 
 class _Simulation:
@@ -254,7 +254,7 @@ class LaneReplay:
         observations = None
         row_size = sum(leaf.row_size for leaf in self._lane.writer.layouts.observations.leaves())
         if row_size * len(episode) > _IN_MEMORY:
-            observations = stored_observations(self._trace, episode.index).tree()
+            observations = observation_rows(self._trace, episode.index).tree()
         about = self._lane.writer.about
         seen = self._comparison.of(
             episode, about.layouts, observations, about.has_all_infos, batched=about.is_vector, replayed=True

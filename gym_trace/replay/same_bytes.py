@@ -8,7 +8,7 @@ import numpy as np
 
 from gym_trace.model.values import Array, pack_lenient
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.playback.writer_reader import WriterReader
 
 # Of the fragment table; the times at which something was recorded are none of its values.
 _FIELDS = ("episode", "first_step", "steps", "lane", "flags", "outcome", "reward_sum", "seed")
@@ -22,14 +22,14 @@ def same_bytes(a: Trace, b: Trace) -> Iterator[bool] | None:
 
     Raises CorruptTrace.
     """
-    pairs = list(zip(a.stored, b.stored))
-    whole = all(sum(len(writer.parts.table) for writer in trace.stored) == len(trace) for trace in (a, b))
-    if not whole or len(a.stored) != len(b.stored) or not all(_are_alike(*pair) for pair in pairs):
+    pairs = list(zip(a.readers, b.readers))
+    whole = all(sum(len(writer.parts.table) for writer in trace.readers) == len(trace) for trace in (a, b))
+    if not whole or len(a.readers) != len(b.readers) or not all(_are_alike(*pair) for pair in pairs):
         return None
     return (is_same for pair in pairs for is_same in _same_episodes(*pair))
 
 
-def _are_alike(x: StoredWriter, y: StoredWriter) -> bool:
+def _are_alike(x: WriterReader, y: WriterReader) -> bool:
     if x.damage or y.damage or not np.array_equal(x.chunk_bounds, y.chunk_bounds):
         return False
     if not np.array_equal(x.parts.fragments, y.parts.fragments) or not np.array_equal(x.parts.first, y.parts.first):
@@ -40,7 +40,7 @@ def _are_alike(x: StoredWriter, y: StoredWriter) -> bool:
     return not spaces or pack_lenient(spaces[0])[0] == pack_lenient(spaces[1])[0]
 
 
-def _same_episodes(x: StoredWriter, y: StoredWriter) -> Iterator[bool]:
+def _same_episodes(x: WriterReader, y: WriterReader) -> Iterator[bool]:
     parts = x.parts
     last = parts.fragments[parts.first[1:] - 1]  # these ascend: episodes come in the order of their ends
     differs: Array = parts.starts > last  # how it began is told after its end: not in any order
@@ -57,7 +57,7 @@ def _same_episodes(x: StoredWriter, y: StoredWriter) -> Iterator[bool]:
         done = complete
 
 
-def _is_same_chunk(x: StoredWriter, y: StoredWriter, number: int) -> bool:
+def _is_same_chunk(x: WriterReader, y: WriterReader, number: int) -> bool:
     one, other = x.chunk(number, _ROOTS), y.chunk(number, _ROOTS)
     if one.columns != other.columns:  # dtypes, shapes, encodings and checksums
         return False

@@ -105,7 +105,7 @@ def verify_trace(
 def differing_versions(trace: Trace | str | os.PathLike[str]) -> dict[str, tuple[str, str | None]]:
     """By package, the versions that recorded and the one that is installed, where these are not the same."""
     recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
-    for writer in (writer for writer in as_trace(trace).stored if len(writer.parts.table)):
+    for writer in (writer for writer in as_trace(trace).readers if len(writer.parts.table)):
         for name, version in writer.about.versions.items():
             recorded.setdefault(str(name), {})[str(version)] = None
     installed = installed_versions(recorded)
@@ -114,7 +114,7 @@ def differing_versions(trace: Trace | str | os.PathLike[str]) -> dict[str, tuple
 
 def played_in_registered(trace: Trace | str | os.PathLike[str]) -> list[str]:
     """The ids whose entry point was a class or function, which no trace holds: what is registered here is used."""
-    described = [writer.about.environment.get("made") for writer in as_trace(trace).stored]
+    described = [writer.about.environment.get("made") for writer in as_trace(trace).readers]
     made = [recipe for recipe in described if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
     return list(dict.fromkeys(recipe["id"] for recipe in made if recipe.get("entry_point") is None))
 

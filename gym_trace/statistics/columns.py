@@ -11,7 +11,7 @@ from gym_trace.model.layout import Leaf, Path, PlainSpace
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import Moments, Tally, Variety
 
 DISTINCT_VALUES = 64  # of rewards that are counted one by one; more of them become a histogram
@@ -63,9 +63,9 @@ def describe_columns(
         on_progress: called with the steps done and all there are.
     """
     described = [ColumnValues() for _ in range(groups)]
-    total = sum(int(writer.fragments["steps"].sum()) for writer in trace.stored)
+    total = sum(int(writer.fragments["steps"].sum()) for writer in trace.readers)
     done = 0
-    for number, writer in enumerate(trace.stored):
+    for number, writer in enumerate(trace.readers):
         if writer.damage:
             raise writer.damage[0].error()
         mine = np.flatnonzero(trace.episodes["writer"] == number)
@@ -80,7 +80,7 @@ def describe_columns(
     return described
 
 
-def _leaves_of(writer: StoredWriter) -> list[tuple[Leaf, PlainSpace]]:
+def _leaves_of(writer: WriterReader) -> list[tuple[Leaf, PlainSpace]]:
     spaces = (leaf for name in ("action_space", "observation_space") for leaf in _leaf_spaces(writer.schema[name]))
     return list(zip([*writer.layouts.actions.leaves(), *writer.layouts.observations.leaves()], spaces))
 
@@ -96,7 +96,7 @@ def _leaf_spaces(space: PlainSpace) -> Iterator[PlainSpace]:
         yield space
 
 
-def _grouped_chunks(writer: StoredWriter, group_of_part: Array) -> Iterator[tuple[int, dict[Path, Array], int]]:
+def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tuple[int, dict[Path, Array], int]]:
     """(group, columns, steps) of each chunk, once for each group that it has rows of."""
     parts = writer.parts
     # Of a step whose leading observation is lost nothing is known for sure: as in Episode, it is left out.

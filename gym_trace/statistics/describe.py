@@ -14,7 +14,7 @@ from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.manifest import SUFFIX, read_manifest
 from gym_trace.model.layout import PlainSpace, layout_of
 from gym_trace.playback.trace import Trace, as_trace
-from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import integer, shown
 from gym_trace.statistics.summary import by_episode, size_of
 
@@ -42,9 +42,9 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         damage: (path, start, end, problem) of what opening found not to check; gym-trace check looks at everything.
     """
     trace = as_trace(trace)
-    with_episodes_first = sorted(trace.stored, key=lambda writer: not len(writer.parts.table))
+    with_episodes_first = sorted(trace.readers, key=lambda writer: not len(writer.parts.table))
     first = next((raw for writer in with_episodes_first if (raw := writer.about_or_empty.raw)), {})
-    writers = [_describe_writer(trace, writer) for writer in trace.stored]
+    writers = [_describe_writer(trace, writer) for writer in trace.readers]
     return {
         "directory": str(trace.directory),
         "environment": plain(first.get("environment")),
@@ -64,14 +64,14 @@ def progress_of(trace: Trace | str | os.PathLike[str]) -> dict[str, int]:
     """episodes, steps and bytes so far, and how many writers are recording: what is quick to tell again and again."""
     trace = as_trace(trace)
     return {
-        "episodes": sum(_episodes_of(writer) for writer in trace.stored),
-        "steps": sum(int(writer.fragments["steps"].sum()) for writer in trace.stored),
-        "bytes": sum(size_of(trace, writer) for writer in trace.stored),
-        "recording": sum(writer.alive for writer in trace.stored),
+        "episodes": sum(_episodes_of(writer) for writer in trace.readers),
+        "steps": sum(int(writer.fragments["steps"].sum()) for writer in trace.readers),
+        "bytes": sum(size_of(trace, writer) for writer in trace.readers),
+        "recording": sum(writer.alive for writer in trace.readers),
     }
 
 
-def _describe_writer(trace: Trace, writer: StoredWriter) -> dict[str, Any]:
+def _describe_writer(trace: Trace, writer: WriterReader) -> dict[str, Any]:
     about = writer.about_or_empty
     return {
         "writer": writer.writer,
@@ -96,7 +96,7 @@ def _describe_batch(batch: BatchReader) -> dict[str, Any]:
     }
 
 
-def _state(trace: Trace, writer: StoredWriter) -> str:
+def _state(trace: Trace, writer: WriterReader) -> str:
     if writer.alive:
         return "recording"
     manifest = trace.directory / f"{writer.writer}{SUFFIX}"
@@ -104,7 +104,7 @@ def _state(trace: Trace, writer: StoredWriter) -> str:
     return "closed" if any(entry.get("type") == "closed" for entry in entries) else "dead"
 
 
-def _episodes_of(writer: StoredWriter) -> int:
+def _episodes_of(writer: WriterReader) -> int:
     return len(np.unique(writer.parts.table["episode_id"]))
 
 

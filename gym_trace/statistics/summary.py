@@ -13,7 +13,7 @@ from gym_trace.format.manifest import SUFFIX
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, as_trace
-from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import finite
 from gym_trace.statistics.columns import ColumnValues, describe_columns
 from gym_trace.statistics.objectives import objective_returns
@@ -83,7 +83,7 @@ def summarize(
     trace = as_trace(trace)
     codes = _outcome_codes(trace.episodes)
     facts = _facts(trace, codes)
-    files = trace.stored if trace.whole is trace else None  # a view has only a share in them
+    files = trace.readers if trace.whole is trace else None  # a view has only a share in them
     summary = {"directory": str(trace.directory), **_summary(trace, facts, len(trace.episodes), files)}
     summary["damage"] = [list(damage) for damage in trace.damage]
     grouping = _grouping(trace, by)
@@ -115,19 +115,19 @@ class Grouping(NamedTuple):
 
 
 def _grouping(trace: Trace, by: str | None) -> Grouping:
-    of_writer, of_outcome = np.zeros(len(trace.stored), np.int64), np.zeros(len(OUTCOMES), np.int64)
+    of_writer, of_outcome = np.zeros(len(trace.readers), np.int64), np.zeros(len(OUTCOMES), np.int64)
     if by == "outcome":
         return Grouping(list(OUTCOMES), of_writer, np.arange(len(OUTCOMES)))
     if by == "writer":
-        return Grouping(trace.writers, np.arange(len(trace.stored)), of_outcome)
+        return Grouping(trace.writers, np.arange(len(trace.readers)), of_outcome)
     if by == "split":
-        splits = [writer.about_or_empty.split for writer in trace.stored]
+        splits = [writer.about_or_empty.split for writer in trace.readers]
         names = list(dict.fromkeys(splits))
         return Grouping(names, np.array([names.index(split) for split in splits], np.int64), of_outcome)
     return Grouping([""], of_writer, of_outcome)
 
 
-def size_of(trace: Trace, writer: StoredWriter) -> int:
+def size_of(trace: Trace, writer: WriterReader) -> int:
     """Bytes of the files of a writer."""
     manifest = trace.directory / f"{writer.writer}{SUFFIX}"
     return sum(batch.size for batch in writer.batches) + (manifest.stat().st_size if manifest.exists() else 0)
@@ -182,7 +182,7 @@ def _facts(trace: Trace, codes: Array) -> Facts:
     objectives = np.empty((len(first), 0)) if found is None else found[order]
     if found is not None and len(begin) < len(table):
         objectives = np.add.reduceat(objectives, begin, axis=0)
-    bare = np.array([writer.about_or_empty.has_only_statistics for writer in trace.stored], bool)
+    bare = np.array([writer.about_or_empty.has_only_statistics for writer in trace.readers], bool)
     lengths = np.where(bare[table["writer"][first]], table["first_step"][first], steps)
     complete = is_complete(trace, table[first], lengths)
     start, end, duration = (table[name][first] for name in ("start_time", "end_time", "duration"))
@@ -196,7 +196,7 @@ def is_complete(trace: Trace, rows: Array, lengths: Array) -> Array:
 
     rows: of trace.episodes, one an episode. lengths: their steps. How imported ones ended is mostly not known.
     """
-    imported = np.array([writer.about_or_empty.is_imported for writer in trace.stored], bool)
+    imported = np.array([writer.about_or_empty.is_imported for writer in trace.readers], bool)
     complete: Array = (np.isin(rows["outcome"], ENDED) | imported[rows["writer"]]) & (lengths > 0)
     return complete
 
@@ -214,14 +214,14 @@ def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> 
         members = order[bounds[i] : bounds[i + 1]]
         if len(members) or not shared:
             writers = (
-                None if shared or trace.whole is not trace else [w for w, g in zip(trace.stored, of_writer) if g == i]
+                None if shared or trace.whole is not trace else [w for w, g in zip(trace.readers, of_writer) if g == i]
             )
             summaries[name] = _summary(trace, facts.take(members), parts[i], writers, bool(shared))
     return summaries
 
 
 def _summary(
-    trace: Trace, facts: Facts, parts: int, writers: list[StoredWriter] | None, of_outcome: bool = False
+    trace: Trace, facts: Facts, parts: int, writers: list[WriterReader] | None, of_outcome: bool = False
 ) -> dict[str, Any]:
     ended = facts.duration > 0
     in_episodes = float(facts.duration[ended].sum(dtype=np.float64)) / 1e9
@@ -314,7 +314,7 @@ def _curve(values: Array) -> list[float | None]:
         return [finite(mean) for mean in np.add.reduceat(values, bounds[:-1]) / np.diff(bounds)]
 
 
-def _storage(trace: Trace, writers: list[StoredWriter]) -> dict[str, Any]:
+def _storage(trace: Trace, writers: list[WriterReader]) -> dict[str, Any]:
     totals: dict[str, list[int]] = {}
     in_files = raw = 0
     for writer in writers:

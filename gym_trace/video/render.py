@@ -18,7 +18,7 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Leaf
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, as_trace
-from gym_trace.replay.resimulate import LaneReplay, MakeEnv, Verdict, stored_observations
+from gym_trace.replay.resimulate import LaneReplay, MakeEnv, Verdict, observation_rows
 from gym_trace.video.asciicast import CastWriter
 from gym_trace.video.captions import Words
 from gym_trace.video.simulate import DEFAULT_FPS, Making, fps_of, replays, warn_of
@@ -196,16 +196,16 @@ class _Studio:
             raise InvalidOption(
                 "an asciicast shows text, and observations are pictures: render them as mp4, gif or png"
             )
-        stored = stored_observations(self._trace, index)
-        leaf = next((leaf for leaf in stored.layout.leaves() if _is_image(leaf)), None)
+        rows = observation_rows(self._trace, index)
+        leaf = next((leaf for leaf in rows.layout.leaves() if _is_image(leaf)), None)
         if leaf is None:
             raise RenderingError(
                 "the observations hold no pictures: uint8 of (H, W), (H, W, 1), (H, W, 3) or (stack, H, W)"
             )
         film = self._film(index, path)
         with film:
-            for step in range(len(stored)):
-                film.show(_picture_of(stored.value(leaf, step)), step, DEFAULT_FPS)
+            for step in range(len(rows)):
+                film.show(_picture_of(rows.value(leaf, step)), step, DEFAULT_FPS)
         return Rendered(index, path, film.frames, None)
 
     def _film(self, index: int, path: Path) -> _Film:

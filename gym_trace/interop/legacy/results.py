@@ -18,7 +18,7 @@ from gym_trace.interop.legacy.monitor import MonitorRun, differences, find_runs,
 from gym_trace.interop.legacy.old_files import OldDirectory
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, directory_of, open_trace
-from gym_trace.playback.writer_reader import StoredWriter
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.statistics.summary import by_episode, is_complete
 
 _TYPES = {"train": "t", "eval": "e", "": None}
@@ -132,7 +132,7 @@ def _of_trace(trace: Trace) -> list[_Source]:
     for damage in trace.damage:
         raise damage.error()
     sources: dict[Any, _Source] = {}
-    for number, writer in enumerate(trace.stored):
+    for number, writer in enumerate(trace.readers):
         source = _of_writer(trace, number, writer)
         origin = str(writer.about_or_empty.origin.get("manifest", number))
         before = sources.get(origin)
@@ -149,7 +149,7 @@ def _of_trace(trace: Trace) -> list[_Source]:
     return list(sources.values())
 
 
-def _of_writer(trace: Trace, number: int, writer: StoredWriter) -> _Source:
+def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Source:
     about = writer.about_or_empty
     table = trace.episodes[trace.episodes["writer"] == number]
     order, begin = by_episode(table)
