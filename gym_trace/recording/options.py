@@ -1,7 +1,8 @@
-"""What every recording wrapper does first: a directory, and a description of what is recorded."""
+"""The options of both recording wrappers, the directory of a trace, and the schema record of a writer."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import platform
@@ -9,8 +10,9 @@ import socket
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gymnasium import Space
 
@@ -21,8 +23,93 @@ from gym_trace.format import directory as trace_directory
 from gym_trace.format import wire
 from gym_trace.model.values import pack, unpack
 from gym_trace.recording import provenance
+from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 
 _log = logging.getLogger("gym_trace")
+_Wrapper = TypeVar("_Wrapper", bound=type)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingOptions:
+    """The options of both recording wrappers, checked and copied.
+
+    Args:
+        directory: where the trace goes; made if it is not there. None: a fresh directory under the system's temporary
+            one, whose name is logged and found in ``.directory``.
+        episode_filter: called with the episode id (0, 1, 2 …) when an episode starts, in vector environments lane by
+            lane; episodes for which it says False are not recorded.
+        frame_filter: called with the index of each step in its episode; steps for which it says False are left out.
+            Each run of kept steps comes back as a part of the episode, with the observation before it.
+        reward_classes: values of reward; rare classes of reward are kept more often (see filters.RewardClasses).
+            Not together with frame_filter.
+        record_infos: False, True for all infos, or the keys of those to record.
+        split: a word for what the episodes are for, such as "train" or "eval".
+        uid: the writer's id in file names; None makes a unique one.
+        on_exist: if the directory holds a trace: "error", "append" (a new writer beside the others), or "replace".
+        flush_seconds: what a kill -9 can lose, in seconds of steps.
+        level: zstd level, -7 to 22. At 1, columns that it makes hardly smaller than -1 does are compressed at -1.
+        fsync: whether each flush waits for the disk, so that a power loss loses no more than a kill.
+        metadata: anything that MessagePack can hold, stored with the trace.
+        on_error: "raise" a RecordingError at the next step when the disk is full, or "warn"; either way once, and the
+            environment can be stepped on unrecorded.
+
+    Raises:
+        InvalidOption: an argument does not make sense.
+        UnstorableValue: metadata cannot be stored.
+    """
+
+    directory: str | os.PathLike[str] | None
+    episode_filter: EpisodeFilter | None
+    frame_filter: FrameFilter | None
+    reward_classes: Sequence[float] | None
+    record_infos: bool | Sequence[str]
+    split: str
+    uid: str | None
+    on_exist: str
+    flush_seconds: float
+    level: int
+    fsync: bool
+    metadata: Any
+    on_error: str
+
+    def __post_init__(self) -> None:
+        if isinstance(self.record_infos, str):
+            raise InvalidOption(f"record_infos={self.record_infos!r}: give True, False or a list of keys")
+        if not self.flush_seconds >= 0:
+            raise InvalidOption(f"flush_seconds={self.flush_seconds!r}: pass a number of seconds, 0 or more")
+        if not -7 <= self.level <= 22:
+            raise InvalidOption(f"level={self.level!r}: pass a zstd level from -7 to 22")
+        if self.on_error not in ("raise", "warn"):
+            raise InvalidOption(f'on_error={self.on_error!r}: pass "raise" or "warn"')
+        for name in ("reward_classes", "record_infos"):
+            if (given := getattr(self, name)) is not None and not isinstance(given, bool):
+                object.__setattr__(self, name, list(given))
+        object.__setattr__(self, "metadata", unpack(pack(self.metadata)))
+
+    @property
+    def info_keys(self) -> tuple[str, ...] | None:
+        """The keys of infos to record; None: all, if any."""
+        return None if isinstance(self.record_infos, bool) else tuple(self.record_infos)
+
+    def filters(self) -> Filters:
+        """New filters. Raises InvalidOption."""
+        return Filters(self.episode_filter, self.frame_filter, self.reward_classes)
+
+    def constructor_args(self) -> dict[str, Any]:
+        """The arguments for whoever makes the wrapper again from its spec: another writer of the same trace."""
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "uid"}
+        directory = None if self.directory is None else str(Path(self.directory).absolute())
+        return {**given, "directory": directory, "on_exist": "append"}
+
+
+def with_documented_options(wrapper: _Wrapper) -> _Wrapper:
+    """Puts what RecordingOptions says of its arguments into a wrapper's docstring, where that refers to it."""
+    text = inspect.getdoc(RecordingOptions)
+    if text and wrapper.__doc__:  # there are none under python -OO
+        arguments = text.partition("Args:\n")[2].partition("\n\n")[0]
+        reference = "    directory … on_error: see RecordingOptions."
+        wrapper.__doc__ = inspect.cleandoc(wrapper.__doc__).replace(reference, arguments)
+    return wrapper
 
 
 def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) -> Path:
@@ -40,23 +127,24 @@ def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) ->
 
 
 def new_schema(
+    options: RecordingOptions,
     env: Any,
     observation_space: Space[Any],
     action_space: Space[Any],
-    *,
-    split: str,
-    uid: str | None,
-    metadata: Any,
     recorder: dict[str, Any],
 ) -> dict[str, Any]:
-    """The schema record (docs/FORMAT.md, section 4) of a new writer. recorder: with what options it records."""
+    """The schema record (docs/FORMAT.md, section 4) of a new writer.
+
+    Args:
+        observation_space: of one lane; so is action_space.
+        recorder: what it is to say of the recorder beside record_infos.
+    """
     origin = provenance.current()
-    packed = pack(metadata)  # says what cannot be stored before anything is recorded
     return {
         "format": [wire.MAJOR, wire.MINOR],
-        "writer": trace_directory.check_writer_id(uid or trace_directory.new_writer_id()),
+        "writer": trace_directory.check_writer_id(options.uid or trace_directory.new_writer_id()),
         "created": time.time_ns(),
-        "split": split,
+        "split": options.split,
         "observation_space": spaces.describe(observation_space),
         "action_space": spaces.describe(action_space),
         "environment": environment.describe_environment(env),
@@ -64,8 +152,8 @@ def new_schema(
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "platform": platform.platform(),
-        "recorder": recorder,
-        "metadata": unpack(packed),  # each batch has it, and all the same
+        "recorder": {"record_infos": options.record_infos, **recorder},
+        "metadata": options.metadata,
         **({} if origin is None else {"provenance": origin}),
     }
 
@@ -78,10 +166,3 @@ def copied_schema(schema: dict[str, Any]) -> dict[str, Any]:
         "pid": os.getpid(),
         "copied_from": schema["writer"],
     }
-
-
-def info_keys(record_infos: bool | Sequence[str]) -> tuple[str, ...] | None:
-    """The keys of infos to record; None: all, if any. Raises InvalidOption."""
-    if isinstance(record_infos, str):
-        raise InvalidOption(f"record_infos={record_infos!r}: give True, False or a list of keys")
-    return None if isinstance(record_infos, bool) else tuple(record_infos)

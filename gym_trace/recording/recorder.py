@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.util import register_after_fork
 from typing import Any
 
-from gym_trace.errors import InvalidOption, RecordingError
+from gym_trace.errors import RecordingError
 from gym_trace.format import wire
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.trace_writer import TraceWriter
@@ -22,6 +22,7 @@ from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording import process_safety as forks
 from gym_trace.recording.background import BlockEncoder, BlockWriter
 from gym_trace.recording.chunk_builder import ChunkWriter
+from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.reset_record import Start, packed_start, stored_seed
 from gym_trace.recording.segment import held
 
@@ -38,25 +39,14 @@ class Recorder(ABC):
         directory: pathlib.Path,
         schema: dict[str, Any],
         chunk_bytes: int,
-        *,
-        level: int,
-        fsync: bool,
-        flush_seconds: float,
-        on_error: str = "raise",
-        summary: Callable[[], dict[str, Any]] = dict,
-        lazy: bool = False,
+        options: RecordingOptions,
+        summary: Callable[[], dict[str, Any]],
+        lazy: bool,
     ):
-        if not flush_seconds >= 0:
-            raise InvalidOption(f"flush_seconds={flush_seconds!r}: pass a number of seconds, 0 or more")
-        if not -7 <= level <= 22:
-            raise InvalidOption(f"level={level!r}: pass a zstd level from -7 to 22")
-        if on_error not in ("raise", "warn"):
-            raise InvalidOption(f'on_error={on_error!r}: pass "raise" or "warn"')
         self.directory = directory
         self._schema = schema
         self._chunk_bytes = chunk_bytes
-        self._level, self._fsync, self._flush_seconds = level, fsync, flush_seconds
-        self._on_error = on_error
+        self._options = options
         self._summary = summary
         self._owner: weakref.ref[object] | None = None
         self._closed = self._sealed = False
@@ -102,7 +92,7 @@ class Recorder(ABC):
             self._chunks,
             lambda: self.block,
             self._notice,
-            self._flush_seconds,
+            self._options.flush_seconds,
         )
         self._episodes = 0
         self._reported = False
@@ -115,7 +105,7 @@ class Recorder(ABC):
 
     def _open_writer(self) -> TraceWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
-        return TraceWriter(self.directory, self._schema, self._level, self._fsync)
+        return TraceWriter(self.directory, self._schema, self._options.level, self._options.fsync)
 
     @property
     def writer_id(self) -> str:
@@ -172,7 +162,7 @@ class Recorder(ABC):
             f"recording to {self.directory} has stopped: {failure}; what was written before can be read, "
             "the environment can go on without being recorded"
         )
-        if self._on_error == "raise":
+        if self._options.on_error == "raise":
             raise RecordingError(message) from failure
         warnings.warn(message, RuntimeWarning, stacklevel=4)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gym_trace.format import wire
 from gym_trace.model.deltas import FramePacker, Odd
 from gym_trace.model.layout import Leaf, Path
 from gym_trace.model.vocabulary import Outcome
+from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.reset_record import Start
 from gym_trace.recording.segment import ATOMS, size_held
@@ -37,12 +39,20 @@ class RowRecorder(Recorder):
 
     block: Block
 
-    def __init__(self, directory: pathlib.Path, schema: dict[str, Any], row_format: RowFormat, **options: Any):
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        schema: dict[str, Any],
+        row_format: RowFormat,
+        options: RecordingOptions,
+        summary: Callable[[], dict[str, Any]],
+        lazy: bool,
+    ):
         self.format = row_format
         self._width = row_format.width
         self._capacity = row_format.capacity * row_format.width
         self._frame_packers: dict[Path, FramePacker] = {}
-        super().__init__(directory, schema, row_format.chunk_bytes, **options)
+        super().__init__(directory, schema, row_format.chunk_bytes, options, summary, lazy)
 
     def _start_afresh(self) -> None:
         super()._start_afresh()

@@ -15,6 +15,7 @@ from gym_trace.format import wire
 from gym_trace.model.layout import Layout, Leaf, as_kept, taken_apart
 from gym_trace.model.values import Array
 from gym_trace.recording.filters import Filters
+from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.segment import size_of
 from gym_trace.recording.vector.block import Rows, StepRooms
@@ -47,7 +48,8 @@ class LaneRecorder(Recorder):
         observation: Layout,
         action: Layout,
         filters: Filters,
-        **options: Any,
+        options: RecordingOptions,
+        lazy: bool,
     ):
         self._count, self._mode = count, mode
         self._leaves = list(observation.leaves()), list(action.leaves())
@@ -62,7 +64,7 @@ class LaneRecorder(Recorder):
         self.largest_value = wire.MAX_VALUES // 2 // count
         self.expecting = False  # a step or reset has begun that was not told yet
         chunk_bytes = self._times * count * row_size * 3 // 4  # a block is one chunk, whatever it lacks
-        super().__init__(directory, schema, chunk_bytes, summary=filters.summary, **options)
+        super().__init__(directory, schema, chunk_bytes, options, filters.summary, lazy)
 
     def _start_afresh(self) -> None:
         super()._start_afresh()

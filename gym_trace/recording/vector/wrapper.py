@@ -18,8 +18,14 @@ from gym_trace.format import wire
 from gym_trace.model.layout import Layout, layout_of
 from gym_trace.model.tensors import is_masked, plain_array
 from gym_trace.model.values import Array, objects, pack
-from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
-from gym_trace.recording.options import copied_schema, info_keys, new_schema, opened_directory
+from gym_trace.recording.filters import EpisodeFilter, FrameFilter
+from gym_trace.recording.options import (
+    RecordingOptions,
+    copied_schema,
+    new_schema,
+    opened_directory,
+    with_documented_options,
+)
 from gym_trace.recording.vector.block import Rows
 from gym_trace.recording.vector.events import SAME_STEP, Reset, Step
 from gym_trace.recording.vector.infos import LAST_INFO, LAST_OBSERVATION, infos_by_lane, last_of
@@ -36,6 +42,7 @@ else:
 _FLAG = np.dtype(np.bool_)
 
 
+@with_documented_options
 class TraceRecordingVectorWrapper(_Wrapper):
     """Records every step of every sub-environment to a trace, without changing what the environment does.
 
@@ -51,24 +58,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     Args:
         envs: any Gymnasium vector environment.
-        directory: where the trace goes; made if it is not there. None: a fresh directory under the system's temporary
-            one, whose name is logged and found in ``.directory``.
-        episode_filter: called with the episode id (0, 1, 2 … by start, then by lane) when an episode starts; episodes
-            for which it says False are not recorded.
-        frame_filter: called with the index of each step in its episode; steps for which it says False are left out.
-            Each run of kept steps comes back as a part of the episode, with the observation before it.
-        reward_classes: values of reward; rare classes of reward are kept more often (see filters.RewardClasses).
-            Not together with frame_filter.
-        record_infos: False, True for all infos, or the keys of those to record.
-        split: a word for what the episodes are for, such as "train" or "eval".
-        uid: the writer's id in file names; None makes a unique one.
-        on_exist: if the directory holds a trace: "error", "append" (a new writer beside the others), or "replace".
-        flush_seconds: what a kill -9 can lose, in seconds of steps.
-        level: zstd level, -7 to 22. At 1, columns that it makes hardly smaller than -1 does are compressed at -1.
-        fsync: whether each flush waits for the disk, so that a power loss loses no more than a kill.
-        metadata: anything that MessagePack can hold, stored with the trace.
-        on_error: "raise" a RecordingError at the next step when the disk is full, or "warn"; either way once, and the
-            environment can be stepped on unrecorded.
+        directory … on_error: see RecordingOptions.
 
     Attributes:
         directory: pathlib.Path of the trace.
@@ -98,27 +88,32 @@ class TraceRecordingVectorWrapper(_Wrapper):
         metadata: Any = None,
         on_error: str = "raise",
     ):
+        self._options = options = RecordingOptions(
+            directory=directory,
+            episode_filter=episode_filter,
+            frame_filter=frame_filter,
+            reward_classes=reward_classes,
+            record_infos=record_infos,
+            split=split,
+            uid=uid,
+            on_exist=on_exist,
+            flush_seconds=flush_seconds,
+            level=level,
+            fsync=fsync,
+            metadata=metadata,
+            on_error=on_error,
+        )
         super().__init__(envs)
         self._mode = autoreset_mode(envs)
         self._count = envs.num_envs
-        self._filters = Filters(episode_filter, frame_filter, reward_classes)
-        self._infos, self._info_keys = bool(record_infos), info_keys(record_infos)
-        self._options: dict[str, Any] = {
-            "level": level, "fsync": fsync, "flush_seconds": flush_seconds, "on_error": on_error
-        }  # fmt: skip
-        self._schema: dict[str, Any] = new_schema(
+        self._filters = options.filters()
+        self._infos, self._info_keys = bool(record_infos), options.info_keys
+        self._schema = new_schema(
+            options,
             envs,
             lane_space(envs, "observation_space"),
             lane_space(envs, "action_space"),
-            split=split,
-            uid=uid,
-            metadata=metadata,
-            recorder={
-                "record_infos": record_infos if isinstance(record_infos, bool) else list(record_infos),
-                **self._filters.described(),
-                "num_envs": self._count,
-                "autoreset_mode": self._mode,
-            },
+            {**self._filters.described(), "num_envs": self._count, "autoreset_mode": self._mode},
         )
         self.directory = opened_directory(directory, on_exist)
         self._attach(lazy=False)
@@ -135,8 +130,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
             observation,
             action,
             self._filters,
-            lazy=lazy,
-            **self._options,
+            self._options,
+            lazy,
         )
         self._observations = self._packer(observation, "observation_space")
         self._actions = self._packer(action, "action_space")
