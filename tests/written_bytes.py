@@ -23,12 +23,14 @@ import gymnasium
 import msgpack
 import numpy as np
 import zstandard
+from click.testing import CliRunner
+from gym_trace_cli.main import cli
 from gymnasium import spaces
 
 import gym_trace
 
 ZSTD = ".".join(map(str, zstandard.ZSTD_VERSION))
-SAMPLES = Path(__file__).parent.parent / "sample_traces" / "format-1.0"
+SAMPLES = Path(__file__).parent.parent / "sample_traces"
 HAS_VECTORS = hasattr(gymnasium.vector, "AutoresetMode")
 HEADER = 64
 TIMES = 48  # of the 80 bytes of a fragment; what follows are times
@@ -321,12 +323,28 @@ def odd_values(directory: Path) -> None:
     play(env, lambda number: acts[number % len(acts)] if number % 50 > 40 else number % 2, 200, flush_every=60)
 
 
+def cuts(directory: Path) -> None:
+    """Resets in the middle of episodes, and steps after the end of one."""
+    env = recorder(Scripted(FOUR, TWO, four_numbers), directory, reward_classes=[0.0, 0.5])
+    for length in (5, 0, 40, 3, 37, 1):
+        env.reset(seed=length)
+        for number in range(length):
+            env.step(number % 2)
+    env.close()
+
+
 def repaired(directory: Path) -> None:
-    gym_trace.repair_trace(SAMPLES / "damaged", directory)
+    gym_trace.repair_trace(SAMPLES / "format-1.0" / "damaged", directory)
 
 
-def vectors(directory: Path, mode: str, width: int = 0, **options: Any) -> None:
-    envs = counting_lanes(mode, width)
+def imported(directory: Path) -> None:
+    """By the command, which is the public way."""
+    old = SAMPLES / "legacy" / "gym_recording-json" / "Pixels"
+    CliRunner().invoke(cli, ["import", str(old), "-o", str(directory)], catch_exceptions=False)
+
+
+def vectors(directory: Path, mode: str, of: str = "numbers", **options: Any) -> None:
+    envs = counting_lanes(mode, of)
     wrapped = gym_trace.TraceRecordingVectorWrapper(envs, directory, flush_seconds=3600.0, **options)
     wrapped.reset(seed=3)
     for number in range(1, 161):
@@ -341,20 +359,33 @@ def vectors(directory: Path, mode: str, width: int = 0, **options: Any) -> None:
     wrapped.close()
 
 
-def counting_lanes(mode: str, width: int) -> Any:
-    """Three lanes that count their steps and end after 5, 8 and 11 of them; with a width, in pictures."""
+LANES = {
+    "numbers": FOUR,
+    "pictures": spaces.Box(0, 255, (80, 80), np.uint8),
+    "trees": spaces.Dict({"four": FOUR, "pair": spaces.Tuple([spaces.Discrete(99), spaces.Text(9, charset="ab")])}),
+}
+
+
+def counting_lanes(mode: str, of: str) -> Any:
+    """Three lanes that count their steps and end after 5, 8 and 11 of them; what they observe is one of LANES."""
 
     class Lanes(gymnasium.vector.VectorEnv[Any, Any, Any]):
         metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode[mode]}  # noqa: RUF012
         num_envs = 3
-        single_observation_space = spaces.Box(0, 255, (width, width), np.uint8) if width else FOUR
+        single_observation_space = LANES[of]
         single_action_space = spaces.Discrete(4)
         observation_space = gymnasium.vector.utils.batch_space(single_observation_space, 3)
         action_space = gymnasium.vector.utils.batch_space(single_action_space, 3)
 
         def seen(self) -> Any:
-            shape = (3, width, width) if width else (3, 4)
-            seen = np.zeros(shape, self.single_observation_space.dtype)
+            if of == "trees":
+                words = tuple("ab" * (count % 5) for count in self.counts)
+                return {
+                    "four": np.outer(self.counts, [1, 0, 2, 0]).astype(np.float32),
+                    "pair": (self.counts.copy(), words),
+                }
+            space = LANES[of]
+            seen = np.zeros((3, *space.shape), space.dtype)
             for lane, count in enumerate(self.counts):
                 seen[lane].flat[count % seen[lane].size] = count + 16 * lane
             return seen
@@ -398,14 +429,17 @@ RECORDINGS: dict[str, Callable[[Path], str | None]] = {
         resets,
         filtered_steps,
         odd_values,
+        cuts,
         repaired,
+        imported,
     )
 }
 VECTORS: dict[str, dict[str, Any]] = {
     "vector_next_step": {"mode": "NEXT_STEP", "record_infos": True},
     "vector_same_step": {"mode": "SAME_STEP", "record_infos": True},
     "vector_disabled": {"mode": "DISABLED", "record_infos": ["count"]},
-    "vector_frames": {"mode": "NEXT_STEP", "width": 80},
+    "vector_frames": {"mode": "NEXT_STEP", "of": "pictures"},
+    "vector_trees": {"mode": "NEXT_STEP", "of": "trees"},
     "vector_filtered": {"mode": "SAME_STEP", "frame_filter": lambda step: step % 4 < 2, "split": "eval"},
 }
 
