@@ -111,12 +111,10 @@ def library_lines() -> Iterator[str]:
             yield f"{module_name}.{name}"
             if not inspect.ismodule(thing):
                 seen[thing] = None
-    results = [thing for thing in seen if inspect.isfunction(thing)]
-    for thing in results:  # which grows
-        for found in results_of(thing):
-            if found not in seen:
-                seen[found] = None
-                results.append(found)
+    functions = [thing for thing in seen if inspect.isfunction(thing)]
+    results = [result for function in functions for result in results_of(function)]
+    parts = [part for result in results if result not in seen for part in results_of(result)]
+    seen |= dict.fromkeys([*results, *parts])
     for thing in sorted(seen, key=lambda thing: str(thing.__name__)):
         yield ""
         if isinstance(thing, type):
