@@ -12,6 +12,8 @@ from gymnasium import spaces
 from zoo import CountingEnv, ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.format.batch_reader import BatchReader
+from gym_trace.storage.local import LocalStorage
 
 
 def play(env: Any, episodes: int, seed: int | None = 0) -> list[Any]:
@@ -26,6 +28,10 @@ def play(env: Any, episodes: int, seed: int | None = 0) -> list[Any]:
             said.append(copy.deepcopy(result))
             over = result[2] or result[3]
     return said
+
+
+def batch_reader(path: Path) -> BatchReader:
+    return BatchReader(LocalStorage(path.parent), path.name)
 
 
 def manifest_entries(directory: Path) -> list[dict[str, Any]]:

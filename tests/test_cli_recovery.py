@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from click.testing import CliRunner, Result
 from gym_trace_cli.main import cli
+from runs import batch_reader
 from telltale import STEPS, record
-
-from gym_trace.format.batch_reader import BatchReader
 
 
 def run(*words: object) -> Result:
@@ -14,7 +13,7 @@ def run(*words: object) -> Result:
 
 
 def break_chunk(batch, number):
-    offset, length, *_ = BatchReader(batch).chunks[number].tolist()
+    offset, length, *_ = batch_reader(batch).chunks[number].tolist()
     data = bytearray(batch.read_bytes())
     data[offset + length - 9] ^= 1
     batch.write_bytes(data)

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 import zstandard
 from forgery import Forgery, Record, taken_apart
+from runs import batch_reader
 from telltale import all_steps, record, skimmed, steps_of
 
 from gym_trace import check_trace, open_trace
 from gym_trace.errors import TraceError
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import BatchReader
 
 LONG = os.environ.get("GYM_TRACE_LONG") == "1"
 STRIDE = 1 if LONG else 9  # coprime to the alignment of 8
@@ -38,7 +38,7 @@ def batch(request, tmp_path) -> Path:
 
 def chunk_steps(batch: Path) -> list[tuple[int, int, set[tuple[int, int]]]]:
     """First and last byte of each chunk, and the steps that are in it."""
-    reader, first, found = BatchReader(batch), 0, []
+    reader, first, found = batch_reader(batch), 0, []
     for offset, length, count, _ in reader.chunks.tolist():
         rows = reader.fragments[first : first + count][["episode", "first_step", "steps"]].tolist()
         first += count

@@ -33,6 +33,7 @@ from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.directory import find_writers
 from gym_trace.playback.episode_table import parts_of
 from gym_trace.statistics.describe import describe
+from gym_trace.storage.protocol import Storage
 
 
 def told(trace: Any) -> list[tuple[str, int]]:
@@ -190,7 +191,7 @@ def test_a_trace_is_read_while_it_is_written(tmp_path: Path) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     trace = open_trace(tmp_path)
-    seen = 0
+    seen = len(trace)
     try:
         while thread.is_alive():
             seen += trace.refresh()
@@ -212,11 +213,11 @@ def test_a_batch_that_is_begun_while_it_is_opened_is_no_damage(tmp_path: Path, m
     begun.touch()
     read = BatchReader
 
-    def overtaken(path: Path, room: Any = None) -> BatchReader:
+    def overtaken(storage: Storage, name: str, room: Any = None) -> BatchReader:
         try:
-            return read(path)
+            return read(storage, name)
         finally:
-            if path == begun:
+            if name == begun.name:
                 begun.write_bytes(batch.read_bytes()[:64])
 
     monkeypatch.setattr("gym_trace.playback.writer_reader.BatchReader", overtaken)
@@ -231,8 +232,8 @@ def test_a_batch_that_is_sealed_before_it_is_opened_is_read(tmp_path: Path, monk
     env.flush()
     found = find_writers
 
-    def overtaken(directory: Path) -> Any:
-        writers = found(directory)
+    def overtaken(storage: Storage) -> Any:
+        writers = found(storage)
         env.close()
         return writers
 

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from runs import recorded
+from runs import batch_reader, recorded
 from telltale import STEPS, TellTaleEnv, all_steps, leave_open, play_episodes, record, skimmed, steps_of
 from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import InvalidOption, TraceError, TraceExists, TraceNotFound
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import pack
 from gym_trace.recording.background import BlockWriter
+from gym_trace.storage.local import LocalStorage
 
 
 def flip(path: Path, *places: int) -> None:
@@ -35,7 +35,7 @@ def flip(path: Path, *places: int) -> None:
 
 def chunks_of(path: Path) -> list[tuple[int, int]]:
     """First and last byte (exclusive) of each chunk."""
-    return [(offset, offset + length) for offset, length, *_ in BatchReader(path).chunks.tolist()]
+    return [(offset, offset + length) for offset, length, *_ in batch_reader(path).chunks.tolist()]
 
 
 def facts(episode: Episode) -> dict[str, Any]:
@@ -358,7 +358,7 @@ def test_the_lanes_of_a_chunk_are_mended_each_on_its_own(tmp_path):
     record(tmp_path / "one")
     schema = {**open_trace(tmp_path / "one").readers[0].schema, "writer": "lanes"}
     (tmp_path / "t").mkdir()
-    writer = TraceWriter(tmp_path / "t", schema, level=1, fsync=False)
+    writer = TraceWriter(LocalStorage(tmp_path / "t"), schema, level=1, fsync=False)
     for number in range(5):  # two steps of lane 0 and three of lane 1 in each chunk
         table = np.zeros(2, wire.FRAGMENT)
         table["lane"] = table["episode"] = [0, 1]
@@ -412,7 +412,7 @@ def test_file_systems_without_locks_can_be_recorded_on(tmp_path, monkeypatch):
     def flock(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks available")
 
-    monkeypatch.setattr("gym_trace.format.manifest.fcntl.flock", flock)
+    monkeypatch.setattr("gym_trace.storage.local.fcntl.flock", flock)
     record(tmp_path / "t")
     assert_clean(tmp_path / "t")
     assert steps_of(open_trace(tmp_path / "t")) == all_steps()
@@ -470,7 +470,7 @@ def test_steps_that_follow_on_the_end_of_their_episode_are_repaired_as_they_are_
     recorded(tmp_path / "t", 1)
     schema = open_trace(tmp_path / "t").readers[0].schema
     (tmp_path / "old").mkdir()
-    writer = TraceWriter(tmp_path / "old", schema, level=1, fsync=False)
+    writer = TraceWriter(LocalStorage(tmp_path / "old"), schema, level=1, fsync=False)
     rows = np.arange(8, dtype=np.int64).reshape(4, 2)
     steps = np.arange(3)
     columns = {("observations",): rows, ("actions",): steps, ("rewards",): steps * 1.0, ("starts",): [pack({})]}

@@ -23,9 +23,10 @@ from gym_trace import (
     verify_trace,
 )
 from gym_trace.errors import TraceNotFound
-from gym_trace.playback.trace import Trace, as_trace, directory_of
+from gym_trace.playback.trace import Trace, as_trace, storage_of
 from gym_trace.replay.verify import differing_versions, played_in_registered
 from gym_trace.statistics.describe import describe, progress_of
+from gym_trace.storage.local import LocalStorage
 from gym_trace.video.render import Destination, best_episodes, render_episodes
 from gym_trace.video.window import play_for_humans
 
@@ -81,4 +82,9 @@ def test_a_trace_stays_itself(tmp_path: Path) -> None:
     recorded(tmp_path / "t")
     trace = open_trace(tmp_path / "t")
     assert as_trace(trace) is trace
-    assert directory_of(trace) == directory_of(tmp_path / "t") == directory_of(str(tmp_path / "t")) == trace.directory
+    assert (
+        storage_of(trace)
+        == storage_of(tmp_path / "t")
+        == storage_of(str(tmp_path / "t"))
+        == LocalStorage(trace.directory)
+    )

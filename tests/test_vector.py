@@ -376,7 +376,7 @@ def test_a_trace_that_exists_is_refused_and_a_full_disk_is_told(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gym_trace.format.batch_writer.os.write", full)
+    monkeypatch.setattr("os.write", full)
     env.step(np.zeros(2, np.int64))
     with pytest.raises(RecordingError, match="No space left"):
         env.flush()

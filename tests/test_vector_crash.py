@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import vector
+from runs import batch_reader
 from telling import COUNT, MODES, SPACES, TellingEnv, batched_actions, expected, look_at, made
 from zoo import bits
 
 import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import TraceError
-from gym_trace.format.batch_reader import BatchReader
 
 LONG = os.environ.get("GYM_TRACE_LONG") == "1"
 modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
@@ -180,7 +180,7 @@ def test_truncating_gives_back_exactly_the_chunks_that_were_complete(
     trace = open_trace(tmp_path / "t")
     numbers = {part.episode_id: (part.lane, int(part.reset_info["began"])) for part in trace}
     every, chunks, first = look_at(trace, dead=True), [], 0
-    reader = BatchReader(batch)
+    reader = batch_reader(batch)
     for offset, length, count, _ in reader.chunks.tolist():
         table = reader.fragments[first : first + count][["episode", "first_step", "steps"]].tolist()
         first += count

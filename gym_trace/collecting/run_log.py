@@ -16,10 +16,10 @@ import numpy as np
 from gym_trace.envs.seeding import EPISODES, episode_of
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError
 from gym_trace.format.directory import find_writers
-from gym_trace.format.manifest import lock
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.storage.local import LocalStorage, lock
 from gym_trace.storage.regular import open_regular
 
 EVENTS = "events.jsonl"
@@ -134,7 +134,7 @@ def await_writers(directory: Path, run: str) -> None:
     """Returns when no process of a run writes any more: they end soon after their parent. Raises InvalidOption."""
     deadline = time.monotonic() + _ORPHANS_SECONDS
     while time.monotonic() < deadline:
-        writers = [WriterReader(files) for files in find_writers(directory)]
+        writers = [WriterReader(files) for files in find_writers(LocalStorage(directory))]
         if not any(writer.alive and _belongs(writer, run) for writer in writers):
             return
         time.sleep(0.1)
@@ -151,7 +151,7 @@ def finished(directory: Path, run: str, root: int, writer: str | None = None) ->
     writer: only those of this writer. Only writers count that say that they belong to the run.
     """
     found: dict[int, int] = {}
-    for files in find_writers(directory) if directory.is_dir() else ():
+    for files in find_writers(LocalStorage(directory)) if directory.is_dir() else ():
         if writer is not None and files.writer != writer:
             continue
         reader = WriterReader(files)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -14,9 +12,9 @@ from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.column_decoder import decode, decode_rows
 from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, parse_column
-from gym_trace.format.tables import FARTHEST, Index, TableRoom, are_apart, totals_of
+from gym_trace.format.tables import Index, TableRoom, are_apart, totals_of
 from gym_trace.model.values import Array, unpack
-from gym_trace.storage.local import descriptor_of, opened
+from gym_trace.storage.protocol import Reader, Storage
 
 PART = ".part"
 _SCAN_BLOCK = 1 << 20
@@ -120,9 +118,10 @@ class BatchReader:
         torn: bytes at the end of an unsealed batch that are not a whole record.
     """
 
-    def __init__(self, path: FilePath, room: TableRoom | None = None):
+    def __init__(self, storage: Storage, name: str, room: TableRoom | None = None):
         """room: for the tables of this batch and of others; None: of this one alone."""
-        self.path = path
+        self.name = name
+        self._storage = storage
         self._room = TableRoom() if room is None else room
         self._known: dict[int, list[tuple[Column, int]]] = {}  # columns of chunks that were read, and where they are
         self.damage: list[Damage] = []
@@ -134,7 +133,7 @@ class BatchReader:
         self.chunks: Array = np.empty(0, wire.CHUNK_ENTRY)
         self._walked = wire.HEADER_SIZE
         with self._open() as file:
-            self.size = os.fstat(file.fileno()).st_size
+            self.size = file.size
             self._room.grant(self.size)
             self.header = self._file_header(file)
             if not self._read_index(file):
@@ -147,7 +146,7 @@ class BatchReader:
         if self.sealed:
             return
         with self._open() as file:
-            before, self.size = self.size, os.fstat(file.fileno()).st_size
+            before, self.size = self.size, file.size
             self._room.grant(max(0, self.size - before))
             self._walk(file)
 
@@ -160,29 +159,34 @@ class BatchReader:
         """
         offset, length = (int(self.chunks[name][number]) for name in ("offset", "length"))
         try:
-            with self._open(_reopened) as file:
+            with self._open() as file:
                 return self._chunk_at(file, offset, length, wanted, room)
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
 
     # -- reading records ----------------------------------------------------------------------------------------------
 
-    def _open(self, how: Callable[[FilePath], Any] = opened) -> Any:
-        path = self.path  # which another thread may change
+    @property
+    def path(self) -> str:
+        """How messages name the file."""
+        return self._storage.path(self.name)
+
+    def _open(self) -> Reader:
+        name = self.name  # which another thread may change
         try:
-            return how(path)
+            return self._storage.open(name)
         except FileNotFoundError:
-            if path.name.endswith(PART):  # sealed since we saw it: the same bytes, with an index behind them
-                self.path = path.with_name(path.name.removesuffix(PART))
-                return how(self.path)
+            if name.endswith(PART):  # sealed since we saw it: the same bytes, with an index behind them
+                self.name = name.removesuffix(PART)
+                return self._storage.open(self.name)
             raise
 
-    def _file_header(self, file: Any) -> wire.FileHeader:
+    def _file_header(self, file: Reader) -> wire.FileHeader:
         try:
-            return wire.unpack_file_header(_read(file, 0, wire.HEADER_SIZE))
+            return wire.unpack_file_header(file.read(0, wire.HEADER_SIZE))
         except CorruptTrace as error:
             # The first record bears the file id too: damage to these bytes need not cost the whole file.
-            file_id = wire.file_id_of(_read(file, wire.HEADER_SIZE, wire.HEADER_SIZE), wire.HEADER_SIZE)
+            file_id = wire.file_id_of(file.read(wire.HEADER_SIZE, wire.HEADER_SIZE), wire.HEADER_SIZE)
             if file_id is None:
                 raise error.located(self.path, 0) from error
             self._damaged(0, wire.HEADER_SIZE, error.problem)
@@ -190,14 +194,14 @@ class BatchReader:
         except UnsupportedTrace as error:
             raise UnsupportedTrace(f"{self.path}: {error}") from error
 
-    def _header_at(self, file: Any, offset: int) -> wire.RecordHeader | None:
-        return wire.unpack_record_header(_read(file, offset, wire.HEADER_SIZE), offset, self.header.file_id)
+    def _header_at(self, file: Reader, offset: int) -> wire.RecordHeader | None:
+        return wire.unpack_record_header(file.read(offset, wire.HEADER_SIZE), offset, self.header.file_id)
 
-    def _metadata(self, file: Any, header: wire.RecordHeader) -> dict[str, Any]:
+    def _metadata(self, file: Reader, header: wire.RecordHeader) -> dict[str, Any]:
         """The metadata of a record that lies within the file. Raises CorruptTrace."""
         if header.metadata_length > wire.MAX_METADATA or header.end > self.size:
             raise CorruptTrace("a record claims more bytes than there are")
-        raw = _read(file, header.offset + wire.HEADER_SIZE, header.metadata_length)
+        raw = file.read(header.offset + wire.HEADER_SIZE, header.metadata_length)
         if len(raw) != header.metadata_length or crc32(raw) != header.metadata_crc:
             raise CorruptTrace("checksum mismatch in the metadata of a record")
         metadata = unpack(raw)
@@ -227,7 +231,12 @@ class BatchReader:
             offset += wire.aligned(column.stored)
 
     def _chunk_at(
-        self, file: Any, offset: int, length: int, wanted: Callable[[Path], bool], room: Callable[[int], Array] | None
+        self,
+        file: Reader,
+        offset: int,
+        length: int,
+        wanted: Callable[[Path], bool],
+        room: Callable[[int], Array] | None,
     ) -> Chunk:
         columns = self._known.get(offset)
         if columns is None:
@@ -247,11 +256,11 @@ class BatchReader:
 
     # -- finding chunks -----------------------------------------------------------------------------------------------
 
-    def _read_index(self, file: Any) -> bool:
+    def _read_index(self, file: Reader) -> bool:
         """Reads the index if this is a sealed batch whose index is whole."""
         footer = self._footer(file)
         if footer is None:
-            if not self.path.name.endswith(PART):
+            if not self.name.endswith(PART):
                 self._damaged(max(0, self.size - wire.HEADER_SIZE), self.size, "the footer does not check")
             return False
         try:
@@ -265,7 +274,7 @@ class BatchReader:
         self.sealed = True
         return True
 
-    def _index(self, file: Any, header: wire.RecordHeader) -> Index:
+    def _index(self, file: Reader, header: wire.RecordHeader) -> Index:
         metadata = self._metadata(file, header)
         tables = {c.path: (c, _checked(file, at, c)) for c, at in self._columns(header, metadata)}
         fragments = self._table(tables, "fragments", wire.FRAGMENT)
@@ -274,7 +283,7 @@ class BatchReader:
             raise CorruptTrace("the tables of the index do not fit each other")
         return Index(fragments, chunks, totals_of(metadata.get("totals")))
 
-    def _read_schema(self, file: Any) -> None:
+    def _read_schema(self, file: Reader) -> None:
         header = self._header_at(file, wire.HEADER_SIZE)
         try:
             if header is None or header.type != wire.SCHEMA:
@@ -284,7 +293,7 @@ class BatchReader:
             end = int(self.chunks["offset"][0]) if len(self.chunks) else self.size
             self._damaged(wire.HEADER_SIZE, end, error.problem)
 
-    def _walk(self, file: Any) -> None:
+    def _walk(self, file: Reader) -> None:
         """Reads record after record from where the last walk ended; after damage, from the next valid record on."""
         fragments: list[Array] = []
         chunks: list[tuple[int, int, int, int]] = []
@@ -318,7 +327,7 @@ class BatchReader:
         self.chunks = np.concatenate([self.chunks, np.array(chunks, wire.CHUNK_ENTRY)])
 
     def _walk_record(
-        self, file: Any, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
+        self, file: Reader, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
     ) -> None:
         metadata = self._metadata(file, header)
         if header.type == wire.SCHEMA:
@@ -337,13 +346,13 @@ class BatchReader:
         elif header.type != wire.INDEX and not header.flags & wire.OPTIONAL:
             raise UnsupportedTrace(f"{self.path}: unknown record type {header.type}; upgrade gym-trace")
 
-    def _is_torn(self, file: Any, offset: int, header: wire.RecordHeader | None) -> bool:
+    def _is_torn(self, file: Reader, offset: int, header: wire.RecordHeader | None) -> bool:
         """Whether what follows offset is what a killed writer leaves, rather than damage."""
-        if not self.path.name.endswith(PART):
+        if not self.name.endswith(PART):
             return False
         if header is not None or self.size - offset < wire.HEADER_SIZE:
             return True
-        return not any(_read(file, offset, min(self.size - offset, _SCAN_BLOCK)))
+        return not any(file.read(offset, min(self.size - offset, _SCAN_BLOCK)))
 
     def _table(self, columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]) -> Array:
         found = columns.get((name,))
@@ -352,12 +361,12 @@ class BatchReader:
         self._room.take(found[0].rows)
         return decode(*found).view(dtype)
 
-    def _next_record(self, file: Any, offset: int) -> tuple[int | None, wire.RecordHeader | None]:
+    def _next_record(self, file: Reader, offset: int) -> tuple[int | None, wire.RecordHeader | None]:
         """Where the first whole record at or after offset is, and the last valid header, if there is none that is."""
         last = None
         offset = wire.aligned(offset)
         while offset < self.size:
-            block = _read(file, offset, _SCAN_BLOCK + wire.HEADER_SIZE)
+            block = file.read(offset, _SCAN_BLOCK + wire.HEADER_SIZE)
             for at in wire.places_of_headers(block, offset, self.header.file_id):
                 raw = block[at : at + wire.HEADER_SIZE]
                 header = wire.unpack_record_header(raw, offset + at, self.header.file_id)
@@ -367,47 +376,23 @@ class BatchReader:
             offset += _SCAN_BLOCK
         return None, last
 
-    def _footer(self, file: Any) -> wire.Footer | None:
-        tail = _read(file, self.size - wire.HEADER_SIZE, wire.HEADER_SIZE)
+    def _footer(self, file: Reader) -> wire.Footer | None:
+        tail = file.read(self.size - wire.HEADER_SIZE, wire.HEADER_SIZE)
         return wire.unpack_footer(tail, self.size, self.header.file_id)
 
     def _damaged(self, start: int, end: int, problem: str) -> None:
         if self.damage and self.damage[-1][2:] == (start, problem):
             start = self.damage.pop().start
-        self.damage.append(Damage(str(self.path), start, end, problem))
+        self.damage.append(Damage(self.path, start, end, problem))
 
 
-def _read(file: Any, offset: int, length: int) -> bytes:
-    """Up to length bytes at offset; fewer only at the end of the file."""
-    if not 0 <= offset < FARTHEST:
-        return b""
-    file.seek(offset)
-    data: bytes = file.read(length)
-    while len(data) < length and (more := file.read(length - len(data))):
-        data += more
-    return data
-
-
-def _read_into(file: Any, offset: int, out: memoryview) -> memoryview:
-    """As much of out as there is at offset, filled."""
-    file.seek(offset)
-    filled = 0
-    while filled < len(out) and (count := file.readinto(out[filled:])):
-        filled += count
-    return out[:filled]
-
-
-def _checked(file: Any, offset: int, column: Column, room: Callable[[int], Array] | None = None) -> Piece:
+def _checked(file: Reader, offset: int, column: Column, room: Callable[[int], Array] | None = None) -> Piece:
     blob: Piece
     if room is None:
-        blob = _read(file, offset, column.stored)
+        blob = file.read(offset, column.stored)
     else:  # the column lies within the file
-        blob = _read_into(file, offset, room(column.stored).data)
+        blob = room(column.stored).data
+        blob = blob[: file.read_into(offset, blob)]
     if len(blob) != column.stored or crc32(blob) != column.crc:
         raise CorruptTrace(f"checksum mismatch in column {'/'.join(map(str, column.path))}")
     return blob
-
-
-def _reopened(path: FilePath) -> Any:
-    """A file that was looked at before."""
-    return open(descriptor_of(path), "rb", buffering=0)

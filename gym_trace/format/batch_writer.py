@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from gym_trace.format.batch_reader import PART
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import Column, Path, Piece
 from gym_trace.model.values import Array, pack
+from gym_trace.storage.protocol import Storage
 
 _WORTH_A_CALL = 64 << 10  # bytes
 
@@ -25,11 +25,11 @@ class BatchWriter:
     Raises OSError as the file system does; what was written before stays readable.
     """
 
-    def __init__(self, path: FilePath, number: int, schema: dict[str, Any]):
-        self.path = path  # of the sealed batch; until then .part is appended
-        self._part = path.with_name(path.name + PART)
+    def __init__(self, storage: Storage, name: str, number: int, schema: dict[str, Any]):
+        self.name = name  # of the sealed batch; until then .part is appended
+        self._storage = storage
         self._file_id = os.urandom(16)
-        self._fd = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        self._file = storage.create(name + PART)
         self._sequence = 0
         self._fragments: list[Array] = []
         self._chunks: list[tuple[int, int, int, int]] = []
@@ -79,21 +79,18 @@ class BatchWriter:
         index_offset = self.size
         self._record(wire.INDEX, metadata, [[blob] for _, blob in columns])
         self._append([wire.pack_footer(index_offset, self.size + wire.HEADER_SIZE, self._file_id)])
-        os.fsync(self._fd)
-        os.close(self._fd)
-        self._fd = -1
-        os.rename(self._part, self.path)
-        sync_directory(self.path.parent)
+        self._file.sync()
+        self._file.close()
+        self._storage.rename(self.name + PART, self.name)
+        self._storage.sync()
 
     def sync(self) -> None:
         """Returns when all that was written would survive a loss of power."""
-        os.fsync(self._fd)
+        self._file.sync()
 
     def abandon(self) -> None:
         """Closes the file as it is."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
     def _record(self, kind: int, metadata: bytes, blobs: Sequence[Sequence[Piece]]) -> None:
         if len(metadata) > wire.MAX_METADATA:
@@ -105,19 +102,13 @@ class BatchWriter:
         start, size, crc = self.size, self.size, self.crc
         try:
             for group in _gathered(pieces):
-                crc, data = wire.checksum(group, crc), memoryview(group)
-                size += len(data)
-                while data:
-                    data = data[os.write(self._fd, data) :]
+                crc = wire.checksum(group, crc)
+                size += len(group)
+                self._file.write(group)
         except OSError:
-            self._take_back(start)
+            self._file.truncate(start)  # what is torn, so that a later record can follow
             raise
         self.size, self.crc = size, crc
-
-    def _take_back(self, start: int) -> None:
-        """Removes the torn record that a failed write has left, so that a later one can follow."""
-        os.ftruncate(self._fd, start)
-        os.lseek(self._fd, start, os.SEEK_SET)
 
 
 def _gathered(pieces: Sequence[Piece]) -> Iterator[Piece]:
@@ -133,14 +124,3 @@ def _gathered(pieces: Sequence[Piece]) -> Iterator[Piece]:
         yield piece
     if small:
         yield b"".join(small)
-
-
-def sync_directory(path: FilePath) -> None:
-    """Makes renames and new names in a directory durable, where the system can."""
-    if os.name != "posix":
-        return
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

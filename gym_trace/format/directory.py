@@ -7,14 +7,14 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Iterator
 from multiprocessing import current_process
-from pathlib import Path
+from typing import Any
 
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists, TraceNotFound
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists
 from gym_trace.format import manifest, wire
 from gym_trace.format.batch_reader import PART
-from gym_trace.storage.local import opened
-from gym_trace.storage.regular import is_regular
+from gym_trace.storage.protocol import Storage
 
 _WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
 _MANIFEST = re.compile(_WRITER + re.escape(manifest.SUFFIX))
@@ -24,15 +24,25 @@ _VIDEO = re.compile(_WRITER + r"\.video\.(?P<episode>\d{6}|[1-9]\d{6,18})\.mp4(?
 
 
 class WriterFiles:
-    """The files of one writer: its manifest if there is one, and its batches in order."""
+    """The files of one writer: its manifest if there is one, and its batches in order, by number."""
 
-    def __init__(self, writer: str):
+    def __init__(self, storage: Storage, writer: str):
+        self.storage = storage
         self.writer = writer
-        self.manifest: Path | None = None
-        self.batches: dict[int, Path] = {}
+        self.manifest: str | None = None
+        self.batches: dict[int, str] = {}
+
+    @property
+    def where(self) -> str:
+        """How messages name it: the path of its manifest, or its id."""
+        return self.writer if self.manifest is None else self.storage.path(self.manifest)
 
     def is_alive(self) -> bool:
-        return self.manifest is not None and manifest.is_alive(self.manifest)
+        return self.manifest is not None and self.storage.holder(self.manifest) is not None
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        """Those of the manifest, as read_manifest gives them; none if there is no manifest."""
+        return iter(()) if self.manifest is None else manifest.read_manifest(self.storage, self.manifest)
 
 
 def new_writer_id() -> str:
@@ -60,43 +70,36 @@ def video_name(writer: str, episode: int) -> str:
     return f"{writer}.video.{episode:06d}.mp4"
 
 
-def find_writers(directory: Path) -> list[WriterFiles]:
+def find_writers(storage: Storage) -> list[WriterFiles]:
     """The writers of a trace, in the order of their ids (which begin with the time). Raises TraceNotFound."""
-    try:
-        with os.scandir(directory) as entries:  # a link could lead out of the directory, reading a pipe never ends
-            names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
-    except FileNotFoundError as error:
-        raise TraceNotFound(f"{directory}: no such directory") from error
-    except NotADirectoryError as error:
-        raise TraceNotFound(f"{directory}: a trace is a directory, this is a file") from error
     writers: dict[str, WriterFiles] = {}
-    for name in names:
+    for name in sorted(storage.names()):
         if found := _BATCH.fullmatch(name):
-            files = writers.setdefault(found["writer"], WriterFiles(found["writer"]))
+            files = writers.setdefault(found["writer"], WriterFiles(storage, found["writer"]))
             number = int(found["number"])
             if not found["part"] or number not in files.batches:
-                files.batches[number] = directory / name
+                files.batches[number] = name
         elif found := _MANIFEST.fullmatch(name):
-            writers.setdefault(found["writer"], WriterFiles(found["writer"])).manifest = directory / name
+            writers.setdefault(found["writer"], WriterFiles(storage, found["writer"])).manifest = name
     for files in writers.values():
         files.batches = dict(sorted(files.batches.items()))
     return list(writers.values())
 
 
-def prepare(directory: Path, on_exist: str) -> None:
+def prepare(storage: Storage, on_exist: str) -> None:
     """Makes the directory, and decides about traces that it holds: "error", "append" or "replace"."""
     if on_exist not in ("error", "append", "replace"):
         raise InvalidOption(f'on_exist={on_exist!r}: pass "error", "append" or "replace"')
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        storage.make()
     except FileExistsError as error:
-        raise InvalidOption(f"{directory}: a trace is a directory, this is a file") from error
-    writers = find_writers(directory)
+        raise InvalidOption(f"{storage.root}: a trace is a directory, this is a file") from error
+    writers = find_writers(storage)
     if on_exist == "error" and writers:
         shown = "".join(f"\n  {files.writer} (batches: {len(files.batches)})" for files in writers[:5])
         more = f"\n  and {len(writers) - 5} more" if len(writers) > 5 else ""
         raise TraceExists(
-            f"{directory} holds recorded traces already:{shown}{more}\n"
+            f"{storage.root} holds recorded traces already:{shown}{more}\n"
             f'pass on_exist="append" to record beside them{_of_several()}, on_exist="replace" to delete them, '
             "or another directory"
         )
@@ -115,74 +118,52 @@ def _of_several() -> str:
 
 
 def _refuse_alive(files: WriterFiles) -> None:
-    if files.manifest is None or not files.is_alive():
+    holder = None if files.manifest is None else files.storage.holder(files.manifest)
+    if holder is None:
         return
-    if manifest.is_written_here(files.manifest):
+    if holder == "this process":
         raise TraceExists(
-            f"{files.manifest}: an environment that this process made earlier is still recording it, perhaps in a "
+            f"{files.where}: an environment that this process made earlier is still recording it, perhaps in a "
             "notebook cell that is run again; call .close() on that environment before you replace its trace"
         )
-    raise TraceExists(f"{files.manifest}: another process is recording it; stop that before you replace the trace")
-
-
-def prepare_copy(source: Path, target: Path) -> None:
-    """Makes target, for a copy of what is in source: a directory that is new or empty, and does not lie in source."""
-    if target.resolve().is_relative_to(source.resolve()):
-        raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        if any(target.iterdir()):
-            raise TraceExists(f"{target} is not empty; give a new directory")
-    except (FileExistsError, NotADirectoryError) as error:
-        if isinstance(error, TraceError):
-            raise
-        raise TraceExists(f"{target} is a file; give a new directory") from error
+    raise TraceExists(f"{files.where}: another process is recording it; stop that before you replace the trace")
 
 
 def _delete(files: WriterFiles) -> None:
     """Removes what is proved to be a writer's: a manifest that says so, batches with a valid header."""
-    for path in files.batches.values():
-        if _is_batch(path):
-            path.unlink()
-        part = path.with_name(path.name + PART)
-        if part.name != path.name and is_regular(part) and _is_batch(part):
-            part.unlink()
-    if files.manifest is not None and _is_manifest(files.manifest, files.writer):
-        for path in _videos(files.manifest, files.writer):
-            path.unlink()
-        files.manifest.unlink()
+    storage, names = files.storage, set(files.storage.names())
+    for name in files.batches.values():
+        for batch in (name, name + PART):  # one that is sealed may have been begun again
+            if batch in names and _is_batch(storage, batch):
+                storage.remove(batch)
+    if files.manifest is not None and _is_manifest(files):
+        for name in _videos(files, names):
+            storage.remove(name)
+        storage.remove(files.manifest)
 
 
-def _videos(path: Path, writer: str) -> list[Path]:
+def _videos(files: WriterFiles, names: set[str]) -> list[str]:
     """The videos that a manifest lists, and what a killed writer left of one: it has no list, but begins as an MP4."""
-    listed = {str(entry.get("file")) for entry in manifest.read_manifest(path) if entry.get("type") == "video"}
-    with os.scandir(path.parent) as entries:
-        names = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
-    videos = []
-    for name in names:
-        found = _VIDEO.fullmatch(name)
-        if found is not None and found["writer"] == writer:
-            video = path.parent / name
-            if name in listed or (found["part"] and _begins_as_video(video)):
-                videos.append(video)
-    return videos
+    listed = {str(entry.get("file")) for entry in files.entries() if entry.get("type") == "video"}
+    found = [match for match in map(_VIDEO.fullmatch, names) if match is not None and match["writer"] == files.writer]
+    return [it[0] for it in found if it[0] in listed or (it["part"] and _begins_as_video(files.storage, it[0]))]
 
 
-def _begins_as_video(path: Path) -> bool:
-    with opened(path) as file:
-        start = file.read(8)
+def _begins_as_video(storage: Storage, name: str) -> bool:
+    with storage.open(name) as file:
+        start = file.read(0, 8)
     return not start or start[4:] == b"ftyp"
 
 
-def _is_batch(path: Path) -> bool:
+def _is_batch(storage: Storage, name: str) -> bool:
     try:
-        with opened(path) as file:
-            wire.unpack_file_header(file.read(wire.HEADER_SIZE))
+        with storage.open(name) as file:
+            wire.unpack_file_header(file.read(0, wire.HEADER_SIZE))
     except (TraceError, OSError) as error:
         return not isinstance(error, (CorruptTrace, OSError))
     return True
 
 
-def _is_manifest(path: Path, writer: str) -> bool:
-    first = next(manifest.read_manifest(path), {})
-    return first.get("type") == "writer" and first.get("writer") == writer
+def _is_manifest(files: WriterFiles) -> bool:
+    first = next(files.entries(), {})
+    return first.get("type") == "writer" and first.get("writer") == files.writer

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
-from gym_trace.format.batch_writer import BatchWriter, sync_directory
+from gym_trace.format.batch_writer import BatchWriter
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import Column, Piece
 from gym_trace.format.columns import Path as ColumnPath
@@ -19,6 +18,7 @@ from gym_trace.format.directory import batch_name
 from gym_trace.format.manifest import SUFFIX, ManifestWriter
 from gym_trace.model.deltas import FrameRows
 from gym_trace.model.values import Array
+from gym_trace.storage.protocol import Storage
 
 # A batch is sealed, and so made durable, when it has reached one of these.
 BATCH_BYTES = 64 << 20
@@ -35,9 +35,9 @@ class TraceWriter:
     Not thread-safe. Raises OSError as the file system does.
     """
 
-    def __init__(self, directory: Path, schema: dict[str, Any], level: int, fsync: bool):
+    def __init__(self, storage: Storage, schema: dict[str, Any], level: int, fsync: bool):
         self.writer: str = schema["writer"]
-        self._directory = directory
+        self._storage = storage
         self._schema = schema
         self._workspace = Workspace(level)
         self._fsync = fsync
@@ -50,9 +50,9 @@ class TraceWriter:
         self.bytes = self.episodes = self.steps = 0
         self._in_sealed = 0
         try:
-            self._manifest = ManifestWriter(directory / f"{self.writer}{SUFFIX}", schema)
+            self._manifest = ManifestWriter(storage, f"{self.writer}{SUFFIX}", schema)
         except FileExistsError as error:
-            raise InvalidOption(f"uid={self.writer!r} is taken in {directory}; pass another one, or none") from error
+            raise InvalidOption(f"uid={self.writer!r} is taken in {storage.root}; pass another one, or none") from error
 
     def write(self, fragments: Array, columns: Mapping[ColumnPath, Rows]) -> None:
         """Appends one chunk, which also has the columns that were fed.
@@ -90,11 +90,11 @@ class TraceWriter:
 
     def batch(self) -> BatchWriter:
         if self._batch is None:
-            path = self._directory / batch_name(self.writer, self._batches)
-            self._batch = BatchWriter(path, self._batches, {**self._schema, "batch": self._batches})
+            name, schema = batch_name(self.writer, self._batches), {**self._schema, "batch": self._batches}
+            self._batch = BatchWriter(self._storage, name, self._batches, schema)
             self._opened_at = time.monotonic()
             if self._fsync:
-                sync_directory(self._directory)
+                self._storage.sync()
         return self._batch
 
     def seal_if_due(self) -> None:
@@ -115,7 +115,7 @@ class TraceWriter:
         self._batches += 1
         self._in_sealed += batch.size
         self.bytes = self._in_sealed
-        self._manifest.batch(batch.path.name, batch.size, batch.crc, self._batch_episodes, self._batch_steps)
+        self._manifest.batch(batch.name, batch.size, batch.crc, self._batch_episodes, self._batch_steps)
         self.episodes += self._batch_episodes
         self.steps += self._batch_steps
         self._batch_episodes = self._batch_steps = 0

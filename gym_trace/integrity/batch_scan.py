@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader, Damage, _read
+from gym_trace.format.batch_reader import PART, BatchReader, Damage
 from gym_trace.format.tables import Index, TableRoom
 from gym_trace.model.values import Array
+from gym_trace.storage.protocol import Reader, Storage
 
 _BLOCK = 1 << 20
 
@@ -22,13 +21,13 @@ class BatchInspector(BatchReader):
     The columns of the chunks are for the caller to read.
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, storage: Storage, name: str):
         self.index: Index | None = None
-        self.has_end_name = not path.name.endswith(PART)  # sealed, as far as its name tells
+        self.has_end_name = not name.endswith(PART)  # sealed, as far as its name tells
         self._data_start = wire.HEADER_SIZE
         self._data_end: int | None = None  # where the index begins, once that is known
         self._padding: set[Damage] = set()
-        super().__init__(path)
+        super().__init__(storage, name)
         if self.index is not None and not self._agrees(self.index):
             self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
 
@@ -56,7 +55,7 @@ class BatchInspector(BatchReader):
         bounds = np.concatenate([[0], np.cumsum(chunks["fragments"].astype(np.int64))])
         return chunks, bounds, ~np.isin(chunks["offset"], self.chunks["offset"])
 
-    def _read_index(self, file: Any) -> bool:
+    def _read_index(self, file: Reader) -> bool:
         super()._read_index(file)  # names a footer that is damaged
         self._count_afresh()  # records and index say the same rows
         footer = self._footer(file)
@@ -66,7 +65,7 @@ class BatchInspector(BatchReader):
         return False
 
     def _walk_record(
-        self, file: Any, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
+        self, file: Reader, header: wire.RecordHeader, fragments: list[Array], chunks: list[tuple[int, int, int, int]]
     ) -> None:
         if header.sequence == 1:
             self._data_start = header.offset
@@ -83,7 +82,7 @@ class BatchInspector(BatchReader):
         self._room = TableRoom()
         self._room.grant(self.size)
 
-    def _check_padding(self, file: Any, header: wire.RecordHeader) -> None:
+    def _check_padding(self, file: Reader, header: wire.RecordHeader) -> None:
         metadata = self._metadata(file, header)
         used = [(header.offset + wire.HEADER_SIZE, header.metadata_length)]
         if header.type != wire.SCHEMA:
@@ -91,7 +90,7 @@ class BatchInspector(BatchReader):
         ends = [at + length for at, length in used]
         for start, end in zip(ends, [at for at, _ in used[1:]] + [header.end]):
             while start < end:
-                block = _read(file, start, min(end - start, _BLOCK))
+                block = file.read(start, min(end - start, _BLOCK))
                 if any(block):
                     self._damaged(start, start + len(block), "bytes between the columns are not zero")
                     self._padding.add(self.damage[-1])

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import WriterFiles, batch_number
 from gym_trace.format.manifest import Line, as_json, read_lines
 from gym_trace.integrity.batch_scan import BatchInspector
-from gym_trace.storage.local import checksum_of
+from gym_trace.storage.protocol import Storage
 
 MISSING = "this batch is missing"
+_BLOCK = 1 << 20  # bytes
 
 
 class _Seen(NamedTuple):
     """A sealed batch that was read; clean: no byte of it was found damaged."""
 
-    path: Path
+    name: str
     bytes: int
     clean: bool
     episodes: int
@@ -52,21 +53,22 @@ class ManifestCheck:
     def saw(self, batch: BatchInspector, clean: bool, episodes: int, steps: int) -> None:
         """To be told of each batch: the episodes that end in it and its steps, damaged chunks included."""
         if batch.has_end_name:
-            self._seen[batch.path.name] = _Seen(batch.path, batch.size, clean, episodes, steps)
+            self._seen[batch.name] = _Seen(batch.name, batch.size, clean, episodes, steps)
 
     def compare(self, alive: bool) -> None:
-        path = self._files.manifest
-        if path is None:
+        storage, name = self._files.storage, self._files.manifest
+        if name is None:
             self.remarks.append(f"{self._files.writer}: no manifest; the batches tell what it would")
             return
+        path = storage.path(name)
         try:
-            for number, line in enumerate(read_lines(path)):
+            for number, line in enumerate(read_lines(storage, name)):
                 if not line.whole:
                     self.remarks.append(f"{path}: its last line is torn; the writer died, or is still at it")
-                elif problem := self._problem(line, number, path):
-                    self._damaged(Damage(str(path), line.start, line.end, problem))
+                elif problem := self._problem(line, number):
+                    self._damaged(Damage(path, line.start, line.end, problem))
         except CorruptTrace as error:
-            self.damages.append(Damage(str(path), 0, 0, error.problem))
+            self.damages.append(Damage(path, 0, 0, error.problem))
         except FileNotFoundError:
             return  # deleted since it was listed
         if not (self._closed or alive or self.damages):
@@ -78,7 +80,7 @@ class ManifestCheck:
             damage = damage._replace(start=self.damages.pop().start)
         self.damages.append(damage)
 
-    def _problem(self, line: Line, number: int, path: Path) -> str | None:
+    def _problem(self, line: Line, number: int) -> str | None:
         """What is wrong with a line; lines of types that are not known are skipped."""
         kind = None if line.entry is None else line.entry.get("type")
         if line.entry is None or not isinstance(kind, str):
@@ -86,7 +88,7 @@ class ManifestCheck:
         if number == 0:
             return self._first_line(line.entry)
         if kind == "batch":
-            return self._batch_line(line.entry, path.parent)
+            return self._batch_line(line.entry)
         if kind == "closed":
             if self._closed:
                 return "says closed again"
@@ -105,7 +107,7 @@ class ManifestCheck:
             return "the first line is not what the batches say of the writer"
         return None
 
-    def _batch_line(self, entry: dict[str, Any], directory: Path) -> str | None:
+    def _batch_line(self, entry: dict[str, Any]) -> str | None:
         name, size = entry.get("file"), entry.get("bytes")
         number = batch_number(self._files.writer, name) if isinstance(name, str) else None
         if not isinstance(name, str) or number is None:
@@ -114,19 +116,20 @@ class ManifestCheck:
             return f"lists {name} again"
         self._listed.add(name)
         size = size if isinstance(size, int) else 0
-        path, seen = directory / name, self._seen.get(name)
+        storage, seen = self._files.storage, self._seen.get(name)
         if seen is None:
             # Damaged beyond reading, not sealed when we looked, or sealed since: all that is no fault of this line.
             after = bisect_right(self.missing, number, key=lambda numbers: numbers.start)
             known = number in self._files.batches or (after > 0 and number in self.missing[after - 1])
-            if not known and not path.exists():
-                self.lost.append(Damage(str(path), 0, size, MISSING))
+            if not known and not is_there(storage, name):
+                self.lost.append(Damage(storage.path(name), 0, size, MISSING))
             return None
         if not seen.clean:
             if seen.bytes < size:
-                self.lost.append(Damage(str(path), seen.bytes, size, "the end of the file is missing"))
+                self.lost.append(Damage(storage.path(name), seen.bytes, size, "the end of the file is missing"))
             return None
-        facts = {"bytes": seen.bytes, "crc32": checksum_of(seen.path), "episodes": seen.episodes, "steps": seen.steps}
+        crc = _checksum_of(storage, name)
+        facts = {"bytes": seen.bytes, "crc32": crc, "episodes": seen.episodes, "steps": seen.steps}
         wrong = [key for key, value in facts.items() if entry.get(key) != value]
         return f"says other {' and '.join(wrong)} of {name} than it has" if wrong else None
 
@@ -139,6 +142,23 @@ class ManifestCheck:
         if complete and any(entry.get(key) != value for key, value in sums.items()):
             return "says other numbers of episodes or steps than the batches have"
         return None
+
+
+def is_there(storage: Storage, name: str) -> bool:
+    try:
+        storage.size(name)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _checksum_of(storage: Storage, name: str) -> int:
+    """The CRC of a whole file. Raises CorruptTrace, OSError."""
+    at = crc = 0
+    with storage.open(name) as file:
+        while block := file.read(at, _BLOCK):
+            at, crc = at + len(block), crc32(block, crc)
+    return crc
 
 
 def _canonical(value: Any) -> str:

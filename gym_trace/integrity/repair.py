@@ -16,13 +16,14 @@ from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.column_decoder import decode, packed_values
 from gym_trace.format.columns import MSGPACK, Column, Piece
 from gym_trace.format.columns import Path as ColumnPath
-from gym_trace.format.directory import WriterFiles, prepare_copy
-from gym_trace.format.manifest import read_manifest
+from gym_trace.format.directory import WriterFiles
 from gym_trace.format.trace_writer import Rows, TraceWriter
 from gym_trace.integrity.scan import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import step_offsets
-from gym_trace.playback.trace import Trace, directory_of
+from gym_trace.playback.trace import Trace, storage_of
+from gym_trace.storage.local import storage_of_copy
+from gym_trace.storage.protocol import Storage
 
 _LAST_STEP = (1 << 64) - 1  # that a fragment can tell of; only a hostile one comes near
 
@@ -65,7 +66,7 @@ def check_trace(directory: Trace | str | os.PathLike[str], on_progress: Progress
         UnsupportedTrace: it needs a newer gym-trace.
     """
     report = CheckReport()
-    for examination in examinations(directory_of(directory), report, on_progress):
+    for examination in examinations(storage_of(directory), report, on_progress):
         for _ in examination.chunks():
             pass
         examination.finish()
@@ -95,17 +96,17 @@ def repair_trace(
         UnsupportedTrace: it needs a newer gym-trace.
         RecordingError: the copy could not be written.
     """
-    source, target = directory_of(directory), Path(destination)
+    source, target = storage_of(directory), Path(destination)
     found = CheckReport()
     writers = list(examinations(source, found, on_progress))
     for examination in writers:
         if examination.files.is_alive():
-            raise TraceError(f"{examination.files.manifest}: this writer is still recording; repair when it has ended")
-    prepare_copy(source, target)
+            raise TraceError(f"{examination.files.where}: this writer is still recording; repair when it has ended")
+    storage = storage_of_copy(target, Path(source.root))
     report = RepairReport(target, found)
     try:
         for examination in writers:
-            _copy(examination, report)
+            _copy(examination, storage, report)
     except OSError as error:
         raise RecordingError(f"{target}: the repaired trace could not be written: {error}") from error
     return report
@@ -115,12 +116,12 @@ def repair_trace(
 # Writing the copy
 
 
-def _copy(examination: Examination, report: RepairReport) -> None:
+def _copy(examination: Examination, storage: Storage, report: RepairReport) -> None:
     schema = examination.schema()
     writer = None
     if schema is not None:
         schema["writer"] = examination.files.writer  # the name of the files is what counts
-        writer = TraceWriter(report.destination, schema, level=3, fsync=False)
+        writer = TraceWriter(storage, schema, level=3, fsync=False)
         report.writers.append(writer.writer)
     try:
         mender = _Mender(examination)
@@ -142,10 +143,8 @@ def _copy(examination: Examination, report: RepairReport) -> None:
 
 def _closing_words(files: WriterFiles) -> dict[str, Any]:
     """What the last line of the manifest says beside what the batches say, such as counts of reward classes."""
-    if files.manifest is None:
-        return {}
     last: dict[str, Any] = {}
-    for entry in read_manifest(files.manifest):
+    for entry in files.entries():
         last = entry if entry.get("type") == "closed" else last
     return {key: value for key, value in last.items() if key not in ("type", "episodes", "steps")}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +13,12 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
 from gym_trace.format.column_decoder import decode
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
-from gym_trace.format.manifest import read_manifest
 from gym_trace.integrity.batch_scan import BatchInspector
-from gym_trace.integrity.manifest_check import MISSING, ManifestCheck
+from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, is_there
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import step_offsets
+from gym_trace.storage.protocol import Storage
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # those with a row a step
@@ -65,23 +64,23 @@ class CheckReport:
     remarks: list[str] = field(default_factory=list)
 
 
-def examinations(directory: Path, report: CheckReport, on_progress: Progress | None) -> Iterator[Examination]:
-    writers = find_writers(directory)
+def examinations(storage: Storage, report: CheckReport, on_progress: Progress | None) -> Iterator[Examination]:
+    writers = find_writers(storage)
     if not writers:
-        raise TraceNotFound(f"{directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files")
-    total = sum(_size(path) for files in writers for path in files.batches.values())
+        raise TraceNotFound(f"{storage.root}: no trace here; it has no *.manifest.jsonl and no *.gtb files")
+    total = sum(_size(storage, name) for files in writers for name in files.batches.values())
 
     def advance(done: int) -> None:
         if on_progress is not None:
             on_progress(min(report.bytes + done, total), total)
 
     for files in writers:
-        yield Examination(directory, files, report, advance)
+        yield Examination(files, report, advance)
 
 
-def _size(path: Path) -> int:
+def _size(storage: Storage, name: str) -> int:
     try:
-        return path.stat().st_size
+        return storage.size(name)
     except FileNotFoundError:  # sealed under its other name since we saw it
         return 0
 
@@ -89,9 +88,9 @@ def _size(path: Path) -> int:
 class Examination:
     """Goes through the files of one writer once, and keeps what it finds out in a report."""
 
-    def __init__(self, directory: Path, files: WriterFiles, report: CheckReport, advance: Callable[[int], None]):
-        self.directory = directory
+    def __init__(self, files: WriterFiles, report: CheckReport, advance: Callable[[int], None]):
         self.files = files
+        self._storage = files.storage
         self.losses: list[Loss] = []
         self.last_inexact: Loss | None = None  # the last of them of which steps does not name all
         self._report = report
@@ -102,18 +101,15 @@ class Examination:
 
     def schema(self) -> dict[str, Any] | None:
         """What the writer said of itself, in the first place where it can be read."""
-        for path in self.files.batches.values():
+        for name in self.files.batches.values():
             try:
-                schema = BatchReader(path).schema
+                schema = BatchReader(self._storage, name).schema
             except (CorruptTrace, FileNotFoundError):
                 continue
             if schema is not None:
                 return {key: value for key, value in schema.items() if key not in ("batch", "type")}
-        if self.files.manifest is not None:
-            first = next(read_manifest(self.files.manifest), {})
-            if first.get("type") == "writer":
-                return {key: value for key, value in first.items() if key != "type"}
-        return None
+        first = next(self.files.entries(), {})
+        return {key: value for key, value in first.items() if key != "type"} if first.get("type") == "writer" else None
 
     def chunks(self) -> Iterator[tuple[Array, Chunk]]:
         """The chunks that can be read whole, in order, each with its fragments."""
@@ -125,20 +121,20 @@ class Examination:
         except CorruptTrace as error:
             layouts, problem = None, error.problem
         expected = 0
-        for number, path in sorted(self.files.batches.items()):
+        for number, name in sorted(self.files.batches.items()):
             if number > expected:
                 self._missing(range(expected, number))
             expected = number + 1
             if layouts is None:
-                self._unreadable(path, problem)
+                self._unreadable(name, problem)
             else:
-                yield from self._batch(path, layouts)
+                yield from self._batch(name, layouts)
 
     def finish(self) -> None:
         """What is to be said when all chunks were read."""
         report, journal = self._report, self._journal
         if self._alive:
-            report.remarks.append(f"{self.files.manifest}: the writer is still recording")
+            report.remarks.append(f"{self.files.where}: the writer is still recording")
         journal.compare(self._alive)
         report.damages += journal.damages
         report.remarks += journal.remarks
@@ -147,13 +143,13 @@ class Examination:
         if self._episodes:
             report.episodes += len(np.unique(np.concatenate(self._episodes)))
 
-    def _batch(self, path: Path, layouts: Layouts) -> Iterator[tuple[Array, Chunk]]:
+    def _batch(self, name: str, layouts: Layouts) -> Iterator[tuple[Array, Chunk]]:
         try:
-            batch = BatchInspector(path)
+            batch = BatchInspector(self._storage, name)
         except FileNotFoundError:
             return  # sealed under its other name since we saw it, or removed
         except CorruptTrace as error:
-            self._unreadable(path, error.problem)
+            self._unreadable(name, error.problem)
             return
         for damage in _merged(batch.damage):
             self._walk_damage(batch, damage)
@@ -174,9 +170,7 @@ class Examination:
                 _verify(chunk, fragments, layouts)
             except CorruptTrace as error:
                 clean = False
-                self._lost(
-                    Damage(str(batch.path), offset, offset + length, error.problem), self._steps(fragments), True
-                )
+                self._lost(Damage(batch.path, offset, offset + length, error.problem), self._steps(fragments), True)
             else:
                 self._count(fragments)
                 yield fragments, chunk
@@ -201,22 +195,22 @@ class Examination:
         self._report.chunks += 1
         self._report.steps += int(fragments["steps"].sum())
 
-    def _unreadable(self, path: Path, problem: str) -> None:
-        size = _size(path)
+    def _unreadable(self, name: str, problem: str) -> None:
+        size, path = _size(self._storage, name), self._storage.path(name)
         self._report.files += 1
         self._report.bytes += size
         self._advance(0)
-        if path.name.endswith(PART) and size < wire.HEADER_SIZE:
+        if name.endswith(PART) and size < wire.HEADER_SIZE:
             self._report.remarks.append(f"{path}: nothing recorded; the writer died, or has just begun")
         else:
-            self._lost(Damage(str(path), 0, size, problem), [], exact=False)
+            self._lost(Damage(path, 0, size, problem), [], exact=False)
 
     def _missing(self, numbers: range) -> None:
-        path = self.directory / batch_name(self.files.writer, numbers[0])
-        if not path.exists():
+        name = batch_name(self.files.writer, numbers[0])
+        if not is_there(self._storage, name):
             more = f", and {len(numbers) - 1} after it" if len(numbers) > 1 else ""
             self._journal.missing.append(numbers)
-            self._lost(Damage(str(path), 0, 0, MISSING + more), [], exact=False)
+            self._lost(Damage(self._storage.path(name), 0, 0, MISSING + more), [], exact=False)
 
     def _lost(self, damage: Damage, steps: list[LostSteps], exact: bool) -> None:
         self._report.damages.append(damage)

@@ -1,13 +1,11 @@
-"""A trace directory that was opened, and where its episodes find their steps, whatever is recorded meanwhile."""
+"""A trace that was opened, and where its episodes find their steps, whatever is recorded meanwhile."""
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -19,6 +17,7 @@ from gym_trace.playback.assembly import Piece, assemble, cut_down
 from gym_trace.playback.chunk_cache import ChunkCache
 from gym_trace.playback.episode_table import Parts
 from gym_trace.playback.writer_reader import Extent, WriterReader
+from gym_trace.storage.protocol import Storage
 
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
 
@@ -31,8 +30,8 @@ class Opened:
         skipped: damage that was found while reading, and left out.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], writers: Sequence[WriterReader] = ()):
-        self.directory = Path(os.path.abspath(directory))
+    def __init__(self, storage: Storage, writers: Sequence[WriterReader] = ()):
+        self.storage = storage
         self.writers = {writer.writer: writer for writer in writers}
         self.cache = ChunkCache(_CACHE_BYTES)
         self.skipped: dict[Damage, None] = {}
@@ -42,7 +41,7 @@ class Opened:
     def refresh(self) -> dict[str, WriterReader]:
         """The writers as they are by now. Raises TraceNotFound."""
         with self._lock:
-            found = find_writers(self.directory)
+            found = find_writers(self.storage)
             known = self.writers
             present = [
                 known[files.writer].refreshed(files) if files.writer in known else WriterReader(files, room=self._room)
@@ -60,7 +59,7 @@ class Opened:
         return self
 
     def __reduce__(self) -> Any:
-        return reopened, (str(self.directory), extents_of(list(self.writers.values())))
+        return reopened, (self.storage, extents_of(list(self.writers.values())))
 
 
 def extents_of(writers: Sequence[WriterReader]) -> tuple[Extent, ...]:
@@ -68,20 +67,20 @@ def extents_of(writers: Sequence[WriterReader]) -> tuple[Extent, ...]:
     return tuple(writer.extent for writer in writers)
 
 
-def reopened(directory: str, extents: tuple[Extent, ...]) -> Opened:
-    """A directory opened in another process, with what these extents had. Raises TraceError if it is not there now."""
-    return Opened(directory, _read_again(directory, extents))
+def reopened(storage: Storage, extents: tuple[Extent, ...]) -> Opened:
+    """A trace opened in another process, with what these extents had. Raises TraceError if it is not there now."""
+    return Opened(storage, _read_again(storage, extents))
 
 
 @lru_cache(maxsize=1)  # workers are given many episodes of the same trace, one after the other
-def _read_again(directory: str, extents: tuple[Extent, ...]) -> list[WriterReader]:
-    found = {files.writer: files for files in find_writers(Path(directory))}
+def _read_again(storage: Storage, extents: tuple[Extent, ...]) -> list[WriterReader]:
+    found = {files.writer: files for files in find_writers(storage)}
     if missing := [extent.writer for extent in extents if extent.writer not in found]:
-        raise TraceNotFound(f"{directory}: writer {missing[0]} is not there any more")
+        raise TraceNotFound(f"{storage.root}: writer {missing[0]} is not there any more")
     room = TableRoom()
     writers = [WriterReader(found[extent.writer], extent, room) for extent in extents]
     if changed := [writer.writer for writer, extent in zip(writers, extents) if writer.extent != extent]:
-        raise TraceError(f"{directory}: what writer {changed[0]} had recorded is not there any more as it was")
+        raise TraceError(f"{storage.root}: what writer {changed[0]} had recorded is not there any more as it was")
     return writers
 
 
@@ -127,8 +126,8 @@ class OnDisk:
             if same and now["steps"] >= then["steps"]:
                 return writer, row
         raise TraceError(
-            f"{self._opened.directory}: episode {then['episode_id']} of {self._writer}, from step {then['first_step']} "
-            "on, is not there any more as it was when it was looked up; look it up again"
+            f"{self._opened.storage.root}: episode {then['episode_id']} of {self._writer}, from step "
+            f"{then['first_step']} on, is not there any more as it was when it was looked up; look it up again"
         )
 
 

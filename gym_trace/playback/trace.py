@@ -20,6 +20,8 @@ from gym_trace.playback.episode_scan import scan_episodes
 from gym_trace.playback.episode_table import EPISODE
 from gym_trace.playback.opened import OnDisk, Opened, Scanned, extents_of, reopened
 from gym_trace.playback.writer_reader import Extent, WriterReader
+from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.protocol import Storage
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
 
@@ -59,9 +61,9 @@ def as_trace(trace: Trace | str | os.PathLike[str]) -> Trace:
     return trace if isinstance(trace, Trace) else Trace(trace)
 
 
-def directory_of(trace: Trace | str | os.PathLike[str]) -> FilePath:
-    """The directory of a trace, for functions that read its files by themselves; of a view, that of the whole trace."""
-    return trace.directory if isinstance(trace, Trace) else FilePath(trace)
+def storage_of(trace: Trace | str | os.PathLike[str]) -> Storage:
+    """Where a trace lies, for functions that read its files by themselves; of a view, where the whole trace does."""
+    return trace._opened.storage if isinstance(trace, Trace) else LocalStorage(trace)
 
 
 class _Content(NamedTuple):
@@ -102,7 +104,7 @@ class Trace:
     """
 
     def __init__(self, directory: str | os.PathLike[str]):
-        self._opened = Opened(directory)
+        self._opened = Opened(LocalStorage(os.path.abspath(directory)))
         self._content = _whole(())
         self.refresh()
         if not self._content.writers:
@@ -129,7 +131,7 @@ class Trace:
         return self._with(self._content)
 
     def __reduce__(self) -> Any:
-        return _reopened, (str(self.directory), extents_of(self._content.writers), self._content.chosen)
+        return _reopened, (self._opened.storage, extents_of(self._content.writers), self._content.chosen)
 
     def _with(self, content: _Content) -> Trace:
         other = Trace.__new__(Trace)
@@ -138,7 +140,7 @@ class Trace:
 
     @property
     def directory(self) -> FilePath:
-        return self._opened.directory
+        return FilePath(self._opened.storage.root)
 
     @property
     def episodes(self) -> Array:
@@ -355,16 +357,15 @@ def _whole(writers: Sequence[WriterReader]) -> _Content:
     """All that these writers have recorded."""
     tables = [writer.parts.table for writer in writers]
     table = tables[0] if len(tables) == 1 else np.concatenate([np.empty(0, EPISODE), *tables])
-    counts = [len(table) for table in tables]
+    bounds = np.cumsum([0, *map(len, tables)], dtype=np.int64)
     table["index"] = np.arange(len(table))
-    table["writer"] = np.repeat(np.arange(len(tables)), counts)
-    bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    table["writer"] = np.repeat(np.arange(len(tables)), np.diff(bounds))
     return _Content(list(writers), bounds, None, list(writers), table)
 
 
-def _reopened(directory: str, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:
+def _reopened(storage: Storage, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:
     trace = Trace.__new__(Trace)
-    trace._opened = reopened(directory, extents)
+    trace._opened = reopened(storage, extents)
     trace._content = _whole(list(trace._opened.writers.values()))
     return trace if chosen is None else trace[chosen]
 

@@ -16,7 +16,6 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
 from gym_trace.format.buffers import common
 from gym_trace.format.directory import WriterFiles
-from gym_trace.format.manifest import read_manifest
 from gym_trace.format.tables import TableRoom
 from gym_trace.model.layout import put_together
 from gym_trace.model.schema import Layouts, WriterSchema
@@ -48,6 +47,7 @@ class WriterReader:
         batches: its readable batches, in order.
         damage: what was found not to check.
         parts: its episodes.
+        files: their names, and where they are.
     """
 
     def __init__(self, files: WriterFiles, extent: Extent | None = None, room: TableRoom | None = None):
@@ -73,11 +73,11 @@ class WriterReader:
     def _read(self, files: WriterFiles) -> None:
         # Asked before the files are read: what a dead writer left is all there.
         self.alive = files.is_alive() if self._extent is None else self._extent.alive
-        self._files = files
-        for number, path in files.batches.items():
+        self.files = files
+        for number, name in files.batches.items():
             reader = self._readers.get(number)
             if reader is None:
-                reader = self._opened(path)
+                reader = self._opened(name)
                 if reader is not None:
                     self._readers[number] = reader
             elif not reader.sealed:
@@ -101,16 +101,16 @@ class WriterReader:
         self.extent = Extent(self.writer, self.alive, found, len(self.parts.table))
         common().rest()
 
-    def _opened(self, path: Any) -> BatchReader | None:
-        """The batch at path; None if its writer died before its header was whole, or nothing of it can be read."""
+    def _opened(self, name: str) -> BatchReader | None:
+        """The batch of this name; None if its writer died before its header was whole, or nothing of it can be read."""
         size = wire.HEADER_SIZE
         with contextlib.suppress(FileNotFoundError):  # sealed since it was listed, which BatchReader knows of
-            size = path.stat().st_size  # beforehand: the header may be written meanwhile
+            size = self.files.storage.size(name)  # beforehand: the header may be written meanwhile
         try:
-            return BatchReader(path, self._room)
+            return BatchReader(self.files.storage, name, self._room)
         except CorruptTrace as error:
-            if not (path.name.endswith(PART) and size < wire.HEADER_SIZE):
-                damage = Damage(str(path), 0, size, error.problem)
+            if not (name.endswith(PART) and size < wire.HEADER_SIZE):
+                damage = Damage(self.files.storage.path(name), 0, size, error.problem)
                 if damage not in self._unreadable:
                     self._unreadable.append(damage)
             return None
@@ -126,13 +126,11 @@ class WriterReader:
         """From the first batch that has a schema, otherwise from the manifest. Raises CorruptTrace if none has."""
         if self._about is None:
             found: Any = next((batch.schema for batch in self.batches if batch.schema is not None), None)
-            if found is None and self._files.manifest is not None:
-                first = next(read_manifest(self._files.manifest), {})
+            if found is None:
+                first = next(self.files.entries(), {})
                 found = first if first.get("type") == "writer" else None
             if found is None:
-                raise CorruptTrace(
-                    f"writer {self.writer}: no readable schema", str(self._files.manifest or self.writer)
-                )
+                raise CorruptTrace(f"writer {self.writer}: no readable schema", self.files.where)
             self._about = WriterSchema.of(found)
         return self._about
 

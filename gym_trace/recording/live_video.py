@@ -12,7 +12,9 @@ import gymnasium
 
 from gym_trace.errors import InvalidOption, told
 from gym_trace.format.directory import video_name
-from gym_trace.format.manifest import SUFFIX, append
+from gym_trace.format.manifest import append
+from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.protocol import Storage
 from gym_trace.video.schedules import Schedule, schedule_of
 
 _DEFAULT_FPS = 30.0  # of environments that do not say how fast they are
@@ -106,7 +108,7 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
         except Exception as error:  # other people's code, and whatever it has for metadata
             _warn(episode, error)
             return
-        self._film = film = _Film(encoder, directory / f"{writer}{SUFFIX}", episode)
+        self._film = film = _Film(encoder, LocalStorage(directory), writer, episode)
         film.finalizer = Finalize(self, film.finish, exitpriority=99)  # after the recorder is closed
         self._take()
 
@@ -128,10 +130,10 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
 class _Film:
     """A video that is being made of an episode."""
 
-    def __init__(self, encoder: Any, manifest: Path, episode: int):
+    def __init__(self, encoder: Any, storage: Storage, writer: str, episode: int):
         self.encoder = encoder
         self.finalizer: Any = None
-        self._manifest, self._episode = manifest, episode
+        self._storage, self._writer, self._episode = storage, writer, episode
         self._whole = False
         self._pid = os.getpid()
 
@@ -148,9 +150,9 @@ class _Film:
             if not self._whole:
                 self.encoder.close()
                 self._whole = True
-            path = self.encoder.path
-            entry = {"file": path.name, "bytes": path.stat().st_size, "episode": self._episode}
-            append(self._manifest, {"type": "video", **entry, "frames": self.encoder.frames})
+            name = self.encoder.path.name
+            entry = {"file": name, "bytes": self._storage.size(name), "episode": self._episode}
+            append(self._storage, self._writer, {"type": "video", **entry, "frames": self.encoder.frames})
         except FileNotFoundError as error:
             if self._whole and self.encoder.path.exists():
                 return False  # writers that are copies make their files when there is something to write

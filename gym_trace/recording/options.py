@@ -24,6 +24,7 @@ from gym_trace.format import wire
 from gym_trace.model.values import pack, unpack
 from gym_trace.recording import provenance
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
+from gym_trace.storage.local import LocalStorage
 
 _log = logging.getLogger("gym_trace")
 _Wrapper = TypeVar("_Wrapper", bound=type)
@@ -122,7 +123,7 @@ def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) ->
         _log.warning("recording to %s", path)
         return path
     path = Path(directory).absolute()
-    trace_directory.prepare(path, on_exist)
+    trace_directory.prepare(LocalStorage(path), on_exist)
     return path
 
 

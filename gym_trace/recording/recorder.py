@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pathlib
 import warnings
 import weakref
 from abc import ABC, abstractmethod
@@ -25,6 +24,7 @@ from gym_trace.recording.chunk_builder import ChunkWriter
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.reset_record import Start, packed_start, stored_seed
 from gym_trace.recording.segment import held
+from gym_trace.storage.protocol import Storage
 
 
 class Recorder(ABC):
@@ -36,14 +36,14 @@ class Recorder(ABC):
 
     def __init__(
         self,
-        directory: pathlib.Path,
+        storage: Storage,
         schema: dict[str, Any],
         chunk_bytes: int,
         options: RecordingOptions,
         summary: Callable[[], dict[str, Any]],
         lazy: bool,
     ):
-        self.directory = directory
+        self._storage = storage
         self._schema = schema
         self._chunk_bytes = chunk_bytes
         self._options = options
@@ -104,8 +104,8 @@ class Recorder(ABC):
             self.limit = 0
 
     def _open_writer(self) -> TraceWriter:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        return TraceWriter(self.directory, self._schema, self._options.level, self._options.fsync)
+        self._storage.make()
+        return TraceWriter(self._storage, self._schema, self._options.level, self._options.fsync)
 
     @property
     def writer_id(self) -> str:
@@ -159,7 +159,7 @@ class Recorder(ABC):
             return
         self._reported = True
         message = (
-            f"recording to {self.directory} has stopped: {failure}; what was written before can be read, "
+            f"recording to {self._storage.root} has stopped: {failure}; what was written before can be read, "
             "the environment can go on without being recorded"
         )
         if self._options.on_error == "raise":

@@ -11,7 +11,6 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader
-from gym_trace.format.manifest import SUFFIX, read_manifest
 from gym_trace.model.layout import PlainSpace, layout_of
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.playback.writer_reader import WriterReader
@@ -66,7 +65,7 @@ def progress_of(trace: Trace | str | os.PathLike[str]) -> dict[str, int]:
     return {
         "episodes": sum(_episodes_of(writer) for writer in trace.readers),
         "steps": sum(int(writer.fragments["steps"].sum()) for writer in trace.readers),
-        "bytes": sum(size_of(trace, writer) for writer in trace.readers),
+        "bytes": sum(size_of(writer) for writer in trace.readers),
         "recording": sum(writer.alive for writer in trace.readers),
     }
 
@@ -80,14 +79,14 @@ def _describe_writer(trace: Trace, writer: WriterReader) -> dict[str, Any]:
         "state": _state(trace, writer),
         "episodes": _episodes_of(writer),
         "steps": int(writer.fragments["steps"].sum()),
-        "bytes": size_of(trace, writer),
+        "bytes": size_of(writer),
         "batches": [_describe_batch(batch) for batch in writer.batches],
     }
 
 
 def _describe_batch(batch: BatchReader) -> dict[str, Any]:
     return {
-        "file": batch.path.name,
+        "file": batch.name,
         "sealed": batch.sealed,
         "bytes": batch.size,
         "chunks": len(batch.chunks),
@@ -99,9 +98,7 @@ def _describe_batch(batch: BatchReader) -> dict[str, Any]:
 def _state(trace: Trace, writer: WriterReader) -> str:
     if writer.alive:
         return "recording"
-    manifest = trace.directory / f"{writer.writer}{SUFFIX}"
-    entries = read_manifest(manifest) if manifest.exists() else ()
-    return "closed" if any(entry.get("type") == "closed" for entry in entries) else "dead"
+    return "closed" if any(entry.get("type") == "closed" for entry in writer.files.entries()) else "dead"
 
 
 def _episodes_of(writer: WriterReader) -> int:

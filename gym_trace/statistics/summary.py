@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.format.manifest import SUFFIX
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.trace import Trace, as_trace
@@ -127,10 +127,13 @@ def _grouping(trace: Trace, by: str | None) -> Grouping:
     return Grouping([""], of_writer, of_outcome)
 
 
-def size_of(trace: Trace, writer: WriterReader) -> int:
+def size_of(writer: WriterReader) -> int:
     """Bytes of the files of a writer."""
-    manifest = trace.directory / f"{writer.writer}{SUFFIX}"
-    return sum(batch.size for batch in writer.batches) + (manifest.stat().st_size if manifest.exists() else 0)
+    size = sum(batch.size for batch in writer.batches)
+    if writer.files.manifest is not None:
+        with suppress(FileNotFoundError):
+            size += writer.files.storage.size(writer.files.manifest)
+    return size
 
 
 # -- from the index ---------------------------------------------------------------------------------------------------
@@ -318,7 +321,7 @@ def _storage(trace: Trace, writers: list[WriterReader]) -> dict[str, Any]:
     totals: dict[str, list[int]] = {}
     in_files = raw = 0
     for writer in writers:
-        in_files += size_of(trace, writer)
+        in_files += size_of(writer)
         for batch in writer.batches:
             for path, (full, stored) in batch.totals.items():
                 total = totals.setdefault("/".join(map(str, path)), [0, 0])

@@ -1,26 +1,212 @@
-"""Opening the files of a trace, of which none is trusted: regular files of the directory only, and all on the disk."""
+"""A trace in a directory. None of its files is trusted: regular files of the directory only, and all on the disk."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import stat
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
-from gym_trace.errors import CorruptTrace
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceExists, TraceNotFound
+from gym_trace.storage.protocol import Holder
 from gym_trace.storage.regular import open_regular
 
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: writers cannot be told alive from dead
+    fcntl = None  # type: ignore[assignment]
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _HOLES = 16 << 20  # bytes of a file that may be holes, besides three times what is on the disk
 _MOST_EXTENTS = 1 << 16
-_BLOCK = 1 << 20
+_held_here: set[str] = set()  # files whose locks this process holds
 
 
-def descriptor_of(path: Path) -> int:
-    """A file descriptor for reading a regular file: a link could lead out of the directory, reading a pipe never ends.
+class LocalStorage:
+    """A directory of a file system; see gym_trace.storage.protocol.Storage."""
 
-    Raises CorruptTrace for anything else, FileNotFoundError, OSError.
+    def __init__(self, directory: str | os.PathLike[str]):
+        self.root = str(Path(directory))
+        self._prefix = "" if self.root == "." else os.path.join(self.root, "")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LocalStorage) and self.root == other.root
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
+    def path(self, name: str) -> str:
+        return self._prefix + name
+
+    def make(self) -> None:
+        os.makedirs(self.root, exist_ok=True)
+
+    def names(self) -> list[str]:
+        try:
+            with os.scandir(self.root) as entries:  # a link could lead out of the directory, reading a pipe never ends
+                return [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+        except FileNotFoundError as error:
+            raise TraceNotFound(f"{self.root}: no such directory") from error
+        except NotADirectoryError as error:
+            raise TraceNotFound(f"{self.root}: a trace is a directory, this is a file") from error
+
+    def size(self, name: str) -> int:
+        status = os.lstat(self.path(name))
+        if not stat.S_ISREG(status.st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", self.path(name))
+        return status.st_size
+
+    def open(self, name: str) -> LocalReader:
+        path = self.path(name)
+        fd = _open_to_read(path)
+        try:
+            return LocalReader(fd, path)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def create(self, name: str, lock: bool = False) -> LocalAppender:
+        return LocalAppender(self.path(name), lock)
+
+    def append(self, name: str, data: bytes) -> None:
+        fd = open_regular(self.path(name), os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+
+    def holder(self, name: str) -> Holder | None:
+        path = self.path(name)
+        if fcntl is None:
+            return None
+        try:
+            fd = _open_to_read(path)
+        except (CorruptTrace, OSError):
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "this process" if os.path.realpath(path) in _held_here else "another process"
+        except OSError:
+            pass
+        finally:
+            os.close(fd)
+        return None
+
+    def rename(self, name: str, new: str) -> None:
+        os.rename(self.path(name), self.path(new))
+
+    def remove(self, name: str) -> None:
+        os.unlink(self.path(name))
+
+    def sync(self) -> None:
+        if os.name != "posix":
+            return
+        fd = os.open(self.root, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class LocalReader:
+    """A regular file that is open for reading, unbuffered; see gym_trace.storage.protocol.Reader.
+
+    Raises CorruptTrace where most of it is holes: reading these takes time, and they are nowhere on the disk.
     """
+
+    def __init__(self, fd: int, path: str):
+        self.size = os.fstat(fd).st_size
+        if (there := _on_disk(fd, self.size)) is not None:
+            raise CorruptTrace(f"claims {self.size} bytes, of which {there} are on the disk", path)
+        self._file = open(fd, "rb", buffering=0)  # noqa: SIM115 - closed by __exit__
+
+    def read(self, offset: int, length: int) -> bytes:
+        if not 0 <= offset < self.size:
+            return b""
+        self._file.seek(offset)
+        data: bytes = self._file.read(length)
+        while len(data) < length and (more := self._file.read(length - len(data))):
+            data += more
+        return data
+
+    def read_into(self, offset: int, out: memoryview) -> int:
+        if not 0 <= offset < self.size:
+            return 0
+        self._file.seek(offset)
+        filled = 0
+        while filled < len(out) and (count := self._file.readinto(out[filled:])):
+            filled += count
+        return filled
+
+    def __enter__(self) -> LocalReader:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._file.close()
+
+
+class LocalAppender:
+    """A new file that is open for writing; see gym_trace.storage.protocol.Appender."""
+
+    def __init__(self, path: str, lock: bool):
+        self._fd = os.open(path, _NEW, 0o666)
+        self._held: str | None = None
+        if lock:
+            self._held = os.path.realpath(path)
+            _held_here.add(self._held)
+            if fcntl is not None:
+                with contextlib.suppress(OSError):  # a file system without locks, as clusters have them
+                    fcntl.flock(self._fd, fcntl.LOCK_EX)  # may wait a moment for somebody who asks for the holder
+
+    def write(self, data: bytes | memoryview) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._fd, left) :]
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+        if self._held is not None:
+            _held_here.discard(self._held)
+
+
+def lock(fd: int) -> bool:
+    """Whether this process now holds the lock of a file that nobody else has; always so where there are no locks."""
+    if fcntl is not None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def storage_of_copy(target: Path, source: Path) -> LocalStorage:
+    """Makes target, for a copy of what is in source: a directory that is new or empty, and does not lie in source."""
+    if target.resolve().is_relative_to(source.resolve()):
+        raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
+    storage = LocalStorage(target)
+    try:
+        storage.make()
+        is_empty = not os.listdir(target)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise TraceExists(f"{target} is a file; give a new directory") from error
+    if not is_empty:
+        raise TraceExists(f"{target} is not empty; give a new directory")
+    return storage
+
+
+def _open_to_read(path: str) -> int:
+    """A file descriptor. Raises CorruptTrace for what is no regular file, FileNotFoundError, OSError."""
     try:
         return open_regular(path, os.O_RDONLY)
     except OSError as error:
@@ -29,24 +215,9 @@ def descriptor_of(path: Path) -> int:
         raise
 
 
-def opened(path: Path) -> Any:
-    """The file for reading, unbuffered, as descriptor_of opens it.
-
-    Raises CorruptTrace, too, where most of it is holes: reading these takes time, and they are nowhere on the disk.
-    """
-    fd = descriptor_of(path)
-    try:
-        if (there := _on_disk(fd)) is not None:
-            raise CorruptTrace(f"claims {os.fstat(fd).st_size} bytes, of which {there} are on the disk", path)
-        return open(fd, "rb", buffering=0)
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-def _on_disk(fd: int) -> int | None:
+def _on_disk(fd: int, size: int) -> int | None:
     """The bytes of a file that are not in holes, where these are too many; None otherwise."""
-    size, there, at = os.fstat(fd).st_size, 0, 0
+    there = at = 0
     if size <= _HOLES or not hasattr(os, "SEEK_HOLE"):
         return None
     try:
@@ -61,12 +232,3 @@ def _on_disk(fd: int) -> int | None:
     finally:
         os.lseek(fd, 0, os.SEEK_SET)
     return there
-
-
-def checksum_of(path: Path) -> int:
-    """The CRC of a whole file. Raises CorruptTrace, OSError."""
-    crc = 0
-    with opened(path) as file:
-        while block := file.read(_BLOCK):
-            crc = crc32(block, crc)
-    return crc

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from pathlib import Path
 
 # O_NONBLOCK: opening a pipe would wait for somebody at its other end. These are not on every system.
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
@@ -27,11 +26,6 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
         os.close(fd)
         raise _refused(path)
     return fd
-
-
-def is_regular(path: Path) -> bool:
-    """Whether there is a regular file of this name, and no link to one."""
-    return path.is_file() and not path.is_symlink()
 
 
 def _refused(path: str | os.PathLike[str]) -> OSError:

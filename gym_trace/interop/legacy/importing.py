@@ -15,7 +15,7 @@ from typing import Any
 
 from gym_trace.errors import InvalidOption, RecordingError, TraceNotFound
 from gym_trace.format import wire
-from gym_trace.format.directory import check_writer_id, find_writers, new_writer_id, prepare_copy
+from gym_trace.format.directory import check_writer_id, find_writers, new_writer_id
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.interop.legacy.gym_recording import GymRecording, find_recordings
 from gym_trace.interop.legacy.monitor import MonitorRun, differences, find_runs
@@ -23,6 +23,8 @@ from gym_trace.interop.legacy.new_writer import NewWriter
 from gym_trace.interop.legacy.old_files import OldDirectory
 from gym_trace.model.schema import IMPORTED_FROM, WriterSchema
 from gym_trace.recording.chunk_builder import FRAME_CHUNK, SMALL_CHUNK, ChunkWriter
+from gym_trace.storage.local import LocalStorage, storage_of_copy
+from gym_trace.storage.protocol import Storage
 
 Progress = Callable[[int, int], None]  # files done, files in all
 _LEVEL = 3  # of zstd
@@ -74,10 +76,10 @@ def import_recording(
     with OldDirectory(path) as source:
         found = find_old(source)
         existed = target.exists()
-        prepare_copy(source.path, target)
+        storage = storage_of_copy(target, source.path)
         report = ImportReport(target)
         try:
-            _import(source, found, report, on_progress)
+            _import(source, found, storage, report, on_progress)
         except BaseException as error:
             _clear(target, existed)
             if isinstance(error, OSError):
@@ -92,7 +94,7 @@ def find_old(source: OldDirectory) -> list[GymRecording | MonitorRun]:
     if found:
         return found
     problem = f"{source.path}: no old recording here"
-    if find_writers(source.path):
+    if find_writers(LocalStorage(source.path)):
         raise TraceNotFound(f"{problem}: it holds a trace of gym-trace already, which can be read as it is")
     raise TraceNotFound(
         f"{problem}; gym_recording leaves openaigym.trace.*.manifest.json, OpenAI Gym's Monitor "
@@ -101,7 +103,11 @@ def find_old(source: OldDirectory) -> list[GymRecording | MonitorRun]:
 
 
 def _import(
-    source: OldDirectory, found: list[GymRecording | MonitorRun], report: ImportReport, on_progress: Progress | None
+    source: OldDirectory,
+    found: list[GymRecording | MonitorRun],
+    storage: Storage,
+    report: ImportReport,
+    on_progress: Progress | None,
 ) -> None:
     done, total = 0, sum(recording.files for recording in found)
 
@@ -115,7 +121,7 @@ def _import(
     for recording in found:
         for writer in recording.writers(on_file):
             # The writers of a trace are read in the order of this time.
-            _write(writer, recording.kind, created + len(report.writers), report)
+            _write(writer, recording.kind, created + len(report.writers), storage, report)
     report.kinds = list(dict.fromkeys(recording.kind for recording in found))
     runs = [recording for recording in found if isinstance(recording, MonitorRun)]
     if problem := differences([run.env_info for run in runs]):
@@ -125,11 +131,11 @@ def _import(
             report.videos += [name for name in names if _copied(source, name, report.destination)]
 
 
-def _write(new: NewWriter, kind: str, created: int, report: ImportReport) -> None:
+def _write(new: NewWriter, kind: str, created: int, storage: Storage, report: ImportReport) -> None:
     schema = _schema(new, kind, created)
     layouts = WriterSchema.of(schema).layouts[:2]
     large = any(leaf.row_size >= wire.LARGE_ROW for layout in layouts for leaf in layout.leaves())
-    writer = TraceWriter(report.destination, schema, _LEVEL, fsync=False)
+    writer = TraceWriter(storage, schema, _LEVEL, fsync=False)
     try:
         chunks = ChunkWriter(lambda: writer, FRAME_CHUNK if large else SMALL_CHUNK)
         for segment in new.segments:

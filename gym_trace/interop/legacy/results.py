@@ -13,13 +13,14 @@ import numpy as np
 
 from gym_trace.errors import TraceNotFound
 from gym_trace.format.directory import find_writers
-from gym_trace.format.manifest import SUFFIX, read_manifest
+from gym_trace.format.manifest import SUFFIX
 from gym_trace.interop.legacy.monitor import MonitorRun, differences, find_runs, is_manifest
 from gym_trace.interop.legacy.old_files import OldDirectory
 from gym_trace.model.values import Array
-from gym_trace.playback.trace import Trace, directory_of, open_trace
+from gym_trace.playback.trace import Trace, open_trace, storage_of
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.statistics.summary import by_episode, is_complete
+from gym_trace.storage.local import LocalStorage
 
 _TYPES = {"train": "t", "eval": "e", "": None}
 _UNKNOWN = np.iinfo(np.int64).min  # as a time
@@ -69,7 +70,7 @@ def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
     sources = _of_trace(directory) if isinstance(directory, Trace) else _of_directory(directory)
     if problem := differences([source.env_info for source in sources]):
         warnings.warn(
-            f"{directory_of(directory)}: {problem}; the results are those of the first, groups has all", stacklevel=2
+            f"{storage_of(directory).root}: {problem}; the results are those of the first, groups has all", stacklevel=2
         )
     first, *others = _grouped(sources)
     return {**first, "groups": [first, *others]} if others else first
@@ -79,7 +80,7 @@ def _of_directory(directory: str | os.PathLike[str]) -> list[_Source]:
     with OldDirectory(directory) as old:
         if any(map(is_manifest, old.names)):
             return [_of_monitor(old.path, run) for run in find_runs(old)]
-        if find_writers(old.path):
+        if find_writers(LocalStorage(old.path)):
             return _of_trace(open_trace(old.path))
         raise TraceNotFound(
             f"{old.path}: neither a trace nor statistics of OpenAI Gym's Monitor (openaigym.manifest.*.json) here; "
@@ -161,10 +162,10 @@ def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Source:
     of_trace = {"env_id": about.environment.get("id"), "gym_version": about.versions.get("gymnasium")}
     whole = is_complete(trace, rows, np.asarray(lengths)) | bool(origin)
     initial_reset = origin.get("initial_reset_timestamp")
-    manifest = trace.directory / f"{writer.writer}{SUFFIX}"
-    videos = _pairs(origin.get("videos")) if origin else _live_videos(manifest)
+    manifest = f"{writer.writer}{SUFFIX}"
+    videos = _pairs(origin.get("videos")) if origin else _live_videos(writer, manifest)
     return _Source(
-        manifests=[str(manifest)],
+        manifests=[str(trace.directory / manifest)],
         env_info=origin.get("env_info", of_trace),
         initial_reset=initial_reset if isinstance(initial_reset, float) else _first(table["start_time"]),
         videos=[(str(trace.directory / video), str(trace.directory / about)) for video, about in videos],
@@ -187,11 +188,10 @@ def _pairs(value: Any) -> list[tuple[str, str]]:
     return [pair for pair in pairs if len(pair) == 2 and all(map(_is_name, pair))]
 
 
-def _live_videos(manifest: Path) -> list[tuple[str, str]]:
+def _live_videos(writer: WriterReader, manifest: str) -> list[tuple[str, str]]:
     """The videos that a recorder made, with the name of its manifest, which describes them."""
-    entries = read_manifest(manifest) if manifest.exists() else ()
-    files = [entry.get("file") for entry in entries if entry.get("type") == "video"]
-    return [(str(file), manifest.name) for file in files if _is_name(file)]
+    files = [entry.get("file") for entry in writer.files.entries() if entry.get("type") == "video"]
+    return [(str(file), manifest) for file in files if _is_name(file)]
 
 
 def _is_name(value: Any) -> bool:

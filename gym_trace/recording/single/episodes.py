@@ -17,6 +17,7 @@ from gym_trace.recording.live_video import LiveVideo
 from gym_trace.recording.options import RecordingOptions, copied_schema
 from gym_trace.recording.single.block import RowFormat
 from gym_trace.recording.single.recorder import RowRecorder
+from gym_trace.storage.local import LocalStorage
 
 _FINALS = ("final_observation", "final_info")  # of Gymnasium 0.29
 
@@ -46,7 +47,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
         action = layout_of(self._schema["action_space"], ("actions",))
         form = RowFormat(observation, action, self._infos, use_frames=not self._filtered)
         self._recorder = recorder = RowRecorder(
-            self.directory, self._schema, form, self._options, self._filters.summary, lazy
+            LocalStorage(self.directory), self._schema, form, self._options, self._filters.summary, lazy
         )
         # A row of one typed observation, one typed action and the reward is built without a generic loop over leaves.
         is_typed = all(isinstance(layout, Leaf) and layout.dtype is not None for layout in (observation, action))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +27,7 @@ from gym_trace.recording.single.block import (
     settled,
 )
 from gym_trace.recording.single.encoder import Encoder
+from gym_trace.storage.protocol import Storage
 
 
 class RowRecorder(Recorder):
@@ -41,7 +41,7 @@ class RowRecorder(Recorder):
 
     def __init__(
         self,
-        directory: pathlib.Path,
+        storage: Storage,
         schema: dict[str, Any],
         row_format: RowFormat,
         options: RecordingOptions,
@@ -52,7 +52,7 @@ class RowRecorder(Recorder):
         self._width = row_format.width
         self._capacity = row_format.capacity * row_format.width
         self._frame_packers: dict[Path, FramePacker] = {}
-        super().__init__(directory, schema, row_format.chunk_bytes, options, summary, lazy)
+        super().__init__(storage, schema, row_format.chunk_bytes, options, summary, lazy)
 
     def _start_afresh(self) -> None:
         super()._start_afresh()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from gym_trace.recording.vector.block import Rows, StepRooms
 from gym_trace.recording.vector.encoder import LaneEncoder
 from gym_trace.recording.vector.events import End, GoOn, LaneBlock, Lost, Reset, Step
 from gym_trace.recording.vector.filters import LaneFilters
+from gym_trace.storage.protocol import Storage
 
 _ROWS = 128  # of each lane that make a block, if that is not too large
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 16 << 20
@@ -41,7 +41,7 @@ class LaneRecorder(Recorder):
 
     def __init__(
         self,
-        directory: pathlib.Path,
+        storage: Storage,
         schema: dict[str, Any],
         count: int,
         mode: str,
@@ -64,7 +64,7 @@ class LaneRecorder(Recorder):
         self.largest_value = wire.MAX_VALUES // 2 // count
         self.expecting = False  # a step or reset has begun that was not told yet
         chunk_bytes = self._times * count * row_size * 3 // 4  # a block is one chunk, whatever it lacks
-        super().__init__(directory, schema, chunk_bytes, options, filters.summary, lazy)
+        super().__init__(storage, schema, chunk_bytes, options, filters.summary, lazy)
 
     def _start_afresh(self) -> None:
         super()._start_afresh()

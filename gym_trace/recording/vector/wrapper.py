@@ -30,6 +30,7 @@ from gym_trace.recording.vector.block import Rows
 from gym_trace.recording.vector.events import SAME_STEP, Reset, Step
 from gym_trace.recording.vector.infos import LAST_INFO, LAST_OBSERVATION, infos_by_lane, last_of
 from gym_trace.recording.vector.recorder import BatchPacker, LaneRecorder
+from gym_trace.storage.local import LocalStorage
 
 if not hasattr(vector, "AutoresetMode"):
     raise ImportError("TraceRecordingVectorWrapper needs gymnasium 1.1 or newer: pip install -U gymnasium")
@@ -123,7 +124,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         observation = layout_of(self._schema["observation_space"], ("observations",))
         action = layout_of(self._schema["action_space"], ("actions",))
         self._recorder = recorder = LaneRecorder(
-            self.directory,
+            LocalStorage(self.directory),
             self._schema,
             self._count,
             self._mode,
