@@ -1,6 +1,6 @@
 """What a trace asks of the place where it lies: a few files with names of their own, appended to and read in ranges.
 
-gym_trace.storage.contract has the tests that every implementation passes.
+tests/storage_contract.py has the tests that every implementation passes.
 """
 
 from __future__ import annotations

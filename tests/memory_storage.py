@@ -1,0 +1,111 @@
+"""A storage that touches no file system."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gym_trace.errors import TraceNotFound
+from gym_trace.storage.protocol import Holder
+
+_places: dict[str, dict[str, bytearray]] = {}
+_held: set[tuple[str, str]] = set()
+
+
+class MemoryStorage:
+    def __init__(self, root: str | os.PathLike[str]):
+        self.root = os.fspath(root)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MemoryStorage) and self.root == other.root
+
+    def __hash__(self) -> int:
+        return hash(self.root)
+
+    @property
+    def files(self) -> dict[str, bytearray]:
+        if self.root not in _places:
+            raise TraceNotFound(f"{self.root}: no such place")
+        return _places[self.root]
+
+    def path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def make(self) -> None:
+        _places.setdefault(self.root, {})
+
+    def names(self) -> list[str]:
+        return list(self.files)
+
+    def size(self, name: str) -> int:
+        return len(self._file(name))
+
+    def open(self, name: str) -> MemoryReader:
+        return MemoryReader(bytes(self._file(name)))
+
+    def create(self, name: str, lock: bool = False) -> MemoryAppender:
+        if name in self.files:
+            raise FileExistsError(name)
+        self.files[name] = bytearray()
+        return MemoryAppender(self.files[name], (self.root, name) if lock else None)
+
+    def append(self, name: str, data: bytes) -> None:
+        self._file(name).extend(data)
+
+    def holder(self, name: str) -> Holder | None:
+        return "this process" if (self.root, name) in _held else None
+
+    def rename(self, name: str, new: str) -> None:
+        self.files[new] = self._file(name)
+        del self.files[name]
+
+    def remove(self, name: str) -> None:
+        self._file(name)
+        del self.files[name]
+
+    def sync(self) -> None:
+        pass
+
+    def _file(self, name: str) -> bytearray:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return self.files[name]
+
+
+class MemoryReader:
+    def __init__(self, data: bytes):
+        self._data, self.size = data, len(data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._data[offset : offset + length] if 0 <= offset < self.size else b""
+
+    def read_into(self, offset: int, out: memoryview) -> int:
+        data = self.read(offset, len(out))
+        out[: len(data)] = data
+        return len(data)
+
+    def __enter__(self) -> MemoryReader:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+class MemoryAppender:
+    def __init__(self, data: bytearray, held: tuple[str, str] | None):
+        self._data, self._held = data, held
+        if held is not None:
+            _held.add(held)
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._data.extend(data)
+
+    def truncate(self, size: int) -> None:
+        del self._data[size:]
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if self._held is not None:
+            _held.discard(self._held)

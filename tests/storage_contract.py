@@ -1,0 +1,140 @@
+"""What every storage passes (gym_trace.storage.protocol): tests for whoever writes one.
+
+class TestMine(StorageContract):
+    @pytest.fixture
+    def storage(self):
+        return MyStorage(...)  # of a place that is not there yet
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterable
+
+import pytest
+
+from gym_trace.errors import TraceNotFound
+from gym_trace.storage.protocol import Storage
+
+
+def _written(storage: Storage, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+    storage.make()
+    file = storage.create(name)
+    for piece in pieces:
+        file.write(piece)
+    file.close()
+
+
+def _content(storage: Storage, name: str) -> bytes:
+    with storage.open(name) as file:
+        return file.read(0, file.size + 1)
+
+
+class StorageContract:
+    """Tests for pytest, of the fixture `storage`, which a subclass gives."""
+
+    def test_a_place_is_made_once_and_then_there(self, storage: Storage) -> None:
+        with pytest.raises(TraceNotFound):
+            storage.names()
+        storage.make()
+        storage.make()
+        assert storage.names() == []
+
+    def test_names_are_those_of_files(self, storage: Storage) -> None:
+        for name in ("w.manifest.jsonl", "w.000000.gtb.part"):
+            _written(storage, name, [b"some"])
+            assert storage.root in storage.path(name)
+            assert name in storage.path(name)
+        storage.sync()
+        assert sorted(storage.names()) == ["w.000000.gtb.part", "w.manifest.jsonl"]
+        storage.remove("w.manifest.jsonl")
+        assert storage.names() == ["w.000000.gtb.part"]
+
+    def test_ranges_are_read_as_they_were_written(self, storage: Storage) -> None:
+        data = bytes(range(256)) * 1000
+        _written(storage, "a", [data[:1], b"", data[1:70_000], memoryview(data)[70_000:]])
+        assert storage.size("a") == len(data)
+        with storage.open("a") as file:
+            assert file.size == len(data)
+            for offset, length in ((0, 1), (255_000, 1000), (3, 200_000), (255_990, 100), (7, 0)):
+                assert file.read(offset, length) == data[offset : offset + length]
+                out = bytearray(length)
+                assert file.read_into(offset, memoryview(out)) == len(data[offset : offset + length])
+                assert out.startswith(data[offset : offset + length])
+
+    def test_there_is_nothing_outside_of_a_file(self, storage: Storage) -> None:
+        _written(storage, "a", [b"some"])
+        with storage.open("a") as file:
+            for offset in (-64, -1, 4, 1 << 50, 1 << 70):
+                assert file.read(offset, 64) == b""
+                assert file.read_into(offset, memoryview(bytearray(64))) == 0
+
+    def test_what_is_not_there_is_not_found(self, storage: Storage) -> None:
+        storage.make()
+        for call, words in ((storage.open, ()), (storage.size, ()), (storage.remove, ()), (storage.rename, ("b",))):
+            with pytest.raises(FileNotFoundError):
+                call("a", *words)
+        with pytest.raises(FileNotFoundError):
+            storage.append("a", b"more")
+        assert storage.holder("a") is None
+        assert storage.names() == []
+
+    def test_a_name_is_taken_once(self, storage: Storage) -> None:
+        _written(storage, "a", [b"some"])
+        with pytest.raises(FileExistsError):
+            storage.create("a")
+        assert _content(storage, "a") == b"some"
+
+    def test_what_is_torn_is_taken_back(self, storage: Storage) -> None:
+        storage.make()
+        file = storage.create("a")
+        file.write(b"whole, torn")
+        file.truncate(5)
+        file.write(b", again")
+        file.sync()
+        file.close()
+        file.close()
+        assert _content(storage, "a") == b"whole, again"
+
+    def test_what_is_written_can_be_read_at_once(self, storage: Storage) -> None:
+        storage.make()
+        file = storage.create("a.part")
+        file.write(b"one")
+        with storage.open("a.part") as reader:
+            file.write(b", two")
+            assert reader.size == 3
+            assert reader.read(0, 3) == b"one"
+            assert _content(storage, "a.part") == b"one, two"
+            file.close()
+            storage.rename("a.part", "a")
+            assert reader.read(1, 2) == b"ne"
+        assert storage.names() == ["a"]
+        assert _content(storage, "a") == b"one, two"
+
+    def test_others_append_behind_what_is_written(self, storage: Storage) -> None:
+        storage.make()
+        file = storage.create("a")
+        file.write(b"1\n")
+        storage.append("a", b"2\n")
+        file.write(b"3\n")
+        file.close()
+        storage.append("a", b"4\n")
+        assert _content(storage, "a") == b"1\n2\n3\n4\n"
+
+    def test_a_lock_is_held_until_its_file_is_closed(self, storage: Storage) -> None:
+        storage.make()
+        locked, free = storage.create("locked", lock=True), storage.create("free")
+        assert storage.holder("locked") in ("this process", None)  # not every place has locks
+        assert storage.holder("free") is None
+        locked.write(b"some")
+        locked.close()
+        free.close()
+        assert storage.holder("locked") is None
+
+    def test_copies_are_of_the_same_place(self, storage: Storage) -> None:
+        _written(storage, "a", [b"some"])
+        for other in (copy.deepcopy(storage), pickle.loads(pickle.dumps(storage))):
+            assert other == storage
+            assert hash(other) == hash(storage)
+            assert _content(other, "a") == b"some"

@@ -1,0 +1,95 @@
+"""Where traces lie: a directory, or anything that keeps the contract."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from memory_storage import MemoryStorage
+from runs import recorded
+from storage_contract import StorageContract
+
+from gym_trace import check_trace, open_trace, repair_trace, scan_recorded_traces
+from gym_trace.errors import CorruptTrace, TraceExists, TraceNotFound
+from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.protocol import Storage
+
+
+class TestLocalStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        return LocalStorage(tmp_path / "deep" / "trace")
+
+
+class TestMemoryStorage(StorageContract):
+    @pytest.fixture
+    def storage(self, tmp_path: Path) -> Storage:
+        return MemoryStorage(tmp_path)
+
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is recorded and read is in memory."""
+    for module in ("recording.options", "recording.single.wrapper", "playback.trace", "integrity.repair"):
+        monkeypatch.setattr(f"gym_trace.{module}.LocalStorage", MemoryStorage)
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_a_trace_is_recorded_and_read_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 2)  # several batches
+    recorded(tmp_path / "t", episodes=5, uid="w")
+    trace = open_trace(tmp_path / "t")
+    storage = MemoryStorage(tmp_path / "t")
+    assert {"w.manifest.jsonl", "w.000000.gtb"} <= set(storage.names())
+    assert len(trace) == scan_recorded_traces(tmp_path / "t") == 5
+    assert [len(episode.observations) for episode in trace] == (trace.episodes["steps"] + 1).tolist()
+    assert check_trace(tmp_path / "t").damages == []
+    with pytest.raises(TraceExists):
+        recorded(tmp_path / "t")
+    assert not os.listdir(tmp_path)
+    repair_trace(tmp_path / "t", tmp_path / "copy")
+    monkeypatch.undo()
+    copied = open_trace(tmp_path / "copy")
+    for one, other in zip(trace, copied, strict=True):
+        np.testing.assert_array_equal(one.observations, other.observations)
+        np.testing.assert_array_equal(one.actions, other.actions)
+
+
+@pytest.mark.usefixtures("in_memory")
+def test_a_trace_in_memory_is_replaced_and_its_damage_is_named(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", uid="first")
+    recorded(tmp_path / "t", uid="second", on_exist="replace")
+    storage = MemoryStorage(tmp_path / "t")
+    assert sorted(storage.names()) == ["second.000000.gtb", "second.manifest.jsonl"]
+    storage.files["second.000000.gtb"][-100] ^= 1
+    (damage, *_) = check_trace(tmp_path / "t").damages
+    assert damage.path == storage.path("second.000000.gtb")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_only_regular_files_of_a_directory_are_files(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    (tmp_path / "file").write_bytes(b"some")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    assert storage.names() == ["file"]
+    for name in ("folder", "link", "pipe"):
+        with pytest.raises(CorruptTrace, match="not a regular file"):
+            storage.open(name)
+        with pytest.raises(FileNotFoundError):
+            storage.size(name)
+        with pytest.raises(OSError, match="left alone"):
+            storage.append(name, b"more")
+        with pytest.raises(FileExistsError):
+            storage.create(name)
+        assert storage.holder(name) is None
+    with pytest.raises(TraceNotFound, match="this is a file"):
+        LocalStorage(tmp_path / "file").names()
+
+
+def test_files_in_the_working_directory_have_their_plain_names() -> None:
+    assert LocalStorage(".").path("w.000000.gtb") == "w.000000.gtb"
+    assert LocalStorage("a/b/").path("w.000000.gtb") == os.path.join("a", "b", "w.000000.gtb")
