@@ -33,6 +33,8 @@ LAYERS = [
 ]
 MOST_MODULES, MOST_FILES, MOST_LINES = 6, 12, 400
 NEVER_LOADED = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "ctypes"}
+BEHIND_STORAGE = {"format", "playback", "integrity", "statistics"}
+FILE_CALLS, PATH_CALLS = {"open", "os.open", "os.rename"}, {"exists", "is_file", "iterdir", "scandir", "stat", "unlink"}
 NEVER_CALLED = {"eval", "exec", "compile", "__import__", "breakpoint", "print"}
 
 
@@ -121,6 +123,15 @@ def test_no_source_text_is_run_and_nothing_is_printed(path: Path) -> None:
             assert node.func.id not in NEVER_CALLED, f"line {node.lineno}"
         if isinstance(node, ast.keyword):
             assert node.arg != "allow_pickle", f"line {node.value.lineno}"
+
+
+@pytest.mark.parametrize("path", [p for p in sources() if p.parent.name in BEHIND_STORAGE], ids=module_of)
+def test_files_of_traces_are_touched_by_a_storage_only(path: Path) -> None:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in FILE_CALLS, f"line {node.lineno}"
+            assert called.rpartition(".")[2] not in PATH_CALLS, f"line {node.lineno}"
 
 
 @pytest.mark.parametrize("path", [*sources(), *sorted(COMMANDS.glob("*.py"))], ids=lambda path: path.stem)
