@@ -32,7 +32,7 @@ class TestMemoryStorage(StorageContract):
 @pytest.fixture
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is recorded and read is in memory."""
-    for module in ("recording.options", "recording.single.wrapper", "playback.trace", "integrity.repair"):
+    for module in ("recording.options", "recording.single.episodes", "playback.trace"):
         monkeypatch.setattr(f"gym_trace.{module}.LocalStorage", MemoryStorage)
 
 
