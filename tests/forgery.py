@@ -14,7 +14,7 @@ from gym_trace.format import wire
 from gym_trace.format.column_decoder import decode
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import parse_column
-from gym_trace.model.values import pack, unpack
+from gym_trace.model.packing import pack, unpack
 
 PATH, DTYPE, SHAPE, ROWS, ENCODING, STORED, RAW, CRC = range(8)  # of a column descriptor
 

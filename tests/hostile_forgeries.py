@@ -22,7 +22,7 @@ from telltale import record
 from gym_trace import TraceRecordingWrapper
 from gym_trace.format import wire
 from gym_trace.format.columns import CONSTANT, ZSTD
-from gym_trace.model.values import pack
+from gym_trace.model.packing import pack
 
 REWARDS, INFOS, STARTS = ("rewards",), ("infos",), ("starts",)
 MB = 1 << 20

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from hostile_forgeries import BATCH, INFOS, LONG_NUMBER, MANIFEST, MB, Place, first, forgery, infos, put_values, rows_of
 
-from gym_trace.model.values import pack
+from gym_trace.model.packing import pack
 
 ESCAPES = "\x1b]0;owned\x07\x1b[2J\r\n\u202eevil\x9b31m"
 

@@ -34,7 +34,7 @@ from gym_trace.errors import TraceError
 from gym_trace.format import column_decoder as decoding
 from gym_trace.format import manifest, wire
 from gym_trace.interop.legacy.importing import import_recording
-from gym_trace.model import containers, values
+from gym_trace.model import containers, packing
 
 MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does
 EXIT_CODES = (0, 1, 3, 4, 5)
@@ -126,7 +126,7 @@ def _read(place: Place, sound: Path) -> list[Any]:
     signal.signal(signal.SIGPROF, _too_slow)
     # A million episodes, or lists, take their time, honest or not: each limit is a sixteenth here, and so is the time.
     wire.TABLE_ROWS >>= 4
-    for module in (containers, decoding, manifest, values):
+    for module in (containers, decoding, manifest, packing):
         module.MAX_CONTAINERS >>= 4  # type: ignore[attr-defined]
     sys.stdin = open(os.devnull)  # noqa: SIM115
     failures: list[str] = []

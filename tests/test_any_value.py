@@ -27,9 +27,10 @@ from zoo import ScriptedEnv, Told, bits, small_blocks, spoil
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import UnstorableValue
+from gym_trace.model.packing import pack_lenient, unpack
 from gym_trace.model.returns import number_of
 from gym_trace.model.tensors import RawArray
-from gym_trace.model.values import Unstored, pack_lenient, unpack
+from gym_trace.model.values import Unstored
 from gym_trace.statistics.summary import summarize
 
 

@@ -19,7 +19,7 @@ from gym_trace.format.column_decoder import decode, packed_values
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import Column, parse_column
 from gym_trace.model.deltas import FrameRows
-from gym_trace.model.values import pack
+from gym_trace.model.packing import pack
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16
 DTYPES = ["<f4", "<i8", "|u1", "|b1", "<c8", "<f2", "<u2", "<c16", "<f16"]

@@ -8,7 +8,7 @@ import numpy as np
 
 from gym_trace.format import wire
 from gym_trace.model.layout import Leaf
-from gym_trace.model.values import unpack
+from gym_trace.model.packing import unpack
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.reset_record import Start, packed_start
 from gym_trace.recording.single.block import BEGIN, END, FLAG, LEAD, Block, RowFormat

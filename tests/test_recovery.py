@@ -21,7 +21,7 @@ from gym_trace.errors import InvalidOption, TraceError, TraceExists, TraceNotFou
 from gym_trace.format import wire
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.episode import Episode
-from gym_trace.model.values import pack
+from gym_trace.model.packing import pack
 from gym_trace.recording.background import BlockWriter
 from gym_trace.storage.local import LocalStorage
 

@@ -19,7 +19,8 @@ from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.envs.spaces import describe, restore
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
 from gym_trace.model.layout import from_array_map, layout_of, put_together, taken_apart, to_array_map
-from gym_trace.model.values import Misfit, objects, pack, unpack
+from gym_trace.model.packing import pack, unpack
+from gym_trace.model.values import Misfit, objects
 from gym_trace.statistics.summary import summarize
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, UnstorableValue
-from gym_trace.model.values import copied, dtype_from, is_plain_dtype, pack, pack_lenient
+from gym_trace.model.packing import pack, pack_lenient
+from gym_trace.model.values import copied, dtype_from, is_plain_dtype
 
 _LARGEST = 64 << 10  # bytes of an argument: every batch has it once more
 _DEEPEST = 32  # levels of an argument

@@ -13,7 +13,8 @@ from gym_trace.format import wire
 from gym_trace.format.column_decoder import decode, decode_rows
 from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, parse_column
 from gym_trace.format.tables import Index, TableRoom, are_apart, totals_of
-from gym_trace.model.values import Array, unpack
+from gym_trace.model.packing import unpack
+from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader, Storage
 
 PART = ".part"

@@ -13,7 +13,8 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import Column, Path, Piece
-from gym_trace.model.values import Array, pack
+from gym_trace.model.packing import pack
+from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Storage
 
 _WORTH_A_CALL = 64 << 10  # bytes

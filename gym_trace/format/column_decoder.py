@@ -12,7 +12,8 @@ from gym_trace.format import transforms, wire
 from gym_trace.format.buffers import common
 from gym_trace.format.columns import CHANGES, CONSTANT, MSGPACK, SHUFFLE, XOR, ZSTD, Column, item_size
 from gym_trace.model.containers import MAX_CONTAINERS, Containers
-from gym_trace.model.values import Array, dtype_from, objects, unpack
+from gym_trace.model.packing import unpack
+from gym_trace.model.values import Array, dtype_from, objects
 
 _MAX_WINDOW = 128 << 20
 

@@ -138,7 +138,7 @@ class Episode:
     @property
     def reset_info(self) -> dict[str, Any] | None:
         """The info that reset returned, if infos were recorded."""
-        from gym_trace.model.values import unpack
+        from gym_trace.model.packing import unpack
 
         packed = self._source.start().get("reset_info")
         if packed is not None and not isinstance(packed, bytes):

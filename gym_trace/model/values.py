@@ -1,27 +1,19 @@
-"""Any value a Gymnasium environment hands out, as MessagePack and back, exactly and without pickle.
-
-docs/FORMAT.md, section 6, lists the extension types.
-"""
+"""Values that Gymnasium environments hand out: their copies, dtypes and reprs, and placeholders for them."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from gym_trace.errors import CorruptTrace, UnstorableValue
-from gym_trace.model.containers import MAX_CONTAINERS, Containers
-from gym_trace.model.tensors import RawArray, is_masked, plain_array
+from gym_trace.errors import CorruptTrace
+from gym_trace.model.tensors import RawArray, is_masked
 
 Array = npt.NDArray[Any]
 
-NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE, MASKED, RAW = range(1, 13)
-MAX_NESTING = 16  # of extension types in each other: msgpack takes 45 kB of the C stack, which is short, for each
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _DTYPE = re.compile(r"[<>|][biufc]\d{1,3}|[<>|][SU]\d{1,7}|[<>][mM]8(\[[0-9a-zA-Z]{1,12}\])?")
 
@@ -40,7 +32,7 @@ class Unstored(NamedTuple):
 
 
 class _Absent:
-    """The one value ABSENT: nothing was given for this row."""
+    """The type of ABSENT, the placeholder of a row for which no value was given."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -65,11 +57,11 @@ def dtype_from(text: object) -> np.dtype[Any]:
 
 
 class Packed(bytes):
-    """A value as MessagePack already: the one copy of it that shares nothing, whatever it was made of."""
+    """A value that is MessagePack already, and so shares no memory with the caller's."""
 
 
 def copied(value: Any) -> Any:
-    """An equal value that shares no mutable memory with value, which is of a trace or of arrays."""
+    """A deep copy of a value that came out of a trace, or of arrays."""
     kind = type(value)
     if is_masked(value):
         return value.copy()
@@ -80,7 +72,7 @@ def copied(value: Any) -> Any:
             return objects(list(map(copied, value.ravel()))).reshape(value.shape)
         return np.array(value, order="C", copy=True, subok=False)
     if kind in (list, tuple):
-        return kind(map(copied, value))  # without a frame more a level: values may be nested some 500 deep
+        return kind(map(copied, value))  # map() adds no Python frame: values may be nested some 500 deep
     if isinstance(value, Mapping):
         return dict(zip(value, map(copied, value.values())))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -88,181 +80,13 @@ def copied(value: Any) -> Any:
     return value
 
 
-def pack(value: Any) -> bytes:
-    """value as MessagePack. Raises UnstorableValue for what has no exact form."""
-    return _Packing(lenient=False).packed(value)
-
-
-def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
-    """value as MessagePack, with placeholders for what has no exact form; also what there is to say of that."""
-    if type(value) is str and len(value) <= _SHORT:  # such as the mission of each observation
-        return _pack_plain(value), []
-    packing = _Packing(lenient=True)
-    try:
-        return packing.packed(value), packing.remarks
-    except UnstorableValue:  # too deep, or a key that cannot be one
-        return pack(unstored(value)), [*packing.remarks, _remark_on(value)]
-
-
 def unstored(value: Any) -> Unstored:
-    """What stands for value where it cannot be stored."""
-    return Unstored(_class_name(value), shown(value))
-
-
-def _remark_on(value: Any) -> str:
-    return f"a value of type {_class_name(value)} cannot be stored; its repr is kept"
-
-
-class _Packing:
-    """A value on its way into MessagePack.
-
-    Args:
-        lenient: whether Unstored takes the place of what has no exact form.
-    """
-
-    def __init__(self, lenient: bool):
-        self.remarks: list[str] = []
-        self._lenient = lenient
-        self._depth = -1
-        self._may_be_key = False  # something hashable that comes back as what is not
-
-    def packed(self, value: Any) -> bytes:
-        packed = self._packed(value)
-        if self._may_be_key:
-            try:
-                unpack(packed)
-            except CorruptTrace as error:
-                raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: {error}") from error
-        return packed
-
-    def _packed(self, value: Any) -> bytes:
-        self._depth += 1
-        try:
-            if self._depth == MAX_NESTING:
-                raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: tuples too deep")
-            packer = msgpack.Packer(
-                default=self._extension, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass"
-            )
-            if type(value) is dict and not _SCALARS.isdisjoint(map(type, value.values())):
-                return _packed_scalars(value, packer.pack)
-            packed: bytes = packer.pack(value)
-            return packed
-        except UnstorableValue:
-            raise
-        except Exception as error:  # anything: it may be other people's mapping that is packed
-            text = " ".join(str(error).split())
-            raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: {text}") from error
-        finally:
-            self._depth -= 1
-
-    def _extension(self, value: Any) -> Any:
-        try:
-            form = self._form(value)
-        except Exception as error:  # as above
-            if not self._lenient:
-                if isinstance(error, UnstorableValue):
-                    raise
-                raise UnstorableValue(f"a value of type {_class_name(value)} cannot be stored: {error!r}") from error
-            self.remarks.append(_remark_on(value))
-            return msgpack.ExtType(UNSTORED, pack([_class_name(value), shown(value)]))
-        if type(value).__hash__ is not None and not isinstance(value, (np.generic, tuple)):
-            code = form.code if type(form) is msgpack.ExtType else None
-            self._may_be_key |= code in _UNHASHABLE or isinstance(form, (list, dict))
-        return form
-
-    def _form(self, value: Any) -> Any:
-        """What msgpack does not know, as one of our extension types or as a plain value of its base class."""
-        if is_masked(value):
-            if is_plain_dtype(value.dtype.str) or value.dtype == object:
-                mask = None if value._mask is np.ma.nomask else value._mask
-                return msgpack.ExtType(MASKED, self._packed([value.data, mask, value._fill_value]))
-        elif isinstance(value, np.ndarray):
-            if value.dtype.kind in "OT":
-                return msgpack.ExtType(OBJECTS, self._packed([list(value.shape), value.ravel().tolist()]))
-            if is_plain_dtype(value.dtype.str):
-                return msgpack.ExtType(NDARRAY, _pack_plain([value.dtype.str, list(value.shape), value.tobytes()]))
-            if value.dtype.kind == "V" and not value.dtype.hasobject:
-                return self._form(RawArray.of(value))
-        elif isinstance(value, np.generic):
-            if is_plain_dtype(value.dtype.str):
-                return msgpack.ExtType(SCALAR, _pack_plain([value.dtype.str, value.tobytes()]))
-            if value.dtype.kind == "V" and not value.dtype.hasobject:
-                return self._form(RawArray.of(value))
-        elif isinstance(value, RawArray):
-            return msgpack.ExtType(RAW, self._packed([value.dtype, value.data]))
-        elif isinstance(value, Misfit):
-            return msgpack.ExtType(MISFIT, self._packed(value.value))
-        elif isinstance(value, Unstored):
-            return msgpack.ExtType(UNSTORED, _pack_plain([value.class_name, value.text]))
-        elif value is ABSENT:
-            return msgpack.ExtType(ABSENT_CODE, b"")
-        elif isinstance(value, tuple):
-            if type(value).__name__ == "GraphInstance":
-                return msgpack.ExtType(GRAPH, self._packed(list(value)))
-            return msgpack.ExtType(TUPLE, self._packed(list(value)))
-        elif type(value) is int:
-            return msgpack.ExtType(BIGINT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
-        elif isinstance(value, complex):
-            return msgpack.ExtType(COMPLEX, np.array(value, "<c16").tobytes())
-        else:
-            for base, plain in _BASES:
-                if isinstance(value, base):
-                    form = plain(value)
-                    beyond = base is int and not -(1 << 63) <= form < 1 << 64
-                    return self._form(form) if beyond else form
-            if isinstance(value, Mapping):
-                return dict(value)
-            array = plain_array(value, self.remarks)
-            if array is not value:
-                return self._form(array)
-        raise UnstorableValue(
-            f"a value of type {_class_name(value)} cannot be stored; "
-            "give numbers, text, bytes, NumPy arrays, or lists, tuples and dicts of them"
-        )
-
-
-# What values of subclasses are underneath, whatever these make of str() and the like.
-_BASES: tuple[tuple[type, Any], ...] = (
-    (int, int.__int__),
-    (float, float.__float__),
-    (str, str.__str__),
-    (bytes, lambda value: b"".join([value])),
-    (list, list.copy),
-)
-_SHORT = 1 << 20  # characters
-_UNHASHABLE = (NDARRAY, OBJECTS, MASKED, RAW)
-
-
-def _pack_plain(value: list[Any] | str) -> bytes:
-    return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
-
-
-def _packed_scalars(values: dict[Any, Any], pack_one: Any) -> bytes:
-    """A map with NumPy scalars in it, of which the infos of many environments consist, the quick way."""
-    count = len(values)
-    parts = [bytes([0x80 | count]) if count < 16 else b"\xdf" + count.to_bytes(4, "big")]
-    for key, value in values.items():
-        parts.append(pack_one(key))
-        head = _HEADS.get(type(value))
-        if head is None:
-            parts.append(pack_one(value))
-        else:
-            parts += (head, value)  # joined by its buffer: tobytes() takes several times as long
-    return b"".join(parts)
-
-
-def _head(dtype: np.dtype[Any]) -> bytes:
-    """What comes before the bytes of a scalar."""
-    payload = _pack_plain([dtype.str, bytes(dtype.itemsize)])
-    return bytes(msgpack.packb(msgpack.ExtType(SCALAR, payload))[: -dtype.itemsize])
-
-
-_HEADS = {dtype.type: _head(dtype) for dtype in map(np.dtype, "?bhilqBHILQefdFD")}
-_SCALARS = frozenset(_HEADS)
+    """The placeholder of a value that cannot be stored."""
+    return Unstored(class_name(value), shown(value))
 
 
 def shown(value: Any) -> str:
-    """The repr of a value, cut off, even if there is none."""
+    """The repr of a value, of 1,000 characters at most; says so if it raises."""
     try:
         return without_addresses(repr(value))[:1000]
     except Exception as error:  # anything: other people's code runs here
@@ -270,117 +94,13 @@ def shown(value: Any) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """A repr as it is in every process: where in memory something lay says nothing, and differs from run to run."""
+    """A repr without memory addresses, which differ from run to run."""
     return _ADDRESS.sub("", text)
 
 
-def _class_name(value: Any) -> str:
+def class_name(value: Any) -> str:
+    """The full name of a value's class."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def unpack(packed: bytes | memoryview, containers: Containers | None = None) -> Any:
-    """The value in packed. Nothing of it is trusted: raises CorruptTrace, runs nothing, takes bounded memory.
-
-    containers: counts those of several values; None: those of this one.
-    """
-    if containers is None and len(packed) > MAX_CONTAINERS:
-        containers = Containers()
-    return _unpack(packed, 0, containers)
-
-
-def is_readable(packed: bytes) -> bool:
-    """Whether a value that was packed here has no more lists and maps than readers take. Small ones never have."""
-    if len(packed) <= MAX_CONTAINERS:
-        return True
-    try:
-        unpack(packed)
-    except CorruptTrace:
-        return False
-    return True
-
-
-def _unpack(packed: bytes | memoryview, depth: int, containers: Containers | None) -> Any:
-    if depth == len(_UNPACK_HOOKS):
-        raise CorruptTrace("a value is nested too deep")
-    try:
-        if containers is None:  # as a rule, and there may be a million of them
-            return msgpack.unpackb(
-                packed,
-                ext_hook=_UNPACK_HOOKS[depth],
-                strict_map_key=False,
-                unicode_errors="surrogatepass",
-            )
-        return msgpack.unpackb(
-            packed,
-            list_hook=containers.list_hook,
-            object_hook=containers.object_hook,
-            ext_hook=lambda code, payload: _from_extension(code, payload, depth + 1, containers),
-            strict_map_key=False,
-            unicode_errors="surrogatepass",
-        )
-    except CorruptTrace:
-        raise
-    except Exception as error:  # msgpack raises many kinds, and what our hook does with hostile data raises more
-        raise CorruptTrace(f"not a valid value: {error!s:.200}") from error
-
-
-def _from_extension(code: int, payload: bytes, depth: int, containers: Containers | None = None) -> Any:
-    if code == NDARRAY:
-        text, shape, raw = _unpack(payload, depth, containers)
-        return np.frombuffer(raw, dtype_from(text)).reshape([int(n) for n in shape]).copy()
-    if code == SCALAR:
-        text, raw = _unpack(payload, depth, containers)
-        dtype = dtype_from(text)
-        return np.frombuffer(raw, dtype, 1)[0] if dtype.itemsize else dtype.type()  # an empty text has no bytes
-    if code == BIGINT:
-        return int.from_bytes(payload, "little", signed=True)
-    if code == TUPLE:
-        return tuple(_unpack(payload, depth, containers))
-    if code == GRAPH:
-        return _graph(*_unpack(payload, depth, containers))
-    if code == COMPLEX:
-        return complex(np.frombuffer(payload, "<c16", 1)[0])
-    if code == OBJECTS:
-        shape, items = _unpack(payload, depth, containers)
-        return objects(items).reshape([int(n) for n in shape])
-    if code == UNSTORED:
-        class_name, text = _unpack(payload, depth, containers)
-        return Unstored(str(class_name), str(text))
-    if code == MISFIT:
-        return Misfit(_unpack(payload, depth, containers))
-    if code == ABSENT_CODE:
-        return ABSENT
-    if code == MASKED:
-        return _masked(*_unpack(payload, depth, containers))
-    if code == RAW:
-        name, data = _unpack(payload, depth, containers)
-        if not isinstance(name, str) or not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not data.ndim:
-            raise CorruptTrace("an array of a dtype that NumPy lacks is malformed")
-        return RawArray(name, data)
-    return msgpack.ExtType(code, payload)
-
-
-def _unpack_hook(depth: int) -> Any:
-    return lambda code, payload: _from_extension(code, payload, depth + 1)
-
-
-_UNPACK_HOOKS = [_unpack_hook(depth) for depth in range(MAX_NESTING + 2)]
-
-
-def _masked(data: Any, mask: Any, fill_value: Any) -> Any:
-    if type(data) is not np.ndarray or (mask is not None and (mask.dtype != np.bool_ or mask.shape != data.shape)):
-        raise CorruptTrace("a masked array is malformed")
-    array = np.ma.MaskedArray(data, np.ma.nomask if mask is None else mask)
-    if fill_value is not None:
-        with contextlib.suppress(Exception), np.errstate(all="ignore"):  # NumPy's default fits not all integers
-            array.fill_value = fill_value
-    return array
-
-
-def _graph(nodes: Any, edges: Any, edge_links: Any) -> Any:
-    from gymnasium.spaces import GraphInstance  # here, so that reading other traces does not load gymnasium
-
-    return GraphInstance(nodes, edges, edge_links)
 
 
 def objects(items: list[Any]) -> Array:

@@ -14,7 +14,8 @@ import numpy as np
 from gym_trace.errors import InvalidOption, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import Damage
 from gym_trace.model.episode import Episode
-from gym_trace.model.values import Array, pack_lenient
+from gym_trace.model.packing import pack_lenient
+from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.playback.episode_scan import scan_episodes
 from gym_trace.playback.episode_table import EPISODE

@@ -11,8 +11,9 @@ from gym_trace.format.column_encoder import is_large
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.deltas import FrameRows
 from gym_trace.model.layout import Path
+from gym_trace.model.packing import pack, unpack
 from gym_trace.model.returns import numbers_of
-from gym_trace.model.values import ABSENT, Array, pack, unpack
+from gym_trace.model.values import ABSENT, Array
 from gym_trace.recording.segment import Columns, Rows, Segment
 from gym_trace.recording.splitting import decoded_bytes, most_bytes, most_rows, readable, rows_in
 

@@ -21,7 +21,7 @@ from gym_trace.envs import spaces
 from gym_trace.errors import InvalidOption
 from gym_trace.format import directory as trace_directory
 from gym_trace.format import wire
-from gym_trace.model.values import pack, unpack
+from gym_trace.model.packing import pack, unpack
 from gym_trace.recording import provenance
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
 from gym_trace.storage.local import LocalStorage

@@ -15,8 +15,9 @@ from gym_trace.errors import RecordingError
 from gym_trace.format import wire
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.model.packing import is_readable, pack, pack_lenient
 from gym_trace.model.tensors import plain_array
-from gym_trace.model.values import is_readable, pack, pack_lenient, unstored
+from gym_trace.model.values import unstored
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording import process_safety as forks
 from gym_trace.recording.background import BlockEncoder, BlockWriter

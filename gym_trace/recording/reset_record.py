@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.model.values import pack, pack_lenient
+from gym_trace.model.packing import pack, pack_lenient
 
 
 class Start(NamedTuple):

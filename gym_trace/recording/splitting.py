@@ -10,7 +10,8 @@ from gym_trace.format import wire
 from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS, TERMINATED, TRUNCATED
 from gym_trace.model.deltas import FrameRows
 from gym_trace.model.layout import Path
-from gym_trace.model.values import Array, pack
+from gym_trace.model.packing import pack
+from gym_trace.model.values import Array
 from gym_trace.recording.segment import Rows, Segment
 
 _DIMENSIONS = 32  # of a row

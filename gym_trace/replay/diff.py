@@ -12,7 +12,8 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.model.episode import Episode, infos_of
-from gym_trace.model.values import Array, pack_lenient, row_of
+from gym_trace.model.packing import pack_lenient
+from gym_trace.model.values import Array, row_of
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison
 from gym_trace.replay.same_bytes import same_bytes

@@ -14,8 +14,9 @@ from gym_trace.envs.spaces import restore
 from gym_trace.errors import InvalidOption, ReplayDiverged
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.layout import Layout
+from gym_trace.model.packing import pack_lenient
 from gym_trace.model.tensors import plain_array
-from gym_trace.model.values import pack_lenient, row_of
+from gym_trace.model.values import row_of
 from gym_trace.playback.trace import Trace, as_trace
 
 _ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gym_trace.model.values import Array, pack_lenient
+from gym_trace.model.packing import pack_lenient
+from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 

@@ -16,7 +16,7 @@ from typing import Any
 from gym_trace.envs.identity import installed_versions, packages_of
 from gym_trace.envs.make import make_environment, unseen
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
-from gym_trace.model.values import pack_lenient
+from gym_trace.model.packing import pack_lenient
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.compare import Comparison
 from gym_trace.replay.resimulate import (

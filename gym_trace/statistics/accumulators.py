@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import UnstorableValue
-from gym_trace.model.values import Array, pack
+from gym_trace.model.packing import pack
+from gym_trace.model.values import Array
 from gym_trace.printable import shown
 
 FEW_VALUES = 10  # a tally always lists so many, however often they came

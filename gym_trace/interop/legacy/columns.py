@@ -14,7 +14,8 @@ from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.interop.legacy.arrays import StoredArray
 from gym_trace.model.layout import Layout, Leaf, Path, PlainSpace, taken_apart, to_array_map
-from gym_trace.model.values import Array, pack
+from gym_trace.model.packing import pack
+from gym_trace.model.values import Array
 from gym_trace.playback.assembly import densified
 
 Content = StoredArray | list[Any]

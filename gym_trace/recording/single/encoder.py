@@ -12,7 +12,8 @@ from gym_trace.format import wire
 from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
 from gym_trace.model.deltas import FrameRows, Odd, word_of
 from gym_trace.model.layout import Leaf, Path
-from gym_trace.model.values import ABSENT, Array, Misfit, Packed, pack, unpack, unstored
+from gym_trace.model.packing import pack, unpack
+from gym_trace.model.values import ABSENT, Array, Misfit, Packed, unstored
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.reset_record import NOBODY, Start
 from gym_trace.recording.segment import Rows, Segment, size_of

@@ -12,8 +12,8 @@ from numpy import ndarray
 
 from gym_trace.envs import identity as environment
 from gym_trace.errors import InvalidOption
+from gym_trace.model.packing import pack
 from gym_trace.model.tensors import plain_array
-from gym_trace.model.values import pack
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
 from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options

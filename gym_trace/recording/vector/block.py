@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from gym_trace.format.buffers import Buffers
-from gym_trace.model.values import Array, pack
+from gym_trace.model.packing import pack
+from gym_trace.model.values import Array
 
 Rows = Array | list[bytes]  # of a leaf, one a lane: typed, or one MessagePack value each
 

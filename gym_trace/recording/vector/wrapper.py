@@ -16,8 +16,9 @@ from gym_trace.envs.identity import autoreset_mode, lane_space
 from gym_trace.errors import InvalidOption, UnstorableValue
 from gym_trace.format import wire
 from gym_trace.model.layout import Layout, layout_of
+from gym_trace.model.packing import pack
 from gym_trace.model.tensors import is_masked, plain_array
-from gym_trace.model.values import Array, objects, pack
+from gym_trace.model.values import Array, objects
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.options import (
     RecordingOptions,

@@ -1,0 +1,304 @@
+"""Any value a Gymnasium environment hands out, as MessagePack and back, exactly and without pickle.
+
+docs/FORMAT.md, section 6, lists the extension types.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.model.containers import MAX_CONTAINERS, Containers
+from gym_trace.model.tensors import RawArray, is_masked, plain_array
+from gym_trace.model.values import (
+    ABSENT,
+    Misfit,
+    Unstored,
+    class_name,
+    dtype_from,
+    is_plain_dtype,
+    objects,
+    shown,
+    unstored,
+)
+
+NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE, MASKED, RAW = range(1, 13)
+MAX_NESTING = 16  # of extension types: each level takes msgpack 45 kB of the C stack
+
+
+def pack(value: Any) -> bytes:
+    """value as MessagePack. Raises UnstorableValue for what has no exact form."""
+    return _Packing(lenient=False).packed(value)
+
+
+def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
+    """value as MessagePack, with placeholders for what has no exact form, and a remark on each of these."""
+    if type(value) is str and len(value) <= _SHORT:  # such as the mission of each observation
+        return _pack_plain(value), []
+    packing = _Packing(lenient=True)
+    try:
+        return packing.packed(value), packing.remarks
+    except UnstorableValue:  # too deep, or a key that cannot be one
+        return pack(unstored(value)), [*packing.remarks, _remark_on(value)]
+
+
+def _remark_on(value: Any) -> str:
+    return f"a value of type {class_name(value)} cannot be stored; its repr is kept"
+
+
+class _Packing:
+    """A value on its way into MessagePack.
+
+    Args:
+        lenient: whether Unstored takes the place of what has no exact form.
+    """
+
+    def __init__(self, lenient: bool):
+        self.remarks: list[str] = []
+        self._lenient = lenient
+        self._depth = -1
+        self._may_be_key = False  # whether something hashable is unpacked to what is not
+
+    def packed(self, value: Any) -> bytes:
+        packed = self._packed(value)
+        if self._may_be_key:
+            try:
+                unpack(packed)
+            except CorruptTrace as error:
+                raise UnstorableValue(f"a value of type {class_name(value)} cannot be stored: {error}") from error
+        return packed
+
+    def _packed(self, value: Any) -> bytes:
+        self._depth += 1
+        try:
+            if self._depth == MAX_NESTING:
+                raise UnstorableValue(f"a value of type {class_name(value)} cannot be stored: tuples too deep")
+            packer = msgpack.Packer(
+                default=self._extension, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass"
+            )
+            if type(value) is dict and not _SCALARS.isdisjoint(map(type, value.values())):
+                return _packed_scalars(value, packer.pack)
+            packed: bytes = packer.pack(value)
+            return packed
+        except UnstorableValue:
+            raise
+        except Exception as error:  # anything: it may be other people's mapping that is packed
+            text = " ".join(str(error).split())
+            raise UnstorableValue(f"a value of type {class_name(value)} cannot be stored: {text}") from error
+        finally:
+            self._depth -= 1
+
+    def _extension(self, value: Any) -> Any:
+        try:
+            form = self._form(value)
+        except Exception as error:  # as above
+            if not self._lenient:
+                if isinstance(error, UnstorableValue):
+                    raise
+                raise UnstorableValue(f"a value of type {class_name(value)} cannot be stored: {error!r}") from error
+            self.remarks.append(_remark_on(value))
+            return msgpack.ExtType(UNSTORED, pack([class_name(value), shown(value)]))
+        if type(value).__hash__ is not None and not isinstance(value, (np.generic, tuple)):
+            code = form.code if type(form) is msgpack.ExtType else None
+            self._may_be_key |= code in _UNHASHABLE or isinstance(form, (list, dict))
+        return form
+
+    def _form(self, value: Any) -> Any:
+        """What msgpack does not know, as one of our extension types or as a plain value of its base class."""
+        if is_masked(value):
+            if is_plain_dtype(value.dtype.str) or value.dtype == object:
+                mask = None if value._mask is np.ma.nomask else value._mask
+                return msgpack.ExtType(MASKED, self._packed([value.data, mask, value._fill_value]))
+        elif isinstance(value, np.ndarray):
+            if value.dtype.kind in "OT":
+                return msgpack.ExtType(OBJECTS, self._packed([list(value.shape), value.ravel().tolist()]))
+            if is_plain_dtype(value.dtype.str):
+                return msgpack.ExtType(NDARRAY, _pack_plain([value.dtype.str, list(value.shape), value.tobytes()]))
+            if value.dtype.kind == "V" and not value.dtype.hasobject:
+                return self._form(RawArray.of(value))
+        elif isinstance(value, np.generic):
+            if is_plain_dtype(value.dtype.str):
+                return msgpack.ExtType(SCALAR, _pack_plain([value.dtype.str, value.tobytes()]))
+            if value.dtype.kind == "V" and not value.dtype.hasobject:
+                return self._form(RawArray.of(value))
+        elif isinstance(value, RawArray):
+            return msgpack.ExtType(RAW, self._packed([value.dtype, value.data]))
+        elif isinstance(value, Misfit):
+            return msgpack.ExtType(MISFIT, self._packed(value.value))
+        elif isinstance(value, Unstored):
+            return msgpack.ExtType(UNSTORED, _pack_plain([value.class_name, value.text]))
+        elif value is ABSENT:
+            return msgpack.ExtType(ABSENT_CODE, b"")
+        elif isinstance(value, tuple):
+            if type(value).__name__ == "GraphInstance":
+                return msgpack.ExtType(GRAPH, self._packed(list(value)))
+            return msgpack.ExtType(TUPLE, self._packed(list(value)))
+        elif type(value) is int:
+            return msgpack.ExtType(BIGINT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+        elif isinstance(value, complex):
+            return msgpack.ExtType(COMPLEX, np.array(value, "<c16").tobytes())
+        else:
+            for base, plain in _BASES:
+                if isinstance(value, base):
+                    form = plain(value)
+                    beyond = base is int and not -(1 << 63) <= form < 1 << 64
+                    return self._form(form) if beyond else form
+            if isinstance(value, Mapping):
+                return dict(value)
+            array = plain_array(value, self.remarks)
+            if array is not value:
+                return self._form(array)
+        raise UnstorableValue(
+            f"a value of type {class_name(value)} cannot be stored; "
+            "give numbers, text, bytes, NumPy arrays, or lists, tuples and dicts of them"
+        )
+
+
+# The plain value of an instance of a subclass, even if that overrides str() and the like.
+_BASES: tuple[tuple[type, Any], ...] = (
+    (int, int.__int__),
+    (float, float.__float__),
+    (str, str.__str__),
+    (bytes, lambda value: b"".join([value])),
+    (list, list.copy),
+)
+_SHORT = 1 << 20  # characters
+_UNHASHABLE = (NDARRAY, OBJECTS, MASKED, RAW)
+
+
+def _pack_plain(value: list[Any] | str) -> bytes:
+    return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
+
+
+def _packed_scalars(values: dict[Any, Any], pack_one: Any) -> bytes:
+    """A map with NumPy scalars in it, such as the infos of many environments, without a callback for each scalar."""
+    count = len(values)
+    parts = [bytes([0x80 | count]) if count < 16 else b"\xdf" + count.to_bytes(4, "big")]
+    for key, value in values.items():
+        parts.append(pack_one(key))
+        head = _HEADS.get(type(value))
+        if head is None:
+            parts.append(pack_one(value))
+        else:
+            parts += (head, value)  # joined by its buffer: tobytes() takes several times as long
+    return b"".join(parts)
+
+
+def _head(dtype: np.dtype[Any]) -> bytes:
+    """The MessagePack of a scalar up to its bytes."""
+    payload = _pack_plain([dtype.str, bytes(dtype.itemsize)])
+    return bytes(msgpack.packb(msgpack.ExtType(SCALAR, payload))[: -dtype.itemsize])
+
+
+_HEADS = {dtype.type: _head(dtype) for dtype in map(np.dtype, "?bhilqBHILQefdFD")}
+_SCALARS = frozenset(_HEADS)
+
+
+def unpack(packed: bytes | memoryview, containers: Containers | None = None) -> Any:
+    """The value in packed, which is untrusted: no code of it is run, and memory is bounded. Raises CorruptTrace.
+
+    containers: the count of lists and maps, if it is to be shared with other values.
+    """
+    if containers is None and len(packed) > MAX_CONTAINERS:
+        containers = Containers()
+    return _unpack(packed, 0, containers)
+
+
+def is_readable(packed: bytes) -> bool:
+    """Whether a packed value has no more lists and maps than readers accept."""
+    if len(packed) <= MAX_CONTAINERS:  # each takes a byte at least
+        return True
+    try:
+        unpack(packed)
+    except CorruptTrace:
+        return False
+    return True
+
+
+def _unpack(packed: bytes | memoryview, depth: int, containers: Containers | None) -> Any:
+    if depth == len(_UNPACK_HOOKS):
+        raise CorruptTrace("a value is nested too deep")
+    try:
+        if containers is None:  # as a rule, and there may be a million of them
+            return msgpack.unpackb(
+                packed,
+                ext_hook=_UNPACK_HOOKS[depth],
+                strict_map_key=False,
+                unicode_errors="surrogatepass",
+            )
+        return msgpack.unpackb(
+            packed,
+            list_hook=containers.list_hook,
+            object_hook=containers.object_hook,
+            ext_hook=lambda code, payload: _from_extension(code, payload, depth + 1, containers),
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
+    except CorruptTrace:
+        raise
+    except Exception as error:  # msgpack raises many kinds, and what our hook does with hostile data raises more
+        raise CorruptTrace(f"not a valid value: {error!s:.200}") from error
+
+
+def _from_extension(code: int, payload: bytes, depth: int, containers: Containers | None = None) -> Any:
+    if code == NDARRAY:
+        text, shape, raw = _unpack(payload, depth, containers)
+        return np.frombuffer(raw, dtype_from(text)).reshape([int(n) for n in shape]).copy()
+    if code == SCALAR:
+        text, raw = _unpack(payload, depth, containers)
+        dtype = dtype_from(text)
+        return np.frombuffer(raw, dtype, 1)[0] if dtype.itemsize else dtype.type()  # an empty text has no bytes
+    if code == BIGINT:
+        return int.from_bytes(payload, "little", signed=True)
+    if code == TUPLE:
+        return tuple(_unpack(payload, depth, containers))
+    if code == GRAPH:
+        return _graph(*_unpack(payload, depth, containers))
+    if code == COMPLEX:
+        return complex(np.frombuffer(payload, "<c16", 1)[0])
+    if code == OBJECTS:
+        shape, items = _unpack(payload, depth, containers)
+        return objects(items).reshape([int(n) for n in shape])
+    if code == UNSTORED:
+        class_name, text = _unpack(payload, depth, containers)
+        return Unstored(str(class_name), str(text))
+    if code == MISFIT:
+        return Misfit(_unpack(payload, depth, containers))
+    if code == ABSENT_CODE:
+        return ABSENT
+    if code == MASKED:
+        return _masked(*_unpack(payload, depth, containers))
+    if code == RAW:
+        name, data = _unpack(payload, depth, containers)
+        if not isinstance(name, str) or not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not data.ndim:
+            raise CorruptTrace("an array of a dtype that NumPy lacks is malformed")
+        return RawArray(name, data)
+    return msgpack.ExtType(code, payload)
+
+
+def _unpack_hook(depth: int) -> Any:
+    return lambda code, payload: _from_extension(code, payload, depth + 1)
+
+
+_UNPACK_HOOKS = [_unpack_hook(depth) for depth in range(MAX_NESTING + 2)]
+
+
+def _masked(data: Any, mask: Any, fill_value: Any) -> Any:
+    if type(data) is not np.ndarray or (mask is not None and (mask.dtype != np.bool_ or mask.shape != data.shape)):
+        raise CorruptTrace("a masked array is malformed")
+    array = np.ma.MaskedArray(data, np.ma.nomask if mask is None else mask)
+    if fill_value is not None:
+        with contextlib.suppress(Exception), np.errstate(all="ignore"):  # NumPy's default fits not all integers
+            array.fill_value = fill_value
+    return array
+
+
+def _graph(nodes: Any, edges: Any, edge_links: Any) -> Any:
+    from gymnasium.spaces import GraphInstance  # here, so that reading other traces does not load gymnasium
+
+    return GraphInstance(nodes, edges, edge_links)
