@@ -18,7 +18,7 @@ from gym_trace.format import wire
 from gym_trace.format.column_decoder import decode, packed_values
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import Column, parse_column
-from gym_trace.model.deltas import FrameRows
+from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.packing import pack
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16
@@ -135,12 +135,12 @@ def test_what_is_compressed_quickly_is_known_from_rows_that_tell() -> None:
     assert typed.encode_values(values)[1] == ColumnEncoder(("a",), workspace).encode_values(values)[1]
 
 
-def still_frames(random: np.random.Generator, count: int) -> FrameRows:
+def still_frames(random: np.random.Generator, count: int) -> DeltaRows:
     slots = [(np.array([i], np.intp).tobytes(), random.bytes(8)) for i in range(count - 1)]
-    return FrameRows(np.dtype("<f4"), (1024,), [random.bytes(4096), *slots], None)
+    return DeltaRows(np.dtype("<f4"), (1024,), [random.bytes(4096), *slots], None)
 
 
-def all_of(frames: FrameRows) -> np.ndarray:
+def all_of(frames: DeltaRows) -> np.ndarray:
     return np.concatenate(list(frames.arrays(8))).view(frames.dtype).reshape(-1, *frames.shape)
 
 
@@ -179,14 +179,14 @@ def test_a_still_moment_does_not_change_how_moving_frames_are_encoded() -> None:
     encoder = ColumnEncoder(("observations",), Workspace(1))
     moving = [random.normal(size=1024).cumsum().astype("<f4").tobytes() for _ in range(60)]
 
-    def encoding_of(frames: FrameRows) -> int:
+    def encoding_of(frames: DeltaRows) -> int:
         encoder.feed(frames)
         return encoder.finish()[0].encoding
 
-    usual = encoding_of(FrameRows(np.dtype("<f4"), (1024,), moving, None))
+    usual = encoding_of(DeltaRows(np.dtype("<f4"), (1024,), moving, None))
     assert usual & SHUFFLE
     assert encoding_of(still_frames(random, 20)) == CHANGES | ZSTD
-    assert encoding_of(FrameRows(np.dtype("<f4"), (1024,), moving, None)) == usual
+    assert encoding_of(DeltaRows(np.dtype("<f4"), (1024,), moving, None)) == usual
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.integers(), st.just("same")), max_size=30))

@@ -11,8 +11,8 @@ from gym_trace.model.layout import Leaf
 from gym_trace.model.packing import unpack
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.reset_record import Start, packed_start
-from gym_trace.recording.single.block import BEGIN, END, FLAG, LEAD, Block, RowFormat
-from gym_trace.recording.single.encoder import Encoder
+from gym_trace.recording.single.block import BEGIN, END, FLAG, LEAD, RowBlock, RowFormat
+from gym_trace.recording.single.encoder import RowEncoder
 
 FORM = RowFormat(Leaf(("observations",), np.dtype("<f4"), (1,)), Leaf(("actions",), np.dtype("<i8"), ()), False)
 ROW = (b"\0\0\0\0", 1, 1.0)
@@ -23,9 +23,9 @@ def start(episode: int) -> Start:
     return Start(episode, 0, 7, b"\x80", 100, 50)
 
 
-def block(*entries: object) -> Block:
+def block(*entries: object) -> RowBlock:
     """A block of rows (tuples of three) and marks (kind, data) in the order in which they were appended."""
-    made = Block()
+    made = RowBlock()
     for entry in entries:
         if isinstance(entry, list):
             made.marks.append((len(made.rows) // 3, entry[0], entry[1]))
@@ -34,8 +34,8 @@ def block(*entries: object) -> Block:
     return made
 
 
-def flags_and_steps(made: Block) -> list[tuple[int, int, int, int]]:
-    encoder = Encoder(FORM)
+def flags_and_steps(made: RowBlock) -> list[tuple[int, int, int, int]]:
+    encoder = RowEncoder(FORM)
     _, (segment,) = encoder.encoded(encoder.begun(made), [made], partly=True)
     rows = int(segment.fragments["steps"].sum()) + int(np.count_nonzero(segment.fragments["flags"] & wire.LEADS))
     assert len(segment.columns.get(("observations",), [])) == rows
@@ -74,16 +74,16 @@ def test_a_run_that_was_not_stopped_before_the_next_one_began_is_whole() -> None
 
 def test_a_block_that_gets_full_while_it_is_encoded_is_encoded_as_far_as_it_was(monkeypatch: Any) -> None:
     made = block([BEGIN, (start(0), True)], LEADING, ROW)
-    fragments = Encoder._fragments
+    fragments = RowEncoder._fragments
 
-    def overtaken(self: Encoder, *args: Any) -> Any:
+    def overtaken(self: RowEncoder, *args: Any) -> Any:
         if made.joined is None:
             made.rows.extend(ROW)
             made.joined, made.rows = FORM.joined(made.rows, made.reward_kinds, 0, 3), []
         return fragments(self, *args)
 
-    monkeypatch.setattr(Encoder, "_fragments", overtaken)
-    encoder = Encoder(FORM)
+    monkeypatch.setattr(RowEncoder, "_fragments", overtaken)
+    encoder = RowEncoder(FORM)
     progress, (first,) = encoder.encoded(encoder.begun(made), [made], partly=True)
     _, (second,) = encoder.encoded(progress, [made], partly=True)
     assert [segment.fragments["steps"].tolist() for segment in (first, second)] == [[1], [1]]

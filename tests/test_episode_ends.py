@@ -307,7 +307,7 @@ def test_what_is_encoded_is_written_however_often_the_caller_is_quicker_than_the
 ) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=100), tmp_path, flush_seconds=1000)
     recorder = env._recorder
-    encoded, chunks, inner = gym_trace.recording.single.encoder.Encoder.encoded, [], False
+    encoded, chunks, inner = gym_trace.recording.single.encoder.RowEncoder.encoded, [], False
 
     def overtaken(self: Any, *arguments: Any, **options: Any) -> Any:
         nonlocal inner
@@ -323,7 +323,7 @@ def test_what_is_encoded_is_written_however_often_the_caller_is_quicker_than_the
 
     env.reset()
     env.step(0)
-    monkeypatch.setattr(gym_trace.recording.single.encoder.Encoder, "encoded", overtaken)
+    monkeypatch.setattr(gym_trace.recording.single.encoder.RowEncoder, "encoded", overtaken)
     env.flush()
     assert chunks == [0, 1, 2, 3]
     env.close()
@@ -352,13 +352,13 @@ def test_a_caller_that_is_ahead_of_the_thread_for_too_long_waits_for_it(tmp_path
     "place",
     [
         "RowRecorder.last_observation",
-        "settled",
-        "Block.__init__",
+        "complete_marks",
+        "RowBlock.__init__",
         "BlockWriter.advance",
         "BlockWriter.work",
-        "Encoder.encoded",
-        "_Link.append",
-        "_Link.__init__",
+        "RowEncoder.encoded",
+        "_Node.append",
+        "_Node.__init__",
     ],
 )
 def test_ctrl_c_while_a_block_is_handed_on_costs_nothing(

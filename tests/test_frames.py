@@ -19,7 +19,7 @@ from gym_trace.format import transforms
 from gym_trace.format.column_decoder import decode
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, parse_column
-from gym_trace.model.deltas import FramePacker, FrameRows, Odd
+from gym_trace.model.deltas import DeltaPacker, DeltaRows, Nonconforming
 from gym_trace.model.layout import Leaf
 from gym_trace.recording.single.recorder import RowRecorder
 
@@ -41,7 +41,7 @@ class Rows:
     def plain(self, column: str, value: Any) -> Any:
         return value
 
-    def held(self, column: str, value: Any) -> Any:
+    def snapshot(self, column: str, value: Any) -> Any:
         return value
 
 
@@ -66,7 +66,7 @@ def frames_of(kinds: list[int], shape: tuple[int, ...], dtype: str = "|u1") -> l
 def packed(frames: list[np.ndarray], torn: set[int], odd: set[int]) -> list[Any]:
     """Slots of the frames; before those in torn another frame is packed and not appended, in place of odd ones None."""
     rows = Rows()
-    packer = FramePacker(Leaf(("observations",), frames[0].dtype, frames[0].shape), rows)
+    packer = DeltaPacker(Leaf(("observations",), frames[0].dtype, frames[0].shape), rows)
     for i, frame in enumerate(frames):
         if i in torn:
             packer(np.full_like(frame, 77))
@@ -90,8 +90,8 @@ def test_slots_stand_for_the_frames_that_were_recorded(
 ) -> None:
     frames = frames_of(kinds, shape)
     slots = packed(frames, torn, odd)
-    assert [type(slot) is Odd for slot in slots] == [i in odd for i in range(len(slots))]
-    rows = FrameRows(np.dtype("|u1"), shape, [slot for slot in slots if type(slot) is not Odd], None)
+    assert [type(slot) is Nonconforming for slot in slots] == [i in odd for i in range(len(slots))]
+    rows = DeltaRows(np.dtype("|u1"), shape, [slot for slot in slots if type(slot) is not Nonconforming], None)
     expected = [frame.tobytes() for i, frame in enumerate(frames) if i not in odd]
     for count in (1, 3, 100):
         assert [frame.tobytes() for array in rows.arrays(count) for frame in array] == expected
@@ -109,7 +109,7 @@ def test_frames_that_hardly_change_take_little_and_others_no_more_than_they_are(
 def test_the_last_frame_is_that_of_the_last_row_not_of_one_that_never_came() -> None:
     first, second, third = frames_of([1, 1, 1], (70, 60))
     rows = Rows()
-    packer = FramePacker(Leaf(("observations",), np.dtype("|u1"), (70, 60)), rows)
+    packer = DeltaPacker(Leaf(("observations",), np.dtype("|u1"), (70, 60)), rows)
     rows.slots += [packer(first)]
     rows.slots += [packer(second)]
     packer(third)
@@ -126,7 +126,7 @@ def test_columns_fed_in_pieces_come_back(kind: int, shape: tuple[int, ...], dtyp
     for take in ((7, 18), (1, 1, 23), (25,)):
         begin, before, slots = 0, None, packed(frames, set(), set())
         for count in take:
-            rows = FrameRows(np.dtype(dtype), shape, slots[begin : begin + count], before)
+            rows = DeltaRows(np.dtype(dtype), shape, slots[begin : begin + count], before)
             encoder.feed(rows)
             begin, before = begin + count, rows.after()
         column, pieces = encoder.finish()

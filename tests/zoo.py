@@ -258,7 +258,7 @@ def small_blocks(rows: int = 4, chunk: int = 300, frame: int = 4096, values: int
     chunk: bytes that make a chunk. frame: bytes from which on a value is a frame, more than a number has. values: bytes
     of MessagePack values that fill a block.
     """
-    sizes = {"SMALL_BLOCK": rows, "SMALL_CHUNK": chunk, "FRAME_CHUNK": chunk, "FRAME_BYTES": frame}
+    sizes = {"SMALL_BLOCK": rows, "SMALL_CHUNK": chunk, "LARGE_CHUNK": chunk, "DELTA_BYTES": frame}
     with (
         mock.patch.multiple("gym_trace.recording.single.block", **sizes),
         mock.patch("gym_trace.recording.single.recorder.VALUES_BYTES", values),

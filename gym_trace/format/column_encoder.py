@@ -12,7 +12,7 @@ from gym_trace.errors import UnstorableValue
 from gym_trace.format import transforms, wire
 from gym_trace.format.buffers import Buffers
 from gym_trace.format.columns import CHANGES, CONSTANT, MSGPACK, SHUFFLE, XOR, ZSTD, Column, Path, Piece
-from gym_trace.model.deltas import FrameRows
+from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.values import Array
 
 _SAMPLE_BYTES = 256 << 10  # on which the encodings of a column are tried
@@ -73,15 +73,15 @@ class ColumnEncoder:
         self._stream: _Stream | None = None
         self._changes_little = False  # the stream, if it is one of changes, and before it begins the last one
 
-    def feed(self, rows: Array | FrameRows) -> None:
+    def feed(self, rows: Array | DeltaRows) -> None:
         """Encodes some of the large rows of a chunk, of one dtype and shape; they are not to change until finish()."""
         if self._stream is None:
-            shape = rows.shape if isinstance(rows, FrameRows) else rows.shape[1:]
-            row_size = rows.row_size if isinstance(rows, FrameRows) else rows.nbytes // len(rows)
+            shape = rows.shape if isinstance(rows, DeltaRows) else rows.shape[1:]
+            row_size = rows.row_size if isinstance(rows, DeltaRows) else rows.nbytes // len(rows)
             encoding = self._choice(rows, row_size)
             self._stream = _Stream(self._stream_compressor(encoding), rows.dtype, shape, encoding)
-        if isinstance(rows, FrameRows):
-            self._stream.feed_frames(rows)
+        if isinstance(rows, DeltaRows):
+            self._stream.feed_deltas(rows)
         else:
             self._stream.feed(transforms.as_bytes(rows))
 
@@ -146,15 +146,15 @@ class ColumnEncoder:
             crc = wire.checksum(piece, crc)
         return Column(self._path, dtype, shape, rows, encoding, sum(map(len, pieces)), raw, crc)
 
-    def _choice(self, rows: Array | FrameRows, row_size: int) -> int:
+    def _choice(self, rows: Array | DeltaRows, row_size: int) -> int:
         """What proved smallest on a sample of these rows, tried again now and then; of small ones the filters alone."""
         large = _is_large(row_size)
         habit = self._habits[large]
         if large and len(rows) < _LEAST_ROWS:
             return habit.encoding | ZSTD * habit.compressible if habit.patience else CHANGES | ZSTD
-        if large and isinstance(rows, FrameRows):
+        if large and isinstance(rows, DeltaRows):
             self._changes_little = rows.changed <= _LITTLE * len(rows)
-        if large and self._changes_little and (isinstance(rows, FrameRows) or habit.encoding == CHANGES):
+        if large and self._changes_little and (isinstance(rows, DeltaRows) or habit.encoding == CHANGES):
             return CHANGES | ZSTD  # no other encoding is worth a trial
         if (
             rows.dtype.names and not large
@@ -163,7 +163,7 @@ class ColumnEncoder:
         habit.until_trial -= 1
         if habit.until_trial < 0 and len(rows) * row_size:
             tried = max(8, (_LARGE_SAMPLE if large else _SAMPLE_BYTES) // row_size)
-            sample = next(rows.arrays(tried)) if isinstance(rows, FrameRows) else transforms.as_bytes(rows[:tried])
+            sample = next(rows.arrays(tried)) if isinstance(rows, DeltaRows) else transforms.as_bytes(rows[:tried])
             self._try(habit, sample, rows.dtype.itemsize)
             # A column that has just begun may not look like the rest of it: try the first chunks again soon.
             habit.patience = min(_RETRY_AFTER, 4 * habit.patience + 3)
@@ -252,7 +252,7 @@ class _Stream:
             self._add(self._transformed(flat[i : i + self._step]))
         self.rows += len(flat)
 
-    def feed_frames(self, frames: FrameRows) -> None:
+    def feed_deltas(self, frames: DeltaRows) -> None:
         if not self.encoding & CHANGES:
             for piece in frames.arrays(self._step):
                 self.feed(piece)

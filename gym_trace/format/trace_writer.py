@@ -16,7 +16,7 @@ from gym_trace.format.columns import Column, Piece
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import batch_name
 from gym_trace.format.manifest import SUFFIX, ManifestWriter
-from gym_trace.model.deltas import FrameRows
+from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Storage
 
@@ -26,7 +26,7 @@ BATCH_SECONDS = 600.0
 BATCH_FRAGMENTS = 200_000  # their index is kept in memory until then
 
 
-Rows = Array | list[bytes] | tuple[Column, Piece]
+RowsOrEncoded = Array | list[bytes] | tuple[Column, Piece]
 
 
 class TraceWriter:
@@ -54,7 +54,7 @@ class TraceWriter:
         except FileExistsError as error:
             raise InvalidOption(f"uid={self.writer!r} is taken in {storage.root}; pass another one, or none") from error
 
-    def write(self, fragments: Array, columns: Mapping[ColumnPath, Rows]) -> None:
+    def write(self, fragments: Array, columns: Mapping[ColumnPath, RowsOrEncoded]) -> None:
         """Appends one chunk, which also has the columns that were fed.
 
         columns: typed arrays of rows, lists of MessagePack values, or what is encoded already.
@@ -83,7 +83,7 @@ class TraceWriter:
         if self._fsync:
             self.batch().sync()
 
-    def feed(self, path: ColumnPath, rows: Array | FrameRows) -> None:
+    def feed(self, path: ColumnPath, rows: Array | DeltaRows) -> None:
         """Takes some of the large rows of a column of the next chunk; all of one dtype and shape, not to be changed."""
         self._fed[path] = None
         self._encoder(path).feed(rows)
@@ -135,7 +135,7 @@ class TraceWriter:
             self._batch = None
         self._manifest.close()
 
-    def _encoded(self, path: ColumnPath, rows: Rows) -> tuple[Column, Sequence[Piece]]:
+    def _encoded(self, path: ColumnPath, rows: RowsOrEncoded) -> tuple[Column, Sequence[Piece]]:
         if isinstance(rows, tuple):
             column, blob = rows
         else:

@@ -17,7 +17,7 @@ from gym_trace.format.column_decoder import decode, packed_values
 from gym_trace.format.columns import MSGPACK, Column, Piece
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles
-from gym_trace.format.trace_writer import Rows, TraceWriter
+from gym_trace.format.trace_writer import RowsOrEncoded, TraceWriter
 from gym_trace.integrity.scan import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import step_offsets
@@ -170,10 +170,10 @@ class _Mender:
         self._runs: dict[int, _Run] = {}  # of the episodes that have not ended
         self._ended: dict[int, tuple[int, int]] = {}  # of each lane: the last episode that has, and its next step
 
-    def mended(self, fragments: Array, chunk: Chunk) -> tuple[Array, dict[ColumnPath, Rows]]:
+    def mended(self, fragments: Array, chunk: Chunk) -> tuple[Array, dict[ColumnPath, RowsOrEncoded]]:
         """A chunk to be written: its fragments, and its columns."""
         broken, orphans = self._follow(fragments)
-        columns: dict[ColumnPath, Rows] = {
+        columns: dict[ColumnPath, RowsOrEncoded] = {
             path: chunk.encoded(path) for path in chunk.columns if path != ("fragments",)
         }
         if orphans:
@@ -242,7 +242,7 @@ def _bare_stops(runs: list[tuple[int, _Run]]) -> Array:
     return stops
 
 
-def _without(column: Column, blob: Piece, dropped: Array) -> Rows:
+def _without(column: Column, blob: Piece, dropped: Array) -> RowsOrEncoded:
     """The rows of a column but for those dropped."""
     if column.dtype != MSGPACK:
         return np.delete(decode(column, blob), dropped, axis=0)

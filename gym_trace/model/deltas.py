@@ -17,7 +17,7 @@ Slot = tuple[bytes, bytes] | bytes
 Changes = tuple[Array, Array]  # the same as arrays
 
 
-class Odd(NamedTuple):
+class Nonconforming(NamedTuple):
     """A value that does not have the dtype and shape that its space says, as rows hold it."""
 
     value: Any
@@ -35,7 +35,7 @@ class Room(Protocol):
     def plain(self, column: str, value: Any) -> Any:
         """The array in a value, if there is one."""
 
-    def held(self, column: str, value: Any) -> Any:
+    def snapshot(self, column: str, value: Any) -> Any:
         """What a row holds of a value of any kind."""
 
 
@@ -44,7 +44,7 @@ def word_of(row_size: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype(f"<u{math.gcd(row_size, 8)}")
 
 
-class FramePacker:
+class DeltaPacker:
     """Takes the frames of one leaf to what rows keep of them.
 
     A frame counts as the one before only when its row is there: Ctrl-C may fall before it is appended.
@@ -65,13 +65,15 @@ class FramePacker:
         self._latest: tuple[int, Changes | bytes] | None = None  # row, and what has not got into _before yet
         self._pause = self._pausing = 0  # frames that are not compared, after one that had changed all over
 
-    def __call__(self, value: Any) -> Slot | Odd:
+    def __call__(self, value: Any) -> Slot | Nonconforming:
         row = self._room.next_row()
-        before = self._frame_before(row)  # first of all: what is Odd takes the place of a frame that never came, too
+        before = self._previous(
+            row
+        )  # first of all: what is Nonconforming takes the place of a frame that never came, too
         if type(value) is not np.ndarray:
             value = self._room.plain(self._column, value)
         if type(value) is not np.ndarray or value.dtype != self._dtype or value.shape != self._shape:
-            return Odd(self._room.held(self._column, value))
+            return Nonconforming(self._room.snapshot(self._column, value))
         try:
             flat: Array = np.frombuffer(value, self._word)
         except ValueError:  # not contiguous
@@ -94,15 +96,15 @@ class FramePacker:
 
     def settle(self) -> None:
         """Forgets a frame that never came: the next row is appended without being packed here."""
-        self._frame_before(self._room.next_row())
+        self._previous(self._room.next_row())
 
     def last(self) -> bytes:
         """All bytes of the frame in the last row that has one."""
-        before = self._frame_before(self._room.next_row())
+        before = self._previous(self._room.next_row())
         assert before is not None
         return before.tobytes()
 
-    def _frame_before(self, row: int) -> Array | None:
+    def _previous(self, row: int) -> Array | None:
         if self._latest is not None and self._latest[0] < row:
             latest = self._latest[1]
             if isinstance(latest, bytes):
@@ -134,7 +136,7 @@ def joined_changes(slots: Sequence[tuple[bytes, bytes]], word: np.dtype[np.unsig
     )
 
 
-class FrameRows(NamedTuple):
+class DeltaRows(NamedTuple):
     """Rows of a column of frames."""
 
     dtype: np.dtype[Any]

@@ -53,6 +53,11 @@ class Leaf:
         return next(columns)
 
 
+def integers_fit(dtype: np.dtype[Any], low: int, high: int) -> bool:
+    """Whether integers from low to high can be of dtype, which is False unless that is an integer one."""
+    return dtype.kind in "iu" and bool(np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
+
+
 class Branch:
     """A Dict or Tuple space."""
 

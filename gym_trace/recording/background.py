@@ -30,20 +30,20 @@ class BlockEncoder(Protocol):
         """
 
 
-class _Link:
+class _Node:
     """Encoded segments, and how far they go. A chain of links grows at its end, by whoever is the first to do so."""
 
     def __init__(self, progress: Any, segments: list[Segment], total: int, since: float):
         self.progress, self.segments = progress, segments
         self.total = total  # bytes of all segments so far
         self.since = since  # nothing in its segments, or in what comes after it, is older
-        self._next: dict[str, _Link] = {}
+        self._next: dict[str, _Node] = {}
 
     @property
-    def next(self) -> _Link | None:
+    def next(self) -> _Node | None:
         return self._next.get("")
 
-    def append(self, link: _Link) -> bool:
+    def append(self, link: _Node) -> bool:
         """Whether link is the next one from now on. In one call of C, which neither threads nor signals can part."""
         return self._next.setdefault("", link) is link
 
@@ -59,7 +59,7 @@ class BlockWriter:
     Args:
         progress: where the encoder begins.
         current: gives the block that is being filled; it and those before it are linked by their attribute "before",
-            and no row of it is older than its attribute "born", of time.monotonic().
+            and no row of it is older than its attribute "created", of time.monotonic().
         notice: called, from any thread, when the caller's thread should look at .failure and at complaints.
         flush_seconds: after which all that was recorded has to be written, in seconds.
     """
@@ -77,7 +77,7 @@ class BlockWriter:
         self.failure: Exception | None = None
         self._name = name
         self._encoder, self._chunks = encoder, chunks
-        self._written = _Link(progress, [], 0, time.monotonic())
+        self._written = _Node(progress, [], 0, time.monotonic())
         self._current, self._notice = current, notice
         self._unwritten_since = self._written_until = time.monotonic()
         self._interval = max(0.005, flush_seconds / 2)
@@ -214,13 +214,13 @@ class BlockWriter:
             for _, done in asks:
                 done.release()
 
-    def _encode(self, partly: bool) -> _Link:
+    def _encode(self, partly: bool) -> _Node:
         """Encodes the blocks that there are, and with partly=True also the current one. Returns the last link."""
         while (link := self._next_link(partly)) is None:
             pass
         return link
 
-    def _next_link(self, partly: bool) -> _Link | None:
+    def _next_link(self, partly: bool) -> _Node | None:
         """As _encode(), or None if another thread was quicker, so that there may be more to encode now."""
         last = self._written
         while (following := last.next) is not None:
@@ -234,7 +234,7 @@ class BlockWriter:
         if progress is last.progress:
             return last
         total = last.total + sum(segment.size for segment in segments)
-        link = _Link(progress, segments, total, blocks[0].born)
+        link = _Node(progress, segments, total, blocks[0].created)
         if not last.append(link):
             return None
         progress.block.before = None  # so that their memory can be used again

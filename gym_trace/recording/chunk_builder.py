@@ -1,32 +1,41 @@
-"""Segments gathered to chunks."""
+"""Segments joined to chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.format import wire
 from gym_trace.format.column_encoder import is_large
 from gym_trace.format.trace_writer import TraceWriter
-from gym_trace.model.deltas import FrameRows
+from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.layout import Path
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.returns import numbers_of
 from gym_trace.model.values import ABSENT, Array
-from gym_trace.recording.segment import Columns, Rows, Segment
+from gym_trace.recording.segment import AnyRows, Columns, Rows, Segment
 from gym_trace.recording.splitting import decoded_bytes, most_bytes, most_rows, readable, rows_in
 
-SMALL_CHUNK, FRAME_CHUNK = 1 << 20, 24 << 20  # raw bytes a chunk, without and with frames
-_CELL = wire.VALUE_SIZE + 24  # bytes that a small row of a column counts as a value
+SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes a chunk, without and with large values
+_CELL = wire.VALUE_SIZE + 24  # bytes that a small row counts when its column becomes one of MessagePack values
+
+
+class _Form(NamedTuple):
+    """What the rows of a column are: dtype and shape of a row, or MessagePack values."""
+
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] = ()
+    large: bool = False
 
 
 class ChunkWriter:
-    """Joins segments to chunks and writes them. Large rows, such as images, are encoded at once, and not kept.
+    """Joins segments to chunks and writes them. Large rows, such as images, are encoded at once and not buffered.
 
     Args:
-        open_writer: makes the files when there is something to write.
-        chunk_bytes: how much makes a chunk.
+        open_writer: opens the writer's files; called with the first segment.
+        chunk_bytes: the raw size at which a chunk is written.
     """
 
     def __init__(self, open_writer: Callable[[], TraceWriter], chunk_bytes: int):
@@ -36,38 +45,31 @@ class ChunkWriter:
         self.chunks = 0  # written so far
         self._pieces: list[tuple[Array, Columns]] = []
         self._size = self._decoded = self._rows = 0
-        self._kinds: dict[Path, object] = {}  # of each column so far: dtype and row shape if its rows are large
-        self._forms: dict[Path, object] = {}  # likewise, of all: these, or that they are values
+        self._forms: dict[Path, _Form] = {}  # of each column of the chunk
 
     def add(self, segment: Segment) -> None:
-        """Adds a segment to the chunk, and writes that when it is full. Raises OSError."""
+        """Adds a segment to the chunk, and writes the chunk when it is full. Raises OSError."""
         for part in readable(segment):
             self._add(part)
 
     def _add(self, segment: Segment) -> None:
-        kinds = {path: _kind(rows) for path, rows in segment.columns.items()}
-        mixed = any(self._kinds.get(path, kind) != kind for path, kind in kinds.items())
-        if self._pieces:  # rows that lack an annotation can be filled in only where it is not large
-            names = {path for path in (*kinds, *self._kinds) if path[0] == "annotations"}
-            mixed = mixed or any(self._kinds.get(path) != kinds.get(path) for path in names)
-        count, decoded = rows_in(segment), decoded_bytes(segment)
         forms = {path: _form(rows) for path, rows in segment.columns.items()}
+        count, decoded = rows_in(segment), decoded_bytes(segment)
         is_full = self._size + segment.size > self.chunk_bytes or self._decoded + decoded > most_bytes()
         is_full = is_full or self._rows + count > most_rows()
-        if self._pieces and forms != self._forms:  # what is typed in one and not in the other becomes values
+        if self._pieces and forms != self._forms:  # columns that differ become columns of MessagePack values
             cells = (self._rows + count) * len({**forms, **self._forms})
-            is_full = is_full or cells * _CELL > most_bytes()
-        if mixed or is_full:  # large rows of two kinds cannot be in one column
+            is_full = is_full or cells * _CELL > most_bytes() or self._cannot_join(forms)
+        if is_full:
             self.write()
         if self.writer is None:
             self.writer = self._open_writer()
         small: Columns = {}
         for path, rows in segment.columns.items():
-            if isinstance(rows, FrameRows) or (isinstance(rows, np.ndarray) and is_large(rows)):
+            if isinstance(rows, DeltaRows) or (isinstance(rows, np.ndarray) and forms[path].large):
                 self.writer.feed(path, rows)
             else:
                 small[path] = rows
-        self._kinds.update(kinds)
         self._forms.update(forms)
         self._pieces.append((segment.fragments, small))
         self._size += segment.size
@@ -76,30 +78,35 @@ class ChunkWriter:
         if self._size >= self.chunk_bytes:
             self.write()
 
+    def _cannot_join(self, forms: dict[Path, _Form]) -> bool:
+        """Whether a column would have large rows beside others, or where annotations are missing."""
+        large, before = ({path: form for path, form in some.items() if form.large} for some in (forms, self._forms))
+        shared = (
+            path for path in {**large, **before} if path[0] == "annotations" or path in forms.keys() & self._forms
+        )
+        return any(large.get(path) != before.get(path) for path in shared)
+
     def write(self) -> None:
         """Writes what was added since the last chunk. Raises OSError."""
         if self._pieces and self.writer is not None:
             fragments, columns = _joined(self._pieces)
-            self._pieces, self._kinds, self._forms = [], {}, {}
+            self._pieces, self._forms = [], {}
             self._size = self._decoded = self._rows = 0
             _add_up(columns.get(("rewards",)), fragments)
             self.writer.write(fragments, columns)
             self.chunks += 1
 
 
-def _form(rows: Rows) -> object:
-    if isinstance(rows, FrameRows):
-        return rows.dtype, rows.shape
-    return (rows.dtype, rows.shape[1:]) if isinstance(rows, np.ndarray) else list
-
-
-def _kind(rows: Rows) -> object:
-    large = isinstance(rows, FrameRows) or (isinstance(rows, np.ndarray) and is_large(rows))
-    return _form(rows) if large else None
+def _form(rows: AnyRows) -> _Form:
+    if isinstance(rows, list):
+        return _Form()
+    if isinstance(rows, DeltaRows):
+        return _Form(rows.dtype, rows.shape, large=True)
+    return _Form(rows.dtype, rows.shape[1:], is_large(rows))
 
 
 def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
-    """One fragment table and one set of columns for consecutive pieces; fragments that go on become one."""
+    """Consecutive pieces as one. A fragment that continues the last one of the piece before is joined to it."""
     if len(pieces) == 1:
         return pieces[0]
     table, totals = _joined_tables([fragments for fragments, _ in pieces])
@@ -137,8 +144,8 @@ def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
     return joined, totals
 
 
-def joined_rows(pieces: Sequence[Array | list[bytes]]) -> Array | list[bytes]:
-    """Rows of one column as one: typed if all are alike, otherwise one MessagePack value a row."""
+def joined_rows(pieces: Sequence[Rows]) -> Rows:
+    """Rows of one column, joined: typed if all have one dtype and shape, otherwise one MessagePack value a row."""
     arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
     if len(arrays) == len(pieces):
         first = arrays[0]
@@ -150,20 +157,20 @@ def joined_rows(pieces: Sequence[Array | list[bytes]]) -> Array | list[bytes]:
     return values
 
 
-def _add_up(rewards: Array | list[bytes] | None, fragments: Array) -> None:
-    """Sets the reward sum of each fragment; the rewards, None if they are large, are those of their steps in turn."""
+def _add_up(rewards: Rows | None, fragments: Array) -> None:
+    """Sets the reward sum of each fragment. rewards: of all their steps in order; None if they are large."""
     filled = np.flatnonzero(fragments["steps"])
     if filled.size:
         steps = fragments["steps"].astype(np.int64)
         begins = (np.cumsum(steps) - steps)[filled]
-        with np.errstate(all="ignore"):  # rewards may be anything, and so may their sum
+        with np.errstate(all="ignore"):  # rewards may be infinite, or NaN
             numbers = (
                 np.full(steps.sum(), np.nan) if rewards is None else _numbers(rewards).astype(np.float64, copy=False)
             )
             fragments["reward_sum"][filled] = np.add.reduceat(numbers, begins)
 
 
-def _numbers(rewards: Array | list[bytes]) -> Array:
+def _numbers(rewards: Rows) -> Array:
     return numbers_of(rewards if isinstance(rewards, np.ndarray) else list(map(unpack, rewards)))
 
 

@@ -23,7 +23,7 @@ class Recording(Protocol):
     def resume(self) -> None:
         """After a fork, in the parent, before Python looks how many threads there are."""
 
-    def be_reborn(self) -> None:
+    def restart_in_child(self) -> None:
         """After a fork, in the child, which must not touch the parent's files."""
 
 
@@ -65,7 +65,7 @@ def _after_fork_in_parent() -> None:
 
 def _after_fork_in_child() -> None:
     for recorder in list(_live):
-        recorder.be_reborn()
+        recorder.restart_in_child()
 
 
 if hasattr(os, "register_at_fork"):

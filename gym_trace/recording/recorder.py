@@ -24,7 +24,7 @@ from gym_trace.recording.background import BlockEncoder, BlockWriter
 from gym_trace.recording.chunk_builder import ChunkWriter
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.reset_record import Start, packed_start, stored_seed
-from gym_trace.recording.segment import held
+from gym_trace.recording.segment import snapshot
 from gym_trace.storage.protocol import Storage
 
 
@@ -51,7 +51,7 @@ class Recorder(ABC):
         self._summary = summary
         self._owner: weakref.ref[object] | None = None
         self._closed = self._sealed = False
-        self._start_afresh()
+        self._reset_state()
         if not lazy:
             self._chunks.writer = self._open_writer()
         forks.watch(self)
@@ -75,12 +75,12 @@ class Recorder(ABC):
         """What another recorder needs to go on with what is open here, or None."""
 
     @abstractmethod
-    def go_on_with(self, run: Any) -> None:
+    def continue_run(self, run: Any) -> None:
         """Takes over from another recorder; writes nothing if no step comes."""
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _start_afresh(self) -> None:
+    def _reset_state(self) -> None:
         """The state of a writer that has written nothing yet."""
         self._encoder = self._new_encoder()
         self.block = self._new_block()
@@ -167,6 +167,12 @@ class Recorder(ABC):
             raise RecordingError(message) from failure
         warnings.warn(message, RuntimeWarning, stacklevel=4)
 
+    def warn_if_unrecorded(self) -> None:
+        """To be called before a reset: reports a failure to write, or that close() was called."""
+        self._report()
+        if self._closed:
+            self._warn_once("reset", "the recorder is closed: this episode is not recorded")
+
     def complain(self, column: str, complaint: str) -> None:
         """Has a warning given, once a column, at the next step."""
         self._encoder.complaints.setdefault(column, complaint)
@@ -214,9 +220,9 @@ class Recorder(ABC):
             self.complain(column, remarks[0])
         return value
 
-    def held(self, column: str, value: Any) -> Any:
+    def snapshot(self, column: str, value: Any) -> Any:
         """What a row holds of a value of any kind, see blocks.held; never raises."""
-        return held(value, lambda other: self.packed(column, other))
+        return snapshot(value, lambda other: self.packed(column, other))
 
     def _complain(self) -> None:
         """Warns of values that do not match their space. In the caller's thread, where it is seen."""
@@ -238,12 +244,12 @@ class Recorder(ABC):
         """After a fork, in the parent. The thread starts with the next step: Python warns of forks beside threads."""
         self.limit = 0
 
-    def be_reborn(self) -> None:
+    def restart_in_child(self) -> None:
         """After a fork, in the child: a writer of its own, going on in the middle of the episode."""
         self._out.abandon()
         run = self.open_run()
         self._schema = {**self._schema, "writer": new_writer_id(), "pid": os.getpid(), "forked_from": self.writer_id}
-        self._start_afresh()
-        self.go_on_with(run)
+        self._reset_state()
+        self.continue_run(run)
         self._save_when_owner_goes()
         register_after_fork(self, Recorder._save_when_owner_goes)  # multiprocessing clears what was registered so far

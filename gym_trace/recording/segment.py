@@ -1,4 +1,4 @@
-"""What rows hold of values, and what encoders make of rows: fragments and columns."""
+"""What encoders make of recorded rows: segments of fragments and columns. Snapshots of single values."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.model.deltas import FrameRows
+from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.layout import Path
 from gym_trace.model.values import Array, Packed
 
 _NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}
-ATOMS = frozenset({bool, int, float, *_NUMPY_SCALARS})  # immutable: they can be kept as they are
+ATOMS = frozenset({bool, int, float, *_NUMPY_SCALARS})  # immutable, so that no copy is needed
 
-Rows = Array | FrameRows | list[bytes]  # of a column: typed, or one MessagePack value a row
-Columns = dict[Path, Array | list[bytes]]
+Rows = Array | list[bytes]  # of a column: typed, or one MessagePack value a row
+AnyRows = Rows | DeltaRows
+Columns = dict[Path, Rows]
 
 
 class Segment(NamedTuple):
     """A piece of a chunk: a fragment table and the columns of its rows."""
 
     fragments: Array
-    columns: Mapping[Path, Rows]
-    size: int  # in bytes, about
+    columns: Mapping[Path, AnyRows]
+    size: int  # approximate, in bytes
 
 
-def size_of(rows: Rows) -> int:
-    """Bytes that rows take, about."""
-    if isinstance(rows, FrameRows):
+def size_of(rows: AnyRows) -> int:
+    """The approximate size of rows in bytes."""
+    if isinstance(rows, DeltaRows):
         return len(rows) * rows.row_size
     return rows.nbytes if isinstance(rows, np.ndarray) else sum(map(len, rows))
 
 
-def held(value: Any, pack_one: Callable[[Any], bytes]) -> Any:
-    """What rows hold of a value of any kind: immutable numbers, arrays of numbers of their own, all else Packed."""
+def snapshot(value: Any, pack_one: Callable[[Any], bytes]) -> Any:
+    """An immutable or own copy of any value: numbers as they are, numeric arrays copied, all else as Packed."""
     kind = type(value)
     if kind in ATOMS or kind is Packed:
         return value
@@ -43,6 +44,6 @@ def held(value: Any, pack_one: Callable[[Any], bytes]) -> Any:
     return Packed(pack_one(value))
 
 
-def size_held(value: Any) -> int:
-    """Bytes that it takes, about."""
+def snapshot_size(value: Any) -> int:
+    """The approximate size of a snapshot in bytes."""
     return len(value) if type(value) is Packed else getattr(value, "nbytes", 64)

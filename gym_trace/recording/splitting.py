@@ -8,11 +8,11 @@ import numpy as np
 
 from gym_trace.format import wire
 from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS, TERMINATED, TRUNCATED
-from gym_trace.model.deltas import FrameRows
+from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.layout import Path
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
-from gym_trace.recording.segment import Rows, Segment
+from gym_trace.recording.segment import AnyRows, Segment
 
 _DIMENSIONS = 32  # of a row
 
@@ -48,7 +48,7 @@ def readable(segment: Segment) -> Iterator[Segment]:
         yield from _Atoms(segment).segments()
 
 
-def _as_values(rows: Rows) -> Rows:
+def _as_values(rows: AnyRows) -> AnyRows:
     return [pack(row) for row in rows] if isinstance(rows, np.ndarray) and rows.ndim > _DIMENSIONS + 1 else rows
 
 
@@ -89,7 +89,7 @@ class _Atoms:
             return self._starts
         return self._observations if path[0] == "observations" else self._steps
 
-    def _cut_columns(self, begin: int, end: int) -> Iterator[tuple[Path, Rows]]:
+    def _cut_columns(self, begin: int, end: int) -> Iterator[tuple[Path, AnyRows]]:
         for path, rows in self._columns.items():
             before = self._before(path)
             yield path, _cut(rows, int(before[begin]), int(before[end]))
@@ -117,18 +117,18 @@ def _before(numbers: Array) -> Array:
     return np.concatenate([[0], np.cumsum(numbers, dtype=np.int64)])
 
 
-def _sizes(rows: Rows) -> Array:
+def _sizes(rows: AnyRows) -> Array:
     """Bytes of each row."""
     if isinstance(rows, list):
         return np.fromiter(map(len, rows), np.int64, len(rows)) + wire.VALUE_SIZE
-    size = rows.row_size if isinstance(rows, FrameRows) else rows.nbytes // max(1, len(rows))
+    size = rows.row_size if isinstance(rows, DeltaRows) else rows.nbytes // max(1, len(rows))
     return np.full(len(rows), size, np.int64)
 
 
-def _cut(rows: Rows, begin: int, end: int) -> Rows:
-    if not isinstance(rows, FrameRows):
+def _cut(rows: AnyRows, begin: int, end: int) -> AnyRows:
+    if not isinstance(rows, DeltaRows):
         return rows[begin:end]
     before = rows.before
     if begin:
-        before = FrameRows(rows.dtype, rows.shape, rows.slots[:begin], before).after()
-    return FrameRows(rows.dtype, rows.shape, rows.slots[begin:end], before)
+        before = DeltaRows(rows.dtype, rows.shape, rows.slots[:begin], before).after()
+    return DeltaRows(rows.dtype, rows.shape, rows.slots[begin:end], before)

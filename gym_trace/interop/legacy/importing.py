@@ -22,7 +22,7 @@ from gym_trace.interop.legacy.monitor import MonitorRun, differences, find_runs
 from gym_trace.interop.legacy.new_writer import NewWriter
 from gym_trace.interop.legacy.old_files import OldDirectory
 from gym_trace.model.schema import IMPORTED_FROM, WriterSchema
-from gym_trace.recording.chunk_builder import FRAME_CHUNK, SMALL_CHUNK, ChunkWriter
+from gym_trace.recording.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
 from gym_trace.storage.local import LocalStorage, storage_of_copy
 from gym_trace.storage.protocol import Storage
 
@@ -137,7 +137,7 @@ def _write(new: NewWriter, kind: str, created: int, storage: Storage, report: Im
     large = any(leaf.row_size >= wire.LARGE_ROW for layout in layouts for leaf in layout.leaves())
     writer = TraceWriter(storage, schema, _LEVEL, fsync=False)
     try:
-        chunks = ChunkWriter(lambda: writer, FRAME_CHUNK if large else SMALL_CHUNK)
+        chunks = ChunkWriter(lambda: writer, LARGE_CHUNK if large else SMALL_CHUNK)
         for segment in new.segments:
             chunks.add(segment)
             writer.seal_if_due()

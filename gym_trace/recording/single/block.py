@@ -16,12 +16,12 @@ import numpy as np
 
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
-from gym_trace.model.deltas import FramePacker, Odd
+from gym_trace.model.deltas import DeltaPacker, Nonconforming
 from gym_trace.model.layout import Layout, Leaf, taken_apart
-from gym_trace.recording.chunk_builder import FRAME_CHUNK, SMALL_CHUNK
+from gym_trace.recording.chunk_builder import LARGE_CHUNK, SMALL_CHUNK
 from gym_trace.recording.reset_record import Start
 
-FRAME_BYTES = wire.LARGE_ROW  # of values this large rows keep what has changed, of smaller ones all bytes
+DELTA_BYTES = wire.LARGE_ROW  # of values this large rows keep what has changed, of smaller ones all bytes
 SMALL_BLOCK = 1024  # rows; what they take stays in the processor's nearest cache until they are joined
 BLOCKS_AT_ONCE = 16  # are encoded, which runs through much code, that is then not in the cache
 VALUES_BYTES = 8 << 20  # MessagePack values that a block takes before it counts as full
@@ -53,7 +53,7 @@ class Joined(NamedTuple):
         return Joined(self.rows - begin, [column[at:] for column, at in zip(self.columns, begins)])
 
 
-class Block:
+class RowBlock:
     """A run of rows: a flat list with as many slots a row as there are leaves, plus marks and notes.
 
     When it is full, .joined is set, and then .rows emptied.
@@ -65,17 +65,17 @@ class Block:
         reward_kind: the type that its rewards have, until others are added to .reward_kinds.
     """
 
-    __slots__ = ("base", "before", "born", "joined", "last_row", "marks", "notes", "reward_kinds", "rows")
+    __slots__ = ("base", "before", "created", "joined", "last_row", "marks", "notes", "reward_kinds", "rows")
 
     def __init__(
         self,
-        before: Block | None = None,
+        before: RowBlock | None = None,
         base: int = 0,
         last_row: tuple[Any, ...] = (),
         reward_kind: type = float,
     ):
         self.before, self.base, self.last_row = before, base, last_row
-        self.born = time.monotonic()
+        self.created = time.monotonic()
         self.reward_kinds = {reward_kind}
         self.rows: list[Any] = []
         self.joined: Joined | None = None
@@ -83,7 +83,7 @@ class Block:
         self.notes: list[tuple[int, dict[str, Any]]] = []  # row position, annotations
 
 
-def settled(marks: list[tuple[int, int, Any]], end: int) -> int:
+def complete_marks(marks: list[tuple[int, int, Any]], end: int) -> int:
     """How many of the marks, the first ones, can be dealt with when end rows are there."""
     for i, (position, kind, _) in enumerate(marks):
         if position > end or (position == end and kind in (BEGIN, LEAD, FLAG)):
@@ -94,19 +94,19 @@ def settled(marks: list[tuple[int, int, Any]], end: int) -> int:
 class RowFormat:
     """The slots of a row: the leaves of the observation, those of the action, the reward, and the info if recorded."""
 
-    def __init__(self, observation: Layout, action: Layout, infos: bool, use_frames: bool = True):
+    def __init__(self, observation: Layout, action: Layout, infos: bool, use_deltas: bool = True):
         self.observation, self.action, self.infos = observation, action, infos
         self.observation_leaves = list(observation.leaves())
         self.action_leaves = list(action.leaves())
         leaves = self.observation_leaves + self.action_leaves
         self.width = len(leaves) + 1 + infos
-        large = [leaf for leaf in leaves if leaf.row_size >= FRAME_BYTES]
-        self.frame_leaves = large if use_frames else []
+        large = [leaf for leaf in leaves if leaf.row_size >= DELTA_BYTES]
+        self.delta_leaves = large if use_deltas else []
         row_size = 8 + sum(leaf.row_size for leaf in leaves)
-        self.chunk_bytes = FRAME_CHUNK if large else SMALL_CHUNK
+        self.chunk_bytes = LARGE_CHUNK if large else SMALL_CHUNK
         self.capacity = max(4, min(SMALL_BLOCK, self.chunk_bytes // row_size))  # rows of a block
         self.blocks_at_once = max(1, min(BLOCKS_AT_ONCE, self.chunk_bytes // (self.capacity * row_size)))
-        self._is_plain = [leaf.dtype is not None and leaf not in self.frame_leaves for leaf in leaves]
+        self._is_plain = [leaf.dtype is not None and leaf not in self.delta_leaves for leaf in leaves]
         # What follows the observation in the row of a leading observation, which is no step: such that what steps have
         # there can be joined as quickly as if it were not there.
         sizes = [leaf.row_size * plain for leaf, plain in zip(leaves, self._is_plain)][len(self.observation_leaves) :]
@@ -121,7 +121,7 @@ class RowFormat:
         for values, plain in zip(slots, self._is_plain):
             columns.append(values)
             if plain:
-                with contextlib.suppress(TypeError):  # unless there is an Odd among them, or a plain integer
+                with contextlib.suppress(TypeError):  # unless there is an Nonconforming among them, or a plain integer
                     columns[-1] = b"".join(values)
         for values in slots[len(columns) :]:  # rewards, infos
             columns.append(values)
@@ -142,31 +142,31 @@ class RowFormat:
 
             return pack_value
 
-        if leaf in self.frame_leaves:
-            packer: FramePacker = room.frame_packer(leaf)
+        if leaf in self.delta_leaves:
+            packer: DeltaPacker = room.delta_packer(leaf)
             return packer
 
-        def pack_odd(value: Any) -> Any:
+        def pack_nonconforming(value: Any) -> Any:
             value = room.plain(column, value)
             if type(value) is ndarray and value.dtype == dtype and value.shape == shape:
                 return value[()] if shape == () else value.tobytes()
-            return Odd(room.held(column, value))
+            return Nonconforming(room.snapshot(column, value))
 
         if shape == ():
             kind = dtype.type
-            return lambda value: value if type(value) is kind or type(value) is int else pack_odd(value)
+            return lambda value: value if type(value) is kind or type(value) is int else pack_nonconforming(value)
 
         def pack_array(value: Any) -> Any:
             if type(value) is ndarray and value.dtype is dtype and value.shape == shape:
                 return value.tobytes()
-            return pack_odd(value)
+            return pack_nonconforming(value)
 
         size = leaf.row_size
 
         def pack_vector(value: Any) -> Any:
             # Compares no shapes, which are made anew each time.
             is_vector = type(value) is ndarray and value.dtype is dtype and value.ndim == 1
-            return packed if is_vector and len(packed := value.tobytes()) == size else pack_odd(value)
+            return packed if is_vector and len(packed := value.tobytes()) == size else pack_nonconforming(value)
 
         return pack_vector if len(shape) == 1 else pack_array
 

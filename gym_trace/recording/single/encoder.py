@@ -10,51 +10,51 @@ import numpy as np
 
 from gym_trace.format import wire
 from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
-from gym_trace.model.deltas import FrameRows, Odd, word_of
-from gym_trace.model.layout import Leaf, Path
+from gym_trace.model.deltas import DeltaRows, Nonconforming, word_of
+from gym_trace.model.layout import Leaf, Path, integers_fit
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import ABSENT, Array, Misfit, Packed, unstored
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.reset_record import NOBODY, Start
-from gym_trace.recording.segment import Rows, Segment, size_of
-from gym_trace.recording.single.block import BEGIN, END, FLAG, FLOATS, LEAD, Block, Joined, RowFormat, settled
+from gym_trace.recording.segment import AnyRows, Rows, Segment, size_of
+from gym_trace.recording.single.block import BEGIN, END, FLAG, FLOATS, LEAD, Joined, RowBlock, RowFormat, complete_marks
 
 _PLAIN_NUMBERS = {bool, int, float, np.float64}
 _EXACT_INTEGERS = 2.0**53
 
 
-class Progress(NamedTuple):
+class RowProgress(NamedTuple):
     """How far rows are encoded."""
 
-    block: Block
+    block: RowBlock
     rows: int = 0  # of the block
     marks: int = 0
     notes: int = 0
     start: Start = NOBODY  # of the episode that these belong to
     running: bool = False  # whether a run of steps is open, which rows go on with
     next_step: int = 0
-    frames: Mapping[Path, Array] = {}  # of each column of frames, the last one
+    last_values: Mapping[Path, Array] = {}  # of each column of deltas
 
 
-class _Frames(NamedTuple):
-    """Of each column of frames the one before some rows, and the one after them where that is known."""
+class _DeltaBases(NamedTuple):
+    """Of each column of deltas, the value before some rows, and the value after them where it is known."""
 
     before: Mapping[Path, Array]
     after: dict[Path, Array]
 
 
-class Encoder:
+class RowEncoder:
     """Turns the rows of blocks into fragment tables and columns."""
 
     def __init__(self, row_format: RowFormat):
         self._format = row_format
         self.complaints: dict[str, str] = {}  # by column, what did not fit
 
-    def begun(self, block: Block) -> Progress:
+    def begun(self, block: RowBlock) -> RowProgress:
         """Where it begins."""
-        return Progress(block)
+        return RowProgress(block)
 
-    def encoded(self, progress: Progress, blocks: list[Block], partly: bool) -> tuple[Progress, list[Segment]]:
+    def encoded(self, progress: RowProgress, blocks: list[RowBlock], partly: bool) -> tuple[RowProgress, list[Segment]]:
         """What was added to blocks since progress, a segment a block, and the progress after it."""
         segments = []
         for block, following in zip(blocks, [*blocks[1:], None]):
@@ -65,26 +65,26 @@ class Encoder:
                 segments += segment
         return progress, segments
 
-    def _encoded(self, progress: Progress, following: Block | None) -> tuple[Progress, list[Segment]]:
+    def _encoded(self, progress: RowProgress, following: RowBlock | None) -> tuple[RowProgress, list[Segment]]:
         block, begin = progress.block, progress.rows
         rows = block.rows  # which may be taken away as soon as .joined is there
         joined = block.joined  # looked at once: the block may get full meanwhile
         end = len(rows) // self._format.width if joined is None else joined.rows
         marks = block.marks[progress.marks :]
-        marks = marks[: settled(marks, end)]
+        marks = marks[: complete_marks(marks, end)]
         if not marks and (begin == end or not progress.running):
             return progress, []  # a row that another thread was about to append when the run was ended counts no more
         fragments, starts, leads, next_step, running = self._fragments(progress, marks, end)
-        columns: dict[Path, Rows] = {}
+        columns: dict[Path, AnyRows] = {}
         if starts:
             columns["starts",] = [start.kept for start in starts]
-        frames = _Frames(progress.frames, {} if following is None else self._last_frames(following))
+        bases = _DeltaBases(progress.last_values, {} if following is None else self._last_values(following))
         if begin < end:
             if joined is None:
                 added = self._format.joined(rows, block.reward_kinds, begin, end)
             else:
                 added = joined.since(begin)
-            self._add_columns(columns, added, leads, frames)
+            self._add_columns(columns, added, leads, bases)
         notes = [note for note in block.notes[progress.notes :] if note[0] < end]
         self._add_annotations(columns, notes, begin, end, leads)
         after = progress._replace(
@@ -94,12 +94,12 @@ class Encoder:
             start=starts[-1] if starts else progress.start,
             running=running,
             next_step=next_step,
-            frames={**frames.before, **frames.after},
+            last_values={**bases.before, **bases.after},
         )
         return after, [Segment(fragments, columns, fragments.nbytes + sum(map(size_of, columns.values())))]
 
     def _fragments(
-        self, progress: Progress, marks: list[tuple[int, int, Any]], end: int
+        self, progress: RowProgress, marks: list[tuple[int, int, Any]], end: int
     ) -> tuple[Array, list[Start], list[int], int, bool]:
         """The fragments; the starts among them; which rows are leading ones; the next step; whether a run is open."""
         begin, start, running = progress.rows, progress.start, progress.running
@@ -152,18 +152,20 @@ class Encoder:
             first_step += steps
         return np.frombuffer(b"".join(table), wire.FRAGMENT).copy(), starts, leads, first_step, running
 
-    def _add_columns(self, columns: dict[Path, Rows], rows: Joined, leads: list[int], frames: _Frames) -> None:
+    def _add_columns(self, columns: dict[Path, AnyRows], rows: Joined, leads: list[int], bases: _DeltaBases) -> None:
         form, slots = self._format, iter(rows.columns)
         for leaf, slot in zip(form.observation_leaves, slots):
-            columns[leaf.path] = self._column(leaf, slot, rows.rows, [], frames)
+            columns[leaf.path] = self._column(leaf, slot, rows.rows, [], bases)
         if len(leads) < rows.rows:
             for leaf, slot in zip(form.action_leaves, slots):
-                columns[leaf.path] = self._column(leaf, slot, rows.rows, leads, frames)
+                columns[leaf.path] = self._column(leaf, slot, rows.rows, leads, bases)
             columns["rewards",] = self._rewards(next(slots), leads)
             for infos in slots:
                 columns["infos",] = _without(infos, leads)
 
-    def _column(self, leaf: Leaf, slots: bytes | list[Any], count: int, leads: list[int], frames: _Frames) -> Rows:
+    def _column(
+        self, leaf: Leaf, slots: bytes | list[Any], count: int, leads: list[int], bases: _DeltaBases
+    ) -> AnyRows:
         """The rows of one leaf: typed as the space says, or as the values are. leads: which of them are fillers."""
         dtype, shape = leaf.dtype, leaf.shape
         if isinstance(slots, bytes):
@@ -171,49 +173,50 @@ class Encoder:
         slots = _without(slots, leads)
         if dtype is None:
             return slots
-        if leaf in self._format.frame_leaves:
-            return self._frames(leaf, slots, frames)
+        if leaf in self._format.delta_leaves:
+            return self._deltas(leaf, slots, bases)
         if shape == ():
             integers = _typed_integers(slots, dtype)
-            return self._misfits(leaf, slots) if integers is None else integers
-        return self._misfits(leaf, [np.frombuffer(s, dtype).reshape(shape) if type(s) is bytes else s for s in slots])
+            return self._mixed(leaf, slots) if integers is None else integers
+        return self._mixed(leaf, [np.frombuffer(s, dtype).reshape(shape) if type(s) is bytes else s for s in slots])
 
-    def _last_frames(self, following: Block) -> dict[Path, Array]:
-        """Of each column of frames the one before a block, where that says it."""
-        known = zip(self._format.observation_leaves, following.last_row) if self._format.frame_leaves else ()
+    def _last_values(self, following: RowBlock) -> dict[Path, Array]:
+        """Of each column of deltas the last value before a block, if the block has it."""
+        known = zip(self._format.observation_leaves, following.last_row) if self._format.delta_leaves else ()
         return {
             leaf.path: np.frombuffer(slot, word_of(leaf.row_size))
             for leaf, slot in known
-            if leaf in self._format.frame_leaves and type(slot) is bytes
+            if leaf in self._format.delta_leaves and type(slot) is bytes
         }
 
-    def _frames(self, leaf: Leaf, slots: list[Any], frames: _Frames) -> Rows:
+    def _deltas(self, leaf: Leaf, slots: list[Any], bases: _DeltaBases) -> AnyRows:
         dtype = leaf.dtype
         assert dtype is not None
-        fitting = [slot for slot in slots if type(slot) is not Odd]
-        rows = FrameRows(dtype, leaf.shape, fitting, frames.before.get(leaf.path))
-        if leaf.path not in frames.after and (after := rows.after()) is not None:
-            frames.after[leaf.path] = after
+        fitting = [slot for slot in slots if type(slot) is not Nonconforming]
+        rows = DeltaRows(dtype, leaf.shape, fitting, bases.before.get(leaf.path))
+        if leaf.path not in bases.after and (after := rows.after()) is not None:
+            bases.after[leaf.path] = after
         if len(fitting) == len(slots):
             return rows
         arrays = (array.view(dtype).reshape(leaf.shape) for array in rows.arrays(1))
-        return self._misfits(leaf, [slot if type(slot) is Odd else next(arrays) for slot in slots])
+        return self._mixed(leaf, [slot if type(slot) is Nonconforming else next(arrays) for slot in slots])
 
-    def _misfits(self, leaf: Leaf, slots: list[Any]) -> Rows:
+    def _mixed(self, leaf: Leaf, slots: list[Any]) -> Rows:
+        """Rows of which some may not conform to the space: typed if all have one dtype and shape."""
         dtype = leaf.dtype
         assert dtype is not None
-        values = [slot.value if type(slot) is Odd else slot for slot in slots]
-        odd = [v for v, slot in zip(values, slots) if type(slot) is Odd or (type(v) is int and not _fits(v, dtype))]
-        if odd:  # it may have been encoded already, with the rows of the block that others have taken before
-            self.complaints.setdefault(
-                leaf.column,
-                f"got {_kind_of(odd[0])} where the space says {dtype} of shape {leaf.shape}; recorded exactly as it is",
-            )
-        if leaf.shape == ():  # plain integers among others: what fits the space has its type
-            values = [dtype.type(v) if type(v) is int and _fits(v, dtype) else v for v in values]
+        values = [slot.value if type(slot) is Nonconforming else slot for slot in slots]
+        fits = [type(v) is int and integers_fit(dtype, v, v) for v in values]  # plain integers of the space's dtype
+        is_odd = [type(slot) is Nonconforming or (type(slot) is int and not fit) for slot, fit in zip(slots, fits)]
+        if any(is_odd):
+            kind = _kind_of(values[is_odd.index(True)])
+            complaint = f"got {kind} where the space says {dtype} of shape {leaf.shape}; recorded exactly as it is"
+            self.complaints.setdefault(leaf.column, complaint)
+        if leaf.shape == ():
+            values = [dtype.type(v) if fit else v for v, fit in zip(values, fits)]
         return self._typed_or_values(leaf.path, values)
 
-    def _rewards(self, rewards: bytes | list[Any], leads: list[int]) -> Array | list[bytes]:
+    def _rewards(self, rewards: bytes | list[Any], leads: list[int]) -> Rows:
         if isinstance(rewards, bytes):
             return _without_rows(np.frombuffer(rewards), leads)
         kinds = set(map(type, rewards))
@@ -229,11 +232,17 @@ class Encoder:
                 if not (np.abs(array) > _EXACT_INTEGERS).any():
                     return array
         return self._typed_or_values(
-            ("rewards",), [reward.value if type(reward) is Odd else reward for reward in _without(rewards, leads)]
+            ("rewards",),
+            [reward.value if type(reward) is Nonconforming else reward for reward in _without(rewards, leads)],
         )
 
     def _add_annotations(
-        self, columns: dict[Path, Rows], notes: list[tuple[int, dict[str, Any]]], begin: int, end: int, leads: list[int]
+        self,
+        columns: dict[Path, AnyRows],
+        notes: list[tuple[int, dict[str, Any]]],
+        begin: int,
+        end: int,
+        leads: list[int],
     ) -> None:
         for name in dict.fromkeys(name for _, values in notes for name in values):
             rows: list[Any] = [ABSENT] * (end - begin)
@@ -244,7 +253,7 @@ class Encoder:
             if kept:
                 columns["annotations", name] = self._typed_or_values(("annotations", name), kept)
 
-    def _typed_or_values(self, path: Path, values: list[Any]) -> Array | list[bytes]:
+    def _typed_or_values(self, path: Path, values: list[Any]) -> Rows:
         """A typed array where all values have one NumPy dtype and shape, otherwise one MessagePack value a row."""
         kinds = set(map(type, values))
         if len(kinds) == 1:
@@ -294,8 +303,7 @@ def _typed_integers(slots: list[Any], dtype: np.dtype[Any]) -> Array | None:
         return None
     if wide.dtype == dtype:
         return wide
-    limits = np.iinfo(dtype)
-    return wide.astype(dtype) if limits.min <= wide.min() and wide.max() <= limits.max else None
+    return wide.astype(dtype) if integers_fit(dtype, int(wide.min()), int(wide.max())) else None
 
 
 def _without_rows(array: Array, leads: list[int]) -> Array:
@@ -325,7 +333,3 @@ def _kind_of(value: Any) -> str:
     if isinstance(value, (np.ndarray, np.generic)):
         return f"{value.dtype} of shape {value.shape}"
     return f"a {type(value).__name__}"
-
-
-def _fits(value: int, dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "iu" and bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)

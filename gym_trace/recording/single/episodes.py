@@ -45,7 +45,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Makes the recorder, and the functions that copy values into its rows."""
         observation = layout_of(self._schema["observation_space"], ("observations",))
         action = layout_of(self._schema["action_space"], ("actions",))
-        form = RowFormat(observation, action, self._infos, use_frames=not self._filtered)
+        form = RowFormat(observation, action, self._infos, use_deltas=not self._filtered)
         self._recorder = recorder = RowRecorder(
             LocalStorage(self.directory), self._schema, form, self._options, self._filters.summary, lazy
         )
@@ -53,7 +53,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
         is_typed = all(isinstance(layout, Leaf) and layout.dtype is not None for layout in (observation, action))
         self._simple = is_typed and not self._infos and not self._filtered
         first = form.observation_leaves[0] if form.observation_leaves else None
-        is_vector = self._simple and first is not None and len(first.shape) == 1 and first not in form.frame_leaves
+        is_vector = self._simple and first is not None and len(first.shape) == 1 and first not in form.delta_leaves
         self._dtype = first.dtype if first is not None and is_vector else None
         self._vector_bytes = first.row_size if first is not None else 0
         scalar = form.action_leaves[0].dtype if self._simple and form.action_leaves[0].shape == () else None
@@ -78,7 +78,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Ends the episode before a reset. Returns what is known of the next one, or None if it is not recorded."""
         recorder = self._recorder
         recorder.end()
-        recorder.say_if_unrecorded()
+        recorder.warn_if_unrecorded()
         self._last_slots, self._step_index, self._annotations, self._unseen = None, 0, {}, False
         if self._filters.any and not self._filters.keeps_episode(recorder.next_episode):
             recorder.skip_episode()
@@ -158,7 +158,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
         kept = over = False
         try:
             result = observation, reward, terminated, truncated, info = self.env.step(action)
-            recorder.go_on()  # the process may have forked within the step
+            recorder.take_over()  # the process may have forked within the step
             over = bool(terminated or truncated)
             last, last_info = _last_of(observation, info) if over and self._resets_at_once else (observation, info)
             slots = self._pack_observation(last)
@@ -181,7 +181,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
                 recorder.stop()
             if over:
                 if not kept:
-                    recorder.end_unseen(Outcome.TERMINATED if terminated else Outcome.TRUNCATED)
+                    recorder.end_without_row(Outcome.TERMINATED if terminated else Outcome.TRUNCATED)
                 recorder.rows = None  # a step after the end begins a new run
             self._last_slots = slots  # last: if an interrupt falls in before, the next step must not continue this one
         if over and self._resets_at_once:
@@ -213,7 +213,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._schema = copied_schema(self._schema)
         step_index, last_slots, unseen = self._step_index, self._last_slots, self._unseen
         self._attach(lazy=True)
-        self._recorder.go_on_with(run)
+        self._recorder.continue_run(run)
         if run is not None:
             self._step_index, self._last_slots, self._unseen = step_index, last_slots, unseen
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from gym_trace.format import wire
-from gym_trace.model.deltas import FramePacker, Odd
+from gym_trace.model.deltas import DeltaPacker, Nonconforming
 from gym_trace.model.layout import Leaf, Path
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.reset_record import Start
-from gym_trace.recording.segment import ATOMS, size_held
+from gym_trace.recording.segment import ATOMS, snapshot_size
 from gym_trace.recording.single.block import (
     BEGIN,
     END,
@@ -21,12 +21,12 @@ from gym_trace.recording.single.block import (
     LEAD,
     STOP,
     VALUES_BYTES,
-    Block,
     OpenRun,
+    RowBlock,
     RowFormat,
-    settled,
+    complete_marks,
 )
-from gym_trace.recording.single.encoder import Encoder
+from gym_trace.recording.single.encoder import RowEncoder
 from gym_trace.storage.protocol import Storage
 
 
@@ -37,7 +37,7 @@ class RowRecorder(Recorder):
     that no longer holds. .rows is None while no run of steps is open.
     """
 
-    block: Block
+    block: RowBlock
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class RowRecorder(Recorder):
         self.format = row_format
         self._width = row_format.width
         self._capacity = row_format.capacity * row_format.width
-        self._frame_packers: dict[Path, FramePacker] = {}
+        self._delta_packers: dict[Path, DeltaPacker] = {}
         super().__init__(storage, schema, row_format.chunk_bytes, options, summary, lazy)
 
-    def _start_afresh(self) -> None:
-        super()._start_afresh()
+    def _reset_state(self) -> None:
+        super()._reset_state()
         self._ended = False  # the run is complete, and a further step would open another one
         self._value_bytes = 0  # of MessagePack values in the block
         self._full_blocks = 0  # since blocks were last encoded
@@ -67,14 +67,14 @@ class RowRecorder(Recorder):
         self.episode: Start | None = None
         self.rows: list[Any] | None = None
         self.limit = self._capacity
-        for packer in self._frame_packers.values():
+        for packer in self._delta_packers.values():
             packer.forget()
 
-    def _new_encoder(self) -> Encoder:
-        return Encoder(self.format)
+    def _new_encoder(self) -> RowEncoder:
+        return RowEncoder(self.format)
 
-    def _new_block(self) -> Block:
-        return Block()
+    def _new_block(self) -> RowBlock:
+        return RowBlock()
 
     # -- episodes and runs of steps -----------------------------------------------------------------------------------
 
@@ -96,13 +96,6 @@ class RowRecorder(Recorder):
         if lead is not None:
             self._open_run(lead)
 
-    def say_if_unrecorded(self) -> None:
-        """To be called before a reset: says that writing has failed, or that close() was called."""
-        if self._out.failure is not None:
-            self._report()
-        if self._closed:
-            self._warn_once("reset", "the recorder is closed: this episode is not recorded")
-
     def lead(self, first_step: int, slots: tuple[Any, ...]) -> None:
         """Starts a run of steps in the middle of the episode, with the observation before it."""
         if self._closed or self._out.failure is not None:
@@ -112,10 +105,10 @@ class RowRecorder(Recorder):
         self._open_run(slots)
 
     def _open_run(self, slots: tuple[Any, ...]) -> None:
-        if self._frame_packers:
+        if self._delta_packers:
             for leaf in self.format.action_leaves:  # of which the row of a leading observation has nothing
-                if leaf.path in self._frame_packers:
-                    self._frame_packers[leaf.path].settle()
+                if leaf.path in self._delta_packers:
+                    self._delta_packers[leaf.path].settle()
         rows = self.block.rows
         rows.extend(slots + self.format.filler)  # first: a step must not be taken for a leading observation
         self._ended = False
@@ -127,7 +120,7 @@ class RowRecorder(Recorder):
     def prepare_lead(self) -> None:
         """To be called before the slots of a leading observation are packed: makes sure that there is a row for it."""
         if len(self.block.rows) >= self._capacity or self._value_bytes >= VALUES_BYTES:
-            self._turn_over()
+            self._next_block()
 
     def flag(self, terminated: bool, truncated: bool) -> None:
         """Says, before its row is appended, that the next row ends the episode."""
@@ -143,15 +136,15 @@ class RowRecorder(Recorder):
             reward = self.plain("rewards", reward)
         kind = type(reward)
         atom = kind in ATOMS
-        self.block.reward_kinds.add(kind if atom else Odd)
+        self.block.reward_kinds.add(kind if atom else Nonconforming)
         if atom:
             self.reward_kind = kind
-        return reward if atom else Odd(self.held("rewards", reward))
+        return reward if atom else Nonconforming(self.snapshot("rewards", reward))
 
-    def held(self, column: str, value: Any) -> Any:
+    def snapshot(self, column: str, value: Any) -> Any:
         """What a row holds of a value of any kind; counts towards the size of a block."""
-        kept = super().held(column, value)
-        self.count_values(size_held(kept))
+        kept = super().snapshot(column, value)
+        self.count_values(snapshot_size(kept))
         return kept
 
     def stop(self) -> None:
@@ -160,7 +153,7 @@ class RowRecorder(Recorder):
         if self._deferred is not None:  # forked in a step that raised
             self._deferred = None
             return
-        self._forget_torn()
+        self._drop_marks_without_row()
         position, notes = self._position(), self.block.notes
         while notes and notes[-1][0] >= position:
             notes.pop()
@@ -197,15 +190,15 @@ class RowRecorder(Recorder):
         self.rows = None
         marks = self.block.marks
         if marks and marks[-1][0] >= len(self.block.rows) // self._width:
-            self._forget_torn()
+            self._drop_marks_without_row()
         if self._ended:
             self._early_notes = {}
         else:
-            self.end_unseen(outcome)
+            self.end_without_row(outcome)
         self._ended = False
         self.episode = self._deferred = None
 
-    def _forget_torn(self) -> None:
+    def _drop_marks_without_row(self) -> None:
         """Takes back what was said of rows that never came, because an exception such as Ctrl-C fell in between."""
         marks, position = self.block.marks, self._position()
         while marks and marks[-1][0] >= position:
@@ -218,7 +211,7 @@ class RowRecorder(Recorder):
             elif kind == BEGIN:
                 self.episode = None
 
-    def end_unseen(self, outcome: int) -> None:
+    def end_without_row(self, outcome: int) -> None:
         """As end(), at a step that is left out; steps that may follow belong to the same episode."""
         if self.episode is not None and not self._ended:
             times = (time.time_ns(), time.monotonic_ns())
@@ -230,7 +223,7 @@ class RowRecorder(Recorder):
     def end_at_lead(self, outcome: int) -> None:
         """Ends the episode with the observation that leads the run, if one is open; a further step is another run."""
         rows = self.rows
-        self.end_unseen(outcome)
+        self.end_without_row(outcome)
         self.rows, self.limit = rows, 0
 
     def annotate(self, values: dict[str, Any]) -> None:
@@ -240,7 +233,7 @@ class RowRecorder(Recorder):
             return
         if self.rows is not None:
             self.block.notes.append((self._position(), values))
-            self.count_values(sum(map(size_held, values.values())))
+            self.count_values(sum(map(snapshot_size, values.values())))
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
@@ -260,7 +253,7 @@ class RowRecorder(Recorder):
         if self._out.started:  # unless a fork has ended its thread, this does nothing
             self._out.start()
         if self._deferred is not None:
-            self._go_on(self._deferred)
+            self._take_over(self._deferred)
         if self.rows is None:
             return None
         self.rows = self.block.rows  # Ctrl-C may have fallen just as a new block was begun
@@ -269,7 +262,7 @@ class RowRecorder(Recorder):
             self.prepare_lead()
             self.lead(first_step, slots)
         if len(self.rows) >= self._capacity or self._value_bytes >= VALUES_BYTES:
-            self._turn_over()
+            self._next_block()
         if self._early_notes:
             self.block.notes.append((self._position(), self._early_notes))
             self._early_notes = {}
@@ -278,13 +271,13 @@ class RowRecorder(Recorder):
             self.limit = 0
         return self.rows
 
-    def _turn_over(self) -> None:
+    def _next_block(self) -> None:
         """Hands on what the block holds, and goes on in a new one."""
         block, position = self.block, self._position()
-        fresh = Block(block, block.base + position, self.last_observation(), self.reward_kind)
+        fresh = RowBlock(block, block.base + position, self.last_observation(), self.reward_kind)
         # What is said of a row that is still to come goes with it: its annotations, the start of its episode.
         fresh.notes += [(0, values) for at, values in block.notes if at >= position]
-        fresh.marks += [(0, kind, data) for _, kind, data in block.marks[settled(block.marks, position) :]]
+        fresh.marks += [(0, kind, data) for _, kind, data in block.marks[complete_marks(block.marks, position) :]]
         self.block = fresh  # from now on nothing gets into the old one
         self._full_blocks += self.format.blocks_at_once if self._value_bytes >= VALUES_BYTES else 1
         self._value_bytes = 0
@@ -311,15 +304,15 @@ class RowRecorder(Recorder):
             return self.block.last_row
         slots = rows[-self._width :][: len(self.format.observation_leaves)]
         for i, leaf in enumerate(self.format.observation_leaves):
-            if leaf.path in self._frame_packers:
-                self._frame_packers[leaf.path].settle()
+            if leaf.path in self._delta_packers:
+                self._delta_packers[leaf.path].settle()
             if type(slots[i]) is tuple:
-                slots[i] = self._frame_packers[leaf.path].last()
+                slots[i] = self._delta_packers[leaf.path].last()
         return tuple(slots)
 
-    def frame_packer(self, leaf: Leaf) -> FramePacker:
+    def delta_packer(self, leaf: Leaf) -> DeltaPacker:
         """The one packer of a leaf of frames."""
-        return self._frame_packers.setdefault(leaf.path, FramePacker(leaf, self))
+        return self._delta_packers.setdefault(leaf.path, DeltaPacker(leaf, self))
 
     def next_row(self) -> int:
         """The index, counted over all blocks, that the next row has."""
@@ -331,10 +324,10 @@ class RowRecorder(Recorder):
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
-    def be_reborn(self) -> None:
+    def restart_in_child(self) -> None:
         rows = self.block.rows
         left = (rows, len(rows)) if self._deferred is None else self._left_to_parent
-        super().be_reborn()
+        super().restart_in_child()
         self._left_to_parent = left
 
     def open_run(self) -> OpenRun | None:
@@ -345,13 +338,13 @@ class RowRecorder(Recorder):
             return None
         return OpenRun(self.episode, self.steps_taken(), None if self.rows is None else self.last_observation())
 
-    def go_on_with(self, run: OpenRun | None) -> None:
+    def continue_run(self, run: OpenRun | None) -> None:
         """Takes over the run of another recorder when the next step comes; writes nothing if none comes."""
         if run is not None:
             self._deferred = run
             self.rows, self.limit = self.block.rows, 0
 
-    def go_on(self) -> None:
+    def take_over(self) -> None:
         """Takes up the run of another recorder, if there is one, without a further step."""
         if self._deferred is not None:
             self.make_room()
@@ -364,9 +357,9 @@ class RowRecorder(Recorder):
         slots = rows[-self._width :][: len(self.format.observation_leaves)]
         return run._replace(steps=run.steps + 1, slots=tuple(slots))
 
-    def _go_on(self, run: OpenRun) -> None:
+    def _take_over(self, run: OpenRun) -> None:
         run = self._after_fork(run)
-        self._forget_torn()  # the end of the episode, in that step
+        self._drop_marks_without_row()  # the end of the episode, in that step
         self._deferred, self._left_to_parent = None, ([], 0)
         self.begin(run.start._replace(episode=self._episodes), None)
         if run.slots is not None:

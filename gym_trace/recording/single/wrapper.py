@@ -17,7 +17,7 @@ from gym_trace.model.tensors import plain_array
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
 from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
-from gym_trace.recording.segment import held
+from gym_trace.recording.segment import snapshot
 from gym_trace.recording.single.episodes import EpisodeRecording
 from gym_trace.video.schedules import Schedule
 
@@ -159,7 +159,7 @@ class TraceRecordingWrapper(EpisodeRecording, RecordConstructorArgs):
 
         Call it before step(). Numbers and arrays of one dtype and shape become typed columns. Raises UnstorableValue.
         """
-        copies = {name: held(plain_array(value), pack) for name, value in values.items()}
+        copies = {name: snapshot(plain_array(value), pack) for name, value in values.items()}
         if self._filtered:  # the next step may be left out
             self._annotations.update(copies)
         else:

@@ -10,8 +10,7 @@ import numpy as np
 from gym_trace.format.buffers import Buffers
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
-
-Rows = Array | list[bytes]  # of a leaf, one a lane: typed, or one MessagePack value each
+from gym_trace.recording.segment import Rows
 
 _NARROW = 16  # bytes
 _TIMES_AT_ONCE = 16  # such that what is read and written stays in the processor's nearest cache

@@ -13,8 +13,8 @@ from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.chunk_builder import PACKED_ABSENT, joined_rows
 from gym_trace.recording.reset_record import NOTHING, packed_start
-from gym_trace.recording.segment import Columns, Segment, size_of
-from gym_trace.recording.vector.block import Rows, by_lane, by_time, inserted, taken
+from gym_trace.recording.segment import Columns, Rows, Segment, size_of
+from gym_trace.recording.vector.block import by_lane, by_time, inserted, taken
 from gym_trace.recording.vector.events import (
     DISABLED,
     LANE,
@@ -22,9 +22,9 @@ from gym_trace.recording.vector.events import (
     SAME_STEP,
     End,
     Event,
-    GoOn,
-    LaneBlock,
-    Lost,
+    EventBlock,
+    Interrupted,
+    OpenEpisodes,
     Reset,
     Step,
     advanced,
@@ -36,12 +36,12 @@ from gym_trace.recording.vector.filters import ChosenRows
 class LaneProgress(NamedTuple):
     """How far events are encoded."""
 
-    block: LaneBlock
+    block: EventBlock
     events: int  # of the block
     lanes: Array  # of dtype LANE
     starts: Array  # of objects, one a lane: what the column "starts" has of its episode
     episodes: int
-    recent: tuple[Reset | Step | GoOn, ...]  # see last_observations
+    recent: tuple[Reset | Step | OpenEpisodes, ...]  # see last_observations
 
 
 class LaneEncoder:
@@ -59,12 +59,12 @@ class LaneEncoder:
         self.observation_leaves, self.action_leaves = observation_leaves, action_leaves
         self.room = Buffers().take
 
-    def begun(self, block: LaneBlock) -> LaneProgress:
+    def begun(self, block: EventBlock) -> LaneProgress:
         """Where it begins."""
         return LaneProgress(block, 0, np.zeros(self.count, LANE), np.full(self.count, NOTHING, object), 0, ())
 
     def encoded(
-        self, progress: LaneProgress, blocks: list[LaneBlock], partly: bool
+        self, progress: LaneProgress, blocks: list[EventBlock], partly: bool
     ) -> tuple[LaneProgress, list[Segment]]:
         """What was added to blocks since progress, and the progress after it. partly: whether the last one counts."""
         encoding = _Encoding(self, progress)
@@ -81,13 +81,13 @@ class LaneEncoder:
             return progress, []
         return encoding.progress(blocks[-1], done), segments
 
-    def open_run(self, progress: LaneProgress) -> GoOn:
+    def open_run(self, progress: LaneProgress) -> OpenEpisodes:
         """What another encoder needs to go on where this one is."""
         known = progress.lanes.copy()
         known["deferred"] = known["open"] & ~known["skipped"]
         lanes = np.flatnonzero(known["deferred"])
         known["episode"][lanes] = np.arange(len(lanes))
-        return GoOn(known, progress.starts, lanes, last_observations(progress.recent, lanes, self.count))
+        return OpenEpisodes(known, progress.starts, lanes, last_observations(progress.recent, lanes, self.count))
 
 
 class _Encoding:
@@ -98,7 +98,7 @@ class _Encoding:
         self.lanes, self.starts = progress.lanes.copy(), progress.starts.copy()
         self.episodes, self.recent = progress.episodes, progress.recent
 
-    def progress(self, block: LaneBlock, events: int) -> LaneProgress:
+    def progress(self, block: EventBlock, events: int) -> LaneProgress:
         """How far it is, after that many events of a block."""
         return LaneProgress(block, events, self.lanes, self.starts, self.episodes, self.recent)
 
@@ -117,7 +117,7 @@ class _Encoding:
             if isinstance(event, Reset):
                 segments += self._reset(event)
                 self.recent = (event,) if len(event.lanes) == self._count else (*self.recent, event)
-            elif isinstance(event, GoOn):
+            elif isinstance(event, OpenEpisodes):
                 self.lanes, self.starts, self.episodes = event.known.copy(), event.starts.copy(), len(event.lanes)
                 self.recent = (event,) if len(event.lanes) else ()
             elif event is not None:
@@ -164,8 +164,8 @@ class _Encoding:
             columns.update(zip((leaf.path for leaf in self._encoder.observation_leaves), observations))
         return _segment(fragments, columns)
 
-    def _end(self, event: End | Lost) -> Segment:
-        outcome = Outcome.CUT if isinstance(event, Lost) else event.outcome
+    def _end(self, event: End | Interrupted) -> Segment:
+        outcome = Outcome.CUT if isinstance(event, Interrupted) else event.outcome
         fragments = self._ends(np.arange(self._count), outcome, event.utc, event.monotonic)
         self.lanes["open"] = self.lanes["pending"] = self.lanes["deferred"] = False
         return _segment(fragments, {})

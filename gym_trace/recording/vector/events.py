@@ -11,7 +11,8 @@ import numpy as np
 from gym_trace.model.values import Array
 from gym_trace.recording.chunk_builder import joined_rows
 from gym_trace.recording.reset_record import Start
-from gym_trace.recording.vector.block import Rows, taken
+from gym_trace.recording.segment import Rows
+from gym_trace.recording.vector.block import taken
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # autoreset modes, as Gymnasium spells them
 
@@ -61,7 +62,7 @@ class Step(NamedTuple):
     monotonic: int
 
 
-class Lost(NamedTuple):
+class Interrupted(NamedTuple):
     """A step or reset that an exception has interrupted: nobody knows what the lanes have done."""
 
     utc: int
@@ -76,7 +77,7 @@ class End(NamedTuple):
     monotonic: int
 
 
-class GoOn(NamedTuple):
+class OpenEpisodes(NamedTuple):
     """The episodes that another recorder has begun."""
 
     known: Array  # of dtype LANE, of all lanes
@@ -85,15 +86,15 @@ class GoOn(NamedTuple):
     observations: list[Rows]  # their last ones, one a leaf, a row for each of the lanes
 
 
-Event = Reset | Step | Lost | End | GoOn
+Event = Reset | Step | Interrupted | End | OpenEpisodes
 
 
-class LaneBlock:
+class EventBlock:
     """Events in their order; whatever is there is complete, so another thread may take it at any time."""
 
-    def __init__(self, before: LaneBlock | None = None):
+    def __init__(self, before: EventBlock | None = None):
         self.before = before  # until that is encoded
-        self.born = time.monotonic()
+        self.created = time.monotonic()
         self.events: list[Event] = []
         self.steps = 0
 
@@ -114,7 +115,7 @@ def advanced(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Arr
     return open_, resets, open_ & ~over, over if mode == NEXT_STEP else np.zeros_like(over)
 
 
-def last_observations(recent: Sequence[Reset | Step | GoOn], lanes: Array, count: int) -> list[Rows]:
+def last_observations(recent: Sequence[Reset | Step | OpenEpisodes], lanes: Array, count: int) -> list[Rows]:
     """The last observations of lanes. recent: a step of all lanes, or where they came from, and resets since then."""
     places, total = np.zeros(count, np.int64), 0
     for event in recent:

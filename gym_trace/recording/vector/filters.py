@@ -11,7 +11,7 @@ from gym_trace.format import wire
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.filters import Filters
-from gym_trace.recording.vector.events import LANE, GoOn, Step, advanced
+from gym_trace.recording.vector.events import LANE, OpenEpisodes, Step, advanced
 
 
 class LaneFilters:
@@ -28,7 +28,7 @@ class LaneFilters:
         """Goes back to where nothing is known of any lane, and no episode has begun."""
         self._lanes, self._episodes = np.zeros(self._count, LANE), 0
 
-    def go_on_with(self, run: GoOn) -> None:
+    def continue_run(self, run: OpenEpisodes) -> None:
         """Goes on where those of another recorder are."""
         self._lanes, self._episodes = run.known.copy(), len(run.lanes)
 

@@ -11,15 +11,15 @@ import numpy as np
 
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
-from gym_trace.model.layout import Layout, Leaf, as_kept, taken_apart
+from gym_trace.model.layout import Layout, Leaf, as_kept, integers_fit, taken_apart
 from gym_trace.model.values import Array
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder
-from gym_trace.recording.segment import size_of
-from gym_trace.recording.vector.block import Rows, StepRooms
+from gym_trace.recording.segment import Rows, size_of
+from gym_trace.recording.vector.block import StepRooms
 from gym_trace.recording.vector.encoder import LaneEncoder
-from gym_trace.recording.vector.events import End, GoOn, LaneBlock, Lost, Reset, Step
+from gym_trace.recording.vector.events import End, EventBlock, Interrupted, OpenEpisodes, Reset, Step
 from gym_trace.recording.vector.filters import LaneFilters
 from gym_trace.storage.protocol import Storage
 
@@ -36,7 +36,7 @@ class LaneRecorder(Recorder):
     episodes are cut, and each lane is recorded again from its next episode on.
     """
 
-    block: LaneBlock
+    block: EventBlock
     _encoder: LaneEncoder
 
     def __init__(
@@ -66,8 +66,8 @@ class LaneRecorder(Recorder):
         chunk_bytes = self._times * count * row_size * 3 // 4  # a block is one chunk, whatever it lacks
         super().__init__(storage, schema, chunk_bytes, options, filters.summary, lazy)
 
-    def _start_afresh(self) -> None:
-        super()._start_afresh()
+    def _reset_state(self) -> None:
+        super()._reset_state()
         self._size = 0
         self._until = self._end_of_block()
         self._rooms = StepRooms(self._count, self._times)
@@ -79,12 +79,12 @@ class LaneRecorder(Recorder):
     def _new_encoder(self) -> LaneEncoder:
         return LaneEncoder(self._count, self._mode, *self._leaves, self._leaves_out_steps)
 
-    def _new_block(self) -> LaneBlock:
-        return LaneBlock()
+    def _new_block(self) -> EventBlock:
+        return EventBlock()
 
     def _end_of_block(self) -> float:
         """When the block is old enough to be handed on, in nanoseconds: in a hurry the thread gets little done."""
-        return (self.block.born + self._out.patience) * 1e9
+        return (self.block.created + self._out.patience) * 1e9
 
     def ready(self) -> bool:
         """Makes room for an event; says whether there is any use in telling it. Raises RecordingError, once."""
@@ -95,18 +95,18 @@ class LaneRecorder(Recorder):
         if self._closed or self.failed:
             return False
         if self.expecting:
-            self.block.events.append(Lost(time.time_ns(), time.monotonic_ns()))
+            self.block.events.append(Interrupted(time.time_ns(), time.monotonic_ns()))
             if self.filters is not None:
                 self.filters.lose_track()
             self.expecting = False
         if self._size >= self._capacity or self.block.steps >= self._times:
-            self._turn_over()
+            self._next_block()
         return True
 
-    def _turn_over(self) -> None:
+    def _next_block(self) -> None:
         """Hands on what the block holds, and goes on in a new one."""
         self._rooms.clear()  # first: Ctrl-C may fall in between, and then no more goes to the rooms of the old block
-        self.block, self._size = LaneBlock(self.block), 0
+        self.block, self._size = EventBlock(self.block), 0
         self._until = self._end_of_block()
         if self.filters is None:  # with them it takes Python for each lane
             self._out.encode()  # here: the thread would contend for the interpreter lock, at every step of NumPy
@@ -132,29 +132,24 @@ class LaneRecorder(Recorder):
         """Where rows of the next step may be put, one a lane. key: of the column."""
         return self._rooms.room(key, dtype, shape, self.block.steps)
 
-    def say_if_closed(self) -> None:
-        """Warns, once, that an episode is not recorded because close() was called."""
-        if self._closed:
-            self._warn_once("reset", "the recorder is closed: this episode is not recorded")
-
     def end(self, outcome: int) -> None:
         self.block.events.append(End(outcome, time.time_ns(), time.monotonic_ns()))
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
-    def open_run(self) -> GoOn | None:
+    def open_run(self) -> OpenEpisodes | None:
         """What another recorder needs to go on with the episodes that are open here, or None."""
         if self._closed or self.failed or self.expecting:
             return None
         progress = self._out.progress()
         return None if progress is None else self._encoder.open_run(progress)
 
-    def go_on_with(self, run: GoOn | None) -> None:
+    def continue_run(self, run: OpenEpisodes | None) -> None:
         """Takes over the episodes of another recorder when the next step comes; writes nothing if none comes."""
         if run is not None:
             self.block.events.append(run)
             if self.filters is not None:
-                self.filters.go_on_with(run)
+                self.filters.continue_run(run)
 
 
 class BatchPacker:
@@ -207,7 +202,9 @@ class BatchPacker:
             plain = isinstance(array, (list, tuple)) and leaf.dtype.kind in "iub"
             if plain and (leaf.shape or set(map(type, array)) == {int}):  # scalars of NumPy have a width
                 array = np.asarray(array)
-                array = array.astype(leaf.dtype) if _fits(array, leaf.dtype) else array
+                is_integer = array.dtype.kind in "iu"
+                if is_integer and integers_fit(leaf.dtype, int(array.min(initial=0)), int(array.max(initial=0))):
+                    array = array.astype(leaf.dtype)
             if type(array) is np.ndarray and array.shape == (self._count, *leaf.shape):
                 chosen = array if lanes is None else array[lanes]
                 if array.dtype != leaf.dtype and array.dtype.kind == leaf.dtype.kind and array.dtype.isnative:
@@ -232,11 +229,3 @@ class BatchPacker:
     def _complain_of(self, leaf: Leaf) -> None:
         complaint = "got values that are not as the space says; recorded exactly as they are"
         self._recorder.complain(leaf.column, complaint)
-
-
-def _fits(array: Array, dtype: np.dtype[Any]) -> bool:
-    """Whether whole numbers keep their values in dtype."""
-    if array.dtype.kind not in "iu" or dtype.kind not in "iu":
-        return False
-    limits = np.iinfo(dtype)
-    return array.size == 0 or (limits.min <= int(array.min()) and int(array.max()) <= limits.max)

@@ -27,7 +27,7 @@ from gym_trace.recording.options import (
     opened_directory,
     with_documented_options,
 )
-from gym_trace.recording.vector.block import Rows
+from gym_trace.recording.segment import Rows
 from gym_trace.recording.vector.events import SAME_STEP, Reset, Step
 from gym_trace.recording.vector.infos import LAST_INFO, LAST_OBSERVATION, infos_by_lane, last_of
 from gym_trace.recording.vector.recorder import BatchPacker, LaneRecorder
@@ -152,7 +152,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         """Resets all lanes, or those in options["reset_mask"]. Episodes that have not ended are kept as "cut"."""
         recorder = self._recorder
         if not recorder.ready():
-            recorder.say_if_closed()
+            recorder.warn_if_unrecorded()
             return self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         mask = None if options is None else options.get("reset_mask")  # before Gymnasium takes it out of options
         given = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
@@ -196,7 +196,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             terminated, truncated = self._kept("terminations", terminations), self._kept("truncations", truncations)
             rewards = self._rewards(rewards)
             is_usual = rewards.ndim == 1 and rewards.dtype.kind in "biuf" and rewards.dtype.isnative
-            packed_rewards = self._kept("rewards", rewards, rewards.dtype) if is_usual else self._odd(rewards)
+            packed_rewards = self._kept("rewards", rewards, rewards.dtype) if is_usual else self._other_rewards(rewards)
         except Exception as error:
             self._cannot_tell("rewards, terminations and truncations", error)
             return result
@@ -264,7 +264,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             count = len(rows) if getattr(rows, "shape", True) and hasattr(rows, "__len__") else "no"
             if count != self._count:
                 raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one a lane")
-            self._notes[name] = np.array(rows) if _is_typed(rows) else [_packed_note(name, row) for row in rows]
+            self._notes[name] = np.array(rows) if _is_numeric(rows) else [_packed_note(name, row) for row in rows]
 
     def flush(self) -> None:
         """Returns when all steps so far can be read by others. Raises RecordingError if they could not be written."""
@@ -314,9 +314,9 @@ class TraceRecordingVectorWrapper(_Wrapper):
             raise ValueError(f"rewards of shape {rewards.shape}")
         return rewards
 
-    def _odd(self, rewards: Array) -> Rows:
+    def _other_rewards(self, rewards: Array) -> Rows:
         """Rows of rewards that are not one number a lane."""
-        if _is_typed(rewards):
+        if _is_numeric(rewards):
             return np.array(rewards)
         return [self._recorder.packed("rewards", reward) for reward in rewards]
 
@@ -344,11 +344,11 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self.__dict__.update(state)
         self._schema = copied_schema(self._schema)
         self._attach(lazy=True)
-        self._recorder.go_on_with(run)
+        self._recorder.continue_run(run)
 
 
-def _is_typed(rows: Any) -> bool:
-    """Whether rows can be a typed column."""
+def _is_numeric(rows: Any) -> bool:
+    """Whether rows are an array of numbers, which becomes a typed column."""
     return type(rows) is np.ndarray and rows.dtype.kind in "biufc" and rows.dtype.isnative
 
 
