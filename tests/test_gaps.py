@@ -161,8 +161,10 @@ def test_what_follows_a_gap_is_unverifiable_and_what_was_before_it_is_verified(t
 # -- Ctrl-C anywhere ---------------------------------------------------------------------------------------------------
 
 HOUSE = os.path.dirname(gym_trace.__file__)
-NAMES = ("single/wrapper", "single/recorder", "single/block", "filters", "live_video", "recorder", "background")
-HOT = {os.path.join(HOUSE, "recording", f"{name}.py") for name in NAMES} | {deltas.__file__} | {asking.__file__}
+NAMES = ("wrapper", "episodes", "recorder", "block")
+SHARED = ("filters", "live_video", "recorder", "background")
+HOT = {os.path.join(HOUSE, "recording", f"{name}.py") for name in (*(f"single/{name}" for name in NAMES), *SHARED)}
+HOT |= {deltas.__file__, asking.__file__}
 
 
 class InterruptsAt:

@@ -1,4 +1,4 @@
-"""Blocks encoded and written in their order, and the thread that writes them: how it is waited for and stopped."""
+"""The writer thread: blocks are encoded and written in order; callers can wait for it, pause it and close it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_trace.recording.segment import Segment
 
 
 class BlockEncoder(Protocol):
-    """Turns what was added to blocks into segments."""
+    """Encodes blocks to segments."""
 
     complaints: dict[str, str]
 
@@ -22,46 +22,46 @@ class BlockEncoder(Protocol):
         """The progress at the start of the first block."""
 
     def encoded(self, progress: Any, blocks: list[Any], partly: bool) -> tuple[Any, list[Segment]]:
-        """What was added to blocks since progress, which was in the first of them, and the progress after it.
+        """What was added to blocks since progress, which is in the first of them; and the progress after it.
 
-        partly: whether the last block counts, which is still being filled.
+        partly: whether to encode the last block, too, which is still being filled.
 
-        Changes nothing, so that whoever is interrupted in it, or overtaken, can do it again.
+        It has no side effects, so that a thread that is interrupted or overtaken can repeat it.
         """
 
 
 class _Node:
-    """Encoded segments, and how far they go. A chain of links grows at its end, by whoever is the first to do so."""
+    """A node of the linked list of encoded segments, to which any thread may append: the first one wins."""
 
     def __init__(self, progress: Any, segments: list[Segment], total: int, since: float):
         self.progress, self.segments = progress, segments
-        self.total = total  # bytes of all segments so far
-        self.since = since  # nothing in its segments, or in what comes after it, is older
+        self.total = total  # bytes of all segments up to this node
+        self.since = since  # time.monotonic(): no row in this node, or after it, is older
         self._next: dict[str, _Node] = {}
 
     @property
     def next(self) -> _Node | None:
         return self._next.get("")
 
-    def append(self, link: _Node) -> bool:
-        """Whether link is the next one from now on. In one call of C, which neither threads nor signals can part."""
-        return self._next.setdefault("", link) is link
+    def append(self, node: _Node) -> bool:
+        """Appends node, unless there is a next one. dict.setdefault is atomic to threads and signals."""
+        return self._next.setdefault("", node) is node
 
 
 class BlockWriter:
     """Encodes blocks, and writes them in a thread of its own.
 
-    Encoding changes nothing but the chain of what is encoded, by one link at a time: any thread may do it, and be torn
-    out of it by Ctrl-C. The caller does it, whose processor has the values at hand. Writing is for the thread, which
-    nothing tears, and which goes on when the caller is busy. The caller of single steps waits for it: writing takes as
-    long either way, but both at once would take turns at the interpreter lock, thousands of times a second.
+    Encoding changes nothing but the linked list of encoded segments, a node at a time. So any thread may encode, and
+    Ctrl-C may interrupt it. As a rule the caller does, while the values are in its processor's cache. Only the writer
+    thread writes: signals never interrupt it, and it goes on while the caller is busy. A caller of single steps waits
+    for it, because two running threads would contend for the interpreter lock thousands of times a second.
 
     Args:
         progress: where the encoder begins.
-        current: gives the block that is being filled; it and those before it are linked by their attribute "before",
-            and no row of it is older than its attribute "created", of time.monotonic().
+        current: returns the block that is being filled. Its attribute "before" is the block before it; its attribute
+            "created" is time.monotonic() before its first row.
         notice: called, from any thread, when the caller's thread should look at .failure and at complaints.
-        flush_seconds: after which all that was recorded has to be written, in seconds.
+        flush_seconds: within which everything recorded has to be written.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class BlockWriter:
         self._current, self._notice = current, notice
         self._unwritten_since = self._written_until = time.monotonic()
         self._interval = max(0.005, flush_seconds / 2)
-        self._pause = self._interval  # less where writing takes long, on a busy machine
-        self._took = 0.0  # seconds that writing took of late
-        self.patience = self._interval / 4  # seconds that a caller may let a block grow, where encoding takes long
-        self._asks: SimpleQueue[tuple[bool, Any]] = SimpleQueue()  # all in C: signals and collections may fall anywhere
-        self.running = False  # the thread
+        self._pause = self._interval  # seconds between writes; less than the interval where writing takes long
+        self._took = 0.0  # seconds that recent writes took
+        self.patience = self._interval / 4  # seconds after which a caller should begin a new block
+        self._requests: SimpleQueue[tuple[bool, Any]] = SimpleQueue()  # reentrant, unlike Queue
+        self.running = False  # whether the thread runs
         self.started = False  # whether there was anything to record
         self._draining = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -102,20 +102,20 @@ class BlockWriter:
             self._unwritten_since = self._written_until = time.monotonic()
             try:
                 thread.start()
-            except RuntimeError:  # shutting down: what is left is written by close()
+            except RuntimeError:  # the interpreter is shutting down; close() writes the rest
                 self.running, self._thread = False, None
 
     def advance(self) -> None:
-        """Encodes all blocks but the current one, and has them written where that makes a chunk.
+        """Encodes all blocks but the current one, and has them written if they fill a chunk.
 
-        Where the thread is writing already, because it was time to, this waits for it, too.
+        Waits for the thread if it has to write, or is writing already.
         """
         encoded = self.encode()
         if encoded is None or encoded - self._written.total >= self._chunks.chunk_bytes or self._draining.locked():
             self.work(everything=False)
 
     def catch_up(self) -> None:
-        """Waits for the thread if it is late: beside a caller that goes on it gets half of the process at most."""
+        """Waits for the thread if it is late: beside a running caller it gets half of the interpreter lock at most."""
         if self.running and time.monotonic() - self._written_until > 1.2 * self._pause:
             self.work(everything=True)
 
@@ -123,36 +123,36 @@ class BlockWriter:
         """Encodes all blocks but the current one; returns the bytes of all so far, or None if they cannot be."""
         try:
             return self._encode(partly=False).total
-        except Exception:  # the thread comes upon it likewise, after what is before it, and says so
+        except Exception:  # the thread will meet it, too, after writing what is before it, and report it
             return None
 
     def progress(self) -> Any:
         """The encoder's progress after everything that was recorded, or None if it cannot be encoded."""
         try:
             return self._encode(partly=True).progress
-        except Exception:  # the thread comes upon it likewise, and says so
+        except Exception:  # the thread will meet it, too, and report it
             return None
 
     def work(self, everything: bool) -> None:
-        """Has whole chunks written, or all that was recorded; returns when that is done, or .failure says why not."""
-        self.wait(self.ask(everything), everything)
+        """Has full chunks written, or everything recorded; returns when that is done, or .failure is set."""
+        self.wait(self.request(everything), everything)
 
-    def ask(self, everything: bool = False) -> Any:
-        """Has the thread do as work() does, and returns what wait() needs."""
+    def request(self, everything: bool = False) -> Any:
+        """As work(), without waiting; returns the argument for wait()."""
         done = threading.Lock()
         done.acquire()
-        self._asks.put((everything, done))
+        self._requests.put((everything, done))
         return done
 
     def wait(self, done: Any, everything: bool = False) -> None:
-        """Returns when what was asked for is done; does it here if there is no thread."""
+        """Returns when a request is done; does the work in the caller's thread if there is no other."""
         while self.running:
             if done.acquire(timeout=1.0):
                 return
         self._drain(everything)
 
     def pause(self) -> None:
-        """Writes everything and ends the thread, so that a fork finds no lock held."""
+        """Writes everything and ends the thread, so that no lock is held at a fork."""
         thread, self._stop = self._thread, True
         try:
             self._await_end()
@@ -166,62 +166,62 @@ class BlockWriter:
             self._stop = self._closing
 
     def close(self, summary: Callable[[], dict[str, Any]]) -> None:
-        """Writes everything and seals it. summary: what the manifest is to say at the end."""
+        """Writes everything and seals the batch. summary: for the end of the manifest."""
         self._summary = summary
         self._closing = self._stop = True
         if self._thread is threading.current_thread():
-            return  # collected as garbage in our own thread, which finishes on its way out
+            return  # a finalizer called this in the writer thread, which finishes on its way out
         self._await_end()
         self._finish()
 
     def _await_end(self) -> None:
-        """As Thread.join(), which takes a thread for dead when Ctrl-C falls into it."""
+        """Waits for the thread. Unlike Thread.join(), it can be interrupted by Ctrl-C and called again."""
         while self.running:
             done = threading.Lock()
             done.acquire()
-            self._asks.put((False, done))
+            self._requests.put((False, done))
             done.acquire(timeout=0.1)
 
     def abandon(self) -> None:
-        """Lets go of the files as they are; in a forked child, whose parent goes on with them."""
+        """Closes the files without writing: after a failure, or in a forked child, whose parent owns them."""
         if self._chunks.writer is not None:
             self._chunks.writer.abandon()
 
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        asks: list[tuple[bool, Any]] = []
+        requests: list[tuple[bool, Any]] = []
         try:
             while not self._stop:
                 due = self._unwritten_since + self._pause
                 with contextlib.suppress(Empty):
-                    asks.append(self._asks.get(timeout=min(3600.0, max(0.0, due - time.monotonic()))))
+                    requests.append(self._requests.get(timeout=min(3600.0, max(0.0, due - time.monotonic()))))
                     while True:
-                        asks.append(self._asks.get_nowait())
-                self._drain(everything=any(whole for whole, _ in asks))
+                        requests.append(self._requests.get_nowait())
+                self._drain(everything=any(whole for whole, _ in requests))
                 if time.monotonic() >= self._unwritten_since + self._pause:
                     self._drain(everything=True)
-                while asks:
-                    asks.pop()[1].release()
+                while requests:
+                    requests.pop()[1].release()
             if self._closing:
                 self._finish()
             else:
                 self._drain(everything=True)
         finally:
             self.running = False
-            while not self._asks.empty():
-                asks.append(self._asks.get_nowait())
-            for _, done in asks:
+            while not self._requests.empty():
+                requests.append(self._requests.get_nowait())
+            for _, done in requests:
                 done.release()
 
     def _encode(self, partly: bool) -> _Node:
-        """Encodes the blocks that there are, and with partly=True also the current one. Returns the last link."""
-        while (link := self._next_link(partly)) is None:
+        """Encodes all blocks, the current one only with partly=True. Returns the last node."""
+        while (node := self._encode_once(partly)) is None:
             pass
-        return link
+        return node
 
-    def _next_link(self, partly: bool) -> _Node | None:
-        """As _encode(), or None if another thread was quicker, so that there may be more to encode now."""
+    def _encode_once(self, partly: bool) -> _Node | None:
+        """As _encode(), but returns None if another thread has appended first, so that there may be more to encode."""
         last = self._written
         while (following := last.next) is not None:
             last = following
@@ -234,14 +234,14 @@ class BlockWriter:
         if progress is last.progress:
             return last
         total = last.total + sum(segment.size for segment in segments)
-        link = _Node(progress, segments, total, blocks[0].created)
-        if not last.append(link):
+        node = _Node(progress, segments, total, blocks[0].created)
+        if not last.append(node):
             return None
-        progress.block.before = None  # so that their memory can be used again
-        return link
+        progress.block.before = None  # frees the blocks that are encoded
+        return node
 
     def _drain(self, everything: bool) -> None:
-        """Adds what is encoded to chunks, and with everything=True also writes what does not fill one."""
+        """Adds what is encoded to chunks, which are written when full; with everything=True also the last one."""
         with self._draining:
             began = time.monotonic()
             if everything:
@@ -250,8 +250,8 @@ class BlockWriter:
                 return
             try:
                 is_encoded = False
-                while not is_encoded:  # the caller may be quicker again and again: what it has encoded is written first
-                    is_encoded = self._next_link(partly=everything) is not None
+                while not is_encoded:  # the caller may have appended first; write that, and try again
+                    is_encoded = self._encode_once(partly=everything) is not None
                     self._gather()
                     if everything:
                         self._chunks.write()
@@ -261,23 +261,23 @@ class BlockWriter:
                     self._chunks.writer.seal_if_due()
                 self._took = max(time.monotonic() - began, 0.7 * self._took)
                 self._pause = min(self._interval, max(self._interval / 8, 2 * (self._interval - self._took)))
-            except Exception as error:  # whatever it is, it must reach the caller's thread
+            except Exception as error:  # of any kind: the caller's thread reports it
                 self._fail(error)
 
     def _gather(self) -> None:
         """Adds what is encoded to chunks, which writes those that are full."""
         chunks = self._chunks.chunks
-        while (link := self._written.next) is not None:
-            for segment in link.segments:
+        while (node := self._written.next) is not None:
+            for segment in node.segments:
                 self._chunks.add(segment)
-            if self._chunks.chunks != chunks:  # so all before this link is written
+            if self._chunks.chunks != chunks:  # a chunk was written, with everything before this node
                 chunks = self._chunks.chunks
-                self._unwritten_since = max(self._unwritten_since, link.since)
-            link.segments = []
-            self._written = link
+                self._unwritten_since = max(self._unwritten_since, node.since)
+            node.segments = []
+            self._written = node
 
     def _fail(self, error: Exception) -> None:
-        """Ends recording: what was written stays, what was not is dropped."""
+        """Stops recording: what was written stays, the rest is dropped."""
         self.failure = error
         self.abandon()
         self._notice()
@@ -297,10 +297,10 @@ class BlockWriter:
 
 
 def _blocks_since(first: Any, current: Any) -> list[Any] | None:
-    """All blocks from first to current, or None if first is none of those before current any more."""
+    """All blocks from first to current; None if another thread has encoded first, so that it is linked no more."""
     blocks = [current]
     while blocks[-1] is not first:
-        before = blocks[-1].before  # read once: the thread may take it away
+        before = blocks[-1].before  # read once: another thread may set it to None
         if before is None:
             return None
         blocks.append(before)

@@ -1,4 +1,4 @@
-"""What keeps recorders safe when a process forks, ends, or forgets them."""
+"""Forks, the end of a process, and garbage collection: when recorders have to be paused, restarted or closed."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from gym_trace.errors import RecordingError
 
 
 class Recording(Protocol):
-    """What is asked of a recorder."""
+    """A recorder, as far as forks and exits are concerned."""
 
     def close(self) -> None:
         """Saves everything."""
 
     def pause(self) -> None:
-        """Before a fork: writes what there is and ends the thread, so that the child finds no lock held."""
+        """Before a fork: writes everything and ends the thread, so that the child inherits no held lock."""
 
     def resume(self) -> None:
-        """After a fork, in the parent, before Python looks how many threads there are."""
+        """After a fork, in the parent. Must not start a thread yet: Python warns of threads at a fork."""
 
     def restart_in_child(self) -> None:
-        """After a fork, in the child, which must not touch the parent's files."""
+        """After a fork, in the child: begins a new writer, because the files belong to the parent."""
 
 
 _live: weakref.WeakSet[Recording] = weakref.WeakSet()
 
 
 def watch(recorder: Recording) -> None:
-    """Has recorder told of forks."""
+    """Registers a recorder for forks."""
     _live.add(recorder)
 
 
 def forget(recorder: Recording) -> None:
-    """To be called when recorder is closed."""
+    """Unregisters a recorder that is closed."""
     _live.discard(recorder)
 
 
 def close_with(owner: object, recorder: Recording) -> None:
-    """Closes recorder when owner is collected, or this process ends in an orderly way, whichever comes first."""
+    """Closes recorder when owner is garbage-collected, or at exit, whichever comes first."""
     Finalize(owner, _close_quietly, args=(recorder,), exitpriority=100)
 
 
 def _close_quietly(recorder: Recording) -> None:
-    """At exit and in garbage collection nobody can catch an error: say it and go on."""
+    """At exit and in garbage collection nobody can catch an error, so it becomes a warning."""
     try:
         recorder.close()
     except RecordingError as error:

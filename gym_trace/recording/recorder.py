@@ -1,4 +1,4 @@
-"""What all recorders do alike: files, a thread that writes, errors, ends of processes, forks."""
+"""The base class of recorders: files, the writer thread, errors, exits, forks."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from gym_trace.storage.protocol import Storage
 
 
 class Recorder(ABC):
-    """One writer of a trace, fed from one thread. Its children say what a block is, and how it is encoded."""
+    """One writer of a trace, fed from one thread. Subclasses define what a block is, and how it is encoded."""
 
     limit: int  # set to 0 when the caller's thread should look at failures and complaints
-    block: Any  # the one that is being filled
-    largest_value = wire.MAX_VALUES // 4  # bytes of one as MessagePack, such that those of a block are never too many
+    block: Any  # the block that is being filled
+    largest_value = wire.MAX_VALUES // 4  # bytes of one MessagePack value, so that a block of them can be stored
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class Recorder(ABC):
             self._chunks.writer = self._open_writer()
         forks.watch(self)
 
-    # -- what children provide ----------------------------------------------------------------------------------------
+    # -- what subclasses provide --------------------------------------------------------------------------------------
 
     @abstractmethod
     def _new_encoder(self) -> BlockEncoder:
-        """A fresh encoder of the recorder's blocks."""
+        """A new encoder of the recorder's blocks."""
 
     @abstractmethod
     def _new_block(self) -> Any:
@@ -68,20 +68,20 @@ class Recorder(ABC):
 
     @abstractmethod
     def end(self, outcome: Outcome) -> None:
-        """Ends what is open."""
+        """Ends the open episodes."""
 
     @abstractmethod
     def open_run(self) -> Any:
-        """What another recorder needs to go on with what is open here, or None."""
+        """What another recorder needs to continue the open episodes, or None."""
 
     @abstractmethod
     def continue_run(self, run: Any) -> None:
-        """Takes over from another recorder; writes nothing if no step comes."""
+        """Continues the episodes of another recorder; writes nothing before a step comes."""
 
     # -----------------------------------------------------------------------------------------------------------------
 
     def _reset_state(self) -> None:
-        """The state of a writer that has written nothing yet."""
+        """Sets the state of a writer that has written nothing yet."""
         self._encoder = self._new_encoder()
         self.block = self._new_block()
         self._chunks = ChunkWriter(self._open_writer, self._chunk_bytes)
@@ -110,7 +110,7 @@ class Recorder(ABC):
 
     @property
     def writer_id(self) -> str:
-        """The id that the writer's files bear."""
+        """The id in the names of the writer's files."""
         return str(self._schema["writer"])
 
     @property
@@ -138,13 +138,13 @@ class Recorder(ABC):
         self._closed = True
         self.end(Outcome.CLOSED)
         self._out.close(self._summary)
-        self._sealed = True  # not before: Ctrl-C may have fallen, and then this is called again
+        self._sealed = True  # last: after a Ctrl-C, close() can be called again
         forks.forget(self)
         self._complain()
         self._report()
 
     def save_at_exit(self, owner: object) -> None:
-        """Closes the recorder when owner is collected, or the process ends in an orderly way, whichever comes first."""
+        """Closes the recorder when owner is garbage-collected, or at exit, whichever comes first."""
         self._owner = weakref.ref(owner)
         self._save_when_owner_goes()
 
@@ -174,7 +174,7 @@ class Recorder(ABC):
             self._warn_once("reset", "the recorder is closed: this episode is not recorded")
 
     def complain(self, column: str, complaint: str) -> None:
-        """Has a warning given, once a column, at the next step."""
+        """Gives a warning at the next step, once for each column."""
         self._encoder.complaints.setdefault(column, complaint)
         if column not in self._complained:
             self.limit = 0
@@ -189,21 +189,21 @@ class Recorder(ABC):
         utc: int,
         monotonic: int,
     ) -> Start:
-        """The start of the next episode; options, packed, and rng_state: of the generator, from before the reset."""
+        """The start of the next episode. options: packed. rng_state: of the generator before the reset."""
         kept, remarks = packed_start(seed, options, rng_state, reset_info)
         if remarks:
             self.complain("reset", remarks[0])
         return Start(self._episodes, lane, stored_seed(seed), kept, utc, monotonic)
 
     def packed_info(self, info: Any, keys: Sequence[str] | None) -> bytes:
-        """An info as MessagePack. keys: of what is kept of it, if it is a map; None for all."""
+        """An info as MessagePack. keys: those to keep, if it is a map; None for all."""
         if keys is not None and isinstance(info, Mapping):
-            with contextlib.suppress(Exception):  # anything: other people's mappings
+            with contextlib.suppress(Exception):  # a foreign mapping may raise anything
                 info = {key: info[key] for key in keys if key in info}
         return self.packed("infos", info)
 
     def packed(self, column: str, value: Any) -> bytes:
-        """A value of a column as MessagePack; of what cannot be stored the repr is kept, and a warning given."""
+        """A value of a column as MessagePack. What cannot be stored is replaced by its repr, with a warning."""
         packed, remarks = pack_lenient(value)
         if len(packed) > self.largest_value or not is_readable(packed):
             remarks = [f"a value of {len(packed)} bytes is too large to be stored; its repr is kept"]
@@ -213,7 +213,7 @@ class Recorder(ABC):
         return packed
 
     def plain(self, column: str, value: Any) -> Any:
-        """As plain_array(), with a warning where that is to be known."""
+        """As plain_array(), with its remarks as warnings."""
         remarks: list[str] = []
         value = plain_array(value, remarks)
         if remarks:
@@ -221,11 +221,11 @@ class Recorder(ABC):
         return value
 
     def snapshot(self, column: str, value: Any) -> Any:
-        """What a row holds of a value of any kind, see blocks.held; never raises."""
+        """As segment.snapshot(), with a warning for what cannot be stored; never raises."""
         return snapshot(value, lambda other: self.packed(column, other))
 
     def _complain(self) -> None:
-        """Warns of values that do not match their space. In the caller's thread, where it is seen."""
+        """Gives the warnings that the encoder has collected, in the caller's thread."""
         for column, complaint in list(self._encoder.complaints.items()):
             self._warn_once(column, complaint)
 
@@ -237,7 +237,7 @@ class Recorder(ABC):
     # -- forks ---------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Before a fork: writes what there is and ends the thread."""
+        """Before a fork: writes everything and ends the thread."""
         self._out.pause()
 
     def resume(self) -> None:
@@ -245,11 +245,11 @@ class Recorder(ABC):
         self.limit = 0
 
     def restart_in_child(self) -> None:
-        """After a fork, in the child: a writer of its own, going on in the middle of the episode."""
+        """After a fork, in the child: begins a new writer, which continues the open episodes."""
         self._out.abandon()
         run = self.open_run()
         self._schema = {**self._schema, "writer": new_writer_id(), "pid": os.getpid(), "forked_from": self.writer_id}
         self._reset_state()
         self.continue_run(run)
         self._save_when_owner_goes()
-        register_after_fork(self, Recorder._save_when_owner_goes)  # multiprocessing clears what was registered so far
+        register_after_fork(self, Recorder._save_when_owner_goes)  # multiprocessing clears the finalizers in a child

@@ -1,8 +1,7 @@
-"""Rows as the wrappers append them, before the encoder turns them into fragments and columns.
+"""Blocks of rows as the wrapper appends them, and the packers of values into rows.
 
-A block is filled by one thread, and what is there may be taken by another without a lock: the filling thread only ever
-appends, a mark or a kind of reward is put down before the row that it belongs to, and the taking thread looks at the
-number of rows first.
+One thread fills a block, and another may encode it without a lock: the first one only appends, and a mark or a kind of
+reward before the row that it belongs to; the other one reads the number of rows first.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from gym_trace.model.layout import Layout, Leaf, taken_apart
 from gym_trace.recording.chunk_builder import LARGE_CHUNK, SMALL_CHUNK
 from gym_trace.recording.reset_record import Start
 
-DELTA_BYTES = wire.LARGE_ROW  # of values this large rows keep what has changed, of smaller ones all bytes
-SMALL_BLOCK = 1024  # rows; what they take stays in the processor's nearest cache until they are joined
-BLOCKS_AT_ONCE = 16  # are encoded, which runs through much code, that is then not in the cache
-VALUES_BYTES = 8 << 20  # MessagePack values that a block takes before it counts as full
+DELTA_BYTES = wire.LARGE_ROW  # rows keep values of this size as deltas, smaller ones whole
+SMALL_BLOCK = 1024  # rows, few enough to stay in the processor's L1 cache until they are joined
+BLOCKS_AT_ONCE = 16  # are encoded, because the encoder displaces the environment from the processor's cache
+VALUES_BYTES = 8 << 20  # of MessagePack values that make a block full
 
 FLOATS = frozenset({float, np.float64})
 
@@ -32,7 +31,7 @@ BEGIN, LEAD, FLAG, STOP, END = range(5)  # kinds of marks
 
 
 class OpenRun(NamedTuple):
-    """A run of steps that another recorder began: slots of the last observation, None between filtered runs."""
+    """An episode that another recorder began. slots: of the last observation; None between runs of steps."""
 
     start: Start
     steps: int
@@ -40,10 +39,10 @@ class OpenRun(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """Rows of a full block, joined to a column for each slot of a row."""
+    """Rows of a block, transposed: one column for each slot of a row."""
 
     rows: int
-    columns: list[Any]  # bytes, or a list of slots
+    columns: list[Any]  # of typed slots one bytes object, of others a list
 
     def since(self, begin: int) -> Joined:
         """The rows from begin on."""
@@ -54,14 +53,14 @@ class Joined(NamedTuple):
 
 
 class RowBlock:
-    """A run of rows: a flat list with as many slots a row as there are leaves, plus marks and notes.
+    """Rows in one flat list, RowFormat.width slots each, with marks and annotations.
 
-    When it is full, .joined is set, and then .rows emptied.
+    When it is full, .joined is set, and after that .rows is emptied.
 
     Args:
         before: the block before it, until that is encoded.
-        base: how many rows there were before it.
-        last_row: the observation slots of the row before it; of frames, all bytes.
+        base: the number of rows in all blocks before it.
+        last_row: the observation slots of the row before it; of deltas, all bytes of the value.
         reward_kind: the type that its rewards have, until others are added to .reward_kinds.
     """
 
@@ -84,7 +83,7 @@ class RowBlock:
 
 
 def complete_marks(marks: list[tuple[int, int, Any]], end: int) -> int:
-    """How many of the marks, the first ones, can be dealt with when end rows are there."""
+    """How many of the first marks are complete, with their rows, when there are end rows."""
     for i, (position, kind, _) in enumerate(marks):
         if position > end or (position == end and kind in (BEGIN, LEAD, FLAG)):
             return i
@@ -107,21 +106,21 @@ class RowFormat:
         self.capacity = max(4, min(SMALL_BLOCK, self.chunk_bytes // row_size))  # rows of a block
         self.blocks_at_once = max(1, min(BLOCKS_AT_ONCE, self.chunk_bytes // (self.capacity * row_size)))
         self._is_plain = [leaf.dtype is not None and leaf not in self.delta_leaves for leaf in leaves]
-        # What follows the observation in the row of a leading observation, which is no step: such that what steps have
-        # there can be joined as quickly as if it were not there.
+        # Placeholders for action, reward and info in the row of a leading observation, which is not a step. They have
+        # the size of real ones, so that the column can be joined at once, and are taken out after.
         sizes = [leaf.row_size * plain for leaf, plain in zip(leaves, self._is_plain)][len(self.observation_leaves) :]
         self.filler: tuple[Any, ...] = (*map(bytes, sizes), 0.0, *[b""] * infos)
         if max((leaf.row_size for leaf in leaves), default=0) > wire.MAX_COLUMN // 4:
             raise UnstorableValue(f"one observation or action takes more than {wire.MAX_COLUMN // 4} bytes")
 
     def joined(self, rows: list[Any], reward_kinds: set[type], begin: int, end: int) -> Joined:
-        """Some of the rows of a block."""
+        """The rows of a block from begin to end, transposed."""
         columns: list[Any] = []
         slots = [rows[slot + begin * self.width : end * self.width : self.width] for slot in range(self.width)]
         for values, plain in zip(slots, self._is_plain):
             columns.append(values)
             if plain:
-                with contextlib.suppress(TypeError):  # unless there is an Nonconforming among them, or a plain integer
+                with contextlib.suppress(TypeError):  # a Nonconforming among them, or a plain integer: stays a list
                     columns[-1] = b"".join(values)
         for values in slots[len(columns) :]:  # rewards, infos
             columns.append(values)
@@ -130,27 +129,27 @@ class RowFormat:
             columns[rewards] = wire.pack_floats(slots[rewards])
         return Joined(end - begin, columns)
 
-    def packer(self, leaf: Leaf, room: Any) -> Callable[[Any], Any]:
-        """A function that takes the value of a leaf to what a row keeps of it, copied. room: the recorder."""
+    def packer(self, leaf: Leaf, recorder: Any) -> Callable[[Any], Any]:
+        """A function from a value of a leaf to its slot in a row, which shares no memory with the value."""
         dtype, shape, ndarray, column = leaf.dtype, leaf.shape, np.ndarray, leaf.column
         if dtype is None:
 
             def pack_value(value: Any) -> bytes:
-                packed: bytes = room.packed(column, value)
-                room.count_values(len(packed))
+                packed: bytes = recorder.packed(column, value)
+                recorder.count_values(len(packed))
                 return packed
 
             return pack_value
 
         if leaf in self.delta_leaves:
-            packer: DeltaPacker = room.delta_packer(leaf)
+            packer: DeltaPacker = recorder.delta_packer(leaf)
             return packer
 
         def pack_nonconforming(value: Any) -> Any:
-            value = room.plain(column, value)
+            value = recorder.plain(column, value)
             if type(value) is ndarray and value.dtype == dtype and value.shape == shape:
                 return value[()] if shape == () else value.tobytes()
-            return Nonconforming(room.snapshot(column, value))
+            return Nonconforming(recorder.snapshot(column, value))
 
         if shape == ():
             kind = dtype.type
@@ -164,15 +163,15 @@ class RowFormat:
         size = leaf.row_size
 
         def pack_vector(value: Any) -> Any:
-            # Compares no shapes, which are made anew each time.
+            # Avoids .shape, which builds a tuple at each access.
             is_vector = type(value) is ndarray and value.dtype is dtype and value.ndim == 1
             return packed if is_vector and len(packed := value.tobytes()) == size else pack_nonconforming(value)
 
         return pack_vector if len(shape) == 1 else pack_array
 
-    def tree_packer(self, layout: Layout, room: Any) -> Callable[[Any], tuple[Any, ...]]:
-        """A function that takes a whole observation or action to the slots of its leaves."""
-        packers = [self.packer(leaf, room) for leaf in layout.leaves()]
+    def tree_packer(self, layout: Layout, recorder: Any) -> Callable[[Any], tuple[Any, ...]]:
+        """A function from an observation or action to the slots of its leaves."""
+        packers = [self.packer(leaf, recorder) for leaf in layout.leaves()]
         if len(packers) == 1 and isinstance(layout, Leaf):
             (only,) = packers
             return lambda value: (only(value),)

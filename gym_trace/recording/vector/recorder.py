@@ -71,7 +71,7 @@ class LaneRecorder(Recorder):
         self._size = 0
         self._until = self._end_of_block()
         self._rooms = StepRooms(self._count, self._times)
-        self._asked: deque[Any] = deque()
+        self._requested: deque[Any] = deque()
         self.limit = 1
         if self.filters is not None:
             self.filters.forget()
@@ -110,9 +110,9 @@ class LaneRecorder(Recorder):
         self._until = self._end_of_block()
         if self.filters is None:  # with them it takes Python for each lane
             self._out.encode()  # here: the thread would contend for the interpreter lock, at every step of NumPy
-        self._asked.append(self._out.ask())
-        if len(self._asked) > _AHEAD:
-            self._out.wait(self._asked.popleft())
+        self._requested.append(self._out.request())
+        if len(self._requested) > _AHEAD:
+            self._out.wait(self._requested.popleft())
         self._out.catch_up()
 
     def add(self, event: Reset | Step) -> None:
