@@ -1,4 +1,4 @@
-"""What was added to a block, as segments of fragments and columns."""
+"""Encodes blocks of rows to segments of fragments and columns."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RowProgress(NamedTuple):
     rows: int = 0  # of the block
     marks: int = 0
     notes: int = 0
-    start: Start = NOBODY  # of the episode that these belong to
-    running: bool = False  # whether a run of steps is open, which rows go on with
+    start: Start = NOBODY  # of the episode of the next row
+    running: bool = False  # whether a run of steps is open
     next_step: int = 0
     last_values: Mapping[Path, Array] = {}  # of each column of deltas
 
@@ -48,14 +48,14 @@ class RowEncoder:
 
     def __init__(self, row_format: RowFormat):
         self._format = row_format
-        self.complaints: dict[str, str] = {}  # by column, what did not fit
+        self.complaints: dict[str, str] = {}  # by column, a warning about values that do not conform
 
     def begun(self, block: RowBlock) -> RowProgress:
-        """Where it begins."""
+        """The progress at the start of the first block."""
         return RowProgress(block)
 
     def encoded(self, progress: RowProgress, blocks: list[RowBlock], partly: bool) -> tuple[RowProgress, list[Segment]]:
-        """What was added to blocks since progress, a segment a block, and the progress after it."""
+        """What was added to blocks since progress, one segment for each block, and the progress after it."""
         segments = []
         for block, following in zip(blocks, [*blocks[1:], None]):
             if block is not progress.block:
@@ -67,13 +67,13 @@ class RowEncoder:
 
     def _encoded(self, progress: RowProgress, following: RowBlock | None) -> tuple[RowProgress, list[Segment]]:
         block, begin = progress.block, progress.rows
-        rows = block.rows  # which may be taken away as soon as .joined is there
-        joined = block.joined  # looked at once: the block may get full meanwhile
+        rows = block.rows  # read first: emptied as soon as .joined is set
+        joined = block.joined  # read once: the block may become full meanwhile
         end = len(rows) // self._format.width if joined is None else joined.rows
         marks = block.marks[progress.marks :]
         marks = marks[: complete_marks(marks, end)]
         if not marks and (begin == end or not progress.running):
-            return progress, []  # a row that another thread was about to append when the run was ended counts no more
+            return progress, []  # a row that came while another thread ended the run is left out
         fragments, starts, leads, next_step, running = self._fragments(progress, marks, end)
         columns: dict[Path, AnyRows] = {}
         if starts:
@@ -101,7 +101,7 @@ class RowEncoder:
     def _fragments(
         self, progress: RowProgress, marks: list[tuple[int, int, Any]], end: int
     ) -> tuple[Array, list[Start], list[int], int, bool]:
-        """The fragments; the starts among them; which rows are leading ones; the next step; whether a run is open."""
+        """The fragments, their starts, the rows of leading observations, the next step, and whether a run is open."""
         begin, start, running = progress.rows, progress.start, progress.running
         table: list[bytes] = []
         starts: list[Start] = []
@@ -109,9 +109,11 @@ class RowEncoder:
         cursor, flags, first_step = begin, 0, progress.next_step
         following = [position for position, _, _ in marks[1:]]
         for i, ((position, kind, data), next_position) in enumerate(zip(marks, [*following, end + 1])):
-            # A Ctrl-C can come between a mark and its row: then the next mark is for the same row.
+            # After a Ctrl-C between a mark and its row, the next mark is for the same row.
             has_row = next_position > position
-            if cursor < position and (kind == BEGIN or (kind == LEAD and has_row)):  # or before the run was stopped
+            if cursor < position and (
+                kind == BEGIN or (kind == LEAD and has_row)
+            ):  # Ctrl-C came before the run was stopped
                 steps = position - cursor - (flags & LEADS != 0)
                 table.append(_packed_fragment(start, first_step, steps, flags | STOPS, 0, 0, 0))
             stop, outcome, utc, monotonic = position, 0, 0, 0
@@ -138,7 +140,7 @@ class RowEncoder:
                     flags |= ENDS
                     outcome, (utc, monotonic) = Outcome.CUT, data[2:]
             else:
-                stop = min(next_position, end)  # another thread may have been in a step while the run was ended
+                stop = min(next_position, end)  # another thread may have appended a row while the run was ended
                 flags |= STOPS
                 if kind == END:
                     flags |= ENDS
@@ -166,7 +168,7 @@ class RowEncoder:
     def _column(
         self, leaf: Leaf, slots: bytes | list[Any], count: int, leads: list[int], bases: _DeltaBases
     ) -> AnyRows:
-        """The rows of one leaf: typed as the space says, or as the values are. leads: which of them are fillers."""
+        """The rows of one leaf: of the dtype of the space, or of the values. leads: the rows to leave out."""
         dtype, shape = leaf.dtype, leaf.shape
         if isinstance(slots, bytes):
             return _without_rows(np.frombuffer(slots, dtype).reshape(count, *shape), leads)
@@ -294,7 +296,7 @@ def _packed_fragment(
 
 
 def _typed_integers(slots: list[Any], dtype: np.dtype[Any]) -> Array | None:
-    """Scalars of dtype and plain integers that fit it, as an array; None if there are others."""
+    """NumPy scalars of an integer dtype, and ints that fit it, as an array; None if there are other values."""
     if dtype.kind not in "iu" or not set(map(type, slots)) <= {int, dtype.type}:
         return None
     try:
@@ -307,7 +309,7 @@ def _typed_integers(slots: list[Any], dtype: np.dtype[Any]) -> Array | None:
 
 
 def _without_rows(array: Array, leads: list[int]) -> Array:
-    """Rows but those at leads."""
+    """The rows of an array without those at leads."""
     if not leads:
         return array
     kept = np.ones(len(array), np.bool_)
@@ -316,7 +318,7 @@ def _without_rows(array: Array, leads: list[int]) -> Array:
 
 
 def _without(slots: list[Any], leads: list[int]) -> list[Any]:
-    """slots but those at leads."""
+    """Slots without those at leads."""
     if not leads:
         return slots
     kept = bytearray(b"\1") * len(slots)

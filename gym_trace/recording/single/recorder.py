@@ -1,4 +1,4 @@
-"""Rows in: what the wrapper of a single environment tells its recorder, and how copies go on."""
+"""The recorder of a single environment: rows, episodes and runs of steps, blocks, forks and copies."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from gym_trace.storage.protocol import Storage
 class RowRecorder(Recorder):
     """One writer of a trace, fed row by row from one thread.
 
-    The hot path is the caller's: it appends whole rows to .rows while len(.rows) < .limit, and calls make_room() when
-    that no longer holds. .rows is None while no run of steps is open.
+    The caller appends whole rows to .rows while len(.rows) < .limit, and calls make_room() otherwise. While no run of
+    steps is open, .rows is None.
     """
 
     block: RowBlock
@@ -56,13 +56,13 @@ class RowRecorder(Recorder):
 
     def _reset_state(self) -> None:
         super()._reset_state()
-        self._ended = False  # the run is complete, and a further step would open another one
+        self._ended = False  # the episode has ended: a step after that opens another run
         self._value_bytes = 0  # of MessagePack values in the block
-        self._full_blocks = 0  # since blocks were last encoded
-        self._run = (0, 0)  # absolute row of the leading observation, and the index of the step after it
+        self._full_blocks = 0  # since the last encoding
+        self._run = (0, 0)  # the row of the leading observation, over all blocks, and the index of the step after it
         self._deferred: OpenRun | None = None
-        self._left_to_parent: tuple[list[Any], int] = ([], 0)  # the rows that were there at a fork, and how long
-        self._early_notes: dict[str, Any] = {}  # annotations of a row that may never come
+        self._left_to_parent: tuple[list[Any], int] = ([], 0)  # the rows at a fork, and their length then
+        self._early_notes: dict[str, Any] = {}  # annotations of a step that may not come
         self.reward_kind: type = float  # of the last reward
         self.episode: Start | None = None
         self.rows: list[Any] | None = None
@@ -79,11 +79,11 @@ class RowRecorder(Recorder):
     # -- episodes and runs of steps -----------------------------------------------------------------------------------
 
     def skip_episode(self) -> None:
-        """Counts an episode that is not to be recorded."""
+        """Counts an episode that is not recorded."""
         self._episodes += 1
 
     def begin(self, start: Start, lead: tuple[Any, ...] | None) -> None:
-        """Starts an episode; lead: the slots of the reset observation, or None if the first frames are left out."""
+        """Starts an episode. lead: the slots of the reset observation; None if the run of steps begins later."""
         self._episodes += 1
         self.rows = None
         if self._closed or self._out.failure is not None:
@@ -97,7 +97,7 @@ class RowRecorder(Recorder):
             self._open_run(lead)
 
     def lead(self, first_step: int, slots: tuple[Any, ...]) -> None:
-        """Starts a run of steps in the middle of the episode, with the observation before it."""
+        """Starts a run of steps in the middle of the episode with its leading observation."""
         if self._closed or self._out.failure is not None:
             return
         self._run = (self.next_row(), first_step)
@@ -106,11 +106,11 @@ class RowRecorder(Recorder):
 
     def _open_run(self, slots: tuple[Any, ...]) -> None:
         if self._delta_packers:
-            for leaf in self.format.action_leaves:  # of which the row of a leading observation has nothing
+            for leaf in self.format.action_leaves:  # the row of a leading observation has no action
                 if leaf.path in self._delta_packers:
                     self._delta_packers[leaf.path].settle()
         rows = self.block.rows
-        rows.extend(slots + self.format.filler)  # first: a step must not be taken for a leading observation
+        rows.extend(slots + self.format.filler)  # before .rows is set: no step may come first
         self._ended = False
         self.limit = self._capacity
         self.rows = rows
@@ -118,12 +118,12 @@ class RowRecorder(Recorder):
             self._out.start()
 
     def prepare_lead(self) -> None:
-        """To be called before the slots of a leading observation are packed: makes sure that there is a row for it."""
+        """Makes sure that there is room for a leading observation; to be called before it is packed."""
         if len(self.block.rows) >= self._capacity or self._value_bytes >= VALUES_BYTES:
             self._next_block()
 
     def flag(self, terminated: bool, truncated: bool) -> None:
-        """Says, before its row is appended, that the next row ends the episode."""
+        """Marks the next row as the end of the episode; to be called before it is appended."""
         said = wire.TERMINATED * bool(terminated) | wire.TRUNCATED * bool(truncated)
         outcome = Outcome.TERMINATED if terminated else Outcome.TRUNCATED
         self.block.marks.append((self._position(), FLAG, (said, outcome, time.time_ns(), time.monotonic_ns())))
@@ -131,7 +131,7 @@ class RowRecorder(Recorder):
         self.limit = 0
 
     def other_reward(self, reward: Any) -> Any:
-        """What a row keeps of a reward that may not be of .reward_kind; to be called before the row is appended."""
+        """The slot of a reward that may not be of .reward_kind; to be called before the row is appended."""
         if type(reward) not in ATOMS:
             reward = self.plain("rewards", reward)
         kind = type(reward)
@@ -142,15 +142,15 @@ class RowRecorder(Recorder):
         return reward if atom else Nonconforming(self.snapshot("rewards", reward))
 
     def snapshot(self, column: str, value: Any) -> Any:
-        """What a row holds of a value of any kind; counts towards the size of a block."""
+        """As Recorder.snapshot(); counts towards the size of a block."""
         kept = super().snapshot(column, value)
         self.count_values(snapshot_size(kept))
         return kept
 
     def stop(self) -> None:
-        """Ends the run of steps, but not the episode, after the rows that are there."""
+        """Ends the run of steps, but not the episode, after the last row."""
         self.rows = None
-        if self._deferred is not None:  # forked in a step that raised
+        if self._deferred is not None:  # the process forked within a step that raised
             self._deferred = None
             return
         self._drop_marks_without_row()
@@ -160,16 +160,16 @@ class RowRecorder(Recorder):
         self.block.marks.append((position, STOP, None))
 
     def break_off(self, rows: list[Any], filled: int) -> bool:
-        """Ends the run of steps at a step that was asked for and never answered; says whether this is one.
+        """Ends the run of steps at a step that raised; returns whether the step is lost.
 
-        It is none if its row is there after all. The caller has set .rows to None before: so no step can follow on
-        those before the gap, whatever falls in here.
+        It is not if its row was appended already. The caller has set .rows to None before, so that no step can continue
+        the run, even if this is interrupted.
 
         Args:
-            rows: what .rows was when the step began.
-            filled: how long they were then.
+            rows: .rows when the step began.
+            filled: their length then.
         """
-        if self.episode is None:  # closed meanwhile, or forked
+        if self.episode is None:  # closed, or forked, within the step
             self._deferred = None
             return False
         if len(rows) > filled:
@@ -180,13 +180,13 @@ class RowRecorder(Recorder):
         return True
 
     def skip_step(self) -> None:
-        """Counts a step that is not to be recorded, while no run of steps is open."""
+        """Counts a step that is not recorded, while no run of steps is open."""
         lead, first_step = self._run
         self._run = (lead, first_step + 1)
         self._early_notes = {}
 
     def end(self, outcome: Outcome = Outcome.CUT) -> None:
-        """Ends the episode, if it has not ended, after the rows that are there."""
+        """Ends the episode after the last row, if it has not ended."""
         self.rows = None
         marks = self.block.marks
         if marks and marks[-1][0] >= len(self.block.rows) // self._width:
@@ -199,12 +199,12 @@ class RowRecorder(Recorder):
         self.episode = self._deferred = None
 
     def _drop_marks_without_row(self) -> None:
-        """Takes back what was said of rows that never came, because an exception such as Ctrl-C fell in between."""
+        """Removes the marks of rows that were never appended, because an exception such as Ctrl-C came in between."""
         marks, position = self.block.marks, self._position()
         while marks and marks[-1][0] >= position:
             _, kind, data = marks[-1]
             if kind in (STOP, END) or (kind == BEGIN and not data[1]):
-                break  # these need no row
+                break  # these are complete without a row
             marks.pop()
             if kind == FLAG:
                 self._ended = False
@@ -212,7 +212,7 @@ class RowRecorder(Recorder):
                 self.episode = None
 
     def end_without_row(self, outcome: int) -> None:
-        """As end(), at a step that is left out; steps that may follow belong to the same episode."""
+        """Ends the episode at a step that is left out. Steps after that belong to the same episode."""
         if self.episode is not None and not self._ended:
             times = (time.time_ns(), time.monotonic_ns())
             self.block.marks.append((self._position(), END, (outcome, *times)))
@@ -221,14 +221,14 @@ class RowRecorder(Recorder):
         self._early_notes = {}
 
     def end_at_lead(self, outcome: int) -> None:
-        """Ends the episode with the observation that leads the run, if one is open; a further step is another run."""
+        """Ends the episode with the leading observation. Steps after that are another run."""
         rows = self.rows
         self.end_without_row(outcome)
         self.rows, self.limit = rows, 0
 
     def annotate(self, values: dict[str, Any]) -> None:
-        """Gives the next row more values, as rows hold them."""
-        if self._ended or self._deferred is not None:  # there may be no next row
+        """Adds values, which are snapshots, to the next row."""
+        if self._ended or self._deferred is not None:  # there may not be a next row
             self._early_notes.update(values)
             return
         if self.rows is not None:
@@ -238,25 +238,25 @@ class RowRecorder(Recorder):
     # -- room ---------------------------------------------------------------------------------------------------------
 
     def count_values(self, count: int) -> None:
-        """Counts bytes of MessagePack values, whose size is not known beforehand, towards the size of a block."""
+        """Counts bytes of values whose size is not fixed towards the size of the block."""
         self._value_bytes += count
         if self._value_bytes >= VALUES_BYTES:
             self.limit = 0
 
     def make_room(self) -> list[Any] | None:
-        """What rows to go on with, or None if nothing is recorded any more. Raises RecordingError, once."""
+        """Returns the rows to append to, or None if nothing is recorded any more. Raises RecordingError, once."""
         if self._out.failure is not None:
             self.rows = None
             self._report()
             return None
         self._complain()
-        if self._out.started:  # unless a fork has ended its thread, this does nothing
+        if self._out.started:  # starts the thread again that was ended before a fork
             self._out.start()
         if self._deferred is not None:
             self._take_over(self._deferred)
         if self.rows is None:
             return None
-        self.rows = self.block.rows  # Ctrl-C may have fallen just as a new block was begun
+        self.rows = self.block.rows  # in case Ctrl-C interrupted _next_block()
         if self._ended:
             first_step, slots = self.steps_taken(), self.last_observation()
             self.prepare_lead()
@@ -267,18 +267,18 @@ class RowRecorder(Recorder):
             self.block.notes.append((self._position(), self._early_notes))
             self._early_notes = {}
         self.limit = self._capacity
-        if self._out.failure is not None:  # it may have come while the limit was being set
+        if self._out.failure is not None:  # the thread may have failed after the check above
             self.limit = 0
         return self.rows
 
     def _next_block(self) -> None:
-        """Hands on what the block holds, and goes on in a new one."""
+        """Begins a new block; encodes the full ones if there are enough."""
         block, position = self.block, self._position()
         fresh = RowBlock(block, block.base + position, self.last_observation(), self.reward_kind)
-        # What is said of a row that is still to come goes with it: its annotations, the start of its episode.
+        # The annotations and marks of a row that is still to come belong to the new block.
         fresh.notes += [(0, values) for at, values in block.notes if at >= position]
         fresh.marks += [(0, kind, data) for _, kind, data in block.marks[complete_marks(block.marks, position) :]]
-        self.block = fresh  # from now on nothing gets into the old one
+        self.block = fresh  # from here on the old block does not change
         self._full_blocks += self.format.blocks_at_once if self._value_bytes >= VALUES_BYTES else 1
         self._value_bytes = 0
         if self.rows is not None:
@@ -293,12 +293,12 @@ class RowRecorder(Recorder):
         self._out.catch_up()
 
     def steps_taken(self) -> int:
-        """Steps of the episode that the environment was asked for, as far as rows and gaps between them say."""
+        """The number of steps of the episode so far, lost ones included."""
         lead, first_step = self._run
-        return first_step + max(0, self.next_row() - 1 - lead)  # the lead itself may not be there yet
+        return first_step + max(0, self.next_row() - 1 - lead)  # the leading observation may not be appended yet
 
     def last_observation(self) -> tuple[Any, ...]:
-        """The observation slots of the last row; of frames, all bytes."""
+        """The observation slots of the last row; of deltas, all bytes of the value."""
         rows = self.block.rows
         if not rows:
             return self.block.last_row
@@ -311,11 +311,11 @@ class RowRecorder(Recorder):
         return tuple(slots)
 
     def delta_packer(self, leaf: Leaf) -> DeltaPacker:
-        """The one packer of a leaf of frames."""
+        """The packer of a leaf of large values."""
         return self._delta_packers.setdefault(leaf.path, DeltaPacker(leaf, self))
 
     def next_row(self) -> int:
-        """The index, counted over all blocks, that the next row has."""
+        """The index of the next row, counted over all blocks."""
         block = self.block
         return block.base + len(block.rows) // self._width
 
@@ -331,7 +331,7 @@ class RowRecorder(Recorder):
         self._left_to_parent = left
 
     def open_run(self) -> OpenRun | None:
-        """What another recorder needs to go on with the run that is open here, or None."""
+        """What another recorder needs to continue the open episode, or None."""
         if self._deferred is not None:
             return self._after_fork(self._deferred)
         if self.episode is None or self._ended or self.failed:
@@ -339,18 +339,18 @@ class RowRecorder(Recorder):
         return OpenRun(self.episode, self.steps_taken(), None if self.rows is None else self.last_observation())
 
     def continue_run(self, run: OpenRun | None) -> None:
-        """Takes over the run of another recorder when the next step comes; writes nothing if none comes."""
+        """Continues the episode of another recorder at the next step; writes nothing before."""
         if run is not None:
             self._deferred = run
             self.rows, self.limit = self.block.rows, 0
 
     def take_over(self) -> None:
-        """Takes up the run of another recorder, if there is one, without a further step."""
+        """Continues the episode of another recorder now, if there is one."""
         if self._deferred is not None:
             self.make_room()
 
     def _after_fork(self, run: OpenRun) -> OpenRun:
-        """The run where it is now: a step in which the fork fell has left its row with those of the parent."""
+        """The open episode now: if the process forked within a step, its row is among those of the parent."""
         rows, filled = self._left_to_parent
         if len(rows) == filled:
             return run
@@ -359,7 +359,7 @@ class RowRecorder(Recorder):
 
     def _take_over(self, run: OpenRun) -> None:
         run = self._after_fork(run)
-        self._drop_marks_without_row()  # the end of the episode, in that step
+        self._drop_marks_without_row()  # that step may have ended the episode
         self._deferred, self._left_to_parent = None, ([], 0)
         self.begin(run.start._replace(episode=self._episodes), None)
         if run.slots is not None:

@@ -1,4 +1,4 @@
-"""What vector environments give, a batch for all lanes at a time, as fragments of single lanes and their columns."""
+"""Encodes events of all lanes to fragments and columns that are ordered by lane."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from gym_trace.recording.vector.filters import ChosenRows
 
 
 class LaneProgress(NamedTuple):
-    """How far events are encoded."""
+    """How far events are encoded, and the state of the lanes there."""
 
     block: EventBlock
     events: int  # of the block
     lanes: Array  # of dtype LANE
-    starts: Array  # of objects, one a lane: what the column "starts" has of its episode
+    starts: Array  # of dtype object, one for each lane: the row of the column "starts"
     episodes: int
     recent: tuple[Reset | Step | OpenEpisodes, ...]  # see last_observations
 
@@ -60,13 +60,13 @@ class LaneEncoder:
         self.room = Buffers().take
 
     def begun(self, block: EventBlock) -> LaneProgress:
-        """Where it begins."""
+        """The progress at the start of the first block."""
         return LaneProgress(block, 0, np.zeros(self.count, LANE), np.full(self.count, NOTHING, object), 0, ())
 
     def encoded(
         self, progress: LaneProgress, blocks: list[EventBlock], partly: bool
     ) -> tuple[LaneProgress, list[Segment]]:
-        """What was added to blocks since progress, and the progress after it. partly: whether the last one counts."""
+        """What was added to blocks since progress, and the progress after it. partly: including the last block."""
         encoding = _Encoding(self, progress)
         segments: list[Segment] = []
         done = progress.events
@@ -82,7 +82,7 @@ class LaneEncoder:
         return encoding.progress(blocks[-1], done), segments
 
     def open_run(self, progress: LaneProgress) -> OpenEpisodes:
-        """What another encoder needs to go on where this one is."""
+        """What another recorder needs to continue the open episodes."""
         known = progress.lanes.copy()
         known["deferred"] = known["open"] & ~known["skipped"]
         lanes = np.flatnonzero(known["deferred"])
@@ -91,7 +91,7 @@ class LaneEncoder:
 
 
 class _Encoding:
-    """Events being encoded, which changes nothing of what was known before."""
+    """The encoding of some events, on a copy of the state that they begin with."""
 
     def __init__(self, encoder: LaneEncoder, progress: LaneProgress):
         self._encoder, self._count, self._mode = encoder, encoder.count, encoder.mode
@@ -99,11 +99,11 @@ class _Encoding:
         self.episodes, self.recent = progress.episodes, progress.recent
 
     def progress(self, block: EventBlock, events: int) -> LaneProgress:
-        """How far it is, after that many events of a block."""
+        """The progress after that many events of a block."""
         return LaneProgress(block, events, self.lanes, self.starts, self.episodes, self.recent)
 
     def segments(self, events: list[Event]) -> list[Segment]:
-        """What consecutive events are."""
+        """The segments of consecutive events."""
         segments: list[Segment] = []
         steps: list[Step] = []
         for event in [*events, None]:
@@ -111,7 +111,7 @@ class _Encoding:
                 steps.append(event)
                 continue
             if steps:
-                segments += [self._goes_on(), self._steps(steps)]
+                segments += [self._continued(), self._steps(steps)]
                 self.recent = (steps[-1],)
                 steps = []
             if isinstance(event, Reset):
@@ -143,8 +143,8 @@ class _Encoding:
         starts = self._starts(event.lanes[places], [taken(rows, places) for rows in event.observations])
         return [_segment(cut, {}), starts]
 
-    def _goes_on(self) -> Segment:
-        """What another recorder has begun, when it is certain that there is more of it."""
+    def _continued(self) -> Segment:
+        """The starts of episodes that another recorder began, now that a step continues them."""
         lanes = np.flatnonzero(self.lanes["deferred"])
         self.lanes["deferred"] = False
         if not len(lanes):
@@ -153,7 +153,7 @@ class _Encoding:
         return self._starts(lanes, last_observations(self.recent, running, self._count))
 
     def _starts(self, lanes: Array, observations: list[Rows]) -> Segment:
-        """The starts of episodes. observations: of those lanes whose next step goes on with them."""
+        """The starts of episodes. observations: of those lanes whose run of steps begins with them."""
         known, fragments = self.lanes[lanes], np.zeros(len(lanes), wire.FRAGMENT)
         fragments["lane"], fragments["episode"], fragments["first_step"] = lanes, known["episode"], known["steps"]
         fragments["flags"] = wire.STARTS | wire.LEADS * known["running"].astype(np.uint32)
@@ -171,7 +171,7 @@ class _Encoding:
         return _segment(fragments, {})
 
     def _ends(self, lanes: Array, outcome: int, utc: int, monotonic: int) -> Array:
-        """Fragments without steps that end what the lanes have open."""
+        """Fragments without steps that end the open episodes of lanes."""
         known = self.lanes[lanes]
         begun = known["open"] & ~known["skipped"] & ~known["deferred"]
         lanes, known = lanes[begun], known[begun]
@@ -221,7 +221,7 @@ class _Encoding:
         return _segment(self._fragments(events, said, places, lead), columns)
 
     def _chosen(self, events: list[Step], chosen: ChosenRows) -> Segment:
-        """The segment of what filters have left."""
+        """The segment of the steps that filters keep."""
         names, times = LANE.names or (), len(events)
         for lane, state in enumerate(self.lanes.tolist()):
             known = dict(zip(names, state))
@@ -245,7 +245,7 @@ class _Encoding:
         return _segment(chosen.fragments(), columns)
 
     def _add_step_columns(self, columns: Columns, events: list[Step], steps: Array | None) -> None:
-        """Adds what steps have beside observations. steps: places, by lane, then by time; None for all."""
+        """Adds the columns of steps: all but observations. steps: places, by lane, then by time; None for all."""
         room = self._encoder.room
         for i, leaf in enumerate(self._encoder.action_leaves):
             columns[leaf.path] = by_lane([event.actions[i] for event in events], steps, room)
@@ -257,13 +257,13 @@ class _Encoding:
             columns["annotations", name] = by_lane([event.notes.get(name, missing) for event in events], steps, room)
 
     def _which(self, ended: Array) -> tuple[Array, Array]:
-        """Of each (time, lane): whether it is anything, and whether it is a reset."""
+        """Of each (time, lane): whether its state is known, and whether it is a reset."""
         valid, leads = np.ones(ended.shape, np.bool_), np.zeros(ended.shape, np.bool_)
         open_, pending = self.lanes["open"].copy(), self.lanes["pending"].copy()
         if self._mode == NEXT_STEP:
             leads[0], leads[1:] = pending, ended[:-1]
         regular = self._mode != DISABLED and (open_ | pending).all() and not (ended & leads).any()
-        for t, now in enumerate(() if regular else ended):  # lanes without an episode, ends in a reset: seldom
+        for t, now in enumerate(() if regular else ended):  # rare: lanes without an episode, or ends in a reset
             valid[t], leads[t], open_, pending = advanced(self._mode, open_, pending, now)
         ended &= valid
         if regular and self._mode == NEXT_STEP:
@@ -287,7 +287,7 @@ class _Encoding:
         if events[0].reset_infos is not None:
             infos = [(events[time].reset_infos or [])[lane] for lane, time in zip(lanes.tolist(), times.tolist())]
             starts = [packed_start(None, None, None, info)[0] for info in infos]
-        self.starts[lanes] = starts  # the last one of a lane stays
+        self.starts[lanes] = starts  # of several in one lane the last one counts
         return starts
 
     def _fragments(self, events: list[Step], said: Array, places: Array | None, lead: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What happens to the lanes of a vector environment, as its recorder is told, and what is known of each lane."""
+"""Events of a vector environment, in blocks, and the state of each lane."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gym_trace.recording.vector.block import taken
 
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # autoreset modes, as Gymnasium spells them
 
-# What is known of a lane.
+# The state of a lane.
 LANE = np.dtype(
     [
-        ("open", "?"),  # there is an episode
-        ("pending", "?"),  # there is none, but the next step resets the lane
+        ("open", "?"),  # an episode is open
+        ("pending", "?"),  # the next step is a reset
         ("skipped", "?"),  # the episode is not recorded
-        ("running", "?"),  # the next step, if it is kept, goes on with the run of steps before it
-        ("deferred", "?"),  # another recorder began the episode; nothing of it is written until a step comes
+        ("running", "?"),  # the next step, if it is kept, continues the run of steps before it
+        ("deferred", "?"),  # another recorder began the episode; nothing is written before a step comes
         ("episode", "i8"),
-        ("steps", "i8"),  # of the episode so far, also those that are not kept
+        ("steps", "i8"),  # of the episode so far, including those that are not kept
         ("utc", "i8"),  # of the start
         ("monotonic", "i8"),
         ("seed", "i8"),  # as the fragment table has it
@@ -37,9 +37,9 @@ class Reset(NamedTuple):
     """A reset of some lanes, or of all."""
 
     lanes: Array
-    observations: list[Rows]  # one a leaf, a row for each of the lanes
-    starts: list[Start]  # likewise; their episode ids are not known yet
-    ids: Array | None  # with filters, of the episodes that begin, one a lane; -1 for those that are not recorded
+    observations: list[Rows]  # one for each leaf, with a row for each of the lanes
+    starts: list[Start]  # one for each of the lanes, without episode ids yet
+    ids: Array | None  # with filters: episode ids, one for each of the lanes, -1 for those not recorded
     utc: int
     monotonic: int
 
@@ -47,30 +47,30 @@ class Reset(NamedTuple):
 class Step(NamedTuple):
     """A step of all lanes."""
 
-    observations: list[Rows]  # one a leaf, a row for each lane
+    observations: list[Rows]  # one for each leaf, with a row for each lane
     actions: list[Rows]
     rewards: Rows
     terminations: Array
     truncations: Array
-    finals: tuple[Array, list[Rows]] | None  # of lanes reset in the same step: which, and their last observations
-    infos: list[bytes] | None  # of the steps, one a lane
-    reset_infos: list[bytes] | None  # of the episodes that began, one a lane
+    finals: tuple[Array, list[Rows]] | None  # lanes reset in the same step, and their last observations
+    infos: list[bytes] | None  # of the steps, one for each lane
+    reset_infos: list[bytes] | None  # of the episodes that began, one for each lane
     notes: dict[str, Rows]  # annotations
-    ids: Array | None  # with filters, of the episodes that begin with this, one a lane, otherwise -1
-    kept: Array | None  # with filters, in which lanes this is a step that is kept
+    ids: Array | None  # with filters: ids of the episodes that begin, one for each lane, or -1
+    kept: Array | None  # with filters: the lanes whose step is kept
     utc: int
     monotonic: int
 
 
 class Interrupted(NamedTuple):
-    """A step or reset that an exception has interrupted: nobody knows what the lanes have done."""
+    """A step or reset that raised: the state of the lanes is unknown."""
 
     utc: int
     monotonic: int
 
 
 class End(NamedTuple):
-    """The end of all episodes that are open."""
+    """The end of all open episodes."""
 
     outcome: int
     utc: int
@@ -78,34 +78,34 @@ class End(NamedTuple):
 
 
 class OpenEpisodes(NamedTuple):
-    """The episodes that another recorder has begun."""
+    """The open episodes of another recorder, which this one continues."""
 
     known: Array  # of dtype LANE, of all lanes
-    starts: Array  # likewise, of objects: what the column "starts" has of their episodes
+    starts: Array  # of dtype object, of all lanes: the row of the column "starts"
     lanes: Array  # whose episodes are recorded
-    observations: list[Rows]  # their last ones, one a leaf, a row for each of the lanes
+    observations: list[Rows]  # their last ones, one for each leaf, with a row for each of the lanes
 
 
 Event = Reset | Step | Interrupted | End | OpenEpisodes
 
 
 class EventBlock:
-    """Events in their order; whatever is there is complete, so another thread may take it at any time."""
+    """Events in order, each of them complete, so that another thread may read them at any time."""
 
     def __init__(self, before: EventBlock | None = None):
-        self.before = before  # until that is encoded
+        self.before = before  # None once that is encoded
         self.created = time.monotonic()
         self.events: list[Event] = []
         self.steps = 0
 
 
 def advanced(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:
-    """What a step is for each lane, given whether it says that an episode ended.
+    """What a step is for each lane. ended: whether it ended an episode.
 
-    A lane of whose episode nothing is known has one again after the next end.
+    A lane whose state is unknown has an open episode again after the next end.
 
     Returns:
-        Whether it is anything that is known of, whether that is a reset and not a step; and after it, whether an
+        Arrays of bool: whether the state was known, and whether the step is a reset; then, after the step, whether an
         episode is open, and whether the next step is a reset.
     """
     resets, open_ = pending, open_ | pending
@@ -116,7 +116,7 @@ def advanced(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Arr
 
 
 def last_observations(recent: Sequence[Reset | Step | OpenEpisodes], lanes: Array, count: int) -> list[Rows]:
-    """The last observations of lanes. recent: a step of all lanes, or where they came from, and resets since then."""
+    """The last observations of lanes. recent: the last event of all lanes, and resets since then."""
     places, total = np.zeros(count, np.int64), 0
     for event in recent:
         own = np.arange(count) if isinstance(event, Step) else event.lanes

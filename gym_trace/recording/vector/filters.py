@@ -1,4 +1,4 @@
-"""Filters of vector environments: asked lane by lane, and what is left of the lanes' steps after them."""
+"""Filters of vector environments, called lane by lane, and the fragments of the steps that they keep."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gym_trace.recording.vector.events import LANE, OpenEpisodes, Step, advanced
 
 
 class LaneFilters:
-    """Asks filters, in the caller's thread, where exceptions of theirs reach the caller.
+    """Calls filters in the caller's thread, so that their exceptions reach the caller.
 
-    Ids are given when a filter is asked. If that raises, or what follows, they are not given again.
+    An episode gets its id when its filter is called. If that raises, or anything after it, the id is not used again.
     """
 
     def __init__(self, filters: Filters, mode: str, count: int):
@@ -25,15 +25,15 @@ class LaneFilters:
         self.forget()
 
     def forget(self) -> None:
-        """Goes back to where nothing is known of any lane, and no episode has begun."""
+        """Resets the state: no lane is known, and no episode has begun."""
         self._lanes, self._episodes = np.zeros(self._count, LANE), 0
 
     def continue_run(self, run: OpenEpisodes) -> None:
-        """Goes on where those of another recorder are."""
+        """Takes over the state of another recorder."""
         self._lanes, self._episodes = run.known.copy(), len(run.lanes)
 
     def lose_track(self) -> None:
-        """Says that nothing is known of any lane until an episode begins."""
+        """Marks all lanes as unknown until an episode begins."""
         self._lanes["open"] = self._lanes["pending"] = False
 
     def reset(self, lanes: Array) -> Array:
@@ -75,7 +75,7 @@ class ChosenRows:
     """Fragments of the steps that are kept out of consecutive ones, and where their rows are to be taken from.
 
     Args:
-        known, resets, ended: of each (time, lane), see lane_events.advanced.
+        known, resets, ended: of each (time, lane), see events.advanced.
         same_step: whether an end and the reset after it are one event.
         filtered: whether single steps are left out. If so, the first observation of an episode comes with its first
             step, if that is kept.
@@ -103,7 +103,7 @@ class ChosenRows:
         return table
 
     def add(self, lane: int, state: dict[str, Any]) -> None:
-        """Adds what there is of a lane. state: what is known of it (LANE), which is brought up to date."""
+        """Adds the steps of a lane. state: of the lane (LANE), which is updated."""
         self._open = None
         for time in np.flatnonzero(self._known[:, lane]).tolist():
             reset, ended = self._resets[time, lane], self._ended[time, lane]
