@@ -32,9 +32,9 @@ def watched_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, frozenset
     read: list[tuple[int, frozenset[str]]] = []
     chunk = WriterReader.chunk
 
-    def watched(self: Any, number: int, roots: frozenset[str], room: Any = None) -> Any:
+    def watched(self: Any, number: int, roots: frozenset[str]) -> Any:
         read.append((number, roots))
-        return chunk(self, number, roots, room)
+        return chunk(self, number, roots)
 
     monkeypatch.setattr(WriterReader, "chunk", watched)
     return read

@@ -11,7 +11,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.column_decoder import decode, decode_rows
-from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, parse_column
+from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, parse_column
 from gym_trace.format.tables import Index, TableRoom, are_apart, totals_of
 from gym_trace.model.packing import unpack
 from gym_trace.model.values import Array
@@ -45,7 +45,7 @@ class Chunk:
 
     def __init__(
         self,
-        blobs: dict[Path, tuple[Column, Piece]],
+        blobs: dict[Path, tuple[Column, bytes]],
         rows: dict[Path, int],
         located: Callable[[CorruptTrace], CorruptTrace],
     ):
@@ -67,25 +67,25 @@ class Chunk:
     def __contains__(self, path: Path) -> bool:
         return path in self._blobs
 
-    def encoded(self, path: Path) -> tuple[Column, Piece]:
+    def encoded(self, path: Path) -> tuple[Column, bytes]:
         """A column as it is stored; before decode(), which lets go of that."""
         return self._blobs[path]
 
-    def array(self, path: Path, room: Callable[[int], Array] | None = None) -> Array:
-        """The decoded rows of a column: the same writable array at every call. room: as for decode."""
+    def array(self, path: Path) -> Array:
+        """The decoded rows of a column: the same writable array at every call."""
         if path not in self._decoded:
             column, blob = self._blobs[path]
             try:
-                self._decoded[path] = decode(column, blob, room)
+                self._decoded[path] = decode(column, blob)
             except CorruptTrace as error:
                 raise self._located(error) from error
         return self._decoded[path]
 
-    def decode(self, room: Callable[[int], Array] | None = None) -> None:
+    def decode(self) -> None:
         """Decodes all columns but those that are walked, and lets go of their bytes as they are stored."""
         for path, column in self.columns.items():
             if not self.is_walked(path):
-                self.array(path, room)
+                self.array(path)
                 self._blobs[path] = column, b""
 
     def decode_all(self) -> None:
@@ -151,17 +151,12 @@ class BatchReader:
             self._room.grant(max(0, self.size - before))
             self._walk(file)
 
-    def read_chunk(
-        self, number: int, wanted: Callable[[Path], bool], room: Callable[[int], Array] | None = None
-    ) -> Chunk:
-        """The wanted columns of a chunk, their checksums compared. Raises CorruptTrace.
-
-        room: gives byte arrays of a size for what is read; None: fresh ones.
-        """
+    def read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
+        """The wanted columns of a chunk, their checksums compared. Raises CorruptTrace."""
         offset, length = (int(self.chunks[name][number]) for name in ("offset", "length"))
         try:
             with self._open() as file:
-                return self._chunk_at(file, offset, length, wanted, room)
+                return self._chunk_at(file, offset, length, wanted)
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
 
@@ -231,14 +226,7 @@ class BatchReader:
             yield column, offset
             offset += wire.aligned(column.stored)
 
-    def _chunk_at(
-        self,
-        file: Reader,
-        offset: int,
-        length: int,
-        wanted: Callable[[Path], bool],
-        room: Callable[[int], Array] | None,
-    ) -> Chunk:
+    def _chunk_at(self, file: Reader, offset: int, length: int, wanted: Callable[[Path], bool]) -> Chunk:
         columns = self._known.get(offset)
         if columns is None:
             header = self._header_at(file, offset)
@@ -252,7 +240,7 @@ class BatchReader:
         for column, where in columns:
             rows[column.path] = column.rows
             if wanted(column.path):
-                blobs[column.path] = (column, _checked(file, where, column, room))
+                blobs[column.path] = (column, _checked(file, where, column))
         return Chunk(blobs, rows, lambda error: error.located(self.path, offset))
 
     # -- finding chunks -----------------------------------------------------------------------------------------------
@@ -355,7 +343,7 @@ class BatchReader:
             return True
         return not any(file.read(offset, min(self.size - offset, _SCAN_BLOCK)))
 
-    def _table(self, columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]) -> Array:
+    def _table(self, columns: dict[Path, tuple[Column, bytes]], name: str, dtype: np.dtype[Any]) -> Array:
         found = columns.get((name,))
         if found is None or found[0].dtype != f"|V{dtype.itemsize}":
             raise CorruptTrace(f"a record has no {name} table")
@@ -387,13 +375,8 @@ class BatchReader:
         self.damage.append(Damage(self.path, start, end, problem))
 
 
-def _checked(file: Reader, offset: int, column: Column, room: Callable[[int], Array] | None = None) -> Piece:
-    blob: Piece
-    if room is None:
-        blob = file.read(offset, column.stored)
-    else:  # the column lies within the file
-        blob = room(column.stored).data
-        blob = blob[: file.read_into(offset, blob)]
+def _checked(file: Reader, offset: int, column: Column) -> bytes:
+    blob = file.read(offset, column.stored)
     if len(blob) != column.stored or crc32(blob) != column.crc:
         raise CorruptTrace(f"checksum mismatch in column {'/'.join(map(str, column.path))}")
     return blob

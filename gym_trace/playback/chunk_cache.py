@@ -6,7 +6,6 @@ from collections import OrderedDict
 from threading import Lock
 
 from gym_trace.format.batch_reader import BatchReader, Chunk
-from gym_trace.format.buffers import common
 from gym_trace.playback.writer_reader import WriterReader
 
 _Key = tuple[BatchReader, int, str]
@@ -31,11 +30,8 @@ class ChunkCache:
             if key in self._chunks:
                 self._chunks.move_to_end(key)
                 return self._chunks[key][0]
-        chunk = writer.chunk(number, frozenset((root,)), common().take)
-        try:
-            chunk.decode()
-        finally:
-            common().rest()
+        chunk = writer.chunk(number, frozenset((root,)))
+        chunk.decode()
         with self._lock:
             if key in self._chunks:  # another thread has been quicker
                 return self._chunks[key][0]

@@ -14,7 +14,6 @@ import numpy as np
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
-from gym_trace.format.buffers import common
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.tables import TableRoom
 from gym_trace.model.layout import put_together
@@ -22,7 +21,6 @@ from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array, copied
 from gym_trace.playback.assembly import Piece, assemble, cut_down
 from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
-from gym_trace.playback.reading_ahead import decoded_in_turn
 
 _CALLBACK_ROOTS = frozenset(("observations", "actions", "rewards"))
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations"))
@@ -99,7 +97,6 @@ class WriterReader:
         self.parts = parts_of(self.fragments, self.alive)
         found = tuple((number, len(count)) for (number, _), count in zip(chunks, counts))
         self.extent = Extent(self.writer, self.alive, found, len(self.parts.table))
-        common().rest()
 
     def _opened(self, name: str) -> BatchReader | None:
         """The batch of this name; None if its writer died before its header was whole, or nothing of it can be read."""
@@ -182,10 +179,10 @@ class WriterReader:
     def chunk_count(self) -> int:
         return len(self.chunk_places)
 
-    def chunk(self, number: int, roots: frozenset[str], room: Callable[[int], Array] | None = None) -> Chunk:
-        """The columns under roots of a chunk. room: gives memory for their bytes. Raises CorruptTrace."""
+    def chunk(self, number: int, roots: frozenset[str]) -> Chunk:
+        """The columns under roots of a chunk. Raises CorruptTrace."""
         batch, i = self.chunk_places[number]
-        chunk = batch.read_chunk(i, lambda path: path[0] in roots, room)
+        chunk = batch.read_chunk(i, lambda path: path[0] in roots)
         table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
         observation_rows, step_rows = (int(offsets[-1]) for offsets in step_offsets(table))
         for path, rows in {("rewards",): 0, **chunk.rows}.items():  # rewards are always there, if there are steps
@@ -266,10 +263,13 @@ class WriterReader:
         alone[parts.trimmed] = False
         pending: dict[int, list[tuple[int, Piece]]] = {}
         bounds = self.chunk_bounds
-        numbers = [n for n in range(self.chunk_count) if (parts.of_fragment[bounds[n] : bounds[n + 1]] >= 0).any()]
-        for number, chunk in decoded_in_turn(lambda n, room: self.chunk(n, _CALLBACK_ROOTS, room), numbers):
+        for number in range(self.chunk_count):
             begin, end = bounds[number : number + 2].tolist()
             rows = parts.of_fragment[begin:end]
+            if not (rows >= 0).any():
+                continue
+            chunk = self.chunk(number, _CALLBACK_ROOTS)
+            chunk.decode()
             o, s = (offsets.tolist() for offsets in step_offsets(self.fragments[begin:end]))
             sliced = self._slicer(chunk)
             whole = (alone[rows] & (rows >= 0)).tolist()
@@ -287,7 +287,7 @@ class WriterReader:
                             assemble("actions", pieces, self.layouts, trimmed, copy=False),
                             assemble("rewards", pieces, self.layouts, trimmed, copy=False),
                         )
-            del chunk, sliced  # so that their memory can be used for the next ones
+            del chunk, sliced  # before the next ones take memory
 
     def _slicer(self, chunk: Chunk) -> Callable[[int, int, int, int], tuple[Any, Any, Array]] | None:
         """A function that cuts an episode out of the columns of a chunk; None if they are not all typed."""
