@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path as FilePath
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import COLUMNS
+from gym_trace.playback.content import Content
 from gym_trace.playback.episode_scan import scan_episodes
-from gym_trace.playback.episode_table import EPISODE
 from gym_trace.playback.opened import OnDisk, Opened, Scanned, extents_of, reopened
 from gym_trace.playback.writer_reader import Extent, WriterReader
 from gym_trace.storage.local import LocalStorage
@@ -67,22 +67,6 @@ def storage_of(trace: Trace | str | os.PathLike[str]) -> Storage:
     return trace._opened.storage if isinstance(trace, Trace) else LocalStorage(trace)
 
 
-class _Content(NamedTuple):
-    """What a trace, or a view of one, holds: replaced as a whole, so that whoever reads goes on with what it was."""
-
-    writers: list[WriterReader]  # of the trace
-    bounds: Array  # the episodes of writer i are those from bounds[i] to bounds[i + 1] of the trace
-    chosen: Array | None  # which of these are in the view; None: all
-    readers: list[WriterReader]  # of the view
-    table: Array
-
-    def place(self, index: int) -> tuple[WriterReader, int]:
-        """The writer of an episode, and its row there."""
-        whole = index if self.chosen is None else int(self.chosen[index])
-        number = int(self.bounds.searchsorted(whole, side="right")) - 1
-        return self.writers[number], whole - int(self.bounds[number])
-
-
 class Trace:
     """A recorded trace: a sequence of episodes.
 
@@ -106,7 +90,7 @@ class Trace:
 
     def __init__(self, directory: str | os.PathLike[str]):
         self._opened = Opened(LocalStorage(os.path.abspath(directory)))
-        self._content = _whole(())
+        self._content = Content.whole(())
         self.refresh()
         if not self._content.writers:
             raise TraceNotFound(f"{self.directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files")
@@ -122,7 +106,7 @@ class Trace:
             return 0
         writers = list(self._opened.refresh().values())
         if writers != before.writers:
-            self._content = _whole(writers)
+            self._content = Content.whole(writers)
         return len(self) - len(before.table)
 
     def __copy__(self) -> Trace:
@@ -134,7 +118,7 @@ class Trace:
     def __reduce__(self) -> Any:
         return _reopened, (self._opened.storage, extents_of(self._content.writers), self._content.chosen)
 
-    def _with(self, content: _Content) -> Trace:
+    def _with(self, content: Content) -> Trace:
         other = Trace.__new__(Trace)
         other._opened, other._content = self._opened, content
         return other
@@ -235,13 +219,8 @@ class Trace:
         content = self._content
         if isinstance(index, (int, np.integer)):
             return self._episode(content, range(len(content.table))[index])
-        places, _ = _selection(content, index)
-        table = content.table.take(places)
-        table["index"] = np.arange(len(table))
-        present, table["writer"] = np.unique(table["writer"], return_inverse=True)
-        readers = [content.readers[number] for number in present.tolist()] or content.readers
-        chosen = places if content.chosen is None else content.chosen[places]
-        return self._with(content._replace(chosen=chosen, readers=readers, table=table))
+        places, _ = content.selected(index)
+        return self._with(content.view(places))
 
     @property
     def chosen(self) -> Array:
@@ -253,7 +232,7 @@ class Trace:
     def whole(self) -> Trace:
         """Of a view, the trace that it was taken of, as that was then; otherwise the trace itself."""
         content = self._content
-        return self if content.chosen is None else self._with(_whole(content.writers))
+        return self if content.chosen is None else self._with(Content.whole(content.writers))
 
     @property
     def rows(self) -> Array:
@@ -286,14 +265,14 @@ class Trace:
         if on_damage not in ("raise", "skip"):
             raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')
         content = self._content
-        wanted, ordered = _selection(content, episodes)
+        wanted, ordered = content.selected(episodes)
         if not ordered and on_damage == "skip":
             raise InvalidOption('on_damage="skip" reads a trace from front to back: give episodes in ascending order')
         if not ordered:
             return (self._episode(content, int(i)) for i in wanted)
         return self._scan(content, roots, wanted, on_damage == "skip")
 
-    def _scan(self, content: _Content, roots: frozenset[str], wanted: Array, skip: bool) -> Iterator[Episode]:
+    def _scan(self, content: Content, roots: frozenset[str], wanted: Array, skip: bool) -> Iterator[Episode]:
         whole = wanted if content.chosen is None else content.chosen[wanted]
         everything = content.chosen is None and len(wanted) == len(content.table)
         for number, writer in enumerate(content.writers):
@@ -328,7 +307,7 @@ class Trace:
                 break
         return count
 
-    def _arrays(self, content: _Content) -> Iterator[Iterator[tuple[Any, Any, Array]]]:
+    def _arrays(self, content: Content) -> Iterator[Iterator[tuple[Any, Any, Array]]]:
         """What call_back hands over, of one writer after the other: a generator around theirs would cost a tenth."""
         if content.chosen is not None:
             episodes = self.scan(("observations", "actions", "rewards"))
@@ -339,7 +318,7 @@ class Trace:
                 raise writer.damage[0].error()
             yield writer.arrays()
 
-    def _episode(self, content: _Content, index: int) -> Episode:
+    def _episode(self, content: Content, index: int) -> Episode:
         writer, row = content.place(index)
         record = content.table[index].copy()  # of its own, so that it does not keep the table
         return Episode(record, writer.writer, writer.split, OnDisk(self._opened, writer, row, record))
@@ -354,42 +333,11 @@ class Trace:
             )
 
 
-def _whole(writers: Sequence[WriterReader]) -> _Content:
-    """All that these writers have recorded."""
-    tables = [writer.parts.table for writer in writers]
-    table = tables[0] if len(tables) == 1 else np.concatenate([np.empty(0, EPISODE), *tables])
-    bounds = np.cumsum([0, *map(len, tables)], dtype=np.int64)
-    table["index"] = np.arange(len(table))
-    table["writer"] = np.repeat(np.arange(len(tables)), np.diff(bounds))
-    return _Content(list(writers), bounds, None, list(writers), table)
-
-
 def _reopened(storage: Storage, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:
     trace = Trace.__new__(Trace)
     trace._opened = reopened(storage, extents)
-    trace._content = _whole(list(trace._opened.writers.values()))
+    trace._content = Content.whole(list(trace._opened.writers.values()))
     return trace if chosen is None else trace[chosen]
-
-
-def _selection(content: _Content, episodes: slice | Iterable[int] | Array | None) -> tuple[Array, bool]:
-    """The places asked for, and whether the episodes there ascend in the trace."""
-    everything = np.arange(len(content.table))
-    if episodes is None:
-        chosen = everything
-    elif isinstance(episodes, slice):
-        chosen = everything[episodes]
-    else:
-        given = np.asarray(episodes if isinstance(episodes, np.ndarray) else list(episodes))
-        if given.size == 0:
-            return everything[:0], True
-        if given.dtype.kind not in "biu" or given.ndim != 1:
-            raise InvalidOption("episodes: give a slice, indices, or a boolean array with an element an episode")
-        try:
-            chosen = everything[given]
-        except IndexError as error:
-            raise InvalidOption(f"episodes: the trace has {len(everything)} episodes; {error}") from error
-    whole = chosen if content.chosen is None else content.chosen[chosen]
-    return chosen, bool(np.all(np.diff(whole) > 0))
 
 
 def _checked_columns(columns: Iterable[str] | None) -> frozenset[str]:

@@ -1,0 +1,68 @@
+"""What a trace, or a view of one, holds: its writers, and a table of its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.model.values import Array
+from gym_trace.playback.episode_table import EPISODE
+from gym_trace.playback.writer_reader import WriterReader
+
+
+class Content(NamedTuple):
+    """Replaced as a whole, so that whoever reads goes on with what it was."""
+
+    writers: list[WriterReader]  # of the trace
+    bounds: Array  # the episodes of writer i are those from bounds[i] to bounds[i + 1] of the trace
+    chosen: Array | None  # which of these are in the view; None: all
+    readers: list[WriterReader]  # of the view
+    table: Array
+
+    @classmethod
+    def whole(cls, writers: Sequence[WriterReader]) -> Content:
+        """All that these writers have recorded."""
+        tables = [writer.parts.table for writer in writers]
+        table = tables[0] if len(tables) == 1 else np.concatenate([np.empty(0, EPISODE), *tables])
+        bounds = np.cumsum([0, *map(len, tables)], dtype=np.int64)
+        table["index"] = np.arange(len(table))
+        table["writer"] = np.repeat(np.arange(len(tables)), np.diff(bounds))
+        return cls(list(writers), bounds, None, list(writers), table)
+
+    def view(self, places: Array) -> Content:
+        """Only the episodes at these places."""
+        table = self.table.take(places)
+        table["index"] = np.arange(len(table))
+        present, table["writer"] = np.unique(table["writer"], return_inverse=True)
+        readers = [self.readers[number] for number in present.tolist()] or self.readers
+        chosen = places if self.chosen is None else self.chosen[places]
+        return self._replace(chosen=chosen, readers=readers, table=table)
+
+    def place(self, index: int) -> tuple[WriterReader, int]:
+        """The writer of an episode, and its row there."""
+        whole = index if self.chosen is None else int(self.chosen[index])
+        number = int(self.bounds.searchsorted(whole, side="right")) - 1
+        return self.writers[number], whole - int(self.bounds[number])
+
+    def selected(self, episodes: slice | Iterable[int] | Array | None) -> tuple[Array, bool]:
+        """The places asked for, and whether the episodes there ascend in the trace. Raises InvalidOption."""
+        everything = np.arange(len(self.table))
+        if episodes is None:
+            chosen = everything
+        elif isinstance(episodes, slice):
+            chosen = everything[episodes]
+        else:
+            given = np.asarray(episodes if isinstance(episodes, np.ndarray) else list(episodes))
+            if given.size == 0:
+                return everything[:0], True
+            if given.dtype.kind not in "biu" or given.ndim != 1:
+                raise InvalidOption("episodes: give a slice, indices, or a boolean array with an element an episode")
+            try:
+                chosen = everything[given]
+            except IndexError as error:
+                raise InvalidOption(f"episodes: the trace has {len(everything)} episodes; {error}") from error
+        whole = chosen if self.chosen is None else self.chosen[chosen]
+        return chosen, bool(np.all(np.diff(whole) > 0))
