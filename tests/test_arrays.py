@@ -11,7 +11,6 @@ from runs import record_lengths, record_nested
 from zoo import bits
 
 from gym_trace import open_trace, scan_recorded_traces
-from gym_trace.format.buffers import Buffers
 
 
 def everything_of(episode: Any) -> list[Any]:
@@ -105,12 +104,3 @@ def test_what_was_kept_of_one_scan_is_not_touched_by_the_next(tmp_path: Path) ->
         scan_recorded_traces(tmp_path / "b", lambda *_: None)
         assert all(episode.observations is not None for episode in open_trace(tmp_path / "b"))
     assert bits(kept) == expected
-
-
-def test_memory_can_be_asked_for_while_it_is_being_handed_out() -> None:
-    buffers = Buffers()
-    assert buffers._taking.acquire(blocking=False)  # as where a finalizer runs within take()
-    assert len(buffers.take(10)) == 10
-    buffers.rest()
-    buffers._taking.release()
-    assert len(buffers.take(10)) == 10

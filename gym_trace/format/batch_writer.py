@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -103,7 +104,7 @@ class BatchWriter:
         start, size, crc = self.size, self.size, self.crc
         try:
             for group in _gathered(pieces):
-                crc = wire.checksum(group, crc)
+                crc = crc32(group, crc)
                 size += len(group)
                 self._file.write(group)
         except OSError:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import zstandard
 
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import transforms, wire
-from gym_trace.format.buffers import Buffers
 from gym_trace.format.columns import CHANGES, CONSTANT, MSGPACK, SHUFFLE, XOR, ZSTD, Column, Path, Piece
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.values import Array
@@ -39,7 +39,7 @@ def _is_large(row_size: int) -> bool:
 
 
 class Workspace:
-    """What encoders of columns share that take turns: the first touch of fresh memory takes long."""
+    """What encoders of columns share that take turns."""
 
     def __init__(self, level: int):
         self.level = level or 3  # which is what zstd takes 0 for
@@ -48,7 +48,6 @@ class Workspace:
         self.compress_quickly: Callable[[Any], bytes] = self.compress
         if level == 1:  # which is to be quick
             self.compress_quickly = zstandard.ZstdCompressor(level=_QUICK).compress
-        self.room = Buffers().take  # for filtered rows
 
 
 class _Habit:
@@ -120,7 +119,7 @@ class ColumnEncoder:
             encoding = self._choice(rows, flat.shape[1])
             if self._habits[False].quick:
                 compress = self._workspace.compress_quickly
-        filtered = _filter(flat, encoding, rows.dtype.itemsize, self._workspace.room)
+        filtered = _filter(flat, encoding, rows.dtype.itemsize)
         blob, encoding = _squeezed(filtered, flat, encoding, compress)
         dtype = f"|V{rows.dtype.itemsize}" if rows.dtype.names else rows.dtype.str
         return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, [blob]), blob
@@ -143,7 +142,7 @@ class ColumnEncoder:
     ) -> Column:
         crc = 0
         for piece in pieces:
-            crc = wire.checksum(piece, crc)
+            crc = crc32(piece, crc)
         return Column(self._path, dtype, shape, rows, encoding, sum(map(len, pieces)), raw, crc)
 
     def _choice(self, rows: Array | DeltaRows, row_size: int) -> int:
@@ -183,13 +182,13 @@ class ColumnEncoder:
         habit.encoding = best if habit.compressible else 0
         quick = self._workspace.compress_quickly
         if not _is_large(sample.shape[1]) and sample.nbytes >= _TELLING_BYTES:
-            filtered = _filter(sample, habit.encoding, item_size, self._workspace.room)
+            filtered = _filter(sample, habit.encoding, item_size)
             habit.quick = len(quick(filtered)) <= _QUICK_SIZE * sizes[best]
 
     def _size_under(self, encoding: int, sample: Array, item_size: int) -> int:
         workspace = self._workspace
         if not _is_large(sample.shape[1]):
-            return len(workspace.compress(_filter(sample, encoding, item_size, workspace.room)))
+            return len(workspace.compress(_filter(sample, encoding, item_size)))
         dtype, shape = np.dtype(f"V{item_size}"), (sample.shape[1] // item_size,)
         stream = _Stream(workspace.compressor, dtype, shape, encoding | ZSTD)
         stream.feed(sample)
@@ -221,11 +220,11 @@ def _all_rows_equal(flat: Array) -> bool:
     return bool((transforms.widest(flat[1:]) == transforms.widest(flat[:-1])).all())
 
 
-def _filter(flat: Array, encoding: int, item_size: int, room: Callable[[int], Array]) -> Array:
-    """The bytes of flat under the transforms of encoding. room: gives byte arrays of a size."""
+def _filter(flat: Array, encoding: int, item_size: int) -> Array:
+    """The bytes of flat under the transforms of encoding."""
     if encoding & XOR:
-        flat = transforms.xor(flat, np.zeros(flat.shape[1], np.uint8), room(flat.size).reshape(flat.shape))
-    return transforms.shuffle(flat, item_size, room) if encoding & SHUFFLE else flat.reshape(-1)
+        flat = transforms.xor(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat))
+    return transforms.shuffle(flat, item_size) if encoding & SHUFFLE else flat.reshape(-1)
 
 
 class _Stream:

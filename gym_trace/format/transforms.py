@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from gym_trace.errors import CorruptTrace
@@ -14,10 +12,6 @@ from gym_trace.model.values import Array
 _COUNT = np.dtype("<u4")
 _NARROW = 16  # bytes of an element
 _WIDE_AT_ONCE = 2048  # wider elements, of which each pass over all would read all memory once more
-
-
-def _fresh(size: int) -> Array:
-    return np.empty(size, np.uint8)
 
 
 def as_bytes(rows: Array) -> Array:
@@ -59,9 +53,9 @@ def undo_xor(flat: Array) -> None:
 # -- bytes grouped by their place in the element ----------------------------------------------------------------------
 
 
-def shuffle(flat: Array, item_size: int, room: Callable[[int], Array] = _fresh) -> Array:
+def shuffle(flat: Array, item_size: int) -> Array:
     """A copy with the bytes grouped, over all rows or, where rows are large, in each by itself."""
-    out, groups = room(flat.size), _groups(flat)
+    out, groups = np.empty(flat.size, np.uint8), _groups(flat)
     elements, planes = flat.reshape(groups, -1, item_size), out.reshape(groups, item_size, -1)
     for part in _parts(elements.shape[1], item_size):
         planes[:, :, part] = elements[:, part].transpose(0, 2, 1)

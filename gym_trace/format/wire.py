@@ -32,8 +32,6 @@ FILE_MAGIC = b"\x89GTB\r\n\x1a\n"
 SYNC = b"\xf7GTREC\r\n"
 FOOTER_MAGIC = b"\x89GTBEND\n"
 
-_SLICE = 4096
-
 SCHEMA, CHUNK, INDEX = 1, 2, 3
 OPTIONAL = 1
 
@@ -94,20 +92,6 @@ class FileHeader(NamedTuple):
 class Footer(NamedTuple):
     index_offset: int
     file_length: int
-
-
-def checksum(data: bytes | memoryview, start: int = 0) -> int:
-    """CRC-32 of data, going on from start.
-
-    Of short data in slices for which zlib does not give up the interpreter lock: for a thread that competes with the
-    loop being recorded, getting it back takes far longer than the checksum.
-    """
-    if len(data) > 16 * _SLICE:
-        return crc32(data, start)
-    view = memoryview(data)
-    for begin in range(0, len(view), _SLICE):
-        start = crc32(view[begin : begin + _SLICE], start)
-    return start
 
 
 def aligned(length: int) -> int:

@@ -10,7 +10,6 @@ import numpy as np
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.format.buffers import common
 from gym_trace.model.layout import Leaf, Path, put_together
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import ABSENT, Array, copied, dtype_from, objects
@@ -122,7 +121,6 @@ def _walked(parts: list[tuple[Chunk, slice]], path: Path) -> Array | None:
     for chunk, rows in parts:
         begin, end = end, end + rows.stop - rows.start
         chunk.decode_rows(path, rows.start, out[begin:end])
-    common().rest()
     return out
 
 

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.format.buffers import Buffers
+from gym_trace.format.columns import Path
 from gym_trace.model.layout import Leaf
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.chunk_builder import PACKED_ABSENT, joined_rows
 from gym_trace.recording.reset_record import NOTHING, packed_start
 from gym_trace.recording.segment import Columns, Rows, Segment, size_of
-from gym_trace.recording.vector.block import by_lane, by_time, inserted, taken
+from gym_trace.recording.vector.block import by_lane, inserted, taken
 from gym_trace.recording.vector.events import (
     DISABLED,
     LANE,
@@ -57,7 +57,6 @@ class LaneEncoder:
         self.complaints: dict[str, str] = {}
         self.count, self.mode, self.filtered = count, mode, filtered
         self.observation_leaves, self.action_leaves = observation_leaves, action_leaves
-        self.room = Buffers().take
 
     def begun(self, block: EventBlock) -> LaneProgress:
         """The progress at the start of the first block."""
@@ -75,7 +74,7 @@ class LaneEncoder:
                 done = 0
             if partly or block is not blocks[-1]:
                 events = block.events[done:]
-                segments += encoding.segments(events)
+                segments += encoding.segments(events, block.columns.copy())  # which its owner may add to meanwhile
                 done += len(events)
         if blocks == [progress.block] and done == progress.events:
             return progress, []
@@ -102,8 +101,8 @@ class _Encoding:
         """The progress after that many events of a block."""
         return LaneProgress(block, events, self.lanes, self.starts, self.episodes, self.recent)
 
-    def segments(self, events: list[Event]) -> list[Segment]:
-        """The segments of consecutive events."""
+    def segments(self, events: list[Event], columns: dict[Path, Array]) -> list[Segment]:
+        """The segments of consecutive events of a block. columns: of the block."""
         segments: list[Segment] = []
         steps: list[Step] = []
         for event in [*events, None]:
@@ -111,7 +110,10 @@ class _Encoding:
                 steps.append(event)
                 continue
             if steps:
-                segments += [self._continued(), self._steps(steps)]
+                segments += [
+                    self._continued(),
+                    self._steps(steps, {path: rows[:, _times(steps)] for path, rows in columns.items()}),
+                ]
                 self.recent = (steps[-1],)
                 steps = []
             if isinstance(event, Reset):
@@ -184,22 +186,25 @@ class _Encoding:
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _steps(self, events: list[Step]) -> Segment:
-        """One segment of consecutive steps. All arrays of rows are ordered by lane, then by time."""
+    def _steps(self, events: list[Step], rows: dict[Path, Array]) -> Segment:
+        """One segment of consecutive steps. All arrays of rows are ordered by lane, then by time.
+
+        rows: of the columns of the block, those of these steps, of shape (lanes, times, ...).
+        """
         times, encoder = len(events), self._encoder
-        said = by_time([event.terminations for event in events]) * np.uint8(wire.TERMINATED)
-        said |= by_time([event.truncations for event in events]) * np.uint8(wire.TRUNCATED)
+        said = rows["terminations",].T * np.uint8(wire.TERMINATED)
+        said |= rows["truncations",].T * np.uint8(wire.TRUNCATED)
         ended = said != 0
         valid, leads = self._which(ended)
         if events[0].kept is not None:
             same_step, filtered = self._mode == SAME_STEP, encoder.filtered
-            return self._chosen(events, ChosenRows(events, valid, leads, ended, same_step, filtered))
+            return self._chosen(events, rows, ChosenRows(events, valid, leads, ended, same_step, filtered))
         places = None if valid.all() else np.flatnonzero(valid.T)  # lane * times + time of each row; None: of all
         said *= ended & ~leads
         lead = _in_place(leads, places)
         observations = [
-            by_lane([event.observations[i] for event in events], places, encoder.room)
-            for i in range(len(encoder.observation_leaves))
+            by_lane([event.observations[i] for event in events], places, rows.get(leaf.path))
+            for i, leaf in enumerate(encoder.observation_leaves)
         ]
         steps = _without(places, lead)
         if self._mode == SAME_STEP and said.any():
@@ -217,10 +222,10 @@ class _Encoding:
             columns["starts",] = self._autoreset_starts(events, *_lane_and_time(begun, places, times))
         columns.update(zip((leaf.path for leaf in encoder.observation_leaves), observations))
         if steps is None or len(steps):
-            self._add_step_columns(columns, events, steps)
+            self._add_step_columns(columns, events, rows, steps)
         return _segment(self._fragments(events, said, places, lead), columns)
 
-    def _chosen(self, events: list[Step], chosen: ChosenRows) -> Segment:
+    def _chosen(self, events: list[Step], rows: dict[Path, Array], chosen: ChosenRows) -> Segment:
         """The segment of the steps that filters keep."""
         names, times = LANE.names or (), len(events)
         for lane, state in enumerate(self.lanes.tolist()):
@@ -231,9 +236,9 @@ class _Encoding:
         if chosen.starts:
             columns["starts",] = self._autoreset_starts(events, *np.array(chosen.starts).T)
         first = last_observations(self.recent, np.arange(self._count), self._count) or events[0].observations
-        rows = np.array([lane * (times + 1) + time + 1 for lane, time in chosen.observations], np.int64)
+        places = np.array([lane * (times + 1) + time + 1 for lane, time in chosen.observations], np.int64)
         for i, leaf in enumerate(self._encoder.observation_leaves):
-            column = by_lane([first[i], *(event.observations[i] for event in events)], rows, self._encoder.room)
+            column = by_lane([first[i], *(event.observations[i] for event in events)], places)
             if chosen.finals:
                 at, lanes, ends = np.array(chosen.finals).T
                 column = inserted(column, at, self._finals(events, i, lanes, ends))
@@ -241,20 +246,21 @@ class _Encoding:
                 columns[leaf.path] = column
         if chosen.steps:
             steps = np.array([lane * times + time for lane, time in chosen.steps])
-            self._add_step_columns(columns, events, steps)
+            self._add_step_columns(columns, events, rows, steps)
         return _segment(chosen.fragments(), columns)
 
-    def _add_step_columns(self, columns: Columns, events: list[Step], steps: Array | None) -> None:
+    def _add_step_columns(
+        self, columns: Columns, events: list[Step], rows: dict[Path, Array], steps: Array | None
+    ) -> None:
         """Adds the columns of steps: all but observations. steps: places, by lane, then by time; None for all."""
-        room = self._encoder.room
         for i, leaf in enumerate(self._encoder.action_leaves):
-            columns[leaf.path] = by_lane([event.actions[i] for event in events], steps, room)
-        columns["rewards",] = by_lane([event.rewards for event in events], steps, room)
+            columns[leaf.path] = by_lane([event.actions[i] for event in events], steps, rows.get(leaf.path))
+        columns["rewards",] = by_lane([event.rewards for event in events], steps, rows.get(("rewards",)))
         if events[0].infos is not None:
-            columns["infos",] = by_lane([event.infos or [] for event in events], steps, room)
+            columns["infos",] = by_lane([event.infos or [] for event in events], steps)
         for name in dict.fromkeys(name for event in events for name in event.notes):
             missing = [PACKED_ABSENT] * self._count
-            columns["annotations", name] = by_lane([event.notes.get(name, missing) for event in events], steps, room)
+            columns["annotations", name] = by_lane([event.notes.get(name, missing) for event in events], steps)
 
     def _which(self, ended: Array) -> tuple[Array, Array]:
         """Of each (time, lane): whether its state is known, and whether it is a reset."""
@@ -343,6 +349,10 @@ class _Encoding:
         self.lanes["running"][lanes] = True
         self.lanes["steps"][lanes] = (fragments["first_step"] + fragments["steps"])[latest]
         return fragments
+
+
+def _times(events: list[Step]) -> slice:
+    return slice(events[0].time, events[-1].time + 1)
 
 
 def _in_place(flags: Array, places: Array | None) -> Array:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gym_trace.format.columns import Path
 from gym_trace.model.values import Array
 from gym_trace.recording.chunk_builder import joined_rows
 from gym_trace.recording.reset_record import Start
@@ -60,6 +61,7 @@ class Step(NamedTuple):
     kept: Array | None  # with filters: the lanes whose step is kept
     utc: int
     monotonic: int
+    time: int  # where its rows are in the columns of the block
 
 
 class Interrupted(NamedTuple):
@@ -97,6 +99,7 @@ class EventBlock:
         self.created = time.monotonic()
         self.events: list[Event] = []
         self.steps = 0
+        self.columns: dict[Path, Array] = {}  # of shape (lanes, times, ...): flags, and what the rows of steps are in
 
 
 def advanced(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:

@@ -11,13 +11,14 @@ import numpy as np
 
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
+from gym_trace.format.columns import Path
 from gym_trace.model.layout import Layout, Leaf, as_kept, integers_fit, taken_apart
 from gym_trace.model.values import Array
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder
 from gym_trace.recording.segment import Rows, size_of
-from gym_trace.recording.vector.block import StepRooms
+from gym_trace.recording.vector.block import StepMemory
 from gym_trace.recording.vector.encoder import LaneEncoder
 from gym_trace.recording.vector.events import End, EventBlock, Interrupted, OpenEpisodes, Reset, Step
 from gym_trace.recording.vector.filters import LaneFilters
@@ -70,7 +71,7 @@ class LaneRecorder(Recorder):
         super()._reset_state()
         self._size = 0
         self._until = self._end_of_block()
-        self._rooms = StepRooms(self._count, self._times)
+        self._memory = StepMemory(self._count, self._times)
         self._requested: deque[Any] = deque()
         self.limit = 1
         if self.filters is not None:
@@ -105,7 +106,6 @@ class LaneRecorder(Recorder):
 
     def _next_block(self) -> None:
         """Hands on what the block holds, and goes on in a new one."""
-        self._rooms.clear()  # first: Ctrl-C may fall in between, and then no more goes to the rooms of the old block
         self.block, self._size = EventBlock(self.block), 0
         self._until = self._end_of_block()
         if self.filters is None:  # with them it takes Python for each lane
@@ -128,9 +128,13 @@ class LaneRecorder(Recorder):
         self.block.events.append(event)
         self.expecting = False
 
-    def room(self, key: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """Where rows of the next step may be put, one a lane. key: of the column."""
-        return self._rooms.room(key, dtype, shape, self.block.steps)
+    def room(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Where rows of the next step may be put, one a lane: the same place if asked again."""
+        columns = self.block.columns
+        column = columns.get(path)
+        if column is None:
+            column = columns[path] = self._memory.column(path, dtype, shape)
+        return column[:, self.block.steps] if column.dtype == dtype else np.empty((self._count, *shape), dtype)
 
     def end(self, outcome: int) -> None:
         self.block.events.append(End(outcome, time.time_ns(), time.monotonic_ns()))

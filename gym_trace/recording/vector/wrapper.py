@@ -239,6 +239,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
                 kept,
                 utc,
                 monotonic,
+                recorder.block.steps,
             )
         )
         return result
@@ -299,7 +300,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def _kept(self, name: str, values: Any, dtype: np.dtype[Any] = _FLAG) -> Array:
         """A copy of rewards, or of flags."""
-        room = self._recorder.room((name, dtype), dtype, ())
+        room = self._recorder.room((name,), dtype, ())
         room[...] = plain_array(values)
         return room
 
