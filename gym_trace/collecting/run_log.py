@@ -19,8 +19,7 @@ from gym_trace.format.directory import find_writers
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.playback.writer_reader import WriterReader
-from gym_trace.storage.local import LocalStorage, lock
-from gym_trace.storage.regular import open_regular
+from gym_trace.storage.local import LocalStorage, lock, open_regular
 
 EVENTS = "events.jsonl"
 _SETTINGS = {"run", "seed", "policy", "environment", "recording"}

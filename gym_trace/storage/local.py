@@ -11,13 +11,16 @@ from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceExists, TraceNotFound
 from gym_trace.storage.protocol import Holder
-from gym_trace.storage.regular import open_regular
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system: writers cannot be told alive from dead
     fcntl = None  # type: ignore[assignment]
 
+# O_NONBLOCK: opening a pipe would wait for somebody at its other end. These are not on every system.
+_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+_NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
+_REFUSED = "a link, or no regular file: it is left alone"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _HOLES = 16 << 20  # bytes of a file that may be holes, besides three times what is on the disk
 _MOST_EXTENTS = 1 << 16
@@ -178,6 +181,23 @@ class LocalAppender:
             os.close(fd)
         if self._held is not None:
             _held_here.discard(self._held)
+
+
+def open_regular(path: str | os.PathLike[str], flags: int) -> int:
+    """A descriptor of the regular file of this name, made with the permissions of the umask if flags say so.
+
+    Raises OSError, also where the name is that of a link or of anything else that is no regular file.
+    """
+    try:
+        fd = os.open(path, flags | _FLAGS, 0o666)
+    except OSError as error:
+        if error.errno in _NOT_REGULAR:
+            raise OSError(errno.EINVAL, _REFUSED, os.fspath(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, _REFUSED, os.fspath(path))
+    return fd
 
 
 def lock(fd: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gym_trace.errors import InvalidOption, RenderingError
-from gym_trace.storage.regular import open_regular
+from gym_trace.storage.local import open_regular
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _SMALLEST = (40, 10)  # columns and rows of the terminal

@@ -20,7 +20,7 @@ import zstandard
 
 from gym_trace.errors import InvalidOption, MissingExtra, RenderingError
 from gym_trace.model.values import Array
-from gym_trace.storage.regular import open_regular
+from gym_trace.storage.local import open_regular
 
 try:
     import av
