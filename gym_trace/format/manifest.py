@@ -119,9 +119,10 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, out: Any) -> int:
-        count = self._file.read_into(self._at, memoryview(out))
-        self._at += count
-        return count
+        data = self._file.read(self._at, len(out))
+        self._at += len(data)
+        out[: len(data)] = data
+        return len(data)
 
 
 def read_manifest(storage: Storage, name: str) -> Iterator[dict[str, Any]]:

@@ -23,9 +23,6 @@ class Reader(Protocol):
     def read(self, offset: int, length: int) -> bytes:
         """Up to length bytes from offset on; fewer only at the end of the file, none before or beyond it."""
 
-    def read_into(self, offset: int, out: memoryview) -> int:
-        """Fills out with the bytes from offset on; returns how many there were, fewer only at the end of the file."""
-
     def __enter__(self) -> Reader: ...
 
     def __exit__(
