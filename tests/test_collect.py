@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_trace import check_trace, collect, open_trace
-from gym_trace.collecting.episode_set import Done, Runs
+from gym_trace.collecting.episode_set import EpisodeRanges, EpisodeSet
 from gym_trace.collecting.executor import ProcessExecutor
 from gym_trace.collecting.run_log import EVENTS
 from gym_trace.envs.seeding import EPISODES, episode_of, episode_seed
@@ -117,7 +117,7 @@ def test_a_seed_tells_which_episode_it_is_of(root: int, episode: int) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12))))
 def test_numbers_are_kept_as_a_set_keeps_them(changes: list[tuple[bool, int]]) -> None:
-    done, truth = Done([3]), {3}
+    done, truth = EpisodeSet([3]), {3}
     for added, number in changes:
         if added:
             done.add(number)
@@ -132,7 +132,7 @@ def test_numbers_are_kept_as_a_set_keeps_them(changes: list[tuple[bool, int]]) -
 
 @given(st.lists(st.integers(0, 9)))
 def test_numbers_that_were_given_come_back_in_their_order(numbers: list[int]) -> None:
-    runs = Runs()
+    runs = EpisodeRanges()
     runs.extend(numbers)
     assert list(runs) == numbers
 

@@ -11,7 +11,7 @@ import pytest
 from gymnasium import spaces
 
 import gym_trace
-from gym_trace.collecting.rollout import Progress, episode_seed, record_episodes
+from gym_trace.collecting.rollout import RolloutProgress, episode_seed, record_episodes
 from gym_trace.errors import InvalidOption
 
 
@@ -141,11 +141,11 @@ def test_a_policy_sees_each_observation_and_is_reset_before_each_episode() -> No
 
 
 def test_a_truthy_result_of_on_progress_ends_the_run_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.collecting.rollout._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("gym_trace.collecting.rollout.LOOK_SECONDS", 0.0)
     env = Countdown(10**9)
     seen: list[int] = []
 
-    def enough(progress: Progress) -> bool:
+    def enough(progress: RolloutProgress) -> bool:
         seen.append(progress.open_steps)
         return progress.steps >= 4
 

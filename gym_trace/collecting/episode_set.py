@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 
-class Done:
+class EpisodeSet:
     """Which episodes are done: those below a mark, but for some holes, and some above it."""
 
     def __init__(self, numbers: Iterable[int]):
@@ -48,7 +48,7 @@ class Done:
             self._mark += 1
 
 
-class Runs:
+class EpisodeRanges:
     """Numbers in the order in which they were added."""
 
     def __init__(self) -> None:

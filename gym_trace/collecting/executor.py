@@ -1,4 +1,4 @@
-"""Where workers run: processes of this machine."""
+"""Where workers run: processes of this machine, and what such a process does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,14 +19,15 @@ from typing import Any, Protocol
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
-from gym_trace.collecting.process import STOP_SIGNALS, work
-from gym_trace.collecting.worker import Report, Setup
+from gym_trace.collecting.worker import Report, Setup, Worker
 from gym_trace.errors import InvalidOption, told
 
 # Each worker is one of several: their libraries are not to use all processors each.
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
+# Which reach whole groups of processes.
+_STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Executor(Protocol):
@@ -56,7 +59,7 @@ class ProcessExecutor:
         try:
             setup = replace(setup, make_env=carried(setup.make_env), make_policy=carried(setup.make_policy))
             process = self._context.Process(target=work, args=(theirs, setup), name=f"gym-trace worker {number}")
-            with _environment(_ONE_THREAD), _held_back(STOP_SIGNALS):
+            with _environment(_ONE_THREAD), _held_back(_STOP_SIGNALS):
                 process.start()
         except BrokenPipeError:  # it was killed before it was told what to do
             ours.close()
@@ -102,6 +105,29 @@ class ProcessExecutor:
         process, connection = self._workers.pop(number)
         connection.close()
         process.close()
+
+
+def work(connection: Connection, setup: Setup) -> None:
+    """The body of a worker process."""
+    for number in _STOP_SIGNALS:  # the parent tells us
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)  # what environments start is not to inherit this
+    if setup.niceness:
+        os.nice(setup.niceness)
+    if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {setup.cpu})
+    if setup.num_envs is None:
+        worker = Worker(connection, setup)
+    else:  # vector environments need a newer Gymnasium than the rest
+        from gym_trace.collecting.vector_worker import VectorWorker
+
+        worker = VectorWorker(connection, setup)
+    threading.Thread(target=worker.listen, daemon=True).start()
+    try:
+        worker.run()
+    except Exception:  # the parent says it
+        worker.say("failed", traceback.format_exc())
 
 
 class _Carried:

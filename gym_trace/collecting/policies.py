@@ -38,6 +38,9 @@ class RandomPolicy:
     def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
         return self._sample(), {}
 
+    def __call__(self, observation: Any) -> Any:
+        return self._sample()
+
 
 class CalledPolicy:
     """Somebody's function, or object with a method act; either may return (action, {name: value}) to annotate."""
@@ -168,10 +171,11 @@ def _needs_file(path: str, kind: str) -> None:
 
 
 class Annotating:
-    """A policy as a function of the observation, which annotates the recorder with what else it says."""
+    """A policy as a function of the observation, which has the recorder annotate the step with what else it says."""
 
-    def __init__(self, policy: Policy, recorder: Any):
-        self.reset, self._act, self._recorder = policy.reset, policy.act, recorder
+    def __init__(self, policy: Policy | LanePolicies, recorder: Any):
+        self.reset: Any = policy.reset
+        self._act, self._recorder = policy.act, recorder
 
     def __call__(self, observation: Any) -> Any:
         action, notes = self._act(observation)

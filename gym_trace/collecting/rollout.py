@@ -1,4 +1,4 @@
-"""Running an environment for whole episodes, each with a seed of its own."""
+"""Running environments for whole episodes: the one loop of single environments, and that of vector environments."""
 
 from __future__ import annotations
 
@@ -16,20 +16,122 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from gym_trace.envs.identity import autoreset_mode
+from gym_trace.collecting.policies import RandomPolicy
+from gym_trace.envs.autoreset import after_step, vector_mode
 from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.errors import InvalidOption
 from gym_trace.model.returns import LaneReturns, LastReturns, Return, as_return
-from gym_trace.recording.vector.events import DISABLED, NEXT_STEP
+from gym_trace.model.values import Array
 
-Policy = Callable[[Any], Any]
-
-_LOOK_SECONDS = 0.2  # between reports of progress, and so between looks at whether to end
+LOOK_SECONDS = 0.2  # between calls of Rollout.look()
 _DISK_SECONDS = 1.0
 
 
+class Rollout:
+    """Plays episodes and counts their steps and returns. Subclasses say which episodes, and are told of those that end.
+
+    A policy here is called as policy(observation) and returns an action. Its reset(seed), if it has one, is called
+    before each episode.
+
+    Attributes:
+        seed: the root seed, from which those of environment and policy are derived for each episode.
+        over: set it, in any thread, and it ends after the step that it is at.
+        steps: of all episodes so far; in the middle of an episode as they were at the last look().
+        open_steps, open_episodes: those of the episodes that have not ended, as far as they were played.
+        next_look: when look() is to be called, in seconds of time.monotonic().
+    """
+
+    def __init__(self, seed: int, most_steps: int = sys.maxsize):
+        self.seed, self.most_steps = seed, most_steps
+        self.over = False
+        self.steps = self.open_steps = self.open_episodes = 0
+        self.next_look = 0.0
+
+    def look(self) -> None:
+        """Called between two steps when next_look is over, which this sets anew."""
+        raise NotImplementedError
+
+    def ended(self, episode: int, steps: int, total: Return) -> None:
+        """Called when an episode was terminated or truncated."""
+        raise NotImplementedError
+
+    def begin(self, envs: Any, policy: Any, lanes: Array, observations: Any) -> tuple[list[int | None], Any]:
+        """Resets lanes of a vector environment.
+
+        Args:
+            lanes: boolean, one a lane. observations: the last ones of all lanes; None before the first reset.
+
+        Returns:
+            The episode in each lane, None in those that do not count; the observations of all lanes.
+        """
+        raise NotImplementedError
+
+    def play(self, env: Any, policy: Any, episode: int) -> None:
+        """An episode, or as much of it as there is time for. This loop is what bounds the speed of recording."""
+        clock, step, most = time.monotonic, env.step, self.most_steps
+        reset_policy = getattr(policy, "reset", None)
+        if reset_policy is not None:
+            reset_policy(policy_seed(self.seed, episode))
+        observation, _ = env.reset(seed=episode_seed(self.seed, episode))
+        before = taken = self.steps
+        total: Any = 0.0
+        try:
+            while taken < most and not self.over:
+                observation, reward, terminated, truncated, _ = step(policy(observation))
+                taken += 1
+                try:
+                    total += reward
+                except Exception:  # no number, and not several
+                    total = math.nan
+                if terminated or truncated:
+                    self.ended(episode, taken - before, as_return(total))
+                    before = taken
+                    break
+                if clock() >= self.next_look:
+                    self.steps, self.open_steps = taken, taken - before
+                    self.look()
+        finally:
+            self.steps, self.open_steps = taken, taken - before
+        self.open_episodes = int(self.open_steps > 0)
+        if not self.over and clock() >= self.next_look:
+            self.look()
+
+    def play_lanes(self, envs: Any, policy: Any) -> None:
+        """Episodes in all lanes of a vector environment, until it is over."""
+        count, mode = envs.num_envs, vector_mode(envs)
+        every, pending = np.ones(count, np.bool_), np.zeros(count, np.bool_)
+        totals, lengths = LaneReturns(count), np.zeros(count, np.int64)
+        to_reset, observations = every, None
+        while True:
+            if to_reset.any():
+                episodes, observations = self.begin(envs, policy, to_reset, observations)
+                wanted = np.array([episode is not None for episode in episodes])
+                lengths[to_reset] = 0
+            if self.over or self.steps >= self.most_steps:
+                break
+            observations, rewards, terminations, truncations, _ = envs.step(policy(observations))
+            ended = terminations | truncations
+            _, resets, open_, pending = after_step(mode, every, pending, ended)
+            counted, to_reset = wanted & ~resets, ~(open_ | pending)
+            totals.add(rewards, counted)
+            lengths += counted
+            self.steps += int(np.count_nonzero(counted))
+            if (over := ended & ~resets).any():
+                for lane, total in zip(np.flatnonzero(over).tolist(), totals.take(over)):
+                    if (episode := episodes[lane]) is not None:
+                        self.ended(episode, int(lengths[lane]), total)
+                lengths[over] = 0
+            if time.monotonic() >= self.next_look:
+                self.open_steps = int(lengths.sum())
+                self.look()
+        self.open_steps, self.open_episodes = int(lengths.sum()), int(np.count_nonzero(~pending))
+
+
+# -- recording in this process ----------------------------------------------------------------------------------------
+
+
 @dataclass
-class Progress:
+class RolloutProgress:
     """How far record_episodes is.
 
     Attributes:
@@ -59,13 +161,13 @@ class Progress:
 def record_episodes(
     env: gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any],
     *,
-    policy: Policy | None = None,
+    policy: Callable[[Any], Any] | None = None,
     episodes: int | None = None,
     steps: int | None = None,
     seconds: float | None = None,
     seed: int | None = None,
-    on_progress: Callable[[Progress], Any] | None = None,
-) -> Progress:
+    on_progress: Callable[[RolloutProgress], Any] | None = None,
+) -> RolloutProgress:
     """Runs an environment, normally a recording wrapper, until the first of the limits is met.
 
     Episode k of a single environment is the same in every run with the same seed: the environment and the random policy
@@ -79,8 +181,8 @@ def record_episodes(
         episodes: complete episodes to run.
         steps, seconds: end after so many, also in the middle of an episode.
         seed: 0 or more; None takes one from the system's entropy.
-        on_progress: called about five times a second with the Progress so far, the same object each time. A truthy
-            result ends the run after the step it is at.
+        on_progress: called about five times a second with the progress so far, always the same object. A truthy result
+            ends the run after the step it is at.
 
     Raises:
         InvalidOption: no limit is given, or one that makes no sense.
@@ -90,15 +192,15 @@ def record_episodes(
     for name, limit in (("episodes", episodes), ("steps", steps), ("seconds", seconds), ("seed", seed)):
         if limit is not None and not limit >= 0:
             raise InvalidOption(f"{name}={limit!r}: pass 0 or more")
-    progress = Progress(new_root_seed() if seed is None else seed)
-    kind = _VectorRollout if isinstance(env, VectorEnv) else _Rollout
-    rollout = kind(env, policy, progress, on_progress)
-    rollout.run(
+    recording = _Recording(
+        env,
+        RolloutProgress(new_root_seed() if seed is None else seed),
         sys.maxsize if episodes is None else episodes,
         sys.maxsize if steps is None else steps,
-        float("inf") if seconds is None else seconds,
+        math.inf if seconds is None else seconds,
+        on_progress,
     )
-    return progress
+    return recording.run(RandomPolicy(None, env.action_space) if policy is None else policy)
 
 
 def new_root_seed() -> int:
@@ -106,143 +208,72 @@ def new_root_seed() -> int:
     return secrets.randbits(31)
 
 
-class _Rollout:
+class _Recording(Rollout):
     """One run of record_episodes."""
 
     def __init__(
         self,
         env: Any,
-        policy: Policy | None,
-        progress: Progress,
-        on_progress: Callable[[Progress], Any] | None,
+        progress: RolloutProgress,
+        most_episodes: int,
+        most_steps: int,
+        seconds: float,
+        on_progress: Callable[[RolloutProgress], Any] | None,
     ):
-        self._env = env
-        self._policy = _RandomPolicy(env.action_space) if policy is None else policy
-        self._progress = progress
-        self._on_progress = on_progress
+        super().__init__(progress.seed, most_steps)
+        self.over = most_episodes == 0
+        self._env, self._progress, self._on_progress = env, progress, on_progress
+        self._most_episodes = most_episodes
         self._directory = _trace_directory(env)
         self._returns = LastReturns()
-        self._ended = False
-
-    def run(self, episodes: int, steps: int, seconds: float) -> None:
-        progress = self._progress
         self._begin = time.monotonic()
         self._deadline = self._begin + seconds
-        self._next_look = min(self._begin + _LOOK_SECONDS, self._deadline)
         self._next_disk = 0.0
-        while not self._ended and progress.episodes < episodes and progress.steps < steps:
-            self._episode(steps)
-            if not self._ended and time.monotonic() >= self._next_look:
-                self._look()
+        self.next_look = min(self._begin + LOOK_SECONDS, self._deadline)
+
+    def run(self, policy: Any) -> RolloutProgress:
+        is_vector = isinstance(self._env, VectorEnv)
+        while not self.over and self.steps < self.most_steps:
+            if is_vector:
+                self.play_lanes(self._env, policy)
+            else:
+                self.play(self._env, policy, self._progress.episodes)
         self._measure(time.monotonic(), disk=True)
+        return self._progress
 
-    def _episode(self, steps: int) -> None:
-        """An episode, or as much of it as the limits allow. This loop is what bounds the speed of recording."""
-        progress, clock, step, policy = self._progress, time.monotonic, self._env.step, self._policy
-        observation = self._reset()
-        before = taken = progress.steps
-        total: Any = 0.0
-        done = False
-        while taken < steps:
-            observation, reward, terminated, truncated, _ = step(policy(observation))
-            taken += 1
-            try:
-                total += reward
-            except Exception:  # no number, and not several
-                total = math.nan
-            if terminated or truncated:
-                done = True
-                break
-            if clock() >= self._next_look:
-                progress.steps, progress.open_steps = taken, taken - before
-                self._look()
-                if self._ended:
-                    break
-        progress.steps, progress.open_steps = taken, 0 if done else taken - before
-        progress.open_episodes = int(progress.open_steps > 0)
-        if done:
-            progress.episodes += 1
-            self._returns.add(as_return(total))
+    def ended(self, episode: int, steps: int, total: Return) -> None:
+        self._progress.episodes += 1
+        self._returns.add(total)
+        self.over = self.over or self._progress.episodes >= self._most_episodes
 
-    def _reset(self) -> Any:
-        root, episode = self._progress.seed, self._progress.episodes
-        reset_policy = getattr(self._policy, "reset", None)
+    def begin(self, envs: Any, policy: Any, lanes: Array, observations: Any) -> tuple[list[int | None], Any]:
+        numbers: list[int | None] = list(range(len(lanes)))
+        if observations is not None:
+            return numbers, envs.reset(options={"reset_mask": lanes})[0]
+        reset_policy = getattr(policy, "reset", None)
         if reset_policy is not None:
-            reset_policy(policy_seed(root, episode))
-        observation, _ = self._env.reset(seed=episode_seed(root, episode))
-        return observation
+            reset_policy(policy_seed(self.seed, 0))
+        if isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
+            return numbers, envs.reset(seed=[episode_seed(self.seed, lane) for lane in range(len(lanes))])[0]
+        return numbers, envs.reset(seed=episode_seed(self.seed, 0))[0]  # others may take no more than one
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Reports, and finds out whether to end."""
         now = time.monotonic()
         self._measure(now, disk=now >= self._next_disk)
         if now >= self._deadline or (self._on_progress is not None and self._on_progress(self._progress)):
-            self._ended = True
-        self._next_look = min(time.monotonic() + _LOOK_SECONDS, self._deadline)
+            self.over = True
+        self.next_look = min(time.monotonic() + LOOK_SECONDS, self._deadline)
 
     def _measure(self, now: float, disk: bool) -> None:
         progress, returns = self._progress, self._returns.summary()
+        progress.steps, progress.open_steps, progress.open_episodes = self.steps, self.open_steps, self.open_episodes
         progress.seconds = now - self._begin
         if returns is not None:
             progress.mean_return, progress.min_return, progress.max_return = returns
         if disk and self._directory is not None:
             progress.bytes = directory_bytes(self._directory)
             self._next_disk = now + _DISK_SECONDS
-
-
-class _VectorRollout(_Rollout):
-    """The same of a vector environment."""
-
-    def run(self, episodes: int, steps: int, seconds: float) -> None:
-        self._most_episodes = episodes
-        super().run(episodes, steps, seconds)
-
-    def _episode(self, steps: int) -> None:
-        """All episodes, until a limit is met."""
-        env, policy, progress = self._env, self._policy, self._progress
-        mode = autoreset_mode(env)
-        observations = self._reset()
-        pending = np.zeros(env.num_envs, np.bool_)  # lanes that are reset instead of stepped
-        totals, lengths = LaneReturns(env.num_envs), np.zeros(env.num_envs, np.int64)
-        while not self._ended and progress.steps < steps and progress.episodes < self._most_episodes:
-            observations, rewards, terminations, truncations, _ = env.step(policy(observations))
-            totals.add(rewards, ~pending)
-            lengths += ~pending
-            over = (terminations | truncations) & ~pending
-            progress.steps += int(np.count_nonzero(~pending))
-            if over.any():
-                progress.episodes += int(np.count_nonzero(over))
-                for total in totals.take(over):
-                    self._returns.add(total)
-                lengths[over] = 0
-                if mode == DISABLED:
-                    observations, _ = env.reset(options={"reset_mask": over})
-            pending = over & (mode == NEXT_STEP)
-            if time.monotonic() >= self._next_look:
-                self._look()
-        progress.open_steps = int(lengths.sum())
-        progress.open_episodes = int(np.count_nonzero(~pending))
-        self._ended = True
-
-    def _reset(self) -> Any:
-        reset_policy = getattr(self._policy, "reset", None)
-        if reset_policy is not None:
-            reset_policy(policy_seed(self._progress.seed, 0))
-        root, count = self._progress.seed, self._env.num_envs
-        if isinstance(self._env.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
-            return self._env.reset(seed=[episode_seed(root, lane) for lane in range(count)])[0]
-        return self._env.reset(seed=episode_seed(root, 0))[0]  # others may take no more than one
-
-
-class _RandomPolicy:
-    """Actions drawn from the action space."""
-
-    def __init__(self, action_space: gymnasium.Space[Any]):
-        self.reset = action_space.seed
-        self._sample = action_space.sample
-
-    def __call__(self, observation: Any) -> Any:
-        return self._sample()
 
 
 def _trace_directory(env: Any) -> Path | None:

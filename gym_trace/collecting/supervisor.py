@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gym_trace.collecting.episode_set import Done, Runs
+from gym_trace.collecting.episode_set import EpisodeRanges, EpisodeSet
 from gym_trace.collecting.executor import Executor
 from gym_trace.collecting.worker import Report, Setup
 from gym_trace.model.returns import LastReturns, Return
@@ -37,7 +37,7 @@ class WorkerState:
     trouble: str = ""
     assigned: dict[int, None] = field(default_factory=dict)  # episodes it was given and has not finished
     died_of: tuple[int, ...] = ()  # those that it was at when it failed, where it could say so
-    given: Runs = field(default_factory=Runs)  # all that this process was ever given
+    given: EpisodeRanges = field(default_factory=EpisodeRanges)  # all that this process was ever given
     heard: float = 0.0
     due: float = 0.0  # when it is to be started again
     base_steps: int = 0  # of the processes before this one
@@ -112,7 +112,7 @@ class Supervisor:
         self._executor, self._setup, self._limits = executor, setup, limits
         self._new_uid, self._on_disk, self._bytes_on_disk, self._event = new_uid, on_disk, bytes_on_disk, event
         self._stall_timeout, self._max_restarts, self._cpus = stall_timeout, max_restarts, cpus
-        self._done, self._before = Done(done), len(done)
+        self._done, self._before = EpisodeSet(done), len(done)
         self._again: list[int] = []  # a heap of episodes that somebody had and lost
         self._next = 0
         self._tries: dict[int, int] = {}  # how often workers died of an episode and no other; also 0
@@ -170,7 +170,7 @@ class Supervisor:
     def _start(self, number: int) -> None:
         worker = self.progress.workers[number]
         worker.uid, worker.state, worker.heard = self._new_uid(number), "starting", time.monotonic()
-        worker.assigned, worker.given, worker.died_of = {}, Runs(), ()
+        worker.assigned, worker.given, worker.died_of = {}, EpisodeRanges(), ()
         cpu = None if self._cpus is None else self._cpus[number % len(self._cpus)]
         self._executor.start(number, replace(self._setup, uid=worker.uid, cpu=cpu))
         self._give(number)

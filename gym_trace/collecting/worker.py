@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -14,13 +13,12 @@ from typing import Any
 
 import gymnasium
 
-from gym_trace.collecting.policies import Policy
-from gym_trace.envs.seeding import episode_seed, policy_seed
-from gym_trace.model.returns import Return, as_return
+from gym_trace.collecting.policies import Annotating, Policy
+from gym_trace.collecting.rollout import LOOK_SECONDS, Rollout
+from gym_trace.model.returns import Return
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 
-BEAT_SECONDS = 0.2  # between messages
 _ORPHANED_SECONDS = 2.0  # that a worker has to save what it has when its parent is gone
 
 
@@ -62,16 +60,14 @@ class Report:
     trouble: str = ""
 
 
-class Worker:
+class Worker(Rollout):
     def __init__(self, connection: Connection, setup: Setup):
+        super().__init__(setup.seed)
         self._connection, self._setup = connection, setup
         self._todo: deque[int] = deque()
         self._told = threading.Event()  # that there is more to do, or that it is over
-        self._over = False
         self._finished: list[tuple[int, int, Return]] = []
-        self._steps = 0
-        self._open: tuple[int, ...] = ()
-        self._next_beat = 0.0
+        self._at: tuple[int, ...] = ()  # the episodes that are open
 
     # -- the parent ---------------------------------------------------------------------------------------------------
 
@@ -89,16 +85,16 @@ class Worker:
             self._todo.extend(episodes)
             self._told.set()
 
-    def stop(self, *_: Any) -> None:
+    def stop(self) -> None:
         """Has the worker end after the step it is at."""
-        self._over = True
+        self.over = True
         self._told.set()
 
     def say(self, state: str, trouble: str = "") -> None:
         finished, self._finished = tuple(self._finished), []
-        self._next_beat = time.monotonic() + BEAT_SECONDS
+        self.next_look = time.monotonic() + LOOK_SECONDS
         try:
-            self._connection.send(Report(state, finished, self._steps, self._open, trouble))
+            self._connection.send(Report(state, finished, self.steps, self._at, trouble))
         except OSError:  # the parent is gone: listen() sees to it
             self.stop()
 
@@ -113,10 +109,16 @@ class Worker:
             env.close()
             raise
         try:
-            self._play(recorder)
+            self._record(recorder)
         finally:
             recorder.close()
         self.say("closed")
+
+    def look(self) -> None:
+        self.say("running")
+
+    def ended(self, episode: int, steps: int, total: Return) -> None:
+        self._finished.append((episode, steps, total))
 
     def _made(self) -> Any:
         return self._setup.make_env()
@@ -125,46 +127,24 @@ class Worker:
         setup = self._setup
         return TraceRecordingWrapper(env, setup.directory, uid=setup.uid, on_exist="append", **setup.recording)
 
-    def _play(self, recorder: Any) -> None:
+    def _record(self, recorder: Any) -> None:
         """Records what there is to do, until it is over."""
-        policy = self._setup.make_policy(recorder.observation_space, recorder.action_space)
+        made = self._setup.make_policy(recorder.observation_space, recorder.action_space)
+        policy = Annotating(made, recorder)
         self.say("running")
-        while not self._over:
+        while not self.over:
             if self._todo:
-                self._record(recorder, policy, self._todo.popleft())
+                self._at = (self._todo.popleft(),)
+                self.play(recorder, policy, *self._at)
+                self._at = ()
             else:
                 self._await_more()
 
     def _await_more(self) -> None:
         self._told.clear()
         self.say("running")
-        if not self._todo and not self._over:
-            self._told.wait(BEAT_SECONDS)
-
-    def _record(self, recorder: TraceRecordingWrapper, policy: Policy, episode: int) -> None:
-        root, clock, step, act = self._setup.seed, time.monotonic, recorder.step, policy.act
-        self._open, before = (episode,), self._steps
-        total: Any = 0.0
-        policy.reset(policy_seed(root, episode))
-        observation, _ = recorder.reset(seed=episode_seed(root, episode))
-        while not self._over:
-            action, notes = act(observation)
-            if notes:
-                recorder.annotate(**notes)
-            observation, reward, terminated, truncated, _ = step(action)
-            self._steps += 1
-            try:
-                total += reward
-            except Exception:  # no number, and not several
-                total = math.nan
-            if terminated or truncated:
-                self._finished.append((episode, self._steps - before, as_return(total)))
-                break
-            if clock() >= self._next_beat:
-                self.say("running")
-        self._open = ()
-        if clock() >= self._next_beat:
-            self.say("running")
+        if not self._todo and not self.over:
+            self._told.wait(LOOK_SECONDS)
 
 
 def _exit_soon() -> None:

@@ -1,4 +1,4 @@
-"""What environment was recorded, as plain data."""
+"""Which environment is recorded, as plain data: its id, spec and wrappers, and the versions of what it runs on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.envs.recipe import recipe_of, recipes_of_lanes, recorded_recipe
-from gym_trace.errors import EnvironmentUnavailable, InvalidOption, TraceError
+from gym_trace.errors import TraceError
 from gym_trace.model.values import shown, without_addresses
 
 _OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec()
@@ -124,99 +124,3 @@ def _installed_version(module: str) -> str | None:
         return importlib.metadata.version(module.replace("_", "-")) if module else None
     except (importlib.metadata.PackageNotFoundError, ValueError):  # what a trace names need not be a name
         return None
-
-
-_AUTORESETS = tuple(
-    getattr(gymnasium.wrappers, name) for name in ("Autoreset", "AutoResetWrapper") if hasattr(gymnasium.wrappers, name)
-)  # of Gymnasium 1, and of 0.29
-
-
-def autoreset_wrapper(env: Any) -> Any:
-    """The wrapper around a single environment whose step() resets it; None if there is none."""
-    while isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, _AUTORESETS):
-            return env
-        env = env.env
-    return None
-
-
-def without_autoreset(env: Any) -> Any:
-    """env, from between whose wrappers those that reset it in step() are taken out: whoever replays resets it."""
-    while (resetting := autoreset_wrapper(env)) is not None:
-        if env is resetting:
-            env = env.env
-            continue
-        above = env
-        while above.env is not resetting:
-            above = above.env
-        above.env = resetting.env
-    return env
-
-
-def autoreset_mode(envs: Any) -> str:
-    """How a vector environment resets its lanes: "NextStep", which is meant by none, "SameStep" or "Disabled"."""
-    mode = (envs.metadata or {}).get("autoreset_mode", "SameStep" if _is_of_supersuit(envs) else "NextStep")
-    return str(getattr(mode, "value", mode))
-
-
-def lane_space(envs: Any, name: str) -> gymnasium.Space[Any]:
-    """The observation_space or action_space of one lane of a vector environment.
-
-    Raises:
-        InvalidOption: it does not say.
-    """
-    try:
-        space: gymnasium.Space[Any] = getattr(envs, f"single_{name}")
-    except AttributeError as error:
-        if not _is_of_supersuit(envs):  # whose spaces are those of a lane
-            raise InvalidOption(
-                f"{type(envs.unwrapped).__name__} does not say what space a lane has; "
-                f"set its single_{name} before it is recorded"
-            ) from error
-        space = getattr(envs, name)
-    return space
-
-
-def _is_of_supersuit(envs: Any) -> bool:
-    """Whether this is a vector environment of SuperSuit, which says neither its autoreset mode nor what a lane has."""
-    return type(envs.unwrapped).__module__.partition(".")[0] == "supersuit"
-
-
-_LARGEST_POSITIONS = {"pos": 624, "buffer_pos": 4}  # of MT19937, and of Philox
-
-
-def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
-    """The state of the random generator of an unwrapped environment, or None if it has none that we know.
-
-    A generator that has not been used yet is made by this, from the system's entropy, a moment before the environment
-    would have made it itself.
-    """
-    try:
-        state = env.np_random.bit_generator.state
-    except Exception:  # anything: other people's code runs here
-        return None
-    return state if isinstance(state, dict) else None
-
-
-def restore_generator(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) -> None:
-    """Sets the random generator of an unwrapped environment to what generator_state() gave.
-
-    Raises:
-        EnvironmentUnavailable: it has none, or one of another kind.
-    """
-    kind = state.get("bit_generator") if isinstance(state, Mapping) else None
-    try:
-        _check_position(state)
-        env.np_random.bit_generator.state = state
-    except Exception as error:  # whatever NumPy makes of what is no state of its own
-        reason = f"its random generator cannot be set to a state of {shown(kind)[:100]}: {error}"
-        raise EnvironmentUnavailable(reason) from error
-
-
-def _check_position(state: Mapping[str, Any]) -> None:
-    """NumPy does not look where in their buffers MT19937 and Philox are to read, and reads there."""
-    inner = state.get("state")
-    if isinstance(inner, Mapping) and not 0 <= inner.get("pos", 0) <= _LARGEST_POSITIONS["pos"]:
-        raise ValueError(f"pos is {inner['pos']}")
-    if not 0 <= state.get("buffer_pos", 0) <= _LARGEST_POSITIONS["buffer_pos"]:
-        raise ValueError(f"buffer_pos is {state['buffer_pos']}")

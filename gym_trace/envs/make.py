@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 
+from gym_trace.envs.autoreset import SPEC_WITHOUT
 from gym_trace.envs.consent import (
     asked_of_arguments,
     asked_of_sizes,
@@ -175,10 +176,8 @@ def _base(recipe: Recipe, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     registered = gymnasium.registry.get(recipe.id)
     spec = registered or gymnasium.envs.registration.EnvSpec(id=recipe.id, entry_point=recipe.entry_point)
     alone: dict[str, Any] = {"order_enforce": False, "disable_env_checker": True, "max_episode_steps": None}
-    if hasattr(spec, "autoreset"):  # before gymnasium 1.0
-        alone["autoreset"] = False
     kwargs = {**spec.kwargs, **arguments}
-    return gymnasium.make(dataclasses.replace(spec, kwargs=kwargs, additional_wrappers=(), **alone))
+    return gymnasium.make(dataclasses.replace(spec, kwargs=kwargs, additional_wrappers=(), **alone, **SPEC_WITHOUT))
 
 
 def _wrapped(

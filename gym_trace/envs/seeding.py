@@ -1,13 +1,20 @@
-"""The seeds of the episodes of a run: every one another, and such that the seed tells which episode it is."""
+"""Seeds of the episodes of a run, from each of which its episode can be told; states of random generators."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
+import gymnasium
 import numpy as np
+
+from gym_trace.errors import EnvironmentUnavailable
+from gym_trace.model.values import shown
 
 EPISODES = 1 << 31  # that a run can have; some simulators take seeds of no more than 31 bits
 _HALF = 0xFFFF
+_LARGEST_POSITIONS = {"pos": 624, "buffer_pos": 4}  # of MT19937, and of Philox
 
 
 def episode_seed(root: int, episode: int) -> int:
@@ -49,3 +56,43 @@ def _mixed(half: int, key: int) -> int:
     mixed = (half + key) * 0x9E3779B1 & 0xFFFFFFFF
     mixed = (mixed ^ mixed >> 15) * 0x85EBCA6B & 0xFFFFFFFF
     return (mixed ^ mixed >> 13) & _HALF
+
+
+# -- generators of environments ---------------------------------------------------------------------------------------
+
+
+def generator_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any] | None:
+    """The state of the random generator of an unwrapped environment, or None if it has none that we know.
+
+    A generator that has not been used yet is made by this, from the system's entropy, a moment before the environment
+    would have made it itself.
+    """
+    try:
+        state = env.np_random.bit_generator.state
+    except Exception:  # anything: other people's code runs here
+        return None
+    return state if isinstance(state, dict) else None
+
+
+def restore_generator(env: gymnasium.Env[Any, Any], state: Mapping[str, Any]) -> None:
+    """Sets the random generator of an unwrapped environment to what generator_state() gave.
+
+    Raises:
+        EnvironmentUnavailable: it has none, or one of another kind.
+    """
+    kind = state.get("bit_generator") if isinstance(state, Mapping) else None
+    try:
+        _check_position(state)
+        env.np_random.bit_generator.state = state
+    except Exception as error:  # whatever NumPy makes of what is no state of its own
+        reason = f"its random generator cannot be set to a state of {shown(kind)[:100]}: {error}"
+        raise EnvironmentUnavailable(reason) from error
+
+
+def _check_position(state: Mapping[str, Any]) -> None:
+    """NumPy does not look where in their buffers MT19937 and Philox are to read, and reads there."""
+    inner = state.get("state")
+    if isinstance(inner, Mapping) and not 0 <= inner.get("pos", 0) <= _LARGEST_POSITIONS["pos"]:
+        raise ValueError(f"pos is {inner['pos']}")
+    if not 0 <= state.get("buffer_pos", 0) <= _LARGEST_POSITIONS["buffer_pos"]:
+        raise ValueError(f"buffer_pos is {state['buffer_pos']}")

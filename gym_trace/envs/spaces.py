@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, TraceError
 from gym_trace.model.layout import PlainSpace, from_array_map, to_array_map
 from gym_trace.model.values import dtype_from, is_plain_dtype, without_addresses
 
@@ -178,3 +178,29 @@ def _with_dtype(space: gymnasium.Space[Any], plain: Mapping[str, Any]) -> gymnas
         options: dict[str, Any] = {"dtype": dtype.type}
         space = spaces.Discrete(plain["n"], start=plain["start"], **options)
     return space
+
+
+# -- of vector environments -------------------------------------------------------------------------------------------
+
+
+def lane_space(envs: Any, name: str) -> gymnasium.Space[Any]:
+    """The observation_space or action_space of one lane of a vector environment.
+
+    Raises:
+        InvalidOption: it does not say.
+    """
+    try:
+        space: gymnasium.Space[Any] = getattr(envs, f"single_{name}")
+    except AttributeError as error:
+        if not is_of_supersuit(envs):  # whose spaces are those of a lane
+            raise InvalidOption(
+                f"{type(envs.unwrapped).__name__} does not say what space a lane has; "
+                f"set its single_{name} before it is recorded"
+            ) from error
+        space = getattr(envs, name)
+    return space
+
+
+def is_of_supersuit(envs: Any) -> bool:
+    """Whether this is a vector environment of SuperSuit, which says neither its autoreset mode nor what a lane has."""
+    return type(envs.unwrapped).__module__.partition(".")[0] == "supersuit"

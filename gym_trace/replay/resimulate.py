@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from gym_trace.envs.autoreset import without_autoreset
 from gym_trace.envs.consent import may_act, shown
-from gym_trace.envs.identity import restore_generator, without_autoreset
+from gym_trace.envs.seeding import restore_generator
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Unstored, row_of

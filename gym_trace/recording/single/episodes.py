@@ -9,7 +9,8 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 
-from gym_trace.envs import identity as environment
+from gym_trace.envs import autoreset
+from gym_trace.envs.seeding import generator_state
 from gym_trace.model.layout import Leaf, layout_of
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.filters import Filters
@@ -18,8 +19,6 @@ from gym_trace.recording.options import RecordingOptions, copied_schema
 from gym_trace.recording.single.block import RowFormat
 from gym_trace.recording.single.recorder import RowRecorder
 from gym_trace.storage.local import LocalStorage
-
-_FINALS = ("final_observation", "final_info")  # of Gymnasium 0.29
 
 # What is known of an episode before its reset: seed, packed options, state of the environment's random generator, UTC
 # and monotonic time in ns. A plain tuple, which is cheaper than a class: there is one for each episode.
@@ -86,7 +85,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
         if self._video is not None:
             self._video.expect(self.directory, recorder.writer_id, recorder.next_episode)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
-        state = environment.generator_state(self._base_env) if seed is None else None
+        state = generator_state(self._base_env) if seed is None else None
         return seed, None if options is None else recorder.packed("reset", options), state, utc, monotonic
 
     def _begin(self, upcoming: _Upcoming, observation: Any, info: dict[str, Any]) -> None:
@@ -107,7 +106,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _resets_next(self) -> bool:
         """Whether the autoreset wrapper will take the next call of step() for a reset."""
-        return self._autoreset is not None and not self._resets_at_once and bool(self._autoreset.autoreset)
+        return autoreset.resets_next(self._autoreset)
 
     # -- special steps ------------------------------------------------------------------------------------------------
 
@@ -160,7 +159,9 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
             result = observation, reward, terminated, truncated, info = self.env.step(action)
             recorder.take_over()  # the process may have forked within the step
             over = bool(terminated or truncated)
-            last, last_info = _last_of(observation, info) if over and self._resets_at_once else (observation, info)
+            last, last_info = observation, info
+            if over and self._resets_at_once:
+                last, last_info = autoreset.last_of_episode(observation, info)
             slots = self._pack_observation(last)
             if before is not None and self._filters.keeps_step(index, reward):
                 if recorder.rows is None:
@@ -192,7 +193,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Begins the episode that autoreset has begun in the same step that ended the one before."""
         upcoming = self._upcoming(None, None)
         if upcoming is not None:
-            info = {key: value for key, value in rest[-1].items() if key not in _FINALS}
+            info = autoreset.info_of_reset(rest[-1])
             seed, options, _, utc, monotonic = upcoming
             self._begin((seed, options, None, utc, monotonic), observation, info)
             if self._video is not None:
@@ -216,8 +217,3 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._recorder.continue_run(run)
         if run is not None:
             self._step_index, self._last_slots, self._unseen = step_index, last_slots, unseen
-
-
-def _last_of(observation: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The last observation and info of an episode, out of a step that has already reset the environment."""
-    return info.get(_FINALS[0], observation), info.get(_FINALS[1], info)

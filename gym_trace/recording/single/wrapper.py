@@ -10,7 +10,7 @@ import gymnasium
 from gymnasium.utils import RecordConstructorArgs
 from numpy import ndarray
 
-from gym_trace.envs import identity as environment
+from gym_trace.envs import autoreset
 from gym_trace.errors import InvalidOption
 from gym_trace.model.packing import pack
 from gym_trace.model.tensors import plain_array
@@ -83,8 +83,8 @@ class TraceRecordingWrapper(EpisodeRecording, RecordConstructorArgs):
         super().__init__(env if self._video is None else self._video)
         self._base_env = env.unwrapped
         self._filters = options.filters()
-        self._autoreset = environment.autoreset_wrapper(env)
-        self._resets_at_once = self._autoreset is not None and "autoreset" not in vars(self._autoreset)
+        self._autoreset = autoreset.autoreset_wrapper(env)
+        self._resets_at_once = autoreset.wrapper_mode(self._autoreset) == autoreset.SAME_STEP
         self._filtered = self._filters.steps or self._resets_at_once
         self._infos, self._info_keys = bool(record_infos), options.info_keys
         self._schema = new_schema(options, env, env.observation_space, env.action_space, self._filters.described())

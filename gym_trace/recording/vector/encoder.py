@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gym_trace.envs.autoreset import SAME_STEP, after_steps
 from gym_trace.format import wire
 from gym_trace.format.columns import Path
 from gym_trace.model.layout import Leaf
@@ -16,10 +17,7 @@ from gym_trace.recording.reset_record import NOTHING, packed_start
 from gym_trace.recording.segment import Columns, Rows, Segment, size_of
 from gym_trace.recording.vector.block import by_lane, inserted, taken
 from gym_trace.recording.vector.events import (
-    DISABLED,
     LANE,
-    NEXT_STEP,
-    SAME_STEP,
     End,
     Event,
     EventBlock,
@@ -27,7 +25,6 @@ from gym_trace.recording.vector.events import (
     OpenEpisodes,
     Reset,
     Step,
-    advanced,
     last_observations,
 )
 from gym_trace.recording.vector.filters import ChosenRows
@@ -264,17 +261,10 @@ class _Encoding:
 
     def _which(self, ended: Array) -> tuple[Array, Array]:
         """Of each (time, lane): whether its state is known, and whether it is a reset."""
-        valid, leads = np.ones(ended.shape, np.bool_), np.zeros(ended.shape, np.bool_)
-        open_, pending = self.lanes["open"].copy(), self.lanes["pending"].copy()
-        if self._mode == NEXT_STEP:
-            leads[0], leads[1:] = pending, ended[:-1]
-        regular = self._mode != DISABLED and (open_ | pending).all() and not (ended & leads).any()
-        for t, now in enumerate(() if regular else ended):  # rare: lanes without an episode, or ends in a reset
-            valid[t], leads[t], open_, pending = advanced(self._mode, open_, pending, now)
+        lanes = self.lanes
+        valid, leads, open_, pending = after_steps(self._mode, lanes["open"], lanes["pending"], ended)
         ended &= valid
-        if regular and self._mode == NEXT_STEP:
-            open_, pending = ~ended[-1], ended[-1]
-        self.lanes["open"], self.lanes["pending"] = open_, pending
+        lanes["open"], lanes["pending"] = open_, pending
         return valid, leads
 
     def _finals(self, events: list[Step], leaf: int, lanes: Array, times: Array) -> Rows:

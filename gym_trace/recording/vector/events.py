@@ -15,8 +15,6 @@ from gym_trace.recording.reset_record import Start
 from gym_trace.recording.segment import Rows
 from gym_trace.recording.vector.block import taken
 
-NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # autoreset modes, as Gymnasium spells them
-
 # The state of a lane.
 LANE = np.dtype(
     [
@@ -100,22 +98,6 @@ class EventBlock:
         self.events: list[Event] = []
         self.steps = 0
         self.columns: dict[Path, Array] = {}  # of shape (lanes, times, ...): flags, and what the rows of steps are in
-
-
-def advanced(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:
-    """What a step is for each lane. ended: whether it ended an episode.
-
-    A lane whose state is unknown has an open episode again after the next end.
-
-    Returns:
-        Arrays of bool: whether the state was known, and whether the step is a reset; then, after the step, whether an
-        episode is open, and whether the next step is a reset.
-    """
-    resets, open_ = pending, open_ | pending
-    over = ended & ~pending
-    if mode == SAME_STEP:
-        return open_ | over, over & ~open_, open_ | over, np.zeros_like(over)
-    return open_, resets, open_ & ~over, over if mode == NEXT_STEP else np.zeros_like(over)
 
 
 def last_observations(recent: Sequence[Reset | Step | OpenEpisodes], lanes: Array, count: int) -> list[Rows]:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.envs.autoreset import after_step
 from gym_trace.format import wire
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.filters import Filters
-from gym_trace.recording.vector.events import LANE, OpenEpisodes, Step, advanced
+from gym_trace.recording.vector.events import LANE, OpenEpisodes, Step
 
 
 class LaneFilters:
@@ -50,7 +51,7 @@ class LaneFilters:
         rewards: of the lanes. ended: whether they say that an episode is over.
         """
         lanes = self._lanes
-        known, resets, open_, pending = advanced(self._mode, lanes["open"], lanes["pending"], ended)
+        known, resets, open_, pending = after_step(self._mode, lanes["open"], lanes["pending"], ended)
         steps = known & ~resets
         kept, ids = np.zeros(self._count, np.bool_), np.full(self._count, -1)
         for lane in np.flatnonzero(steps & ~lanes["skipped"]).tolist():
@@ -75,7 +76,7 @@ class ChosenRows:
     """Fragments of the steps that are kept out of consecutive ones, and where their rows are to be taken from.
 
     Args:
-        known, resets, ended: of each (time, lane), see events.advanced.
+        known, resets, ended: of each (time, lane), see autoreset.after_step.
         same_step: whether an end and the reset after it are one event.
         filtered: whether single steps are left out. If so, the first observation of an episode comes with its first
             step, if that is kept.

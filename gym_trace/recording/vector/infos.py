@@ -10,9 +10,6 @@ import numpy as np
 
 from gym_trace.model.tensors import plain_array
 
-LAST_OBSERVATION = ("final_obs", "final_observation", "terminal_observation")  # Gymnasium 1, before it, SuperSuit
-LAST_INFO = ("final_info",)
-
 
 def infos_by_lane(infos: Any, count: int, keys: Sequence[str] | None = None, without: Sequence[str] = ()) -> list[Any]:
     """The info of each lane.

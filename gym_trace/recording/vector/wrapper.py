@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium import vector
 from gymnasium.vector.utils import batch_space, iterate
 
-from gym_trace.envs.identity import autoreset_mode, lane_space
+from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION, SAME_STEP, vector_mode
+from gym_trace.envs.spaces import lane_space
 from gym_trace.errors import InvalidOption, UnstorableValue
 from gym_trace.format import wire
 from gym_trace.model.layout import Layout, layout_of
@@ -28,8 +29,8 @@ from gym_trace.recording.options import (
     with_documented_options,
 )
 from gym_trace.recording.segment import Rows
-from gym_trace.recording.vector.events import SAME_STEP, Reset, Step
-from gym_trace.recording.vector.infos import LAST_INFO, LAST_OBSERVATION, infos_by_lane, last_of
+from gym_trace.recording.vector.events import Reset, Step
+from gym_trace.recording.vector.infos import infos_by_lane, last_of
 from gym_trace.recording.vector.recorder import BatchPacker, LaneRecorder
 from gym_trace.storage.local import LocalStorage
 
@@ -106,7 +107,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             on_error=on_error,
         )
         super().__init__(envs)
-        self._mode = autoreset_mode(envs)
+        self._mode = vector_mode(envs)
         self._count = envs.num_envs
         self._filters = options.filters()
         self._infos, self._info_keys = bool(record_infos), options.info_keys
@@ -215,7 +216,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             if self._infos:  # those of the lanes that are stepped, and of those that are reset
                 used = range(self._count) if ids is None or kept is None else np.flatnonzero(kept | (ids >= 0)).tolist()
                 step_infos = reset_infos = self._packed_infos(infos, used)
-                last_infos = last_of(infos, LAST_INFO, self._count) if ended else None
+                last_infos = last_of(infos, FINAL_INFO, self._count) if ended else None
                 if last_infos is not None:
                     last = self._packed_infos(last_infos, sorted({*ended} & {*used}))
                     step_infos = [final or info for final, info in zip(last, reset_infos)]
@@ -290,7 +291,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]]:
         """The last observations of lanes that were reset in the same step."""
         lanes = np.array(ended)
-        finals = last_of(infos, LAST_OBSERVATION, self._count)
+        finals = last_of(infos, FINAL_OBSERVATION, self._count)
         if finals is None:
             self._recorder.complain("observations", "no final_obs in infos; first observations stand in for the last")
             finals = observations
@@ -323,7 +324,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def _packed_infos(self, infos: Any, used: Iterable[int]) -> list[bytes]:
         """The infos of all lanes as MessagePack; nothing for lanes that are not used."""
-        packed, finals = [b""] * self._count, (*LAST_OBSERVATION, *LAST_INFO) if self._mode == SAME_STEP else ()
+        packed, finals = [b""] * self._count, (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
         by_lane = infos_by_lane(infos, self._count, self._info_keys, finals)
         for lane in used:
             packed[lane] = self._recorder.packed("infos", by_lane[lane])

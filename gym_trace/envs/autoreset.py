@@ -1,0 +1,123 @@
+"""Who resets an environment when an episode has ended: the modes, and what each means for a step.
+
+The modes are those of Gymnasium's vector environments, and single environments are told in the same words:
+
+NEXT_STEP: the step after the end is a reset. Its action is ignored; its reward and flags belong to no episode.
+SAME_STEP: the step that ends an episode resets, too. It returns the first observation and info of the next episode; the
+    last ones are among its infos, see FINAL_OBSERVATION and FINAL_INFO.
+DISABLED: nobody but the caller, who passes options={"reset_mask": lanes} to reset some lanes of a vector environment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from gym_trace.envs.spaces import is_of_supersuit
+from gym_trace.model.values import Array
+
+NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # as Gymnasium spells them
+
+# Keys of the last observation and info in the infos of a SAME_STEP: of Gymnasium 1, before it, of SuperSuit.
+FINAL_OBSERVATION = ("final_obs", "final_observation", "terminal_observation")
+FINAL_INFO = ("final_info",)
+_OF_SINGLE = ("final_observation", "final_info")  # of AutoResetWrapper
+
+# For dataclasses.replace(): a spec has make() add no autoreset wrapper, which it can before Gymnasium 1.0.
+SPEC_WITHOUT: dict[str, Any] = {"autoreset": False} if hasattr(EnvSpec, "autoreset") else {}
+
+_WRAPPERS = tuple(
+    getattr(gymnasium.wrappers, name) for name in ("Autoreset", "AutoResetWrapper") if hasattr(gymnasium.wrappers, name)
+)  # of Gymnasium 1, NEXT_STEP, and of 0.29, SAME_STEP
+
+
+# -- vector environments ----------------------------------------------------------------------------------------------
+
+
+def vector_mode(envs: Any) -> str:
+    """The mode of a vector environment; one that does not say is taken to have NEXT_STEP, as most do."""
+    mode = (envs.metadata or {}).get("autoreset_mode", SAME_STEP if is_of_supersuit(envs) else NEXT_STEP)
+    return str(getattr(mode, "value", mode))
+
+
+def after_step(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:
+    """What a step is for each lane, given whether it says that an episode ended. All are boolean arrays, one a lane.
+
+    A lane of whose episode nothing is known has one again after the next end.
+
+    Args:
+        open_, pending: before the step, whether an episode is open, and whether this step is a reset.
+
+    Returns:
+        Whether it is anything that is known of, whether that is a reset and not a step; and after it, whether an
+        episode is open, and whether the next step is a reset.
+    """
+    resets, open_ = pending, open_ | pending
+    over = ended & ~pending
+    if mode == SAME_STEP:
+        return open_ | over, over & ~open_, open_ | over, np.zeros_like(over)
+    return open_, resets, open_ & ~over, over if mode == NEXT_STEP else np.zeros_like(over)
+
+
+def after_steps(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:
+    """The same for consecutive steps: ended and the first two results are of each (time, lane)."""
+    known, resets = np.ones(ended.shape, np.bool_), np.zeros(ended.shape, np.bool_)
+    if mode == NEXT_STEP:
+        resets[0], resets[1:] = pending, ended[:-1]
+    if mode != DISABLED and (open_ | pending).all() and not (ended & resets).any():
+        if mode == NEXT_STEP:
+            open_, pending = ~ended[-1], ended[-1]
+        return known, resets, open_, pending
+    for t, now in enumerate(ended):  # lanes without an episode, ends in a reset: seldom
+        known[t], resets[t], open_, pending = after_step(mode, open_, pending, now)
+    return known, resets, open_, pending
+
+
+# -- single environments ----------------------------------------------------------------------------------------------
+
+
+def autoreset_wrapper(env: Any) -> Any:
+    """The wrapper around a single environment whose step() resets it; None if there is none."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, _WRAPPERS):
+            return env
+        env = env.env
+    return None
+
+
+def wrapper_mode(wrapper: Any) -> str:
+    """The mode that an autoreset wrapper gives its environment; of None, which is no wrapper: DISABLED."""
+    if wrapper is None:
+        return DISABLED
+    return NEXT_STEP if "autoreset" in vars(wrapper) else SAME_STEP
+
+
+def resets_next(wrapper: Any) -> bool:
+    """Whether the next step of an environment with this autoreset wrapper, or None, is a reset."""
+    return wrapper is not None and bool(vars(wrapper).get("autoreset"))
+
+
+def last_of_episode(observation: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The last observation and info of an episode, out of what the SAME_STEP that ended it returned."""
+    return info.get(_OF_SINGLE[0], observation), info.get(_OF_SINGLE[1], info)
+
+
+def info_of_reset(info: dict[str, Any]) -> dict[str, Any]:
+    """The first info of the episode that a SAME_STEP has begun, out of that of the step."""
+    return {key: value for key, value in info.items() if key not in _OF_SINGLE}
+
+
+def without_autoreset(env: Any) -> Any:
+    """env without the wrappers that reset it in step(): whoever replays resets it."""
+    while (resetting := autoreset_wrapper(env)) is not None:
+        if env is resetting:
+            env = env.env
+            continue
+        above = env
+        while above.env is not resetting:
+            above = above.env
+        above.env = resetting.env
+    return env
