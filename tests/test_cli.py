@@ -13,6 +13,7 @@ import click
 import pytest
 from gym_trace_cli import show
 from gym_trace_cli.main import COMMANDS
+from gym_trace_cli.options import EpisodeSlice
 from shell import in_directory, ok, process, run
 
 import gym_trace
@@ -156,13 +157,13 @@ def test_warnings_are_one_line_without_colours(here: Path, monkeypatch: pytest.M
     ],
 )
 def test_a_choice_of_episodes_is_read_as_in_python(text: str, chosen: object) -> None:
-    assert show.EpisodeSlice().convert(text, None, None) == chosen
+    assert EpisodeSlice().convert(text, None, None) == chosen
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,", "2-3", "1:2:3:4", "::0", "1,2:3", "1.5", "9" * 5000])
 def test_a_senseless_choice_of_episodes_is_a_usage_error(text: str) -> None:
     with pytest.raises(click.BadParameter):
-        show.EpisodeSlice().convert(text, None, None)
+        EpisodeSlice().convert(text, None, None)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_progress_is_plain_lines_without_a_terminal_and_nothing_when_quiet(
 ) -> None:
     monkeypatch.setattr(show, "_PLAIN_SECONDS", 0.0)
     for quiet in (False, True):
-        with show.Progress(quiet=quiet) as progress:
+        with show.ProgressLine(quiet=quiet) as progress:
             progress.update("1 of 2", 0.5)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", " 50%  1 of 2\n")

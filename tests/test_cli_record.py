@@ -12,7 +12,7 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
-from gym_trace_cli.environments import EnvArg
+from gym_trace_cli.options import EnvArg
 from shell import in_directory, ok, process, run, wait_for
 
 import gym_trace

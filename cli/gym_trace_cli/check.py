@@ -6,7 +6,7 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.damage import bytes_shown, line
+from gym_trace_cli.exit_codes import ERROR
 
 
 @click.command("check", short_help="Verify every checksum.")
@@ -18,10 +18,10 @@ def command(ctx: click.Context, /, directory: str, quiet: bool) -> None:
 
     What a killed recorder leaves behind (a torn end, an unsealed batch) is no damage and only mentioned.
     """
-    with show.Progress(quiet=quiet) as progress:
-        report = gym_trace.check_trace(directory, on_progress=bytes_shown(progress))
+    with show.ProgressLine(quiet=quiet) as progress:
+        report = gym_trace.check_trace(directory, on_progress=progress.update_bytes)
     for damage in report.damages:
-        click.echo(line(damage))
+        click.echo(show.damage(*damage))
     if not quiet:
         for remark in report.remarks:
             click.echo(f"note: {show.printable(remark)}")
@@ -32,6 +32,6 @@ def command(ctx: click.Context, /, directory: str, quiet: bool) -> None:
     if report.damages:
         again = f"'gym-trace repair {show.printable(directory)} -o NEW'"
         click.echo(f"{show.count(len(report.damages), 'damaged place')}; {again} saves the rest")
-        ctx.exit(1)
+        ctx.exit(ERROR)
     if not quiet:
         click.echo("no damage")

@@ -10,7 +10,8 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.verify import DIFFERS, difference_as_json
+from gym_trace_cli.exit_codes import DIFFERS, FINE
+from gym_trace_cli.verify import difference_as_json
 
 _TOLD = 10  # differing episodes that are printed one by one
 
@@ -33,7 +34,7 @@ def command(
     """
     a, b = gym_trace.open_trace(first), gym_trace.open_trace(second)
     differing, same, both = [], 0, max(1, min(len(a), len(b)))
-    with show.Progress() as line:
+    with show.ProgressLine() as line:
         for number, found in enumerate(gym_trace.diff_traces(a, b, atol=atol, rtol=rtol, ignore=ignore), 1):
             if found.difference is None:
                 same += 1
@@ -59,7 +60,7 @@ def command(
         else:
             verdict = "identical" if identical else f"of which {show.count(same)} are the same"
             click.echo(f"{show.count(max(len(a), len(b)), 'episode')}, {verdict}")
-    ctx.exit(0 if identical else DIFFERS)
+    ctx.exit(FINE if identical else DIFFERS)
 
 
 def _print_side_by_side(*summaries: dict[str, Any]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any
@@ -11,73 +10,9 @@ from typing import Any
 import click
 
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
-from gym_trace_cli.named import NamedCallable, import_here, look_in_current_directory
+from gym_trace_cli.options import NamedCallable, import_here, look_in_current_directory
 
 _REGISTERED_BY = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
-
-
-class EnvArg(click.ParamType):  # type: ignore[type-arg]
-    """KEY=VALUE, the value as JSON if it is JSON, and as text if not."""
-
-    name = "key=value"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        key, equals, text = value.partition("=")
-        if not (key.isidentifier() and equals):
-            self.fail(f"{value!r} is not of the form KEY=VALUE, such as render_mode=rgb_array", param, ctx)
-        try:
-            return key, json.loads(text)
-        except ValueError:
-            return key, text
-
-
-env_args = click.option(
-    "--env-arg",
-    "env_args",
-    type=EnvArg(),
-    multiple=True,
-    metavar="K=V",
-    help="Pass K=V to the environment; V is JSON, or else text.",
-)
-imports = click.option(
-    "--import",
-    "imports",
-    multiple=True,
-    metavar="MODULE",
-    help="Import the module that registers the environment, such as ale_py.",
-)
-
-
-class FactoryName(NamedCallable):
-    """MODULE:FUNCTION that can be called. It stays text, which every process can look up for itself."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        super().convert(value, param, ctx)
-        return value
-
-
-make = click.option(
-    "--make",
-    "factory",
-    type=FactoryName(),
-    metavar="M:F",
-    help="MODULE:FUNCTION that makes the environment; it is given what --env-arg says, and render_mode if it takes it.",
-)
-trust = click.option(
-    "--trust",
-    is_flag=True,
-    help="Trust the trace: import, call and open what only it names. Without this you are told what that would be.",
-)
-
-
-def recorded_env(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options for the environment that a trace is played in."""
-    env = click.option("--env", "env_id", metavar="ID", help="Play in this environment. Default: what the trace says.")
-    for option in (trust, imports, env_args, make, env):
-        command = option(command)
-    return command
 
 
 def import_modules(modules: Sequence[str]) -> None:
@@ -98,7 +33,7 @@ def import_and_make(
     return make_env(env_id, env_args, factory)
 
 
-def maker(
+def making_arguments(
     env_id: str | None, factory: str | None, env_args: Sequence[tuple[str, Any]], imports: Sequence[str]
 ) -> dict[str, Any]:
     """What --env, --make, --env-arg and --import say, as arguments of the library's functions."""

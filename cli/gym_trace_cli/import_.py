@@ -19,7 +19,7 @@ def command(path: str, output: str, quiet: bool) -> None:
     """
     from gym_trace.interop.legacy.importing import import_recording  # here, so that --help does not wait for numpy
 
-    with show.Progress(quiet=quiet) as progress:
+    with show.ProgressLine(quiet=quiet) as progress:
 
         def on_progress(done: int, total: int) -> None:
             progress.update(f"{show.count(done)} of {show.count(total, 'file')}", done / total)

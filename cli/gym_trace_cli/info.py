@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
 import gym_trace
-from gym_trace_cli import info_tables, show
+from gym_trace_cli import show
 
+Info = dict[str, Any]
+_LONGEST = 600  # characters of a space or of the metadata
+_MOST_WRITERS = 20
+_LAST_BATCHES = 10
+_MOST_DAMAGE = 5
 SECONDS = 1.0  # between looks at a trace that is followed
 
 
@@ -26,7 +33,7 @@ def command(directory: str, follow: bool, as_json: bool) -> None:
     if as_json and not follow:
         click.echo(json.dumps(describe(trace), indent=2, allow_nan=False))
     elif not as_json:
-        info_tables.print_info(describe(trace))
+        _print_info(describe(trace))
     if follow:
         _follow(trace, as_json)
 
@@ -37,17 +44,144 @@ def _follow(trace: gym_trace.Trace, as_json: bool) -> None:
 
     live = not as_json and show.is_terminal(sys.stdout)
     before = None
-    with show.Progress(quiet=not live) as progress:
+    with show.ProgressLine(quiet=not live) as progress:
         while True:
             now = progress_of(trace)
             if live:
-                progress.update(info_tables.progress_line(now))
+                progress.update(_progress_line(now))
             elif now != before:
-                click.echo(json.dumps(now) if as_json else info_tables.progress_line(now))
+                click.echo(json.dumps(now) if as_json else _progress_line(now))
             if not now["recording"]:
                 break
             before = now
             time.sleep(SECONDS)
             trace.refresh()
     if live:
-        click.echo(info_tables.progress_line(now))
+        click.echo(_progress_line(now))
+
+
+def _print_info(info: Info) -> None:
+    show.facts((label, show.printable(value)) for label, value in _facts(info))
+    _print_writers(info["writers"])
+    show.title("health")
+    for remark in _health(info):
+        click.echo(show.printable(remark))
+
+
+def _progress_line(now: dict[str, int]) -> str:
+    written = f"{show.count(now['episodes'], 'episode')}, {show.count(now['steps'], 'step')}, {show.size(now['bytes'])}"
+    return f"{written}, {show.count(now['recording'], 'writer')} recording"
+
+
+def _facts(info: Info) -> Iterator[tuple[str, str]]:
+    yield "trace", info["directory"]
+    yield from _environment(info["environment"])
+    yield "observations", _cut(info["observation_space"])
+    yield "actions", _cut(info["action_space"])
+    yield "recorded with", ", ".join(f"{name} {version}" for name, version in _items(info["versions"]))
+    yield "platform", str(info["platform"] or "")
+    options = {name: value for name, value in _items(info["recorder"]) if value}
+    yield "recorder", ", ".join(name if value is True else f"{name} {value}" for name, value in options.items())
+    yield "made by", ", ".join(_provenance(dict(_items(info["provenance"]))))
+    yield "metadata", "" if info["metadata"] is None else _cut(json.dumps(info["metadata"], ensure_ascii=False))
+    yield "episodes", show.count(info["episodes"])
+    yield "seeds", _seeds(info["seeds"])
+    yield "steps", show.count(info["steps"])
+    yield "on disk", show.size(info["bytes"])
+
+
+def _provenance(known: dict[str, Any]) -> Iterator[str]:
+    for name, words in (("command", "{}"), ("policy", "policy {}"), ("gym_trace", "gym_trace {}")):
+        if known.get(name):
+            yield words.format(known[name])
+    if known.get("commit"):
+        yield f"commit {known['commit']}" + (" and uncommitted changes" if known.get("dirty") else "")
+    if known.get("argv"):
+        yield f"as {_cut(json.dumps(known['argv'], ensure_ascii=False))}"
+
+
+def _environment(environment: Any) -> Iterator[tuple[str, str]]:
+    known = dict(_items(environment))
+    yield "environment", str(known.get("id") or "without an id")
+    yield "class", str(known.get("class") or "")
+    wrappers = known.get("wrappers")
+    yield "wrappers", ", ".join(str(name).rpartition(".")[2] for name in wrappers) if isinstance(wrappers, list) else ""
+    yield "render mode", str(known.get("render_mode") or "")
+    yield "note", str(known.get("note") or "")
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    """Of a map that a trace holds; none where it is something else."""
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}… (--json has all of it)"
+
+
+def _seeds(seeds: Info) -> str:
+    told = f"{show.count(seeds['seeded'])} seeded, {show.count(seeds['unseeded'])} unseeded"
+    if seeds["first"]:
+        more = ", …" if seeds["seeded"] > len(seeds["first"]) else ""
+        told += f": {', '.join(map(str, seeds['first']))}{more}"
+    return told
+
+
+def _print_writers(writers: list[Info]) -> None:
+    show.title("writers")
+    show.table(
+        ("writer", "split", "state", "episodes", "steps", "bytes", "process"),
+        [
+            (
+                show.printable(writer["writer"]),
+                show.printable(writer["split"] or "-"),
+                writer["state"],
+                show.count(writer["episodes"]),
+                show.count(writer["steps"]),
+                show.size(writer["bytes"]),
+                show.printable(f"{writer['pid']}@{writer['host']}"),
+            )
+            for writer in writers[:_MOST_WRITERS]
+        ],
+    )
+    if len(writers) > _MOST_WRITERS:
+        click.echo(f"… {show.count(len(writers) - _MOST_WRITERS)} more, see --json")
+    batches = [batch for writer in writers for batch in writer["batches"]]
+    if not batches:
+        return
+    last = batches[-_LAST_BATCHES:]
+    show.title(
+        "batches" if len(last) == len(batches) else f"the last {len(last)} of {show.count(len(batches))} batches"
+    )
+    show.table(
+        ("file", "state", "chunks", "steps", "bytes", "torn"),
+        [
+            (
+                show.printable(batch["file"]),
+                "sealed" if batch["sealed"] else "open",
+                show.count(batch["chunks"]),
+                show.count(batch["steps"]),
+                show.size(batch["bytes"]),
+                show.size(batch["torn"]) if batch["torn"] else "-",
+            )
+            for batch in last
+        ],
+    )
+
+
+def _health(info: Info) -> Iterator[str]:
+    damage, directory = info["damage"], info["directory"]
+    for place in damage[:_MOST_DAMAGE]:
+        yield f"damaged: {show.damage(*place)}"
+    if len(damage) > _MOST_DAMAGE:
+        yield f"… {show.count(len(damage) - _MOST_DAMAGE)} more damaged places"
+    dead = sum(writer["state"] == "dead" for writer in info["writers"])
+    if dead:
+        yield f"{show.count(dead, 'writer')} died while recording: episodes left open have the outcome lost"
+    if damage:
+        yield f"'gym-trace check {directory}' names all damage, 'gym-trace repair {directory} -o NEW' saves the rest"
+    elif dead:
+        yield f"no damage found; 'gym-trace repair {directory} -o NEW' writes a copy that is sealed"
+    else:
+        yield f"no damage found on opening; 'gym-trace check {directory}' compares every checksum"

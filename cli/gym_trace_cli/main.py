@@ -21,6 +21,7 @@ import click
 import gym_trace
 from gym_trace.errors import TraceError, told
 from gym_trace_cli import show
+from gym_trace_cli.exit_codes import ERROR, INTERRUPTED, READER_GONE
 
 # By name: the module that has it, and its line in the help. A module is imported when its command is called.
 COMMANDS = {
@@ -35,8 +36,6 @@ COMMANDS = {
     "import": ("gym_trace_cli.import_", "Write a recording of gym_recording or of Gym's Monitor as a trace."),
 }
 
-INTERRUPTED = 130
-_READER_GONE = 141  # what programs that SIGPIPE ends leave behind
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -77,8 +76,8 @@ class Commands(click.Group):
             _fail(ctx, INTERRUPTED, "interrupted")
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
-                ctx.exit(_READER_GONE)
-            _fail(ctx, 1, "\n".join(show.printable(line) for line in f"error: {describe(error)}".splitlines()))
+                ctx.exit(READER_GONE)
+            _fail(ctx, ERROR, "\n".join(show.printable(line) for line in f"error: {describe(error)}".splitlines()))
         return result
 
 

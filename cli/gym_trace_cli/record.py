@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -13,13 +12,13 @@ import click
 import gym_trace
 from gym_trace.errors import TraceError, TraceExists
 from gym_trace_cli import show
-from gym_trace_cli.collect import collect
-from gym_trace_cli.environments import env_args, import_modules, imports, make, make_env
-from gym_trace_cli.named import NamedCallable
+from gym_trace_cli.environments import import_modules, make_env
+from gym_trace_cli.options import NamedCallable, env_args_option, imports_option, make_option
+from gym_trace_cli.record_workers import record_with_workers
 from gym_trace_cli.stopping import StopSignals, spared_children
 
 if TYPE_CHECKING:
-    from gym_trace.collecting.rollout import Progress
+    from gym_trace.collecting.rollout import RolloutProgress
 
 _COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
@@ -51,9 +50,9 @@ class PolicyName(NamedCallable):
     "class an object is made, with the observation space and the action space if it takes them, and its act() called, "
     "or it itself. If it has a method reset(seed), that is called before each episode.",
 )
-@make
-@env_args
-@imports
+@make_option
+@env_args_option
+@imports_option
 @click.option("--num-envs", type=click.IntRange(min=1), metavar="N", help="Run N of them as a vector environment.")
 @click.option(
     "--vectorization-mode",
@@ -155,7 +154,7 @@ def command(
             **limits,
         }
         options |= {**given, **_renamed(recording)}
-        collect(env_id, factory, directory, env_args, imports, policy, quiet, **options)
+        record_with_workers(env_id, factory, directory, env_args, imports, policy, quiet, **options)
         return
     if given:
         raise click.UsageError(f"--{next(iter(given)).replace('_', '-').replace('niceness', 'nice')} needs -j")
@@ -170,10 +169,10 @@ def command(
         StopSignals() as stop,
         recorded_by(provenance_of(_COMMAND, policy, argv)),
         closing(_recorder(env, directory, seed, **recording)) as recorder,
-        show.Progress(quiet=quiet) as line,
+        show.ProgressLine(quiet=quiet) as line,
     ):
 
-        def report(progress: Progress) -> int:
+        def report(progress: RolloutProgress) -> int:
             line.update(_state(progress), _fraction(progress, episodes, steps, seconds))
             return stop.received
 
@@ -233,13 +232,13 @@ def _recorder(env: Any, directory: Path, seed: int, infos: bool, on_exist: str, 
         raise TraceExists(words.replace('on_exist="replace"', "--on-exist replace")) from error
 
 
-def _fraction(progress: Progress, episodes: int | None, steps: int | None, seconds: float | None) -> float:
+def _fraction(progress: RolloutProgress, episodes: int | None, steps: int | None, seconds: float | None) -> float:
     """How far it is to the limit that is nearest."""
     ways = ((progress.episodes, episodes), (progress.steps, steps), (progress.seconds, seconds))
     return max(min(1.0, gone / limit) for gone, limit in ways if limit is not None)
 
 
-def _state(progress: Progress) -> str:
+def _state(progress: RolloutProgress) -> str:
     speed = progress.steps / max(progress.seconds, 1e-9)
     parts = [
         show.count(progress.episodes, "episode"),
@@ -252,7 +251,7 @@ def _state(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def _print_summary(done: Progress, directory: Path) -> None:
+def _print_summary(done: RolloutProgress, directory: Path) -> None:
     from gym_trace.collecting.rollout import directory_bytes
 
     number = done.open_episodes
@@ -265,10 +264,4 @@ def _print_summary(done: Progress, directory: Path) -> None:
     if done.mean_return is not None and done.min_return is not None and done.max_return is not None:
         click.echo(show.returns(done.mean_return, done.min_return, done.max_return, lately=done.episodes > 100))
     click.echo(f"{show.printable(directory)}: {show.size(directory_bytes(directory))}, seed {done.seed}\n")
-    print_next(directory)
-
-
-def print_next(directory: Path) -> None:
-    """What to do with a trace."""
-    where = show.printable(shlex.quote(str(directory)))
-    click.echo(f"next:\n  gym-trace stats {where}\n  gym-trace replay {where}")
+    show.next_commands(directory)

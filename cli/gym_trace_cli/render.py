@@ -12,7 +12,8 @@ import click
 import gym_trace
 from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace_cli import show
-from gym_trace_cli.environments import maker, recorded_env
+from gym_trace_cli.environments import making_arguments
+from gym_trace_cli.options import EpisodeSlice, recorded_env_options
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -23,7 +24,7 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 @click.command("render", short_help="Make videos of episodes.")
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(), help="Where to; see above.")
-@click.option("--episodes", type=show.EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7.")
+@click.option("--episodes", type=EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7.")
 @click.option("--schedule", metavar="S", help="cubic: 0, 1, 8, 27 to 729, then every 1000th; every:N: every Nth.")
 @click.option("--best", type=click.IntRange(min=1), metavar="N", help="The N episodes with the highest returns.")
 @click.option("--worst", type=click.IntRange(min=1), metavar="N", help="The N episodes with the lowest returns.")
@@ -39,7 +40,7 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 )
 @click.option("--overlay", is_flag=True, help="Write step, action, reward and return below the pictures.")
 @click.option("--fps", type=click.FloatRange(0.01, 1000), metavar="N", help="Default: as the environment says, or 30.")
-@recorded_env
+@recorded_env_options
 def command(
     directory: str,
     output: str,
@@ -69,12 +70,12 @@ def command(
         raise click.UsageError("--episodes, --schedule, --best and --worst exclude each other")
     if source == "simulation" and not any(map(os.environ.get, _DISPLAYS)):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or SDL says "error: …", as if it were us
-    making = maker(env_id, factory, env_args, imports)
+    making = making_arguments(env_id, factory, env_args, imports)
     trace = gym_trace.open_trace(directory)
     chosen = _chosen(trace, episodes, schedule, best, worst)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
     frames, made, begin = 0, 0, time.monotonic()
-    with show.Progress() as line:
+    with show.ProgressLine() as line:
 
         def count_frame() -> None:
             nonlocal frames

@@ -8,7 +8,7 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.damage import bytes_shown, line
+from gym_trace_cli.exit_codes import ERROR
 
 if TYPE_CHECKING:
     from gym_trace.integrity.repair import LostSteps, RepairReport
@@ -27,8 +27,8 @@ def command(ctx: click.Context, /, directory: str, output: str, quiet: bool) -> 
     What a killed recorder left open is sealed, and manifests are written anew. Tells exactly what is lost. Exits with 1
     if nothing could be kept.
     """
-    with show.Progress(quiet=quiet) as progress:
-        report = gym_trace.repair_trace(directory, output, on_progress=bytes_shown(progress))
+    with show.ProgressLine(quiet=quiet) as progress:
+        report = gym_trace.repair_trace(directory, output, on_progress=progress.update_bytes)
     for remark in report.found.remarks:
         click.echo(f"note: {show.printable(remark)}")
     _print_losses(report)
@@ -36,16 +36,16 @@ def command(ctx: click.Context, /, directory: str, output: str, quiet: bool) -> 
     kept = f"{show.count(report.found.episodes, 'episode')}, {show.count(report.steps, 'step')} of {writers}"
     click.echo(f"kept in {show.printable(output)}: {kept}")
     if not report.writers:
-        ctx.exit(1)
+        ctx.exit(ERROR)
 
 
 def _print_losses(report: RepairReport) -> None:
     costly = [loss.damage for loss in report.losses]
     for damage in report.found.damages:
         if damage not in costly:
-            click.echo(f"{line(damage)} (no step is lost by it)")
+            click.echo(f"{show.damage(*damage)} (no step is lost by it)")
     for loss in report.losses:
-        click.echo(line(loss.damage))
+        click.echo(show.damage(*loss.damage))
         _print_steps(loss.steps)
         if not loss.exact:
             click.echo(f"  lost: {'more ' if loss.steps else ''}steps that cannot be named")

@@ -15,8 +15,8 @@ from click.core import ParameterSource
 import gym_trace
 from gym_trace.printable import key_text
 from gym_trace_cli import show
-from gym_trace_cli.environments import maker, recorded_env
-from gym_trace_cli.named import NamedCallable
+from gym_trace_cli.environments import making_arguments
+from gym_trace_cli.options import EpisodeSlice, NamedCallable, recorded_env_options
 from gym_trace_cli.verify import verify
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _NO_SEED = -1  # in the table of episodes
 
 @click.command("replay", short_help="Play episodes back.")
 @click.argument("directory", metavar="DIR", type=click.Path())
-@click.option("--episodes", type=show.EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7.")
+@click.option("--episodes", type=EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7.")
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N of them, drawn at random.")
 @click.option("--seed", type=int, metavar="S", help="Of the draw, to have the same sample again.")
 @click.option(
@@ -59,7 +59,7 @@ _NO_SEED = -1  # in the table of episodes
 @click.option("--json", "as_json", is_flag=True, help="Print an episode as a line of JSON.")
 @click.option("--verify", "verified", is_flag=True, help="Play them again in their environment, and compare.")
 @click.option("--skip-damaged", is_flag=True, help="Verify what can be read, where the trace is damaged.")
-@recorded_env
+@recorded_env_options
 @click.option("--atol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Numbers this close are equal.")
 @click.option("--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The same, relative.")
 @click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, rewards …")
@@ -126,7 +126,7 @@ def _show_to_humans(
 ) -> None:
     from gym_trace.video.window import play_for_humans
 
-    making = maker(env_id, factory, env_args, imports)
+    making = making_arguments(env_id, factory, env_args, imports)
     for verdict in play_for_humans(trace, chosen, speed=speed, trust=trust, **making):
         click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {verdict.verdict}")
 

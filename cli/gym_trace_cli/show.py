@@ -1,16 +1,18 @@
-"""How numbers, tables and progress look, and how episodes are chosen, for all commands."""
+"""How numbers, tables, damage and progress look, for all commands."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -90,6 +92,12 @@ def returns(mean: Return, least: Return, most: Return, lately: bool) -> str:
     return f"return of {of}: {returned(mean)} on average, from {returned(least)} to {returned(most)}"
 
 
+def damage(path: str, start: int, end: int, problem: str) -> str:
+    """A damaged place in a line; start and end in bytes, both 0 where it is the whole file."""
+    where = f"bytes {start} to {end}: " if end else ""
+    return printable(f"{path}: {where}{problem}")
+
+
 def curve(values: Sequence[float | None], width: int = 60) -> str:
     """A line of blocks, the smallest value low, the largest high; neighbours are averaged to fit the width."""
     groups = [[value for value in group if value is not None] for group in _in_groups(values, width)]
@@ -163,7 +171,13 @@ def _line(cells: Sequence[str], widths: list[int], right: list[bool]) -> str:
     return "  ".join(padded).rstrip()
 
 
-class Progress:
+def next_commands(directory: Path) -> None:
+    """Prints what to do with a trace that was recorded."""
+    where = printable(shlex.quote(str(directory)))
+    click.echo(f"next:\n  gym-trace stats {where}\n  gym-trace replay {where}")
+
+
+class ProgressLine:
     """One line on stderr that tells how far a command is; a context manager.
 
     On a terminal the line is drawn over and is gone in the end; elsewhere a line is printed every few seconds; with
@@ -176,7 +190,7 @@ class Progress:
         self._redrawn = -math.inf
         self._due = time.monotonic() + _PLAIN_SECONDS
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressLine:
         if not self._quiet and is_terminal(sys.stderr):
             from rich.console import Console
             from rich.live import Live
@@ -191,16 +205,26 @@ class Progress:
             self._live.start()
         return self
 
-    def update(self, text: str, fraction: float | None = None) -> None:
-        """Shows text, and a bar if it is known which fraction is done."""
+    def update(
+        self, text: str, fraction: float | None = None, table: Callable[[], Any] | None = None, at_once: bool = False
+    ) -> None:
+        """Shows text, and a bar if it is known which fraction is done.
+
+        table: makes what rich draws on a terminal instead. at_once: whether to print it now where there is no terminal.
+        """
         if self._live is not None:
             if time.monotonic() < self._redrawn + _REDRAW_SECONDS:
                 return
             self._redrawn = time.monotonic()
-            self._live.update(_drawn(text, fraction, self._live.console.width), refresh=True)
-        elif not self._quiet and time.monotonic() >= self._due:
+            drawn = _drawn(text, fraction, self._live.console.width) if table is None else table()
+            self._live.update(drawn, refresh=True)
+        elif not self._quiet and (at_once or time.monotonic() >= self._due):
             self._due = time.monotonic() + _PLAIN_SECONDS
             click.echo(text if fraction is None else f"{fraction:4.0%}  {text}", err=True)
+
+    def update_bytes(self, done: int, total: int) -> None:
+        """Shows how many bytes are done, of how many."""
+        self.update(f"{size(done)} of {size(total)}", done / total if total else None)
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
@@ -223,23 +247,3 @@ def _drawn(text: str, fraction: float | None, width: int) -> Any:
         cells.insert(0, ProgressBar(total=1.0, completed=fraction, width=min(room, 24)))
     grid.add_row(*cells)
     return grid
-
-
-class EpisodeSlice(click.ParamType):  # type: ignore[type-arg]
-    """--episodes: "5", "2:10", "-3:", "::10" or "1,4,7", as a slice or a list of indices."""
-
-    name = "slice"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> slice | list[int]:
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        try:
-            if ":" not in value:
-                return [int(index) for index in value.split(",")]
-            start, stop, *step = (int(part) if part.strip() else None for part in value.split(":"))
-            chosen = slice(start, stop, *step)
-        except (TypeError, ValueError):
-            self.fail(f"{value!r} is not a choice of episodes; write 5, 2:10, -3:, ::10 or 1,4,7", param, ctx)
-        if chosen.step == 0:
-            self.fail(f"{value!r} has a step of 0", param, ctx)
-        return chosen

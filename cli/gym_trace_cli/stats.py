@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 
 import gym_trace
-from gym_trace_cli import show, stats_tables
+from gym_trace_cli import show
+from gym_trace_cli.show import number
+
+Summary = dict[str, Any]
+Table = tuple[list[str], list[list[str]]]
+_SPREAD = ("mean", "std", "min", "5 %", "25 %", "median", "75 %", "95 %", "max")
+_MOST_ROWS = 20  # of a leaf; --json has all of them
+_BAR, _CHART = 20, 40  # characters
+_COUNTED = ("count", "nan", "inf")
 
 
 @click.command("stats", short_help="Summarize a trace.")
@@ -22,7 +32,7 @@ def command(directory: str, by: str | None, columns: bool, as_json: bool) -> Non
     lengths are those of complete episodes: terminated or truncated, with at least one step. Where rewards are several
     numbers each, there is a return for every one.
     """
-    with show.Progress(quiet=not columns) as progress:
+    with show.ProgressLine(quiet=not columns) as progress:
 
         def on_progress(done: int, total: int) -> None:
             progress.update(f"{show.count(done)} of {show.count(total)} steps", done / total if total else None)
@@ -31,4 +41,243 @@ def command(directory: str, by: str | None, columns: bool, as_json: bool) -> Non
     if as_json:
         click.echo(json.dumps(summary, indent=2, allow_nan=False))
     else:
-        stats_tables.print_summary(summary)
+        _print_summary(summary)
+
+
+def _print_summary(summary: Summary) -> None:
+    show.facts(_facts(summary))
+    click.echo()
+    _print_spreads(summary)
+    if summary.get("groups"):
+        _print_groups(summary)
+    show.title("bytes a column")
+    _print_storage(summary["storage"])
+    for name, described in _groups_with_columns(summary):
+        _print_columns(described, f" of {name}" if name else "")
+
+
+def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
+    storage, duration = summary["storage"], summary["duration"]
+    yield "trace", show.printable(summary["directory"])
+    episodes = show.count(summary["episodes"])
+    if summary["filtered"] or summary["parts"] > summary["episodes"]:
+        episodes += f" in {show.count(summary['parts'])} parts"
+    yield "episodes", episodes
+    yield "outcomes", _outcomes(summary["outcomes"])
+    if summary["complete"] < summary["episodes"]:
+        yield "complete", f"{show.count(summary['complete'])}: return and length are theirs; for others --by outcome"
+    yield "steps", show.count(summary["steps"])
+    if duration["wall"] is not None:
+        yield "recorded in", show.duration(duration["wall"])
+    if summary["steps_per_second"] is not None:
+        running = show.duration(duration["running"])
+        yield "speed", f"{number(summary['steps_per_second'])} steps/s over the {running} that episodes were running"
+    raw = f" for {show.size(storage['raw_bytes'])} of values, {number(storage['compression_ratio'])} : 1"
+    yield "on disk", show.size(storage["bytes"]) + (raw if storage["raw_bytes"] else "")
+    if summary["filtered"]:
+        yield "filtered", "steps were left out: return and length count those that were kept"
+    if summary["damage"]:
+        yield (
+            "damage",
+            f"{show.count(len(summary['damage']), 'place')} not readable and not counted; see gym-trace check",
+        )
+
+
+def _outcomes(outcomes: dict[str, int]) -> str:
+    return ", ".join(f"{name} {show.count(count)}" for name, count in outcomes.items())
+
+
+def _print_spreads(summary: Summary) -> None:
+    spreads = dict(_spreads(summary))
+    show.table(("", *_SPREAD), [(name, *_spread(spread)) for name, spread in spreads.items()])
+    for name, spread in spreads.items():
+        if spread["nan"] or spread["inf"]:
+            left_out = (
+                f"{show.count(spread['nan'], 'episode')} with NaN and {show.count(spread['inf'])} with an infinity"
+            )
+            click.echo(f"{name}: left out {left_out}")
+    if show.draws() and summary["episodes"] > 1:
+        click.echo()
+        show.facts(_charts(summary))
+
+
+def _spreads(summary: Summary) -> Iterator[tuple[str, Summary]]:
+    """The return, or that of each objective of rewards that are several numbers; and the length."""
+    objectives = summary["objectives"]
+    if summary["return"]["count"] or not objectives:
+        yield "return", summary["return"]
+    yield from ((f"return[{i}]", spread) for i, spread in enumerate(objectives))
+    yield "length", summary["length"]
+
+
+def _spread(spread: Summary) -> list[str]:
+    quantiles = spread["quantiles"]
+    shown = (spread["mean"], spread["std"], spread["min"], quantiles["5"], quantiles["25"])
+    return [number(value) for value in (*shown, spread["median"], quantiles["75"], quantiles["95"], spread["max"])]
+
+
+def _charts(summary: Summary) -> Iterator[tuple[str, str]]:
+    charts = []
+    for name, spread in _spreads(summary):
+        if (histogram := spread["histogram"]) and len(histogram["counts"]) > 1:
+            ends = spread["min"], spread["max"]
+            charts.append((name, *ends, show.histogram(histogram["counts"], _CHART)))
+    curve = [value for value in summary["return_curve"] if value is not None]
+    if len(curve) > 1:
+        charts.append(("return over time", min(curve), max(curve), show.curve(curve, _CHART)))
+    indent = max((len(number(least)) for _, least, _, _ in charts), default=0)
+    for name, least, largest, drawn in charts:
+        yield name, f"{number(least).rjust(indent)} ▕{drawn}▏ {number(largest)}"
+
+
+def _print_groups(summary: Summary) -> None:
+    groups = {show.printable(name): group for name, group in summary["groups"].items()}
+    by = summary["by"]
+    show.title(f"by {by}")
+    show.table(
+        (by, "episodes", "steps", "steps/s", "bytes", "outcomes"),
+        [
+            (
+                name,
+                show.count(group["episodes"]),
+                show.count(group["steps"]),
+                number(group["steps_per_second"]),
+                show.size(group["storage"]["bytes"]) if group["storage"] else "-",
+                _outcomes(group["outcomes"]),
+            )
+            for name, group in groups.items()
+        ],
+    )
+    known = {name: dict(_spreads(group)) for name, group in groups.items()}
+    for what in dict.fromkeys(what for spreads in known.values() for what in spreads):
+        click.echo()
+        rows = [(name, *_spread(spreads[what])) for name, spreads in known.items() if what in spreads]
+        show.table((what, *_SPREAD), rows)
+
+
+def _print_storage(storage: Summary) -> None:
+    whole, columns = storage["bytes"], storage["columns"]
+    rows = [
+        (show.printable(name), *_sizes(column["raw_bytes"], column["stored_bytes"], whole))
+        for name, column in sorted(columns.items(), key=lambda item: -item[1]["stored_bytes"])
+    ]
+    rest = whole - sum(column["stored_bytes"] for column in columns.values())
+    rows.append(("(index, framing)", "-", show.size(rest), "-", show.share(rest, whole)))
+    show.table(("column", "raw", "stored", "ratio", "share"), rows)
+
+
+def _sizes(raw: int, stored: int, whole: int) -> tuple[str, str, str, str]:
+    return show.size(raw), show.size(stored), number(raw / stored if stored else None), show.share(stored, whole)
+
+
+# -- columns ----------------------------------------------------------------------------------------------------------
+
+
+def _groups_with_columns(summary: Summary) -> Iterator[tuple[str, Summary]]:
+    if "rewards" in summary:
+        yield "", summary
+        groups = summary.get("groups", {})
+        for name, group in groups.items() if len(groups) > 1 else ():
+            yield show.printable(name), group
+
+
+def _print_columns(described: Summary, of: str) -> None:
+    rewards = described["rewards"]
+    show.title(f"rewards{of}")
+    objectives = [(f"rewards{_index(known['index'])}", known) for known in rewards["objectives"]]
+    single = [("rewards", rewards)] if rewards["count"] or not objectives else []
+    _print_tables([_moments_table(single + objectives), _counts_table(single)])
+    if rewards["misfits"]:
+        click.echo(f"rewards: {show.count(rewards['misfits'])} left out, no numbers")
+    for name in ("actions", "observations"):
+        if described[name]:
+            show.title(f"{name}{of}")
+            _print_leaves(described[name])
+
+
+def _print_leaves(leaves: Sequence[Summary]) -> None:
+    measured: list[tuple[str, Summary]] = []
+    counted: list[tuple[str, Summary]] = []
+    told: list[tuple[str, Summary]] = []
+    notes = []
+    for leaf in leaves:
+        path = show.printable("/".join(map(str, leaf["path"])))
+        if "distinct" in leaf:
+            told.append((path, leaf))
+        elif "all" in leaf:
+            measured.append((f"{path} (all of {' x '.join(map(str, leaf['shape']))})", leaf["all"]))
+        else:
+            for known in leaf["dimensions"][:_MOST_ROWS]:
+                (measured if "mean" in known else counted).append((f"{path}{_index(known['index'])}", known))
+            if len(leaf["dimensions"]) > _MOST_ROWS:
+                notes.append(f"{path}: {show.count(len(leaf['dimensions']) - _MOST_ROWS)} more dimensions, see --json")
+        if leaf["misfits"]:
+            notes.append(
+                f"{path}: {show.count(leaf['misfits'])} of {show.count(leaf['rows'])} rows do not fit the space"
+            )
+    _print_tables([_moments_table(measured), _counts_table(counted), _varieties_table(told)])
+    for note in notes:
+        click.echo(note)
+
+
+def _print_tables(tables: list[Table]) -> None:
+    for i, (headings, rows) in enumerate(table for table in tables if table[1]):
+        click.echo("\n" * (i > 0), nl=False)
+        show.table(headings, rows)
+
+
+def _index(index: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, index))}]" if index else ""
+
+
+def _variety(leaf: Summary) -> tuple[str, str]:
+    at_least = "" if leaf["distinct_is_exact"] else ">= "
+    return f"{at_least}{show.count(leaf['distinct'])}", ", ".join(map(show.printable, leaf["examples"]))
+
+
+def _moments_table(measured: list[tuple[str, Summary]]) -> Table:
+    names = ["count", "mean", "std", "min", "max"]
+    names += [name for name in ("nan", "inf") if any(known[name] for _, known in measured)]
+    return ["", *names], [
+        [label, *(show.count(known[name]) if name in _COUNTED else number(known[name]) for name in names)]
+        for label, known in measured
+    ]
+
+
+def _counts_table(counted: list[tuple[str, Summary]]) -> Table:
+    return ["", "value", "count", "share", ""], [[label, *cells] for label, tally in counted for cells in _tally(tally)]
+
+
+def _varieties_table(told: list[tuple[str, Summary]]) -> Table:
+    return ["", "distinct", "examples"], [[path, *_variety(leaf)] for path, leaf in told]
+
+
+def _tally(tally: Summary) -> Iterator[tuple[str, str, str, str]]:
+    """Rows of value, count, share and a bar: the most frequent values, or the bins of a histogram."""
+    if "histogram" in tally:
+        counts = _fewer_bins(**tally["histogram"])
+        left_out: list[int] = []
+    else:
+        ranked = sorted(tally["values"], key=lambda pair: -pair[1])
+        kept = sorted(ranked) if len(ranked) <= _MOST_ROWS else ranked[:_MOST_ROWS]
+        counts = [(f"{value:.6g}" if isinstance(value, float) else str(value), count) for value, count in kept]
+        left_out = [count for _, count in ranked[_MOST_ROWS:]]
+    total = sum(count for _, count in counts) + sum(left_out)
+    highest = max((count for _, count in counts), default=1)
+    for value, count in counts:
+        bar = "█" * round(_BAR * count / highest) if show.draws() else ""
+        yield value, show.count(count), show.share(count, total), bar
+    if left_out:
+        yield f"{show.count(len(left_out))} others", show.count(sum(left_out)), show.share(sum(left_out), total), ""
+
+
+def _fewer_bins(edges: list[float], counts: list[int]) -> list[tuple[str, int]]:
+    together = -(-len(counts) // _MOST_ROWS)
+    starts = range(0, len(counts), together)
+    return [
+        (
+            f"{number(edges[start])} to {number(edges[min(start + together, len(counts))])}",
+            sum(counts[start : start + together]),
+        )
+        for start in starts
+    ]

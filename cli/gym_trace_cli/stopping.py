@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from gym_trace_cli.exit_codes import SIGNALLED
+
 _NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 if hasattr(signal, "SIGHUP"):
     _NAMES[signal.SIGHUP] = "hung up"
@@ -44,7 +46,7 @@ class StopSignals:
 
     @property
     def exit_code(self) -> int:
-        return 128 + self.received
+        return SIGNALLED + self.received
 
     @property
     def what_happened(self) -> str:
@@ -70,4 +72,4 @@ class StopSignals:
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
         else:
-            raise SystemExit(128 + number)
+            raise SystemExit(SIGNALLED + number)

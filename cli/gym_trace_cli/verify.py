@@ -13,15 +13,15 @@ import gym_trace
 from gym_trace.errors import CorruptTrace
 from gym_trace.printable import shown
 from gym_trace_cli import show
-from gym_trace_cli.environments import maker
+from gym_trace_cli.environments import making_arguments
+from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, FINE, UNVERIFIABLE
 
 if TYPE_CHECKING:
     from gym_trace import Trace
     from gym_trace.replay.compare import Difference
     from gym_trace.replay.resimulate import Verdict
 
-DIFFERS, UNVERIFIABLE, DAMAGED = 3, 4, 5  # exit codes
-# Of several the first counts: what is known to be wrong comes before what is not known.
+# Exit codes. Of several the first counts: what is known to be wrong comes before what is not known.
 _CODES = {"differs": DIFFERS, "damaged": DAMAGED, "unverifiable": UNVERIFIABLE}
 
 
@@ -39,12 +39,12 @@ def verify(
     """Plays the chosen episodes again, says what came out, and returns the exit code."""
     from gym_trace.replay.verify import differing_versions, played_in_registered
 
-    options |= maker(env_id, factory, env_args, imports)
+    options |= making_arguments(env_id, factory, env_args, imports)
     options["on_damage"] = "skip" if skip_damaged else "raise"
     counts: Counter[str] = Counter()
     damaged = False
     try:
-        with show.Progress() as line:
+        with show.ProgressLine() as line:
             for verdict in gym_trace.verify_trace(trace, episodes=chosen, imports=imports, **options):
                 counts[verdict.verdict] += 1
                 if as_json:
@@ -66,7 +66,7 @@ def verify(
         click.echo(show.printable(f"skipped: {where}: {damage.problem}"), err=True)
     words = [f"{show.count(number)} {_SAID[name]}" for name, number in sorted(counts.items())]
     click.echo(f"{show.count(sum(counts.values()), 'episode')} replayed: {', '.join(words) or 'none'}", err=as_json)
-    return next((code for verdict, code in _CODES.items() if counts[verdict] or (damaged and code == DAMAGED)), 0)
+    return next((code for verdict, code in _CODES.items() if counts[verdict] or (damaged and code == DAMAGED)), FINE)
 
 
 _SAID = {

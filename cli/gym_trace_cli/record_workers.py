@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -14,15 +13,14 @@ import click
 import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.environments import import_and_make
+from gym_trace_cli.exit_codes import ERROR
 from gym_trace_cli.stopping import StopSignals
 
 if TYPE_CHECKING:
     from gym_trace.collecting.supervisor import Collected
 
-_PLAIN_SECONDS = 5.0  # between lines of progress where there is no terminal
 
-
-def collect(
+def record_with_workers(
     env_id: str | None,
     factory: str | None,
     directory: Path,
@@ -36,8 +34,8 @@ def collect(
     """Records with workers, shows how it goes, and exits with what came of it."""
     make = partial(import_and_make, tuple(imports), env_id, factory, dict(env_args))
     describe = {"id": env_id, "kwargs": dict(env_args), **({} if factory is None else {"make": factory})}
-    with StopSignals() as stop, ExitStack() as stack:
-        shown = stack.enter_context(_Dashboard(quiet))
+    restarts = 0
+    with StopSignals() as stop, show.ProgressLine(quiet=quiet) as line, ExitStack() as stack:
         scalars = None
         if tensorboard is not None:
             from gym_trace.collecting.tensorboard import Scalars
@@ -45,7 +43,11 @@ def collect(
             scalars = stack.enter_context(Scalars(tensorboard))
 
         def report(progress: Collected) -> int:
-            shown.update(progress)
+            nonlocal restarts
+            died, restarts = progress.restarts > restarts, progress.restarts
+            why = f"  ({progress.trouble})" if died else ""
+            text = show.printable("  ".join(_facts(progress)) + why)
+            line.update(text, table=partial(_table, progress), at_once=died)
             if scalars is not None:
                 scalars.add(progress)
             return stop.received
@@ -64,41 +66,7 @@ def collect(
                 click.echo(show.printable(f"worker {number} was given up: {worker.trouble}"), err=True)
         if done.trouble and not done.failed and all(worker.state != "given up" for worker in done.workers):
             click.echo(show.printable(f"not everything could be recorded: {done.trouble}"), err=True)
-        raise SystemExit(1)
-
-
-class _Dashboard:
-    """A table on a terminal, a line now and then elsewhere, nothing with quiet."""
-
-    def __init__(self, quiet: bool):
-        self._quiet = quiet
-        self._live: Any = None
-        self._due = time.monotonic() + _PLAIN_SECONDS
-        self._restarts = 0
-
-    def __enter__(self) -> _Dashboard:
-        import sys
-
-        if not self._quiet and show.is_terminal(sys.stderr):
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)
-            self._live.start()
-        return self
-
-    def update(self, progress: Collected) -> None:
-        if self._live is not None:
-            self._live.update(_table(progress), refresh=True)
-        elif not self._quiet and (time.monotonic() >= self._due or progress.restarts > self._restarts):
-            self._due = time.monotonic() + _PLAIN_SECONDS
-            why = f"  ({progress.trouble})" if progress.restarts > self._restarts else ""
-            self._restarts = progress.restarts
-            click.echo(show.printable("  ".join(_facts(progress)) + why), err=True)
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        raise SystemExit(ERROR)
 
 
 def _facts(progress: Collected) -> list[str]:
@@ -146,8 +114,6 @@ def _table(progress: Collected) -> Any:
 
 
 def _print_summary(done: Collected, directory: Path) -> None:
-    from gym_trace_cli.record import print_next
-
     if not done.new_episodes and done.stopped == "done":
         click.echo(f"nothing to do: all {show.count(done.episodes, 'episode')} are recorded")
     else:
@@ -160,4 +126,4 @@ def _print_summary(done: Collected, directory: Path) -> None:
         if done.returns is not None:
             click.echo(show.returns(*done.returns, lately=done.new_episodes > 100))
     click.echo(f"{show.printable(directory)}: {show.size(done.bytes)}, seed {done.seed}\n")
-    print_next(directory)
+    show.next_commands(directory)

@@ -1,0 +1,134 @@
+"""Options that several commands have, and the types of their values."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import click
+
+
+class EpisodeSlice(click.ParamType):  # type: ignore[type-arg]
+    """--episodes: "5", "2:10", "-3:", "::10" or "1,4,7", as a slice or a list of indices."""
+
+    name = "slice"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> slice | list[int]:
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        try:
+            if ":" not in value:
+                return [int(index) for index in value.split(",")]
+            start, stop, *step = (int(part) if part.strip() else None for part in value.split(":"))
+            chosen = slice(start, stop, *step)
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not a choice of episodes; write 5, 2:10, -3:, ::10 or 1,4,7", param, ctx)
+        if chosen.step == 0:
+            self.fail(f"{value!r} has a step of 0", param, ctx)
+        return chosen
+
+
+class EnvArg(click.ParamType):  # type: ignore[type-arg]
+    """KEY=VALUE, the value as JSON if it is JSON, and as text if not."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        key, equals, text = value.partition("=")
+        if not (key.isidentifier() and equals):
+            self.fail(f"{value!r} is not of the form KEY=VALUE, such as render_mode=rgb_array", param, ctx)
+        try:
+            return key, json.loads(text)
+        except ValueError:
+            return key, text
+
+
+class NamedCallable(click.ParamType):  # type: ignore[type-arg]
+    """A callable as MODULE:NAME. Modules in the current directory are found."""
+
+    name = "module:name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        module_name, colon, name = value.partition(":")
+        if not (module_name and colon and name):
+            self.fail(f"{value!r} is not of the form MODULE:NAME, such as agents:greedy", param, ctx)
+        try:
+            found: Any = import_here(module_name)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except ImportError as error:
+            self.fail(f"cannot import {module_name!r}: {error}", param, ctx)
+        except AttributeError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+        if not callable(found):
+            self.fail(f"{value!r} cannot be called, its type is {type(found).__name__}", param, ctx)
+        return found
+
+
+class FactoryName(NamedCallable):
+    """MODULE:FUNCTION that can be called. It stays text, which every process can look up for itself."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        super().convert(value, param, ctx)
+        return value
+
+
+env_args_option = click.option(
+    "--env-arg",
+    "env_args",
+    type=EnvArg(),
+    multiple=True,
+    metavar="K=V",
+    help="Pass K=V to the environment; V is JSON, or else text.",
+)
+imports_option = click.option(
+    "--import",
+    "imports",
+    multiple=True,
+    metavar="MODULE",
+    help="Import the module that registers the environment, such as ale_py.",
+)
+
+
+make_option = click.option(
+    "--make",
+    "factory",
+    type=FactoryName(),
+    metavar="M:F",
+    help="MODULE:FUNCTION that makes the environment; it is given what --env-arg says, and render_mode if it takes it.",
+)
+trust_option = click.option(
+    "--trust",
+    is_flag=True,
+    help="Trust the trace: import, call and open what only it names. Without this you are told what that would be.",
+)
+
+
+def recorded_env_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options for the environment that a trace is played in."""
+    env = click.option("--env", "env_id", metavar="ID", help="Play in this environment. Default: what the trace says.")
+    for option in (trust_option, imports_option, env_args_option, make_option, env):
+        command = option(command)
+    return command
+
+
+def import_here(module_name: str) -> ModuleType:
+    """Imports a module as a script in the current directory would."""
+    look_in_current_directory()
+    return importlib.import_module(module_name)
+
+
+def look_in_current_directory() -> None:
+    """Has modules in the current directory found, which Python does for scripts and not for installed commands."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
