@@ -20,7 +20,7 @@ from shell import run
 import gym_trace
 import gym_trace.replay_env
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
-from gym_trace.envs import identity as environment
+from gym_trace.envs import identity, seeding
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.video.window import play_for_humans
 
@@ -35,7 +35,7 @@ def value(**arguments: Any) -> dict[str, Any]:
 @pytest.fixture(params=["made", "spec"])
 def forge(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forge]:
     """Writes a trace that says of its environment what a stranger wants, in today's words or as an EnvSpec."""
-    describe = environment.describe_environment
+    describe = identity.describe_environment
 
     def forged(*wrappers: tuple[str, Any], id: str = "CartPole-v1", entry_point: Any = CARTPOLE, **kwargs: Any) -> Path:
         made: Any = {"id": id, "entry_point": entry_point, "kwargs": value(**kwargs), "class": None}
@@ -43,7 +43,7 @@ def forge(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         named = [{"name": "W", "entry_point": name, "kwargs": arguments} for name, arguments in wrappers]
         spec = json.dumps({"id": id, "entry_point": entry_point, "kwargs": kwargs, "additional_wrappers": named})
         hostile = {"made": made} if request.param == "made" else {"spec": spec, "made": None}
-        monkeypatch.setattr(environment, "describe_environment", lambda env: {**describe(env), **hostile})
+        monkeypatch.setattr(identity, "describe_environment", lambda env: {**describe(env), **hostile})
         env = TraceRecordingWrapper(gymnasium.make("CartPole-v1", render_mode="rgb_array"), tmp_path / "forged")
         env.reset(seed=1)
         env.step(0)
@@ -296,12 +296,12 @@ def test_no_state_of_a_generator_does_more_than_be_refused(change: Any) -> None:
         env._np_random = np.random.Generator(np.random.MT19937(0))
     for hostile in (state, [state], None):
         with pytest.raises(EnvironmentUnavailable, match="cannot be set"):
-            environment.restore_generator(env, hostile)
+            seeding.restore_generator(env, hostile)
 
 
 def test_versions_of_packages_of_any_name_are_not_installed() -> None:
     names = ["", "../..", "a\0b", "\ud800", "x" * 5000, "\x1b[2J\n"]
-    assert environment.installed_versions(names) == dict.fromkeys(names)
+    assert identity.installed_versions(names) == dict.fromkeys(names)
 
 
 def test_arguments_that_are_registered_are_no_question(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
