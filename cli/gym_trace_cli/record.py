@@ -108,6 +108,7 @@ def command(
     tensorboard: str | None,
     argv: bool,
     git_diff: bool,
+    infos: bool,
     quiet: bool,
     **recording: Any,
 ) -> None:
@@ -120,9 +121,7 @@ def command(
     With -j several processes record. Episode k is the same whoever records it, and what a process
     that dies has not saved is recorded again by another one. See also --resume.
     """
-    from gym_trace.collecting.policies import Annotating
     from gym_trace.collecting.rollout import new_root_seed
-    from gym_trace.recording.provenance import provenance_of, recorded_by
 
     if (env_id is None) == (factory is None):
         raise click.UsageError("name an environment: ENV_ID, or --make MODULE:FUNCTION")
@@ -130,7 +129,8 @@ def command(
         episodes = _DEFAULT_EPISODES
     name = (env_id or factory or "").replace("/", "-").replace(":", "-")
     directory = Path(output or f"traces/{name}")
-    supervised = {
+    limits: dict[str, Any] = {"episodes": episodes, "steps": steps, "seconds": seconds}
+    of_workers = {
         "bytes": bytes,
         "resume": resume or None,
         "stall_timeout": stall_timeout,
@@ -139,21 +139,13 @@ def command(
         "tensorboard": tensorboard,
         "git_diff": git_diff or None,
     }
-    given = {name: value for name, value in supervised.items() if value is not None}
+    given = {name: value for name, value in of_workers.items() if value is not None}
+    recording["record_infos"] = infos
     if workers is not None:
         if vectorization or autoreset:
             raise click.UsageError("-j excludes --vectorization-mode and --autoreset")
-        limits: dict[str, Any] = {"episodes": episodes, "steps": steps, "seconds": seconds}
-        options: dict[str, Any] = {
-            "tensorboard": None,
-            "command": _COMMAND,
-            "argv": argv,
-            "workers": workers,
-            "num_envs": num_envs,
-            "seed": seed,
-            **limits,
-        }
-        options |= {**given, **_renamed(recording)}
+        options = {"command": _COMMAND, "argv": argv, "workers": workers, "num_envs": num_envs, "seed": seed, **limits}
+        options |= {**given, **recording}
         record_with_workers(env_id, factory, directory, env_args, imports, policy, quiet, **options)
         return
     if given:
@@ -164,28 +156,38 @@ def command(
     import_modules(imports)
     with spared_children() if vectorization == "async" else nullcontext():
         env = make_env(env_id, dict(env_args), factory, num_envs, vectorization, autoreset)
+    _record(env, policy, directory, quiet, argv, seed, limits, recording)
+
+
+def _record(
+    env: Any,
+    policy: Any,
+    directory: Path,
+    quiet: bool,
+    argv: bool,
+    seed: int,
+    limits: dict[str, Any],
+    recording: dict[str, Any],
+) -> None:
+    """Records in this process, shows how it goes, and exits with what came of it."""
+    from gym_trace.collecting.policies import Annotating
+    from gym_trace.recording.provenance import provenance_of, recorded_by
+
     made = _made(policy, env)  # before there is a directory, so that nothing is left where it cannot be made
     with (
         StopSignals() as stop,
         recorded_by(provenance_of(_COMMAND, policy, argv)),
-        closing(_recorder(env, directory, seed, **recording)) as recorder,
+        closing(_recorder(env, directory, metadata={"seed": seed}, **recording)) as recorder,
         show.ProgressLine(quiet=quiet) as line,
     ):
 
         def report(progress: RolloutProgress) -> int:
-            line.update(_state(progress), _fraction(progress, episodes, steps, seconds))
+            line.update(_state(progress), _fraction(progress, **limits))
             return stop.received
 
         try:
-            done = gym_trace.record_episodes(
-                recorder,
-                policy=None if made is None else Annotating(made, recorder),
-                episodes=episodes,
-                steps=steps,
-                seconds=seconds,
-                seed=seed,
-                on_progress=report,
-            )
+            acting = None if made is None else Annotating(made, recorder)
+            done = gym_trace.record_episodes(recorder, policy=acting, seed=seed, on_progress=report, **limits)
         except Exception as error:
             if isinstance(error, TraceError):
                 raise
@@ -212,20 +214,13 @@ def _made(policy: Any, env: Any) -> Any:
     return policy_maker(policy)(env.observation_space, env.action_space)
 
 
-def _renamed(recording: dict[str, Any]) -> dict[str, Any]:
-    """The options of recording as the library calls them."""
-    return {{"infos": "record_infos"}.get(name, name): value for name, value in recording.items()}
-
-
-def _recorder(env: Any, directory: Path, seed: int, infos: bool, on_exist: str, split: str, level: int) -> Any:
+def _recorder(env: Any, directory: Path, **options: Any) -> Any:
     from gymnasium.vector import VectorEnv
 
     vector = isinstance(env, VectorEnv)
     wrapper: Any = gym_trace.TraceRecordingVectorWrapper if vector else gym_trace.TraceRecordingWrapper
     try:
-        return wrapper(
-            env, directory, record_infos=infos, on_exist=on_exist, split=split, level=level, metadata={"seed": seed}
-        )
+        return wrapper(env, directory, **options)
     except TraceExists as error:
         # The library speaks of its arguments, the command line of its options.
         words = str(error).replace('on_exist="append"', "--on-exist append")

@@ -28,7 +28,7 @@ def record_with_workers(
     imports: Sequence[str],
     policy: Any,
     quiet: bool,
-    tensorboard: str | None,
+    tensorboard: str | None = None,
     **options: Any,
 ) -> None:
     """Records with workers, shows how it goes, and exits with what came of it."""

@@ -19,12 +19,12 @@ from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
 class VectorWorker(Worker):
     """Several environments side by side, each with an episode of its own; those without one are not recorded."""
 
-    def _made(self) -> Any:
+    def _make_env(self) -> Any:
         count = self._setup.num_envs or 1
         self._doing: list[int | None] = [None] * count  # the episode of each lane
         return SyncVectorEnv([self._setup.make_env] * count, autoreset_mode=DISABLED)
 
-    def _recording(self, env: Any) -> Any:
+    def _make_recorder(self, env: Any) -> Any:
         setup = self._setup
         self._wanted: deque[bool] = deque()  # whether to record the episodes that the lanes begin, in turn
         return TraceRecordingVectorWrapper(

@@ -101,10 +101,10 @@ class Worker(Rollout):
     # -- episodes -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        env = self._made()
+        env = self._make_env()
         try:
             with recorded_by(self._setup.provenance):
-                recorder = self._recording(env)
+                recorder = self._make_recorder(env)
         except BaseException:
             env.close()
             raise
@@ -120,10 +120,10 @@ class Worker(Rollout):
     def ended(self, episode: int, steps: int, total: Return) -> None:
         self._finished.append((episode, steps, total))
 
-    def _made(self) -> Any:
+    def _make_env(self) -> Any:
         return self._setup.make_env()
 
-    def _recording(self, env: Any) -> Any:
+    def _make_recorder(self, env: Any) -> Any:
         setup = self._setup
         return TraceRecordingWrapper(env, setup.directory, uid=setup.uid, on_exist="append", **setup.recording)
 

@@ -73,7 +73,7 @@ def harmless_wrapper(name: str) -> type[Any] | None:
 
 def trusted_wrapper(name: str) -> type[Any] | None:
     """The class of any wrapper, imported because the reader trusts the trace; None if it is to be left out."""
-    kind = named(name)
+    kind = import_named(name)
     if not (isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)):
         raise EnvironmentUnavailable(f"the trace names {shown(name)} as a wrapper, which it is not")
     bases = [base for base in kind.__mro__ if base is not object]
@@ -81,7 +81,7 @@ def trusted_wrapper(name: str) -> type[Any] | None:
     return None if out else kind
 
 
-def named(name: str) -> Any:
+def import_named(name: str) -> Any:
     """What module:attribute is. Imports the module. Raises EnvironmentUnavailable."""
     module, _, path = name.partition(":")
     try:
@@ -93,7 +93,7 @@ def named(name: str) -> Any:
     return found
 
 
-def checked(kind: type[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def checked_arguments(kind: type[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments for a wrapper, if it has such parameters. Raises EnvironmentUnavailable."""
     try:
         inspect.signature(kind).bind(None, **arguments)

@@ -13,11 +13,10 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from gym_trace.envs.recipe import recipe_of, recipes_of_lanes, recorded_recipe
+from gym_trace.envs.recipe import OF_ALL_LANES, recipe_of, recipes_of_lanes, recorded_recipe
 from gym_trace.errors import TraceError
 from gym_trace.model.values import shown, without_addresses
 
-_OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec()
 # Simulators and libraries whose version changes what an environment does, where they are loaded.
 _TELLING_PACKAGES = ("ale_py", "Box2D", "brax", "dm_control", "jax", "minigrid", "mujoco", "pygame", "torch")
 
@@ -49,7 +48,7 @@ def _spec_of(env: Any) -> Any:
     spec = (lanes[0].spec if isinstance(lanes, list) and lanes else None) or env.spec
     if not isinstance(spec, EnvSpec):
         return spec
-    kwargs = {name: value for name, value in spec.kwargs.items() if name not in _OF_ALL_LANES}
+    kwargs = {name: value for name, value in spec.kwargs.items() if name not in OF_ALL_LANES}
     return dataclasses.replace(spec, kwargs=kwargs)  # which copies nothing: not all arguments can be
 
 

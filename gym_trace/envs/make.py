@@ -14,7 +14,7 @@ from gym_trace.envs.autoreset import SPEC_WITHOUT
 from gym_trace.envs.consent import (
     asked_of_arguments,
     asked_of_sizes,
-    checked,
+    checked_arguments,
     harmless_wrapper,
     is_left_out,
     shown,
@@ -68,7 +68,7 @@ def make_environment(
     return env
 
 
-def unseen(description: Mapping[str, Any], lane: int = 0) -> dict[str, Any]:
+def headless_arguments(description: Mapping[str, Any], lane: int = 0) -> dict[str, Any]:
     """Arguments that make the recorded environment where nobody looks: without a window, and without frames kept.
 
     Other render modes stay, because an observation may be made of what is rendered.
@@ -217,7 +217,7 @@ def _around(env: Any, name: str, arguments: Arguments | None) -> Any:
     if kind is None:
         warnings.warn(f"the wrapper {shown(name, plain=True)} records or shows: it is left out", stacklevel=4)
         return env
-    return kind(env, **checked(kind, _made(arguments, name)))
+    return kind(env, **checked_arguments(kind, _made(arguments, name)))
 
 
 def _made(arguments: Arguments, owner: str) -> dict[str, Any]:

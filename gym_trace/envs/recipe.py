@@ -20,7 +20,7 @@ from gym_trace.model.values import copied, dtype_from, is_plain_dtype
 _LARGEST = 64 << 10  # bytes of an argument: every batch has it once more
 _DEEPEST = 32  # levels of an argument
 _MOST_WRAPPERS = 100
-_OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec()
+OF_ALL_LANES = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # arguments of make_vec() itself
 _OF_MAKE = ("max_episode_steps", "disable_env_checker")  # of make(), which never reach an environment
 _BUILTIN_TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float}
 
@@ -71,7 +71,7 @@ def _recipe_of_spec(spec: Any) -> dict[str, Any]:
     named = [[wrapper.entry_point, _stored(wrapper.kwargs)] for wrapper in spec.additional_wrappers]
     around = [_wrapping(function) for function in spec.kwargs.get("wrappers") or ()]
     base = _base(spec)
-    for name in (*_OF_ALL_LANES, *_OF_MAKE):
+    for name in (*OF_ALL_LANES, *_OF_MAKE):
         base["kwargs"].pop(name, None)
     return {**base, "class": None, "wrappers": [*_wrappers_of_make(_as_told(vars(spec))), *named, *around]}
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from gym_trace.envs.identity import installed_versions, packages_of
-from gym_trace.envs.make import make_environment, unseen
+from gym_trace.envs.make import headless_arguments, make_environment
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
 from gym_trace.model.packing import pack_lenient
 from gym_trace.playback.trace import Trace, as_trace
@@ -206,7 +206,7 @@ def _maker(lane: Lane, trust: bool, env_kwargs: Mapping[str, Any]) -> MakeEnv:
     described = lane.writer.about.environment
 
     def make() -> Any:
-        kwargs = {**unseen(described, lane.lane), **env_kwargs}
+        kwargs = {**headless_arguments(described, lane.lane), **env_kwargs}
         return make_environment(described, trust, kwargs, lane.lane)
 
     return make

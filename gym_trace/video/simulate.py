@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from gym_trace.envs.make import make_environment, unseen
+from gym_trace.envs.make import headless_arguments, make_environment
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback.trace import Trace
 from gym_trace.replay.compare import Comparison
@@ -74,7 +74,7 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
         env = making.make_env(**(wanted if _takes_render_mode(making.make_env) else {}))
         has_it = render_mode is None or getattr(env, "render_mode", None) == render_mode
     else:
-        kwargs = {**unseen(description, lane.lane), **(making.env_kwargs or {}), **wanted}
+        kwargs = {**headless_arguments(description, lane.lane), **(making.env_kwargs or {}), **wanted}
         env = make_environment(description, making.trust, kwargs, lane.lane)
         modes = env.metadata.get("render_modes") or ()
         has_it = render_mode is None or render_mode in modes
