@@ -114,19 +114,14 @@ class Blobs:
             for number in range(writer.chunk_count):
                 chunk = writer.chunk(number, _READ)
                 self.columns += [chunk.encoded(path) for path in chunk.columns]
-        largest = max(max(column.raw, column.full_size) for column, _ in self.columns)
-        self._rooms = [np.ones(largest, np.uint8) for _ in range(3)]  # a column is decoded through up to three
-        self._next = 0
-
-    def _room(self, size: int) -> np.ndarray:
-        self._next = (self._next + 1) % len(self._rooms)
-        return self._rooms[self._next][:size]
+        largest = max(column.raw for column, _ in self.columns)
+        self._memory = np.ones(max(largest, *(len(blob) for _, blob in self.columns)), np.uint8)
 
     def decompress(self) -> float:
         """Seconds for zstd, into memory that is used again and again."""
         begin = time.perf_counter()
         for column, blob in self.columns:
-            room = memoryview(self._rooms[0])
+            room = memoryview(self._memory)
             if not column.encoding & ZSTD:
                 room[: len(blob)] = blob
                 continue
@@ -136,10 +131,10 @@ class Blobs:
         return time.perf_counter() - begin
 
     def decode(self) -> float:
-        """Seconds for zstd and undoing the filters, likewise."""
+        """Seconds for zstd and undoing the filters, each column into memory of its own."""
         begin = time.perf_counter()
         for column, blob in self.columns:
-            decode(column, blob, self._room)
+            decode(column, blob)
         return time.perf_counter() - begin
 
 

@@ -101,9 +101,13 @@ def test_all_of_a_trace_that_cannot_be_verified_is_no_error() -> None:
 def test_the_trace_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     record("fine")
     opened: list[Any] = []
-    make = gym_trace.open_trace
-    for module in ("gym_trace.playback.trace", "gym_trace.replay.verify", "gym_trace"):
-        monkeypatch.setattr(f"{module}.open_trace", lambda path: opened.append(path) or make(path))
+    make = gym_trace.Trace.__init__
+
+    def counted(trace: Any, directory: Any) -> None:
+        opened.append(directory)
+        make(trace, directory)
+
+    monkeypatch.setattr(gym_trace.Trace, "__init__", counted)
     assert code() == 0
     assert len(opened) == 1
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -171,7 +171,3 @@ def as_kept(value: Any, leaf: Leaf) -> Any:
         if limits.min <= value <= limits.max:
             return leaf.dtype.type(value)
     return value
-
-
-def map_leaves(layout: Layout, function: Callable[[Leaf], Any]) -> list[Any]:
-    return [function(leaf) for leaf in layout.leaves()]
