@@ -33,7 +33,7 @@ _OTHER = "gym_trace_before"
 _SIDES = ("alone", "before", "now")
 _WORKLOADS = "cartpole,halfcheetah,pong,minigrid,cartpole-x1024,cartpole-x16,frames-x64"
 _BLOCK = 0.1  # seconds
-_READINGS, _READING_SECONDS = 15, 30.0
+_READINGS, _READING_SECONDS = 15, 20.0
 
 
 def arguments() -> argparse.Namespace:

@@ -79,6 +79,11 @@ class MemoryReader:
     def read(self, offset: int, length: int) -> bytes:
         return self._data[offset : offset + length] if 0 <= offset < self.size else b""
 
+    def read_into(self, offset: int, out: memoryview) -> int:
+        data = self.read(offset, len(out))
+        out[: len(data)] = data
+        return len(data)
+
     def __enter__(self) -> MemoryReader:
         return self
 

@@ -59,12 +59,15 @@ class StorageContract:
             assert file.size == len(data)
             for offset, length in ((0, 1), (255_000, 1000), (3, 200_000), (255_990, 100), (7, 0)):
                 assert file.read(offset, length) == data[offset : offset + length]
+                out = memoryview(bytearray(length))
+                assert out[: file.read_into(offset, out)] == data[offset : offset + length]
 
     def test_there_is_nothing_outside_of_a_file(self, storage: Storage) -> None:
         _written(storage, "a", [b"some"])
         with storage.open("a") as file:
             for offset in (-64, -1, 4, 1 << 50, 1 << 70):
                 assert file.read(offset, 64) == b""
+                assert file.read_into(offset, memoryview(bytearray(64))) == 0
 
     def test_what_is_not_there_is_not_found(self, storage: Storage) -> None:
         storage.make()

@@ -11,7 +11,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.column_decoder import decode, decode_rows
-from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, parse_column
+from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, parse_column
 from gym_trace.format.tables import Index, TableRoom, are_apart, totals_of
 from gym_trace.model.packing import unpack
 from gym_trace.model.values import Array
@@ -19,6 +19,7 @@ from gym_trace.storage.protocol import Reader, Storage
 
 PART = ".part"
 _SCAN_BLOCK = 1 << 20
+_LARGE = 1 << 20  # bytes of a column
 _NO_RECORD = "not a record"
 _KNOWN = 4096  # chunks
 
@@ -45,7 +46,7 @@ class Chunk:
 
     def __init__(
         self,
-        blobs: dict[Path, tuple[Column, bytes]],
+        blobs: dict[Path, tuple[Column, Piece]],
         rows: dict[Path, int],
         located: Callable[[CorruptTrace], CorruptTrace],
     ):
@@ -67,8 +68,8 @@ class Chunk:
     def __contains__(self, path: Path) -> bool:
         return path in self._blobs
 
-    def encoded(self, path: Path) -> tuple[Column, bytes]:
-        """A column as it is stored; before decode(), which lets go of that."""
+    def encoded(self, path: Path) -> tuple[Column, Piece]:
+        """A column as it is stored; before it is decoded."""
         return self._blobs[path]
 
     def array(self, path: Path) -> Array:
@@ -343,7 +344,7 @@ class BatchReader:
             return True
         return not any(file.read(offset, min(self.size - offset, _SCAN_BLOCK)))
 
-    def _table(self, columns: dict[Path, tuple[Column, bytes]], name: str, dtype: np.dtype[Any]) -> Array:
+    def _table(self, columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]) -> Array:
         found = columns.get((name,))
         if found is None or found[0].dtype != f"|V{dtype.itemsize}":
             raise CorruptTrace(f"a record has no {name} table")
@@ -375,8 +376,14 @@ class BatchReader:
         self.damage.append(Damage(self.path, start, end, problem))
 
 
-def _checked(file: Reader, offset: int, column: Column) -> bytes:
-    blob = file.read(offset, column.stored)
+def _checked(file: Reader, offset: int, column: Column) -> Piece:
+    """The stored bytes of a column. Those of a large one can be written to, so that it need not be copied."""
+    blob: Piece
+    if column.stored < _LARGE:
+        blob = file.read(offset, column.stored)
+    else:
+        blob = np.empty(min(column.stored, max(0, file.size - offset)), np.uint8).data
+        blob = blob[: file.read_into(offset, blob)]
     if len(blob) != column.stored or crc32(blob) != column.crc:
         raise CorruptTrace(f"checksum mismatch in column {'/'.join(map(str, column.path))}")
     return blob

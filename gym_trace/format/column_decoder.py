@@ -16,7 +16,9 @@ _MAX_WINDOW = 128 << 20
 
 
 def decode(column: Column, blob: bytes | memoryview) -> Array:
-    """The rows of a column as a writable array of the caller's own; of a msgpack column, an array of objects.
+    """The rows of a column as an array that can be written to; of a msgpack column, an array of objects.
+
+    Of a column that is stored as it is, the array has the memory of blob, if that can be written to.
 
     Raises CorruptTrace. The memory taken is bounded by what parse_column has allowed.
     """
@@ -60,11 +62,11 @@ def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:
 
 
 def _inflated(column: Column, blob: bytes | memoryview) -> Array:
-    """The decompressed bytes of blob, exactly as many as the column says, in an array of their own."""
-    out = np.empty(column.raw, np.uint8)
+    """The decompressed bytes of blob, exactly as many as the column says, in an array that can be written to."""
     if not column.encoding & ZSTD:
-        out[:] = np.frombuffer(blob, np.uint8)
-        return out
+        stored = np.frombuffer(blob, np.uint8)
+        return stored if stored.flags.writeable else stored.copy()
+    out = np.empty(column.raw, np.uint8)
     try:
         if zstandard.frame_content_size(blob) not in (column.raw, -1):  # -1: it does not say
             raise CorruptTrace("a compressed column does not have the size it should")

@@ -135,6 +135,15 @@ class LocalReader:
             data += more
         return data
 
+    def read_into(self, offset: int, out: memoryview) -> int:
+        if not 0 <= offset < self.size:
+            return 0
+        self._file.seek(offset)
+        filled = 0
+        while filled < len(out) and (count := self._file.readinto(out[filled:])):
+            filled += count
+        return filled
+
     def __enter__(self) -> LocalReader:
         return self
 

@@ -23,6 +23,9 @@ class Reader(Protocol):
     def read(self, offset: int, length: int) -> bytes:
         """Up to length bytes from offset on; fewer only at the end of the file, none before or beyond it."""
 
+    def read_into(self, offset: int, out: memoryview) -> int:
+        """As read(), into out, as many bytes as it has; returns how many there were."""
+
     def __enter__(self) -> Reader: ...
 
     def __exit__(
