@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
@@ -234,7 +235,7 @@ class _Stream:
         self, compressor: zstandard.ZstdCompressor, dtype: np.dtype[Any], shape: tuple[int, ...], encoding: int
     ):
         self.dtype, self.shape, self.encoding = dtype, shape, encoding
-        row_size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        row_size = dtype.itemsize * math.prod(shape)
         self.rows = self.raw = 0
         self._object = compressor.compressobj() if encoding & ZSTD else None
         self._pieces: list[Piece] = []

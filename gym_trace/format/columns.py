@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
@@ -36,7 +35,7 @@ class Column(NamedTuple):
 
     @property
     def row_size(self) -> int:
-        return int(np.prod(self.shape, dtype=object)) * item_size(self.dtype)
+        return math.prod(self.shape) * item_size(self.dtype)
 
     @property
     def full_size(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from gym_trace.errors import CorruptTrace
@@ -16,7 +18,7 @@ _WIDE_AT_ONCE = 2048  # wider elements, of which each pass over all would read a
 
 def as_bytes(rows: Array) -> Array:
     """A (rows, row size) view of the bytes of a C-contiguous array."""
-    row_size = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
+    row_size = rows.dtype.itemsize * math.prod(rows.shape[1:])
     if rows.size == 0:
         return np.empty((len(rows), row_size), np.uint8)
     return rows.reshape(-1).view(np.uint8).reshape(len(rows), row_size)

@@ -147,7 +147,7 @@ class DeltaRows(NamedTuple):
 
     @property
     def row_size(self) -> int:
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
     @property
     def changed(self) -> int:

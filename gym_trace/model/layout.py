@@ -31,7 +31,7 @@ class Leaf:
         self.path = path
         self.dtype = dtype
         self.shape = shape
-        self.row_size = 0 if dtype is None else dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        self.row_size = 0 if dtype is None else dtype.itemsize * math.prod(shape)
 
     @property
     def column(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -134,7 +135,7 @@ class LeafValues:
         self._tallies: list[Tally] = []
         self._moments: Moments | None = None
         self._variety: Variety | None = None
-        size = int(np.prod(leaf.shape, dtype=np.int64))
+        size = math.prod(leaf.shape)
         by_dimension = size <= (MOST_ROW_DIMENSIONS if len(leaf.shape) <= 1 else MOST_GRID_DIMENSIONS)
         self._whole = not by_dimension
         self._width = size if by_dimension else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -41,7 +42,7 @@ class StepMemory:
         It lies in memory as it is to be stored, by lane, then by time; narrow rows by time first: to put each of them
         into a cache line of its own, step by step, takes longer than to order them later, many at a time.
         """
-        size = self._count * self.times * dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        size = self._count * self.times * dtype.itemsize * math.prod(shape)
         flat = self._idle(self._kept.setdefault(path, []), size).view(dtype)
         if size <= _NARROW * self._count * self.times:
             return flat.reshape(self.times, self._count, *shape).swapaxes(0, 1)
@@ -87,7 +88,7 @@ def _in_order(stacked: Array) -> Array:
 
 def _as_words(stacked: Array) -> Array:
     """The same bytes with one number a row, where there are numbers so wide: these are copied far more quickly."""
-    word = _WORDS.get(stacked.itemsize * int(np.prod(stacked.shape[2:], dtype=np.int64)))
+    word = _WORDS.get(stacked.itemsize * math.prod(stacked.shape[2:]))
     if word is None or stacked.ndim != 3:
         return stacked
     return stacked.view(word)[..., 0]
