@@ -235,15 +235,7 @@ def _fraction(progress: RolloutProgress, episodes: int | None, steps: int | None
 
 def _state(progress: RolloutProgress) -> str:
     speed = progress.steps / max(progress.seconds, 1e-9)
-    parts = [
-        show.count(progress.episodes, "episode"),
-        show.count(progress.steps, "step"),
-        f"{show.count(round(speed))} steps/s",
-        show.size(progress.bytes),
-    ]
-    if progress.mean_return is not None:
-        parts.append(f"return {show.returned(progress.mean_return)}")
-    return "  ".join(parts)
+    return "  ".join(show.recorded(progress.episodes, progress.steps, speed, progress.bytes, progress.mean_return))
 
 
 def _print_summary(done: RolloutProgress, directory: Path) -> None:

@@ -70,15 +70,9 @@ def record_with_workers(
 
 
 def _facts(progress: Collected) -> list[str]:
-    facts = [
-        show.duration(progress.seconds),
-        show.count(progress.episodes, "episode"),
-        show.count(progress.steps, "step"),
-        f"{show.count(round(progress.speeds[0]))} steps/s",
-        show.size(progress.bytes),
-    ]
-    if progress.returns is not None:
-        facts.append(f"return {show.returned(progress.returns[0])}")
+    mean = None if progress.returns is None else progress.returns[0]
+    done = show.recorded(progress.episodes, progress.steps, progress.speeds[0], progress.bytes, mean)
+    facts = [show.duration(progress.seconds), *done]
     if progress.restarts:
         facts.append(show.count(progress.restarts, "restart"))
     return facts

@@ -92,6 +92,12 @@ def returns(mean: Return, least: Return, most: Return, lately: bool) -> str:
     return f"return of {of}: {returned(mean)} on average, from {returned(least)} to {returned(most)}"
 
 
+def recorded(episodes: int, steps: int, speed: float, size_: float, mean: Return | None) -> list[str]:
+    """What a run that goes on has recorded so far. speed: steps a second; mean: return, None if not known yet."""
+    told = [count(episodes, "episode"), count(steps, "step"), f"{count(round(speed))} steps/s", size(size_)]
+    return told if mean is None else [*told, f"return {returned(mean)}"]
+
+
 def damage(path: str, start: int, end: int, problem: str) -> str:
     """A damaged place in a line; start and end in bytes, both 0 where it is the whole file."""
     where = f"bytes {start} to {end}: " if end else ""

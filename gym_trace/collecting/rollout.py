@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,10 @@ from gym_trace.model.values import Array
 LOOK_SECONDS = 0.2  # between calls of Rollout.look()
 _DISK_SECONDS = 1.0
 
+Begin = Callable[[Any, Any, Array, Any], tuple[list[int | None], Any]]
 
-class Rollout:
+
+class Rollout(ABC):
     """Plays episodes and counts their steps and returns. Subclasses say which episodes, and are told of those that end.
 
     A policy here is called as policy(observation) and returns an action. Its reset(seed), if it has one, is called
@@ -47,24 +50,13 @@ class Rollout:
         self.steps = self.open_steps = self.open_episodes = 0
         self.next_look = 0.0
 
+    @abstractmethod
     def look(self) -> None:
         """Called between two steps when next_look is over, which this sets anew."""
-        raise NotImplementedError
 
+    @abstractmethod
     def ended(self, episode: int, steps: int, total: Return) -> None:
         """Called when an episode was terminated or truncated."""
-        raise NotImplementedError
-
-    def begin(self, envs: Any, policy: Any, lanes: Array, observations: Any) -> tuple[list[int | None], Any]:
-        """Resets lanes of a vector environment.
-
-        Args:
-            lanes: boolean, one a lane. observations: the last ones of all lanes; None before the first reset.
-
-        Returns:
-            The episode in each lane, None in those that do not count; the observations of all lanes.
-        """
-        raise NotImplementedError
 
     def play(self, env: Any, policy: Any, episode: int) -> None:
         """An episode, or as much of it as there is time for. This loop is what bounds the speed of recording."""
@@ -96,15 +88,20 @@ class Rollout:
         if not self.over and clock() >= self.next_look:
             self.look()
 
-    def play_lanes(self, envs: Any, policy: Any) -> None:
-        """Episodes in all lanes of a vector environment, until it is over."""
+    def play_lanes(self, envs: Any, policy: Any, begin: Begin) -> None:
+        """Episodes in all lanes of a vector environment, until it is over.
+
+        begin: resets lanes. It is called with the environment, the policy, the lanes (boolean, one a lane) and the last
+            observations of all lanes (None before the first reset), and returns the episode in each lane (None in those
+            that do not count) and the observations of all lanes.
+        """
         count, mode = envs.num_envs, vector_mode(envs)
         every, pending = np.ones(count, np.bool_), np.zeros(count, np.bool_)
         totals, lengths = LaneReturns(count), np.zeros(count, np.int64)
         to_reset, observations = every, None
         while True:
             if to_reset.any():
-                episodes, observations = self.begin(envs, policy, to_reset, observations)
+                episodes, observations = begin(envs, policy, to_reset, observations)
                 wanted = np.array([episode is not None for episode in episodes])
                 lengths[to_reset] = 0
             if self.over or self.steps >= self.most_steps:
@@ -235,7 +232,7 @@ class _Recording(Rollout):
         is_vector = isinstance(self._env, VectorEnv)
         while not self.over and self.steps < self.most_steps:
             if is_vector:
-                self.play_lanes(self._env, policy)
+                self.play_lanes(self._env, policy, self._begin_lanes)
             else:
                 self.play(self._env, policy, self._progress.episodes)
         self._measure(time.monotonic(), disk=True)
@@ -246,7 +243,7 @@ class _Recording(Rollout):
         self._returns.add(total)
         self.over = self.over or self._progress.episodes >= self._most_episodes
 
-    def begin(self, envs: Any, policy: Any, lanes: Array, observations: Any) -> tuple[list[int | None], Any]:
+    def _begin_lanes(self, envs: Any, policy: Any, lanes: Array, observations: Any) -> tuple[list[int | None], Any]:
         numbers: list[int | None] = list(range(len(lanes)))
         if observations is not None:
             return numbers, envs.reset(options={"reset_mask": lanes})[0]

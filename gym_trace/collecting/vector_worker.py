@@ -39,13 +39,13 @@ class VectorWorker(Worker):
     def _record(self, recorder: Any) -> None:
         policy = Annotating(LanePolicies(self._setup.make_policy, recorder), recorder)
         self.say("running")
-        self.play_lanes(recorder, policy)
+        self.play_lanes(recorder, policy, self._begin_lanes)
 
     def ended(self, episode: int, steps: int, total: Any) -> None:
         super().ended(episode, steps, total)
         self._doing[self._doing.index(episode)] = None
 
-    def begin(self, envs: Any, policy: Any, lanes: Array, observations: Any) -> tuple[list[int | None], Any]:
+    def _begin_lanes(self, envs: Any, policy: Any, lanes: Array, observations: Any) -> tuple[list[int | None], Any]:
         """Gives lanes that are free an episode, where there is one to do; waits for one if there is none in any."""
         doing, begun = self._doing, lanes.copy()
         while not self.over:
