@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo test check lint setup compat strangers samples wheel bench bench-against clean
+.PHONY: demo test check lint setup compat strangers sanitize flat samples wheel bench bench-against clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -24,7 +24,7 @@ lint: $(VENV)/.dev
 
 setup: $(VENV)/.dev
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml hatch_build.py gym_trace/recording/_core.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	touch $@
@@ -41,6 +41,14 @@ compat:
 # with checkouts of Gymnasium and Minari in it runs their own tests as well.
 strangers:
 	PYTHON=$(PYTHON) SOURCES=$(SOURCES) bash tests/strangers.sh $(STRANGERS)
+
+# The C core with AddressSanitizer and UndefinedBehaviorSanitizer: the tests that use it, then FUZZ seconds of odd objects.
+sanitize: $(VENV)/.dev
+	PYTHON=$(BIN)/python FUZZ=$(or $(FUZZ),60) bash tests/sanitize.sh
+
+# Whether the memory of the C core stays as it is over STEPS steps.
+flat: $(VENV)/.dev
+	GYM_TRACE_STEPS=$(or $(STEPS),10000000) $(BIN)/python -m pytest -q -s tests/test_core.py -k flat
 
 samples: $(VENV)/.dev
 	$(BIN)/python sample_traces/make_samples.py
@@ -63,4 +71,5 @@ bench-against: .venv-bench/.installed
 	touch $@
 
 clean:
+	rm -f gym_trace/recording/_core*.so
 	rm -rf $(VENV) .venv-bench* .venv-strangers* $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -298,7 +298,10 @@ def two_writers(directory: Path) -> None:
 
 
 def killed(directory: Path) -> None:
-    """A writer killed in mid-episode, while it wrote the second half of it: the last record is cut off."""
+    """A writer killed in mid-episode, while it wrote the second half of it: the last record is cut off.
+
+    Its ring, which only the system that it was killed on may read, is not there.
+    """
     child = os.fork()
     if child == 0:
         env = record(directory, gymnasium.make("CartPole-v1"))
@@ -309,6 +312,8 @@ def killed(directory: Path) -> None:
             env.flush()
         signal.raise_signal(signal.SIGKILL)
     os.waitpid(child, 0)
+    for ring in directory.glob("*.ring"):
+        ring.unlink()
     (part,) = directory.glob("*.part")
     os.truncate(part, part.stat().st_size - 40)
 
@@ -322,11 +327,11 @@ def damaged(directory: Path) -> None:
             for _ in range(4):
                 play(env, 20)
                 env.flush()
-    (batch,) = open_trace(directory).stored[0].batches
+    (batch,) = open_trace(directory).readers[0].batches
     begin, length = (int(batch.chunks[name][2]) for name in ("offset", "length"))
-    data = bytearray(batch.path.read_bytes())
+    data = bytearray(Path(batch.path).read_bytes())
     data[begin + length * 3 // 4] ^= 0x10
-    batch.path.write_bytes(data)
+    Path(batch.path).write_bytes(data)
 
 
 def empty(directory: Path) -> None:
@@ -402,7 +407,7 @@ def main() -> None:
         return make(names[0], given.replace)
     for name in names:  # each in a process of its own, so that none tells of the packages that another one loads
         command = [sys.executable, __file__, name, *(["--replace"] if given.replace else [])]
-        subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "0"})
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "0", "GYM_TRACE_PURE": "1"})
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import os
 import signal
 
 import hypothesis
+import pytest
 
 collect_ignore = ["strangers"]  # make strangers has environments of its own for these
 
@@ -25,3 +26,16 @@ hypothesis.settings.register_profile(
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says what became of the steps of recordings that crashed."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
+        for name, value in report.user_properties if report.when == "call" else ():
+            if name == "crash":
+                sums = found.setdefault((value[0], value[1]), [0] * (len(value) - 1))
+                sums[:] = [a + b for a, b in zip(sums, (1, *value[2:]))]
+    for (core, way), (crashes, recovered, lost, wrong, pending, unknown) in sorted(found.items()):
+        steps = f"{recovered} steps recovered, {lost} lost, {wrong} wrong"
+        terminalreporter.write_line(f"{core} {way}: {crashes} crashes, {steps}; pending {pending}, unknown {unknown}")

@@ -18,12 +18,16 @@ import signal
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 from forgery import Forgery, Record, taken_apart
+from ring_mutations import mutated_ring
 from telltale import record
+from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv
 
 from gym_trace import Trace, TraceRecordingWrapper, check_trace, diff_traces, open_trace, repair_trace, summarize
@@ -100,7 +104,16 @@ def read_everything(
 def _use(episode: Any) -> None:
     """Asks for all that an episode has. What is damaged may say so, each thing on its own."""
     names = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations", "seed")
-    names += ("options", "rng_state", "reset_info", "start_time", "end_time", "start_monotonic", "end_monotonic")
+    names += (
+        "pending_action",
+        "options",
+        "rng_state",
+        "reset_info",
+        "start_time",
+        "end_time",
+        "start_monotonic",
+        "end_monotonic",
+    )
     for name in (*names, "outcome", "total_reward", "split"):
         with contextlib.suppress(TraceError):
             getattr(episode, name)
@@ -287,6 +300,41 @@ def seed_files(directory: Path) -> list[Path]:
     return [*files, directory / "frames" / "w.000000.gtb"]
 
 
+def seed_rings(directory: Path) -> list[Path]:
+    """Directories of recordings as they are in the middle of a run, with a ring that has something of everything."""
+    made: list[Path] = []
+    warnings.filterwarnings("ignore", "actions: got a str")
+    for name, env in (("counts", CountingEnv(length=4)), ("frames", FramesEnv())):
+        recorder = TraceRecordingWrapper(env, directory / name, uid="w", record_infos=True, flush_seconds=1000.0)
+        for episode in range(4):
+            recorder.reset(seed=episode, options={"episode": episode} if episode % 2 else None)
+            for step in range(3 + episode % 2):
+                recorder.annotate(note=np.float32(step), text="x" * step)
+                recorder.step("odd" if episode == 2 and step == 1 else step % 4)
+            if episode == 0:
+                recorder.flush()
+        made.append(directory / f"killed-{name}")
+        shutil.copytree(directory / name, made[-1])
+        recorder.close()
+    if hasattr(gymnasium.vector, "AutoresetMode"):
+        made.append(_lanes_ring(directory))
+    return made
+
+
+def _lanes_ring(directory: Path) -> Path:
+    envs = gymnasium.vector.SyncVectorEnv([partial(CountingEnv, length) for length in (2, 3, 9)])
+    recorder = TraceRecordingVectorWrapper(envs, directory / "lanes", uid="w", record_infos=True)
+    recorder.reset(seed=1)
+    for step in range(7):
+        recorder.annotate(note=np.full(3, step), text=["x" * step] * 3)
+        recorder.step(np.full(3, step % 4))
+        if step == 2:
+            recorder.flush()
+    shutil.copytree(directory / "lanes", directory / "killed-lanes")
+    recorder.close()
+    return directory / "killed-lanes"
+
+
 class FramesEnv(CountingEnv):
     """Frames of which a few words change."""
 
@@ -305,8 +353,15 @@ def fuzz(inputs: int, seed: int, scratch: Path) -> collections.Counter[str]:
     seeds = seed_files(scratch / "seeds")
     manifest = (seeds[0].parent / "w.manifest.jsonl").read_bytes()
     outcomes: collections.Counter[str] = collections.Counter()
+    killed = seed_rings(scratch / "rings")
     for number in range(inputs):
         directory = scratch / f"input-{seed}-{number}"
+        if number % 4 == 3:
+            shutil.copytree(chance.choice(killed), directory)
+            (directory / "w.ring").write_bytes(mutated_ring(chance, (directory / "w.ring").read_bytes()))
+            outcomes += read_everything(directory, scratch / "repaired", thoroughly=number % 8 == 3)
+            shutil.rmtree(directory)
+            continue
         directory.mkdir()
         name = "w.000000.gtb" + (".part" if chance.random() < 0.4 else "")
         (directory / name).write_bytes(mutated(chance, seeds))

@@ -40,7 +40,7 @@ class MemoryStorage:
     def size(self, name: str) -> int:
         return len(self._file(name))
 
-    def open(self, name: str) -> MemoryReader:
+    def open(self, name: str, holes: int = 0) -> MemoryReader:
         return MemoryReader(bytes(self._file(name)))
 
     def create(self, name: str, lock: bool = False) -> MemoryAppender:
@@ -48,6 +48,10 @@ class MemoryStorage:
             raise FileExistsError(name)
         self.files[name] = bytearray()
         return MemoryAppender(self.files[name], (self.root, name) if lock else None)
+
+    def map(self, name: str, content: bytes, size: int) -> MemoryMapping:
+        self.files[name] = bytearray(content.ljust(size, b"\0"))
+        return MemoryMapping(self.files[name])
 
     def append(self, name: str, data: bytes) -> None:
         self._file(name).extend(data)
@@ -89,6 +93,14 @@ class MemoryReader:
 
     def __exit__(self, *_: Any) -> None:
         pass
+
+
+class MemoryMapping:
+    def __init__(self, data: bytearray):
+        self.memory = memoryview(data)
+
+    def close(self) -> None:
+        self.memory = memoryview(b"")
 
 
 class MemoryAppender:

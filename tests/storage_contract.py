@@ -131,6 +131,44 @@ class StorageContract:
         free.close()
         assert storage.holder("locked") is None
 
+    def test_a_mapped_file_is_there_at_once_and_holds_what_is_put_into_its_memory(self, storage: Storage) -> None:
+        storage.make()
+        mapping = storage.map("w.ring", b"begin", 10_000)
+        if mapping is None:  # not every place can have it
+            return
+        assert storage.names() == ["w.ring"]
+        assert storage.size("w.ring") == len(mapping.memory) == 10_000
+        assert _content(storage, "w.ring") == b"begin".ljust(10_000, b"\0")
+        mapping.memory[5_000:5_003] = b"put"
+        slab = mapping.memory[5_000:6_000]
+        assert _content(storage, "w.ring")[5_000:5_003] == b"put"
+        with storage.open("w.ring") as reader:
+            mapping.memory[9_999] = 7
+            assert reader.size == 10_000
+        mapping.close()
+        mapping.close()
+        slab[0] = 7  # for as long as anybody refers to it
+        assert _content(storage, "w.ring")[9_999] == 7
+        storage.remove("w.ring")
+        assert storage.names() == []
+
+    def test_a_file_that_is_mapped_again_is_another_one(self, storage: Storage) -> None:
+        storage.make()
+        one = storage.map("w.ring", b"one", 5_000)
+        if one is None:
+            return
+        with storage.open("w.ring") as reader:
+            other = storage.map("w.ring", b"other", 9_000)
+            assert other is not None
+            one.memory[0] = 0
+            assert reader.size == 5_000
+        assert storage.names() == ["w.ring"]
+        assert _content(storage, "w.ring") == b"other".ljust(9_000, b"\0")
+        one.close()
+        other.memory[8_999] = 1
+        other.close()
+        assert _content(storage, "w.ring")[8_999] == 1
+
     def test_copies_are_of_the_same_place(self, storage: Storage) -> None:
         _written(storage, "a", [b"some"])
         for other in (copy.deepcopy(storage), pickle.loads(pickle.dumps(storage))):

@@ -61,7 +61,7 @@ def test_a_worker_records_200_steps_of_cartpole_reads_them_and_measures_the_floo
 def test_a_worker_counts_what_is_left_of_a_killed_recording(tmp_path: Path) -> None:
     place = {"workload": "cartpole", "directory": str(tmp_path)}
     _, killed, counted = worked([{"kind": "kill", "seconds": 1.0, **place}, {"kind": "count", **place}])
-    assert 0 < counted["readable"] <= killed["stepped"]
+    assert 0 < counted["readable"] <= killed["stepped"] + 1  # which may not have been counted yet
 
 
 def test_a_worker_goes_on_after_what_a_contestant_cannot_do(tmp_path: Path) -> None:

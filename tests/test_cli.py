@@ -17,6 +17,7 @@ from gym_trace_cli.options import EpisodeSlice
 from shell import in_directory, ok, process, run
 
 import gym_trace
+from gym_trace.recording import core
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield from in_directory(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], ["recrod"]], ids=str)
+@pytest.mark.parametrize("args", [["--help"], ["recrod"]], ids=str)
 def test_help_loads_neither_gymnasium_nor_numpy_nor_rich(args: list[str]) -> None:
     code = f"""
 import sys
@@ -38,8 +39,8 @@ finally:
     assert output.splitlines()[-1] == "[]"
 
 
-def test_version_is_that_of_the_library() -> None:
-    assert ok("--version").output.split()[-1] == gym_trace.__version__
+def test_version_is_that_of_the_library_and_says_whether_it_is_compiled() -> None:
+    assert ok("--version").output == f"gym-trace, version {gym_trace.__version__} ({core.CORE})\n"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

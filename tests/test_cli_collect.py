@@ -113,7 +113,7 @@ def test_a_second_ctrl_c_ends_everything_at_once(tmp_path: Path) -> None:
     running = process(
         "record", "CartPole-v1", "-o", tmp_path / "t", "-j", 2, "--policy", "slow:act", "--episodes", 5, cwd=tmp_path
     )
-    wait_for(lambda: len(children(running.pid)) >= 2 and len(list((tmp_path / "t").glob("*.gtb*"))) == 2)
+    wait_for(lambda: len(children(running.pid)) >= 2 and len(list((tmp_path / "t").glob("*.ring"))) == 2)
     workers = children(running.pid)
     running.send_signal(signal.SIGINT)
     time.sleep(0.3)

@@ -170,15 +170,15 @@ def test_on_a_terminal_progress_is_one_line_that_is_gone_in_the_end(here: Path) 
 def test_ctrl_c_and_sigterm_seal_every_step_taken(here: Path, number: int, code: int) -> None:
     arguments = ["-o", "t", "--env-arg", "delay=0.002", "--env-arg", "length=100000", "--seconds", 60]
     with process("record", "clicks:CliClock-v0", *arguments) as running:
-        wait_for(lambda: list(Path().glob("t/*.part")))
+        wait_for(lambda: list(Path().glob("t/*.ring")) and sum(gym_trace.open_trace("t").episodes["steps"]))
         running.send_signal(number)
         output, errors = running.communicate()
     assert running.returncode == code
     assert "every step up to here is saved" in errors
-    assert not list(Path("t").glob("*.part"))
+    assert not [*Path("t").glob("*.part"), *Path("t").glob("*.ring")]
     (episode,) = gym_trace.open_trace("t")
     assert episode.outcome == "closed"
-    assert f"recorded 1 episode, the last one cut short: {len(episode)} step" in output
+    assert f"recorded 1 episode, the last one cut short: {len(episode):,} step" in output
 
 
 def test_a_second_ctrl_c_does_not_wait_for_an_environment_that_hangs(here: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_second_ctrl_c_does_not_wait_for_an_environment_that_hangs(here: Path)
 def test_a_ctrl_c_that_the_processes_of_a_vector_environment_get_as_well_ends_in_good_order(here: Path) -> None:
     arguments = ["-o", "t", "--num-envs", 2, "--vectorization-mode", "async", "--seconds", 60]
     with process("record", "CartPole-v1", *arguments, start_new_session=True) as running:
-        wait_for(lambda: list(Path().glob("t/*.part")))
+        wait_for(lambda: list(Path().glob("t/*.ring")) and sum(gym_trace.open_trace("t").episodes["steps"]))
         os.killpg(running.pid, signal.SIGINT)
         output, errors = running.communicate()
     assert running.returncode == 130

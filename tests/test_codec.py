@@ -136,7 +136,7 @@ def test_what_is_compressed_quickly_is_known_from_rows_that_tell() -> None:
 
 
 def still_frames(random: np.random.Generator, count: int) -> DeltaRows:
-    slots = [(np.array([i], np.intp).tobytes(), random.bytes(8)) for i in range(count - 1)]
+    slots = [(np.array([i], np.uint32).tobytes(), random.bytes(8)) for i in range(count - 1)]
     return DeltaRows(np.dtype("<f4"), (1024,), [random.bytes(4096), *slots], None)
 
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,15 @@ import json, resource, sys, warnings
 from gym_trace import TraceRecordingWrapper
 from gym_trace.errors import RecordingError
 import victim
+from zoo import small_blocks
 
 directory, limit, options, how = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 told = {"errors": [], "steps": 0, "after": 0}
+if how != "ring":  # one that is smaller than the disk
+    small = small_blocks(rows=40, chunk=200_000, values=100_000)
+    small.__enter__()
 with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     env = TraceRecordingWrapper(victim.make("frames"), directory, uid="w", **options)
@@ -118,12 +123,24 @@ def test_a_full_disk_is_one_warning_if_that_is_asked_for(small_disk, tmp_path):
     assert_readable_up_to_the_error(directory, told["steps"], tmp_path / "r")
 
 
-def test_a_full_disk_that_nobody_has_seen_before_is_an_error_at_close(small_disk):
+def test_a_disk_that_has_no_room_for_the_ring_is_one_error_before_the_first_step(small_disk):
+    directory, limit = small_disk
+    told = record_until_full(directory, limit, how="ring")
+    (error,) = told["errors"]
+    assert str(directory) in error
+    assert told["after"] == 300
+    assert told["steps"] <= 1
+    assert not list(directory.glob("*.ring*"))
+    assert check_trace(directory).damages == []
+    assert len(open_trace(directory)) == 0
+
+
+def test_what_a_full_disk_has_no_room_for_is_read_from_the_ring(small_disk):
     directory, limit = small_disk
     told = record_until_full(directory, limit, how="close", flush_seconds=1000.0)
     assert len(told["errors"]) == 1
-    assert told["steps"] == 100
     assert check_trace(directory).damages == []
+    assert told["steps"] - 1 <= sum(map(len, open_trace(directory))) <= told["steps"]
 
 
 def test_the_last_bytes_of_a_disk_may_be_those_of_the_index(tmp_path):
@@ -148,7 +165,7 @@ def test_after_a_failure_the_recorder_rests(tmp_path: Path, monkeypatch: pytest.
     env.step(0)
     time.sleep(0.1)
     with pytest.warns(RuntimeWarning, match="no space left"):
-        env.step(0)
+        deque(map(env.step, [0] * 20))
     begin = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - begin < 0.25

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import signal
@@ -11,20 +10,23 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from runs import manifest_entries, outcomes, play, recorded
-from zoo import CountingEnv, ImageEnv, bits, small_blocks
+from gymnasium import spaces
+from runs import batch_reader, manifest_entries, outcomes, play, recorded
+from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, small_blocks
 
-import gym_trace.recording.background
-import gym_trace.recording.single.encoder
-import gym_trace.recording.single.recorder
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace
+from gym_trace.recording.background import SlabWriter
 from gym_trace.recording.single.recorder import RowRecorder
+from gym_trace.ring.memory import Ring
+from gym_trace.ring.row_slab import RowSlab
+from gym_trace.ring.rows import RowDecoder
 
 # -- how episodes end --------------------------------------------------------------------------------------------------
 
@@ -302,75 +304,166 @@ def test_what_is_recorded_is_flushed_without_being_asked(tmp_path: Path) -> None
     env.close()
 
 
-def test_what_is_encoded_is_written_however_often_the_caller_is_quicker_than_the_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    env = TraceRecordingWrapper(CountingEnv(length=100), tmp_path, flush_seconds=1000)
-    recorder = env._recorder
-    encoded, chunks, inner = gym_trace.recording.single.encoder.RowEncoder.encoded, [], False
-
-    def overtaken(self: Any, *arguments: Any, **options: Any) -> Any:
-        nonlocal inner
-        if inner or len(chunks) == 4:
-            return encoded(self, *arguments, **options)
-        chunks.append(recorder._chunks.chunks)
-        inner = True
-        env.step(0)
-        result = encoded(self, *arguments, **options)
-        recorder._out.progress()  # encodes all there is, and is the first to say so
-        inner = False
-        return result
-
+def test_a_recording_that_is_flushed_late_is_looked_after_at_its_steps(tmp_path: Path) -> None:
+    """However quick they are: the clock is looked at often enough."""
+    env = TraceRecordingWrapper(CountingEnv(length=10**9), tmp_path, flush_seconds=0.2)
     env.reset()
-    env.step(0)
-    monkeypatch.setattr(gym_trace.recording.single.encoder.RowEncoder, "encoded", overtaken)
-    env.flush()
-    assert chunks == [0, 1, 2, 3]
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        env.step(0)
+    (batch,) = tmp_path.glob("*.part")
+    assert 3 <= batch_reader(batch).chunks.size <= 20
+    env.close()
+
+
+# -- flushing and closing where something else is under way ------------------------------------------------------------
+
+
+def in_a_thread(call: Callable[[], None]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def in_a_handler(call: Callable[[], None]) -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: call())
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+HOWS = pytest.mark.parametrize("how", [in_a_thread, in_a_handler])
+INSIDES = ["step", "answer_packed", "_release", "_turn", "_next_slab", "wait"]
+
+
+def within(env: TraceRecordingWrapper, inside: str, monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> None:
+    """Has call() be called within the next step, in the midst of that function."""
+    recorder = env._recorder
+    owner = {"step": env.env, "wait": recorder._out}.get(inside, recorder)
+    if inside == "answer_packed":
+        owner, inside = recorder, "answer"
+    function = getattr(owner, inside)
+    left = [1]
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if left and threading.current_thread() is threading.main_thread():
+            left.pop()
+            call()
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(owner, inside, interrupted)
+
+
+@HOWS
+@pytest.mark.parametrize("inside", INSIDES)
+def test_flushing_in_the_midst_of_a_step_is_done_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any, inside: str
+) -> None:
+    with small_blocks(rows=6):
+        env = TraceRecordingWrapper(CountingEnv(length=100), tmp_path, flush_seconds=1000, record_infos=True)
+        env.reset()
+        for _ in range(3):
+            env.step(0)
+        flushes = 0
+
+        def flush() -> None:
+            nonlocal flushes
+            flushes += 1
+            env.flush()
+
+        within(env, inside, monkeypatch, lambda: how(flush))
+        for _ in range(20):
+            env.step(0)
+    assert flushes
+    (batch,) = tmp_path.glob("*.part")
+    assert sum(batch_reader(batch).fragments["steps"]) >= 3
     env.close()
     (episode,) = open_trace(tmp_path)
-    assert episode.observations[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert episode.observations[:, 0].tolist() == list(range(len(episode) + 1))
+    assert [info["count"] for info in episode.infos] == list(range(1, len(episode) + 1))
+    assert len(episode) == env.unwrapped.calls.count("step")
 
 
-def test_a_caller_that_is_ahead_of_the_thread_for_too_long_waits_for_it(tmp_path: Path) -> None:
-    with small_blocks(rows=8, chunk=10**6, frame=10**6):
-        env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=1000)
-        out = env._recorder._out
+def test_another_thread_that_flushes_has_the_next_step_do_it(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=100), tmp_path, flush_seconds=1000)
+    env.reset()
+    for _ in range(40):  # the clock is not looked at in the next one
+        env.step(0)
+    in_a_thread(env.flush)
+    assert not list(tmp_path.glob("*.gtb*")) or not _steps_in_batches(tmp_path)
+    env.step(0)
+    assert _steps_in_batches(tmp_path) == 40
+    env.step(0)
+    assert _steps_in_batches(tmp_path) == 40
+    env.close()
+
+
+def _steps_in_batches(directory: Path) -> int:
+    return sum(int(batch_reader(path).fragments["steps"].sum()) for path in directory.glob("*.gtb*"))
+
+
+@HOWS
+@pytest.mark.parametrize("infos", [False, True])
+@pytest.mark.parametrize("inside", INSIDES)
+def test_closing_in_the_midst_of_a_step_saves_what_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any, inside: str, infos: bool
+) -> None:
+    with small_blocks(rows=6):
+        env = TraceRecordingWrapper(CountingEnv(length=100), tmp_path, flush_seconds=1000, record_infos=infos)
         env.reset()
-        for _ in range(100):
+        for _ in range(3):
             env.step(0)
-        assert env._recorder._chunks.chunks == 0
-        out._written_until -= 601  # seconds ago
-        for _ in range(8):
+        closed = []
+
+        def close() -> None:
+            closed.append(env.unwrapped.calls.count("step"))
+            env.close()
+
+        within(env, inside, monkeypatch, lambda: how(close))
+        for _ in range(9):
             env.step(0)
-        assert env._recorder._chunks.chunks == 1
-        assert time.monotonic() - out._written_until < 60
-        env.close()
+        if not closed:  # without infos the row is put down by other functions
+            env.close()
+            return
+    assert env.unwrapped.calls.count("step") == 12
+    env.close()
+    (episode,) = open_trace(tmp_path)
+    assert episode.outcome == "closed"
+    assert closed[0] - 1 <= len(episode) <= closed[0] + 1
+    assert episode.observations[:, 0].tolist() == list(range(len(episode) + 1))
+    assert check_trace(tmp_path).damages == []
+    assert not list(tmp_path.glob("*.ring"))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     "place",
     [
-        "RowRecorder.last_observation",
-        "complete_marks",
-        "RowBlock.__init__",
-        "BlockWriter.advance",
-        "BlockWriter.work",
-        "RowEncoder.encoded",
-        "_Node.append",
-        "_Node.__init__",
+        "RowRecorder.make_room",
+        "RowRecorder._room",
+        "RowRecorder._turn",
+        "RowRecorder._submit",
+        "RowRecorder._next_slab",
+        "RowDecoder.decode",
+        "SlabWriter.submit",
+        "SlabWriter.wait",
+        "RowSlab.begin",
+        "RowSlab.append",
+        "Ring.next_slab",
     ],
 )
-def test_ctrl_c_while_a_block_is_handed_on_costs_nothing(
+def test_ctrl_c_while_a_slab_is_turned_garbles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, when: str
 ) -> None:
     owner, name = _place(place)
     function = getattr(owner, name)
-    calls = 0
+    calls, stepping = 0, False
 
     def interrupted(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread() or not stepping:
             return function(*arguments, **options)
         calls += 1
         if calls == 4 and when == "before":
@@ -382,62 +475,74 @@ def test_ctrl_c_while_a_block_is_handed_on_costs_nothing(
 
     with small_blocks(rows=8, chunk=100, frame=16):
         env = TraceRecordingWrapper(CountingEnv(length=5), tmp_path, flush_seconds=1000)
+        env._recorder.slab = _Slab(env._recorder.layout)
         monkeypatch.setattr(owner, name, interrupted)
         interruptions = 0
         for _ in range(12):
             env.reset()
-            taken = 0
+            taken = before = 0
             while taken < 5:
                 try:
+                    before = env.unwrapped.calls.count("step")
+                    stepping = True
                     env.step(0)
                     taken += 1
-                except KeyboardInterrupt:  # before the environment's own step: it can be tried again
+                except KeyboardInterrupt:
                     interruptions += 1
+                    taken += env.unwrapped.calls.count("step") - before
+                finally:
+                    stepping = False
         env.close()
     assert interruptions == 1
     trace = open_trace(tmp_path)
-    assert [len(episode) for episode in trace] == [5] * 12
+    assert sum(len(episode) for episode in trace) in (58, 59, 60)  # the step it fell into, and the next
     for episode in trace:
-        assert episode.observations[:, 0].tolist() == list(range(len(episode) + 1))
+        first = episode.first_step
+        assert episode.observations[:, 0].tolist() == list(range(first, first + len(episode) + 1))
+        assert check_trace(tmp_path).damages == []
+
+
+class _Slab(RowSlab):
+    """A slab in pure Python, so that its methods can be interrupted."""
 
 
 def _place(name: str) -> tuple[Any, str]:
-    """The object and the name of its attribute that a dotted name stands for."""
-    owner, _, attribute = name.rpartition(".")
-    modules = (gym_trace.recording.single.recorder, gym_trace.recording.single.encoder, gym_trace.recording.background)
-    return (next(getattr(m, owner) for m in modules if hasattr(m, owner)) if owner else modules[0]), attribute
+    """The class and the name of its attribute that a dotted name stands for."""
+    owner, _, attribute = name.partition(".")
+    classes = {"RowRecorder": RowRecorder, "RowDecoder": RowDecoder, "SlabWriter": SlabWriter, "RowSlab": _Slab}
+    return {**classes, "Ring": Ring}[owner], attribute
 
 
-@pytest.mark.parametrize(("method", "lengths"), [("_open_run", [5, 5]), ("flag", [5, 4, 5])])
-def test_ctrl_c_between_what_is_said_of_a_row_and_the_row_garbles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, lengths: list[int]
-) -> None:
-    original = getattr(RowRecorder, method)
-    calls = 0
-
-    def interrupted(self: Any, *arguments: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == 2 and method == "_open_run":
-            raise KeyboardInterrupt
-        result = original(self, *arguments)
-        if calls == 2:
-            raise KeyboardInterrupt
-        return result
-
-    monkeypatch.setattr(RowRecorder, method, interrupted)
-    env = TraceRecordingWrapper(CountingEnv(length=5), tmp_path)
-    for _ in range(3):
-        with contextlib.suppress(KeyboardInterrupt):
-            env.reset()
-            for action in (0, 1, 2, 3, 0):
-                env.step(action)
-    env.close()
-    trace = open_trace(tmp_path)
-    assert [len(episode) for episode in trace] == lengths
-    for episode in trace:
-        assert episode.observations[:, 0].tolist() == list(range(len(episode) + 1))
-        assert episode.outcome == ("terminated" if len(episode) == 5 else "cut")
+@pytest.mark.parametrize("what", ["text", "options", "info", "annotation"])
+def test_values_larger_than_a_slab_are_kept_in_a_larger_one(tmp_path: Path, what: str) -> None:
+    large = "x" * 300_000
+    with small_blocks(rows=16):
+        told = [Told("y", info={"a": 1}), Told(large, info={"a": large if what == "info" else 2}), Told("z", info={})]
+        scripts = [("first", told), ("", [Told("")])]
+        env = TraceRecordingWrapper(
+            ScriptedEnv(spaces.Text(400_000), spaces.Discrete(2), scripts), tmp_path, uid="w", record_infos=True
+        )
+        env.reset(options={"a": large} if what == "options" else {"a": "small"})
+        before = 0 if what == "options" else (tmp_path / "w.ring").stat().st_size
+        for i in range(3):
+            if what == "annotation":
+                env.annotate(note=large if i == 1 else "small")
+            env.step(0)
+        live = open_trace(tmp_path)
+        assert [text[:3] for text in live[0].observations] == ["fir", "y", "xxx", "z"]
+        assert (tmp_path / "w.ring").stat().st_size > max(before, 300_000)
+        env.reset()
+        env.step(0)
+        env.close()
+    one, other = open_trace(tmp_path)
+    assert list(one.observations) == ["first", "y", large, "z"]
+    assert list(other.observations) == ["", ""]
+    assert [info.get("a") for info in one.infos] == [1, large if what == "info" else 2, None]
+    assert one.options == {"a": large if what == "options" else "small"}
+    if what == "annotation":
+        assert list(one.annotations["note"]) == ["small", large, "small"]
+    assert check_trace(tmp_path).damages == []
+    assert not list(tmp_path.glob("*.ring*"))
 
 
 def test_closing_again_after_ctrl_c_fell_into_closing_saves_everything(

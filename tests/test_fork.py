@@ -379,10 +379,34 @@ def test_a_child_of_a_fork_in_a_step_glues_nothing(tmp_path: Path, options: dict
         if not inner.child:
             os._exit(0)
     os.waitpid(inner.child, 0)
-    parent, child = open_trace(tmp_path)
+    parent, child = sorted(open_trace(tmp_path), key=lambda episode: episode.first_step)  # ids of processes may wrap
     for episode in (parent, child):
         assert episode.observations[1:, 0].tolist() == episode.actions.tolist() == episode.rewards.tolist()
         assert (np.diff(episode.observations[:, 0]) == 1).all()
         assert episode.first_step == episode.observations[0, 0]
     assert len(parent) == 5
     assert child.actions.tolist()[-2:] == [4, 5]
+
+
+@pytest.mark.parametrize("when", ["before the fork", "after it"])
+def test_annotations_of_the_first_step_after_a_fork_are_kept(tmp_path: Path, when: str) -> None:
+    env = TraceRecordingWrapper(TellTaleEnv(), tmp_path, uid="parent")
+    env.reset()
+    env.step(1)
+    if when == "before the fork":
+        env.annotate(note=5)
+    pid = os.fork()
+    if not pid:
+        if when == "after it":
+            env.annotate(note=5)
+        env.step(2)
+        env.step(3)
+        env.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    env.step(2)
+    env.close()
+    trace = open_trace(tmp_path)
+    notes = {trace.writer_of(index).writer == "parent": part.annotations for index, part in enumerate(trace)}
+    assert notes[False]["note"].tolist() == [5, None]
+    assert notes[True].get("note", np.array([])).tolist() == ([None, 5] if when == "before the fork" else [])

@@ -19,30 +19,46 @@ from gym_trace.format import transforms
 from gym_trace.format.column_decoder import decode
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, parse_column
-from gym_trace.model.deltas import DeltaPacker, DeltaRows, Nonconforming
+from gym_trace.model.deltas import DeltaPacker, DeltaRows
 from gym_trace.model.layout import Leaf
-from gym_trace.recording.single.recorder import RowRecorder
 
 SHAPES = [(70, 60), (4097,), (2050, 3), (1366, 3), (70_001,)]  # words of 8, 1, 2 and 2 bytes, and more than 65,536
 
 
-class Rows:
-    """As a recorder: a row is there when it was appended."""
+class Slots:
+    """As a recorder: keeps what is put into the log, the values that are not as the space says as None."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame: np.ndarray, room: int = 1 << 30):
         self.slots: list[Any] = []
+        self.room = room  # bytes that changes may take
+        self.interrupted = False  # Ctrl-C comes when the next entry is there
+        self.packer = DeltaPacker(Leaf(("observations",), frame.dtype, frame.shape), 5, self, self.other)
 
-    def next_row(self) -> int:
-        return len(self.slots)
+    def put(self, slot: Any) -> None:
+        self.slots.append(slot)
+        if self.interrupted:
+            self.interrupted = False
+            raise KeyboardInterrupt
 
-    def count_values(self, count: int) -> None:
-        pass
+    def other(self, value: Any) -> bytes:
+        self.put(None)
+        return b"other"
 
-    def plain(self, column: str, value: Any) -> Any:
-        return value
+    def log_whole(self, column: int, value: bytes) -> None:
+        assert column == 5
+        self.put(value)
 
-    def snapshot(self, column: str, value: Any) -> Any:
-        return value
+    def log_changes(self, column: int, count: int, changes: bytes) -> bool:
+        assert column == 5
+        if len(changes) > self.room:
+            return False
+        self.put((changes[: 4 * count], changes[4 * count :]))
+        return True
+
+    def drop(self) -> None:
+        """The row of the last value never came."""
+        self.slots.pop()
+        self.packer.forget()
 
 
 def frames_of(kinds: list[int], shape: tuple[int, ...], dtype: str = "|u1") -> list[np.ndarray]:
@@ -63,19 +79,18 @@ def frames_of(kinds: list[int], shape: tuple[int, ...], dtype: str = "|u1") -> l
     return frames
 
 
-def packed(frames: list[np.ndarray], torn: set[int], odd: set[int]) -> list[Any]:
-    """Slots of the frames; before those in torn another frame is packed and not appended, in place of odd ones None."""
-    rows = Rows()
-    packer = DeltaPacker(Leaf(("observations",), frames[0].dtype, frames[0].shape), rows)
+def packed(frames: list[np.ndarray], torn: set[int], odd: set[int], room: int = 1 << 30) -> list[Any]:
+    """Slots of the frames; before those in torn another frame is packed whose row never comes, in place of odd ones
+    something else."""
+    rows = Slots(frames[0], room)
     for i, frame in enumerate(frames):
         if i in torn:
-            packer(np.full_like(frame, 77))
-            packer(frames[0])
-        value = None if i in odd else frame.copy()
-        slot = packer(value)
-        if value is not None:
+            rows.packer(np.full_like(frame, 77))
+            rows.drop()
+        value = "odd" if i in odd else frame.copy()
+        assert rows.packer(value) == (b"other" if i in odd else b"")
+        if i not in odd:
             value[...] = 99  # environments use their buffers again
-        rows.slots.append(slot)
     return rows.slots
 
 
@@ -84,14 +99,15 @@ def packed(frames: list[np.ndarray], torn: set[int], odd: set[int]) -> list[Any]
     st.sampled_from(SHAPES[:4]),
     st.sets(st.integers(0, 29)),
     st.sets(st.integers(0, 29)),
+    st.sampled_from([1 << 30, 60, 0]),
 )
 def test_slots_stand_for_the_frames_that_were_recorded(
-    kinds: list[int], shape: tuple[int, ...], torn: set[int], odd: set[int]
+    kinds: list[int], shape: tuple[int, ...], torn: set[int], odd: set[int], room: int
 ) -> None:
     frames = frames_of(kinds, shape)
-    slots = packed(frames, torn, odd)
-    assert [type(slot) is Nonconforming for slot in slots] == [i in odd for i in range(len(slots))]
-    rows = DeltaRows(np.dtype("|u1"), shape, [slot for slot in slots if type(slot) is not Nonconforming], None)
+    slots = packed(frames, torn, odd, room)
+    assert [slot is None for slot in slots] == [i in odd for i in range(len(slots))]
+    rows = DeltaRows(np.dtype("|u1"), shape, [slot for slot in slots if slot is not None], None)
     expected = [frame.tobytes() for i, frame in enumerate(frames) if i not in odd]
     for count in (1, 3, 100):
         assert [frame.tobytes() for array in rows.arrays(count) for frame in array] == expected
@@ -106,14 +122,31 @@ def test_frames_that_hardly_change_take_little_and_others_no_more_than_they_are(
     assert {type(slot) for slot in noise} == {bytes}
 
 
-def test_the_last_frame_is_that_of_the_last_row_not_of_one_that_never_came() -> None:
-    first, second, third = frames_of([1, 1, 1], (70, 60))
-    rows = Rows()
-    packer = DeltaPacker(Leaf(("observations",), np.dtype("|u1"), (70, 60)), rows)
-    rows.slots += [packer(first)]
-    rows.slots += [packer(second)]
-    packer(third)
-    assert packer.last() == second.tobytes()
+@pytest.mark.parametrize("kind", [1, 3])
+def test_the_last_frame_is_known_whole(kind: int) -> None:
+    frames = frames_of([kind] * 9, (70, 60))
+    rows = Slots(frames[0])
+    for frame in frames:
+        rows.packer(frame)
+        assert rows.packer.last() == frame.tobytes()
+
+
+@pytest.mark.parametrize("kind", [1, 3])
+def test_a_frame_after_ctrl_c_does_not_follow_on_one_that_may_not_be_there(kind: int) -> None:
+    frames = frames_of([1, 1, kind, 1, 1], (70, 60))
+    rows = Slots(frames[0])
+    for i, frame in enumerate(frames):
+        if i == 2:
+            rows.interrupted = True
+            with pytest.raises(KeyboardInterrupt):
+                rows.packer(frame)
+            if kind == 3:
+                rows.slots.pop()  # taken back, or never there
+        else:
+            rows.packer(frame)
+    assert [type(slot) for slot in rows.slots[2 + (kind == 1) :]] == [bytes, tuple]
+    rest = DeltaRows(np.dtype("|u1"), (70, 60), rows.slots[-2:], None)
+    assert [frame.tobytes() for array in rest.arrays(9) for frame in array] == [f.tobytes() for f in frames[3:]]
 
 
 @pytest.mark.parametrize("dtype", ["|u1", "<f4", "<i2"])
@@ -293,30 +326,38 @@ def test_frames_beside_values_that_cannot_be_stored_are_kept(tmp_path: Path) -> 
     with pytest.warns(UserWarning, match="text: a value of type builtins.object"):
         env.step(0)
     env.step(0)
-    env.step(0)
     with pytest.warns(UserWarning, match="int32"):
-        env.close()
+        env.step(0)
+    env.close()
     (episode,) = open_trace(tmp_path)
     assert [int(picture[0, 0]) for picture in episode.observations["picture"]] == [0, 7, 7, 7, 7]
     texts = [getattr(text, "class_name", text) for text in episode.observations["text"]]
     assert texts == ["x", "builtins.object", "x", "y", "z"]
 
 
-def test_a_frame_before_which_ctrl_c_fell_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("place", "seen"), [("log_value", [[0], [7, 7]]), ("answer_packed", [[0], [7, 7]])])
+def test_a_frame_before_which_ctrl_c_fell_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, seen: list[list[int]]
+) -> None:
     steps = [(DOTTED, 0.0, True, False), (DOTTED, 0.0, False, False), (DOTTED, 0.0, False, False)]
     env = TraceRecordingWrapper(PicturesEnv(PICTURE, spaces.Discrete(2), [BLACK, *steps]), tmp_path)
     env.reset()
-    flag = RowRecorder.flag
+    recorder = env._recorder
+    whole = recorder.log_changes if place == "log_value" else recorder.slab.answer_packed
 
     def interrupted(*arguments: Any) -> None:
-        flag(*arguments)
+        if place == "log_value":
+            whole(*arguments)  # the value is there, the row is not
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(RowRecorder, "flag", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        env.step(0)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        if place == "log_value":
+            patch.setattr(recorder, "log_changes", interrupted)
+        else:
+            patch.setattr(type(recorder), "answer", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            env.step(0)
     env.step(0)
     env.step(0)
     env.close()
-    assert [episode.observations[:, 0, 0].tolist() for episode in open_trace(tmp_path)] == [[0], [7, 7]]
+    assert [episode.observations[:, 0, 0].tolist() for episode in open_trace(tmp_path)] == seen

@@ -23,6 +23,7 @@ import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.errors import TraceError
 from gym_trace.model import deltas
+from gym_trace.ring import log, row_slab
 
 LONG = bool(os.environ.get("GYM_TRACE_LONG"))
 
@@ -161,10 +162,10 @@ def test_what_follows_a_gap_is_unverifiable_and_what_was_before_it_is_verified(t
 # -- Ctrl-C anywhere ---------------------------------------------------------------------------------------------------
 
 HOUSE = os.path.dirname(gym_trace.__file__)
-NAMES = ("wrapper", "episodes", "recorder", "block")
+NAMES = ("wrapper", "episodes", "recorder", "slabs", "packing")
 SHARED = ("filters", "live_video", "recorder", "background")
 HOT = {os.path.join(HOUSE, "recording", f"{name}.py") for name in (*(f"single/{name}" for name in NAMES), *SHARED)}
-HOT |= {deltas.__file__, asking.__file__}
+HOT |= {deltas.__file__, asking.__file__, row_slab.__file__, log.__file__}
 
 
 class InterruptsAt:

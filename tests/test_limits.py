@@ -15,8 +15,9 @@ from zoo import CountingEnv, ImageEnv, ScriptedEnv, Told, bits, small_blocks
 
 from gym_trace import TraceRecordingWrapper, check_trace, errors, open_trace
 from gym_trace.format import wire
-from gym_trace.recording.single.encoder import Segment
-from gym_trace.recording.splitting import readable
+from gym_trace.ring import splitting
+from gym_trace.ring.segment import Segment
+from gym_trace.ring.splitting import readable
 
 LIMITS = ("MAX_TABLE", "MAX_ROWS", "MAX_VALUES", "MAX_COLUMN", "CHUNK_BYTES", "TABLE_ROWS")
 LARGE = 10**6
@@ -66,7 +67,8 @@ def test_frames_stay_below_the_limits(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_frames_that_never_change_and_values_that_vary_are_no_more_than_readers_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: str
 ) -> None:
-    monkeypatch.setattr(wire, "CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(splitting, "most_bytes", lambda: 25_000)
+    monkeypatch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: 25_000)
     steps = [Told(np.zeros((40, 41, 3), np.uint8), 1.0 if turn != "odd" or i % 2 else "odd") for i in range(60)]
     env = ScriptedEnv(spaces.Box(0, 255, (40, 41, 3), np.uint8), spaces.Discrete(2), [(steps[0].observation, steps)])
     wrapped = TraceRecordingWrapper(env, tmp_path / "t", record_infos=True)
@@ -76,9 +78,39 @@ def test_frames_that_never_change_and_values_that_vary_are_no_more_than_readers_
             wrapped.annotate(**{f"note{i}": "x", "more": i})
         wrapped.step(0)
     wrapped.close()
+    monkeypatch.setattr(wire, "CHUNK_BYTES", 100_000)  # what readers take: a slab has more, a chunk does not
     (episode,) = open_trace(tmp_path / "t")
     assert episode.observations.shape == (61, 40, 41, 3)
     assert not episode.observations.any()
+    assert check_trace(tmp_path / "t").damages == []
+
+
+@pytest.mark.parametrize(
+    ("space", "resets", "steps"),
+    [
+        (spaces.Box(0, 255, (64, 64), np.uint8), 300, 0),
+        (spaces.Box(0, 255, (64, 64), np.uint8), 40, 3),
+        (spaces.Dict({str(i): spaces.Box(0, 1, (0,)) for i in range(60)}), 1, 3000),
+    ],
+)
+def test_a_slab_holds_no_more_than_readers_take_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, space: Any, resets: int, steps: int
+) -> None:
+    """Frames that never change, of episodes without steps; values that have no bytes."""
+    monkeypatch.setattr(wire, "CHUNK_BYTES", 500_000)
+    with small_blocks(rows=2000, chunk=400_000, values=8192):
+        told = Told(space.sample())
+        env = TraceRecordingWrapper(
+            ScriptedEnv(space, spaces.Discrete(2), [(told.observation, [told] * steps)] * resets), tmp_path / "t"
+        )
+        for _ in range(resets):
+            env.reset()
+            for _ in range(steps):
+                env.step(0)
+        live = open_trace(tmp_path / "t")
+        assert sum(live.episodes["steps"]) == resets * steps
+        env.close()
+    assert [len(episode) for episode in open_trace(tmp_path / "t")] == [steps] * resets
     assert check_trace(tmp_path / "t").damages == []
 
 

@@ -187,6 +187,7 @@ def test_a_killed_run_leaves_no_half_video_under_its_name(tmp_path: Path) -> Non
     assert files(tmp_path) == [
         "w.000000.gtb.part",
         "w.manifest.jsonl",
+        "w.ring",
         "w.video.000000.mp4",
         "w.video.000001.mp4.part",
     ]

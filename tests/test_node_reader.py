@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rings
 from column_hashes import describe_trace, in_order
+from fuzz_reader import seed_rings
 
 from gym_trace.format import wire
 from gym_trace.format.trace_writer import TraceWriter
@@ -71,6 +73,25 @@ def test_node_reader_agrees_on_interleaved_lanes(reader: Path, tmp_path: Path) -
         (1, 4, "truncated"),
         (0, 1, "lost"),
     ]
+
+
+def test_node_reader_reads_the_ring_of_a_killed_writer(reader: Path, tmp_path: Path) -> None:
+    run = rings.Run().play(3, 7, 100, 60, 2, open_end=True)
+    run.slab.ask(4)
+    rings.killed(tmp_path, run, written=1)
+    (writer,) = read(reader, tmp_path)
+    assert as_described(writer) == describe_trace(tmp_path)[0]
+    assert [(e["steps"], e["outcome"]) for e in in_order(writer["episodes"])][-2:] == [(60, "terminated"), (2, "lost")]
+    (leaf,) = writer["pending"].pop("leaves")
+    assert writer["pending"] == {"episode": 4, "step": 2}
+    assert "0400000000000000" in leaf
+
+
+def test_node_reader_reads_rings_as_they_are_recorded(reader: Path, tmp_path: Path) -> None:
+    for directory in seed_rings(tmp_path)[:2]:
+        (writer,) = read(reader, directory)
+        assert as_described(writer) == describe_trace(directory)[0]
+        assert len(writer["episodes"]) == 4
 
 
 def lanes_trace(directory: Path) -> None:

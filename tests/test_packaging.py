@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+import sysconfig
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from gym_trace.recording import core
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,6 +33,50 @@ def test_the_wheel_installs_two_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         top = {name.partition("/")[0] for name in archive.namelist()}
     assert {name for name in top if not name.endswith(".dist-info")} == {"gym_trace", "gym_trace_cli"}
+
+
+def built(tmp_path: Path, **environ: str) -> tuple[Path, str]:
+    """A wheel built with other variables in the environment, and what was said meanwhile."""
+    pytest.importorskip("hatchling")
+    ran = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    (path,) = tmp_path.glob("*.whl")
+    return path, ran.stdout + ran.stderr
+
+
+def libraries_in(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return [name for name in archive.namelist() if name.endswith((".so", ".c"))]
+
+
+def test_the_wheel_has_the_core_where_it_can_be_compiled(wheel: Path) -> None:
+    libraries = libraries_in(wheel)
+    if core.CORE == "compiled":
+        assert libraries == [f"gym_trace/recording/_core{sysconfig.get_config_var('EXT_SUFFIX')}"]
+        assert f"-cp{sys.version_info[0]}{sys.version_info[1]}-" in wheel.name
+    else:
+        assert libraries == [] or "-py3-none-any" not in wheel.name
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"GYM_TRACE_PURE": "1"}, {"CC": "no-such-compiler"}, {"CFLAGS": "-nostdinc"}],
+    ids=["asked", "no-cc", "no-headers"],
+)
+def test_without_a_compiler_the_wheel_is_pure_python_and_says_so_in_a_line(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    wheel, said = built(tmp_path, **environ)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert libraries_in(wheel) == []
+    (line,) = [line for line in said.splitlines() if "no C core" in line]
+    assert "pure Python" in line
 
 
 def test_the_installed_command_runs_from_another_folder(wheel: Path, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_what_random_access_remembers_is_bounded(tmp_path: Path, monkeypatch: py
 
 
 def test_a_slice_reads_only_the_chunks_of_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with small_blocks(chunk=1):
+    with small_blocks(rows=4, chunk=1 << 20):
         record_lengths(tmp_path, [40])
     episode = open_trace(tmp_path)[0]
     read = watched_chunks(monkeypatch)

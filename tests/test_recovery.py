@@ -22,7 +22,6 @@ from gym_trace.format import wire
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.episode import Episode
 from gym_trace.model.packing import pack
-from gym_trace.recording.background import BlockWriter
 from gym_trace.storage.local import LocalStorage
 
 
@@ -418,44 +417,31 @@ def test_file_systems_without_locks_can_be_recorded_on(tmp_path, monkeypatch):
     assert steps_of(open_trace(tmp_path / "t")) == all_steps()
 
 
-@pytest.mark.parametrize("told", ["before", "after"])
+@pytest.mark.parametrize("how", ["within", "thread"])
 @pytest.mark.parametrize("kind", [CountingEnv, ImageEnv])
 def test_a_step_that_is_under_way_when_the_recorder_is_closed_is_repaired_as_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, how: str
 ) -> None:
-    closing, appended, closed = threading.Event(), threading.Event(), threading.Event()
-    close = BlockWriter.close
-
-    def late(self: BlockWriter, summary: Any) -> None:
-        if told == "after":
-            self.work(everything=True)  # as the timer may: the end of the episode is on disk before the row
-        closing.set()
-        appended.wait()
-        close(self, summary)
-
-    monkeypatch.setattr(BlockWriter, "close", late)
     env = TraceRecordingWrapper(kind(100), tmp_path / "t", flush_seconds=1000.0)
-
-    def stepping() -> None:
-        env.reset()
-        for _ in range(5):
-            env.step(0)
-        step = env.env.step
-
-        def under_way(action: Any) -> Any:
-            other = threading.Thread(target=lambda: (env.close(), closed.set()))
-            other.start()
-            closing.wait()
-            return step(action)
-
-        monkeypatch.setattr(env.env, "step", under_way)
+    env.reset()
+    for _ in range(5):
         env.step(0)
-        appended.set()
+    step = env.env.step
 
-    stepping()
-    closed.wait()
+    def under_way(action: Any) -> Any:
+        if how == "within":  # as a signal handler may
+            env.close()
+        else:
+            other = threading.Thread(target=env.close)
+            other.start()
+            other.join()
+        return step(action)
+
+    monkeypatch.setattr(env.env, "step", under_way)
+    env.step(0)
     (episode,) = open_trace(tmp_path / "t")
-    assert (len(episode), episode.outcome) == (6 if told == "before" else 5, "closed")
+    assert (len(episode), episode.outcome) == (5, "closed")
+    assert not list((tmp_path / "t").glob("*.ring"))
     repair_trace(tmp_path / "t", tmp_path / "again")
     (again,) = open_trace(tmp_path / "again")
     assert bits(again.observations) == bits(episode.observations)

@@ -79,14 +79,14 @@ from telling import *
 from gym_trace.errors import RecordingError
 
 directory, limit, options, how = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
-if limit:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 told = dict(errors=[], steps=0, after=0)
 with warnings.catch_warnings(record=True) as warned:
     warnings.simplefilter("always")
     env = made("sync", vector.AutoresetMode.SAME_STEP, True, SPACES["frames"], SPACES["discrete"])
     env = TraceRecordingVectorWrapper(env, directory, uid="w", record_infos=True, **options)
     env.reset(seed=11)
+    if limit:  # after the ring is there
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     while told["after"] < 100 and told["steps"] < (20 if how == "close" else 500):
         try:
             env.step(np.zeros(COUNT, np.int64))
@@ -205,8 +205,11 @@ def test_truncating_gives_back_exactly_the_chunks_that_were_complete(
 # -- interrupted ------------------------------------------------------------------------------------------------------
 
 HOUSE = os.path.dirname(gym_trace.__file__)
-NAMES = ("vector/wrapper", "vector/recorder", "vector/filters", "vector/events", "recorder", "background")
-HOT = {os.path.join(HOUSE, "recording", f"{name}.py") for name in NAMES}
+NAMES = ("vector/wrapper", "vector/recorder", "vector/filters", "recorder", "background")
+SLABS = ("lanes/slab", "lanes/encoder", "log", "memory")
+HOT = {
+    os.path.join(HOUSE, room, f"{name}.py") for room, names in (("recording", NAMES), ("ring", SLABS)) for name in names
+}
 assert all(map(os.path.exists, HOT))
 
 
@@ -272,7 +275,15 @@ def test_ctrl_c_at_any_line_of_the_recorder_garbles_nothing(
         lines.add(interrupts.line)
         number += 1 if LONG else 11
     assert len(lines) > 5
-    assert not LONG or {line.split(",")[0] for line in lines} >= {"step", "ready", "_turn_over", "wait", "add"}
+    assert not LONG or {line.split(",")[0] for line in lines} >= {
+        "step",
+        "ready",
+        "_turn",
+        "_begin",
+        "_submit",
+        "wait",
+        "add",
+    }
 
 
 def step(env: Any) -> None:

@@ -1,6 +1,6 @@
 """A recording that is to be killed: a run that depends on nothing but its own steps, and tells how far it is.
 
-python victim.py cartpole|frames|lanes-MODE DIRECTORY PROGRESS FLUSH_SECONDS
+python victim.py cartpole|frames DIRECTORY PROGRESS FLUSH_SECONDS
 """
 
 from __future__ import annotations
@@ -63,34 +63,12 @@ def play(env: gymnasium.Env[Any, Any]) -> Iterator[tuple[Any, ...]]:
             yield action, *told
 
 
-def play_lanes(mode: str, directory: str, flush_seconds: float) -> Iterator[None]:
-    """Steps the lanes of telling.py without end. Yields after each step."""
-    from telling import SPACES, made, vector
-
-    from gym_trace import TraceRecordingVectorWrapper
-
-    disabled = vector.AutoresetMode(mode) == vector.AutoresetMode.DISABLED
-    env = made("sync", vector.AutoresetMode(mode), True, SPACES["box"], SPACES["discrete"])
-    env = TraceRecordingVectorWrapper(env, directory, uid="w", record_infos=True, flush_seconds=flush_seconds)
-    env.reset(seed=11)
-    actions = np.zeros(env.num_envs, np.int64)
-    while True:
-        *_, terminations, truncations, _ = env.step(actions)
-        yield
-        over = terminations | truncations
-        if disabled and over.any():
-            env.reset(options={"reset_mask": over})
-
-
 def main(kind: str, directory: str, progress: str, flush_seconds: str) -> None:
     times = np.memmap(progress, np.int64, "r+", shape=(MAX_STEPS + 1,))  # how many steps, then when each was done
-    happened: Iterator[Any]
-    if kind.startswith("lanes-"):
-        happened = play_lanes(kind.removeprefix("lanes-"), directory, float(flush_seconds))
-    else:
-        env = TraceRecordingWrapper(make(kind, 2e-4), directory, uid="w", flush_seconds=float(flush_seconds))
-        happened = (step for step in play(env) if len(step) > 1)
-    for _ in happened:
+    env = TraceRecordingWrapper(make(kind, 2e-4), directory, uid="w", flush_seconds=float(flush_seconds))
+    for step in play(env):
+        if len(step) == 1:
+            continue
         steps = int(times[0]) + 1
         times[steps] = time.monotonic_ns()
         times[0] = steps

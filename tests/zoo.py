@@ -253,14 +253,15 @@ def row_bits(value: Any) -> Any:
 
 @contextmanager
 def small_blocks(rows: int = 4, chunk: int = 300, frame: int = 4096, values: int = 200) -> Iterator[None]:
-    """Recorders made within have blocks of so many rows, so that short runs meet all their boundaries.
+    """Recorders made within write slabs of so many rows, so that short runs meet all their boundaries.
 
-    chunk: bytes that make a chunk. frame: bytes from which on a value is a frame, more than a number has. values: bytes
-    of MessagePack values that fill a block.
+    chunk: raw bytes that make a chunk. frame: bytes from which on a value is a frame, more than a number has. values:
+    bytes of the log of a slab, which is a page at least.
     """
-    sizes = {"SMALL_BLOCK": rows, "SMALL_CHUNK": chunk, "LARGE_CHUNK": chunk, "DELTA_BYTES": frame}
+    sizes = {"MOST_ROWS": rows, "LOG_BYTES": values, "VALUES_BYTES": values}
     with (
-        mock.patch.multiple("gym_trace.recording.single.block", **sizes),
-        mock.patch("gym_trace.recording.single.recorder.VALUES_BYTES", values),
+        mock.patch.multiple("gym_trace.recording.single.slabs", **sizes),
+        mock.patch.multiple("gym_trace.recording.single.packing", SMALL_CHUNK=chunk, LARGE_CHUNK=chunk),
+        mock.patch("gym_trace.ring.row_layout.DELTA_BYTES", frame),
     ):
         yield

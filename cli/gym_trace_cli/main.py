@@ -36,6 +36,7 @@ COMMANDS = {
     "import": ("gym_trace_cli.import_", "Write a recording of gym_recording or of Gym's Monitor as a trace."),
 }
 
+_VERSION_HELP = "Show the version, and whether recording is compiled or in pure Python."
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -116,8 +117,15 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     click.echo(f"warning: {show.printable(' '.join(text.split()))}", err=True)
 
 
+def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked and not ctx.resilient_parsing:
+        core = importlib.import_module("gym_trace.recording.core").CORE
+        click.echo(f"gym-trace, version {gym_trace.__version__} ({core})")
+        ctx.exit()
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(gym_trace.__version__, prog_name="gym-trace")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help=_VERSION_HELP)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
     """Record Gymnasium environments to traces, bit for bit, and play them back."""

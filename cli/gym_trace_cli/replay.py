@@ -63,6 +63,7 @@ _NO_SEED = -1  # in the table of episodes
 @click.option("--atol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Numbers this close are equal.")
 @click.option("--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The same, relative.")
 @click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, rewards …")
+@click.option("--through-the-crash", is_flag=True, help="Also execute the action at which a recording was killed.")
 @click.option("--workers", type=click.IntRange(min=1), default=1, metavar="N", help="Verify in N processes.")
 @click.option("--human", is_flag=True, help="Play them in a window, at the speed of the environment.")
 @click.option("--speed", type=click.FloatRange(0.001, 1000), metavar="X", help="With --human: times that speed.")
@@ -86,6 +87,8 @@ def command(
     With --verify each is played again in its environment: started as it was, given the recorded
     actions, and everything compared with the recording, bit for bit. Exits with 0 if all come out
     the same, 3 if any differs, otherwise 5 if any is damaged, otherwise 4 if any cannot be verified.
+    Where a recording was killed in the middle of a step, --through-the-crash takes that step, too, in
+    a process of its own, and says what happened.
     """
     if seed is not None and sample is None:
         raise click.UsageError("--seed is that of --sample; pass both")

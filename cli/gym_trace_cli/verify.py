@@ -51,6 +51,10 @@ def verify(
                     click.echo(json.dumps(_plain(verdict)))
                 elif verdict.verdict in _CODES:
                     click.echo(_told(verdict, several=len(trace.writers) > 1))
+                elif verdict.crash:
+                    action = show.printable(shown(trace[verdict.index].pending_action))
+                    click.echo(f"episode {verdict.index}: the action that was being executed at its end, {action}:")
+                    click.echo(f"  {show.printable(verdict.crash)}")
                 done = sum(counts.values())
                 line.update(f"{show.count(done)} of {show.count(len(chosen), 'episode')}", done / len(chosen))
     except CorruptTrace as error:

@@ -18,11 +18,12 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from gym_trace.collecting.policies import RandomPolicy
-from gym_trace.envs.autoreset import after_step, vector_mode
+from gym_trace.envs.autoreset import vector_mode
 from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.errors import InvalidOption
 from gym_trace.model.returns import LaneReturns, LastReturns, Return, as_return
 from gym_trace.model.values import Array
+from gym_trace.ring.lanes.autoreset import after_step
 
 LOOK_SECONDS = 0.2  # between calls of Rollout.look()
 _DISK_SECONDS = 1.0

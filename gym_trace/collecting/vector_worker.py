@@ -10,10 +10,10 @@ from gymnasium.vector import SyncVectorEnv
 
 from gym_trace.collecting.policies import Annotating, LanePolicies
 from gym_trace.collecting.worker import Worker
-from gym_trace.envs.autoreset import DISABLED
 from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.model.values import Array
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
+from gym_trace.ring.lanes.autoreset import DISABLED
 
 
 class VectorWorker(Worker):

@@ -12,7 +12,7 @@ from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.column_decoder import decode, decode_rows
 from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, parse_column
-from gym_trace.format.tables import Index, TableRoom, are_apart, totals_of
+from gym_trace.format.tables import Index, SlabLedger, TableRoom, are_apart, totals_of
 from gym_trace.model.packing import unpack
 from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader, Storage
@@ -113,9 +113,11 @@ class BatchReader:
     Attributes:
         schema: what the schema record says, or None where it is damaged.
         sealed: whether the index and footer were read.
+        ended: whether no chunk can follow.
         fragments: the fragment tables of all readable chunks, joined (wire.FRAGMENT).
         chunks: offset, length, number of fragments and observation rows of each (wire.CHUNK_ENTRY).
         totals: raw and stored bytes of each column.
+        slabs: which slabs of a ring these chunks are of.
         damage: what was found not to check so far. A torn end of an unsealed batch is no damage.
         torn: bytes at the end of an unsealed batch that are not a whole record.
     """
@@ -129,6 +131,8 @@ class BatchReader:
         self.damage: list[Damage] = []
         self.torn = 0
         self.sealed = False
+        self.ended = not name.endswith(PART)
+        self.slabs = SlabLedger()
         self.schema: dict[str, Any] | None = None
         self.totals: dict[Path, list[int]] = {}
         self.fragments: Array = np.empty(0, wire.FRAGMENT)
@@ -257,11 +261,11 @@ class BatchReader:
             header = self._header_at(file, footer.index_offset)
             if header is None or header.type != wire.INDEX:
                 raise CorruptTrace("checksum mismatch in the header of the index")
-            self.fragments, self.chunks, self.totals = self._index(file, header)
+            self.fragments, self.chunks, self.totals, self.slabs = self._index(file, header)
         except CorruptTrace as error:
             self._damaged(footer.index_offset, self.size, error.problem)
             return False
-        self.sealed = True
+        self.sealed = self.ended = True
         return True
 
     def _index(self, file: Reader, header: wire.RecordHeader) -> Index:
@@ -271,7 +275,7 @@ class BatchReader:
         chunks = self._table(tables, "chunks", wire.CHUNK_ENTRY)
         if sum(chunks["fragments"].tolist()) != len(fragments) or not are_apart(chunks, header.offset):
             raise CorruptTrace("the tables of the index do not fit each other")
-        return Index(fragments, chunks, totals_of(metadata.get("totals")))
+        return Index(fragments, chunks, totals_of(metadata.get("totals")), SlabLedger.of_index(metadata))
 
     def _read_schema(self, file: Reader) -> None:
         header = self._header_at(file, wire.HEADER_SIZE)
@@ -329,11 +333,14 @@ class BatchReader:
             fragments.append(table)
             rows = int(table["steps"].sum()) + int(np.count_nonzero(table["flags"] & wire.LEADS))
             chunks.append((header.offset, header.end - header.offset, len(table), rows))
+            self.slabs.take(metadata)
             for column, _ in columns:
                 total = self.totals.setdefault(column.path, [0, 0])
                 total[0] += column.full_size
                 total[1] += column.stored
-        elif header.type != wire.INDEX and not header.flags & wire.OPTIONAL:
+        elif header.type == wire.INDEX:
+            self.ended = True
+        elif not header.flags & wire.OPTIONAL:
             raise UnsupportedTrace(f"{self.path}: unknown record type {header.type}; upgrade gym-trace")
 
     def _is_torn(self, file: Reader, offset: int, header: wire.RecordHeader | None) -> bool:

@@ -36,6 +36,8 @@ class BatchWriter:
         self._fragments: list[Array] = []
         self._chunks: list[tuple[int, int, int, int]] = []
         self._totals: dict[Path, list[int]] = {}
+        self._slab: tuple[int, bool, int] | None = None  # of the last chunk, and how many of the last ones are of it
+        self._pending: Sequence[Any] = ()  # of the last chunk
         self.size = 0
         self.crc = 0
         self.fragments = 0
@@ -51,11 +53,21 @@ class BatchWriter:
         return self.fragments + fragments <= wire.MAX_TABLE and len(self._chunks) < wire.MAX_TABLE
 
     def write_chunk(
-        self, fragments: Array, observation_rows: int, columns: list[tuple[Column, Sequence[Piece]]]
+        self,
+        fragments: Array,
+        observation_rows: int,
+        columns: list[tuple[Column, Sequence[Piece]]],
+        slab: tuple[int, bool] | None,
+        pending: Sequence[Any] = (),
     ) -> None:
-        """columns: the fragment table's first, then the data's, the bytes of each in pieces."""
+        """columns: the fragment table's first, then the data's, the bytes of each in pieces. More: see TraceWriter."""
         offset = self.size
-        metadata = pack({"columns": [column.descriptor() for column, _ in columns]})
+        described: dict[str, Any] = {"columns": [column.descriptor() for column, _ in columns]}
+        if slab is not None:
+            described["slab"] = list(slab)
+        if pending:
+            described["pending"] = list(pending)
+        metadata = pack(described)
         short = -(-len(fragments) // wire.ROWS_A_BYTE) - sum(column.stored for column, _ in columns)
         blobs = [pieces for _, pieces in columns]
         if short > 0:  # a reader could take these for few bytes that stand for many
@@ -64,6 +76,10 @@ class BatchWriter:
         self._fragments.append(fragments)
         self._chunks.append((offset, self.size - offset, len(fragments), observation_rows))
         self.fragments += len(fragments)
+        self._pending = pending
+        if slab is not None:
+            known = self._slab
+            self._slab = (*slab, 1 + (known[2] if known is not None and known[0] == slab[0] else 0))
         for column, _ in columns:
             total = self._totals.setdefault(column.path, [0, 0])
             total[0] += column.full_size
@@ -77,7 +93,12 @@ class BatchWriter:
         }
         columns = [ColumnEncoder(path, workspace).encode(table) for path, table in tables.items()]
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
-        metadata = pack({"columns": [column.descriptor() for column, _ in columns], "totals": totals})
+        described: dict[str, Any] = {"columns": [column.descriptor() for column, _ in columns], "totals": totals}
+        if self._slab is not None:
+            described["slab"] = list(self._slab)
+        if self._pending:
+            described["pending"] = list(self._pending)
+        metadata = pack(described)
         index_offset = self.size
         self._record(wire.INDEX, metadata, [[blob] for _, blob in columns])
         self._append([wire.pack_footer(index_offset, self.size + wire.HEADER_SIZE, self._file_id)])

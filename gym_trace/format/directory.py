@@ -16,26 +16,42 @@ from gym_trace.format import manifest, wire
 from gym_trace.format.batch_reader import PART
 from gym_trace.storage.protocol import Storage
 
+RING = ".ring"  # the end of the name of a ring (docs/FORMAT.md, section 8)
 _WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
 _MANIFEST = re.compile(_WRITER + re.escape(manifest.SUFFIX))
 _BATCH = re.compile(_WRITER + r"\.(?P<number>\d{6}|[1-9]\d{6,8})\.gtb(?P<part>\.part)?")
 
+_RING = re.compile(_WRITER + re.escape(RING))
 _VIDEO = re.compile(_WRITER + r"\.video\.(?P<episode>\d{6}|[1-9]\d{6,18})\.mp4(?P<part>\.part)?")
 
 
 class WriterFiles:
-    """The files of one writer: its manifest if there is one, and its batches in order, by number."""
+    """The files of one writer: its manifest and ring, if there are any, and its batches in order, by number."""
 
     def __init__(self, storage: Storage, writer: str):
         self.storage = storage
         self.writer = writer
         self.manifest: str | None = None
         self.batches: dict[int, str] = {}
+        self.ring, self.has_ring = writer + RING, False
 
     @property
     def where(self) -> str:
         """How messages name it: the path of its manifest, or its id."""
         return self.writer if self.manifest is None else self.storage.path(self.manifest)
+
+    def is_there(self, name: str) -> bool:
+        """Whether there is a file of this name by now."""
+        try:
+            self.storage.size(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def listed_again(self) -> WriterFiles:
+        """The same writer with the files that it has by now."""
+        found = [files for files in find_writers(self.storage) if files.writer == self.writer]
+        return found[0] if found else self
 
     def is_alive(self) -> bool:
         return self.manifest is not None and self.storage.holder(self.manifest) is not None
@@ -73,6 +89,7 @@ def video_name(writer: str, episode: int) -> str:
 def find_writers(storage: Storage) -> list[WriterFiles]:
     """The writers of a trace, in the order of their ids (which begin with the time). Raises TraceNotFound."""
     writers: dict[str, WriterFiles] = {}
+    rings = set()
     for name in sorted(storage.names()):
         if found := _BATCH.fullmatch(name):
             files = writers.setdefault(found["writer"], WriterFiles(storage, found["writer"]))
@@ -81,7 +98,10 @@ def find_writers(storage: Storage) -> list[WriterFiles]:
                 files.batches[number] = name
         elif found := _MANIFEST.fullmatch(name):
             writers.setdefault(found["writer"], WriterFiles(storage, found["writer"])).manifest = name
+        elif found := _RING.fullmatch(name):
+            rings.add(found["writer"])
     for files in writers.values():
+        files.has_ring = files.writer in rings
         files.batches = dict(sorted(files.batches.items()))
     return list(writers.values())
 
@@ -136,6 +156,9 @@ def _delete(files: WriterFiles) -> None:
         for batch in (name, name + PART):  # one that is sealed may have been begun again
             if batch in names and _is_batch(storage, batch):
                 storage.remove(batch)
+    for name in (files.ring, files.ring + PART):
+        if name in names and _is_ring(storage, name):
+            storage.remove(name)
     if files.manifest is not None and _is_manifest(files):
         for name in _videos(files, names):
             storage.remove(name)
@@ -162,6 +185,16 @@ def _is_batch(storage: Storage, name: str) -> bool:
     except (TraceError, OSError) as error:
         return not isinstance(error, (CorruptTrace, OSError))
     return True
+
+
+def _is_ring(storage: Storage, name: str) -> bool:
+    """Whether a file begins as a ring; one that was never begun may be empty, or all zero."""
+    try:
+        with storage.open(name) as file:
+            start = file.read(0, len(wire.RING_MAGIC))
+    except (TraceError, OSError):
+        return False
+    return start == wire.RING_MAGIC or (name.endswith(PART) and not any(start))
 
 
 def _is_manifest(files: WriterFiles) -> bool:

@@ -12,12 +12,48 @@ from gym_trace.model.values import Array
 FARTHEST = 1 << 40  # byte that is looked for: systems refuse to go much farther
 
 
+class SlabLedger:
+    """Which slabs of its writer's ring (docs/FORMAT.md, section 8) the chunks of a batch are of.
+
+    Attributes:
+        complete: the number of a slab that is in this batch, or in those before, with all that came before it.
+        unfinished, chunks: the number of the slab that the last chunks are of, where others are to follow, and how many
+            these are; 0 where there are none.
+        pending: what the last chunk says of actions that were never answered.
+    """
+
+    def __init__(self) -> None:
+        self.complete = self.unfinished = self.chunks = 0
+        self.pending: Any = None
+
+    @classmethod
+    def of_index(cls, metadata: dict[str, Any]) -> SlabLedger:
+        """What the metadata of an index says."""
+        ledger = cls()
+        ledger.take(metadata)
+        match metadata.get("slab"):
+            case [_, _, int(chunks), *_] if ledger.unfinished:
+                ledger.chunks = max(0, chunks)
+        return ledger
+
+    def take(self, metadata: dict[str, Any]) -> None:
+        """Takes in what the metadata of the next chunk says. Nobody vouches for it."""
+        self.pending = metadata.get("pending")
+        before, self.unfinished, self.chunks = (self.unfinished, self.chunks), 0, 0
+        match metadata.get("slab"):
+            case [int(sequence), bool(more), *_]:
+                self.complete = max(self.complete, sequence - more)
+                if more:
+                    self.unfinished, self.chunks = sequence, 1 + (before[1] if before[0] == sequence else 0)
+
+
 class Index(NamedTuple):
     """What the index of a batch says: see BatchReader."""
 
     fragments: Array
     chunks: Array
     totals: dict[Path, list[int]]
+    slabs: SlabLedger
 
 
 class TableRoom:

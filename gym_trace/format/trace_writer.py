@@ -54,29 +54,44 @@ class TraceWriter:
         except FileExistsError as error:
             raise InvalidOption(f"uid={self.writer!r} is taken in {storage.root}; pass another one, or none") from error
 
-    def write(self, fragments: Array, columns: Mapping[ColumnPath, RowsOrEncoded]) -> None:
+    def write(
+        self,
+        fragments: Array,
+        columns: Mapping[ColumnPath, RowsOrEncoded],
+        slab: tuple[int, bool] | None = None,
+        pending: Sequence[Any] = (),
+    ) -> None:
         """Appends one chunk, which also has the columns that were fed.
 
-        columns: typed arrays of rows, lists of MessagePack values, or what is encoded already.
+        Args:
+            columns: typed arrays of rows, lists of MessagePack values, or what is encoded already.
+            slab: the sequence number of the slab that it is of, and whether more chunks of that follow.
+            pending: actions that were never answered (docs/FORMAT.md, section 4), if this is the writer's last chunk.
 
         Raises UnstorableValue for what a reader would refuse.
         """
         while len(fragments) > wire.MAX_TABLE:  # a repair puts ends, which have no rows, before them
             ends = min(len(fragments) - wire.MAX_TABLE, wire.MAX_TABLE)
-            self._write(fragments[:ends], [])
+            self._write(fragments[:ends], [], slab and (slab[0], True))
             fragments = fragments[ends:]
         encoded: list[tuple[Column, Sequence[Piece]]] = [self._encoders[path].finish() for path in self._fed]
         self._fed.clear()
         encoded += [self._encoded(path, rows) for path, rows in columns.items()]
-        self._write(fragments, encoded)
+        self._write(fragments, encoded, slab, pending)
 
-    def _write(self, fragments: Array, columns: list[tuple[Column, Sequence[Piece]]]) -> None:
+    def _write(
+        self,
+        fragments: Array,
+        columns: list[tuple[Column, Sequence[Piece]]],
+        slab: tuple[int, bool] | None,
+        pending: Sequence[Any] = (),
+    ) -> None:
         if self._batch is not None and not self._batch.has_room(len(fragments)):
             self.seal()
         columns = [self._encoded(("fragments",), fragments), *columns]
         leads = int(np.count_nonzero(fragments["flags"] & wire.LEADS))
         steps = int(fragments["steps"].sum())
-        self.batch().write_chunk(fragments, steps + leads, columns)
+        self.batch().write_chunk(fragments, steps + leads, columns, slab, pending)
         self._batch_steps += steps
         self._batch_episodes += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
         self.bytes = self._in_sealed + self.batch().size

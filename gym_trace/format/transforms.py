@@ -115,10 +115,10 @@ def packed_changes(slots: list[Slot], row_size: int) -> bytes:
     word = word_of(row_size)
     width = row_size // word.itemsize
     whole = any(isinstance(slot, bytes) for slot in slots)
-    everywhere = np.arange(width if whole else 0, dtype=np.intp).tobytes()
+    everywhere = np.arange(width if whole else 0, dtype=np.uint32).tobytes()
     changes = [(everywhere, slot) if isinstance(slot, bytes) else slot for slot in slots]
     counts = np.fromiter((len(words) for _, words in changes), np.int64, len(changes)) // word.itemsize
-    places = np.frombuffer(b"".join([places for places, _ in changes]), np.intp)
+    places = np.frombuffer(b"".join([places for places, _ in changes]), np.uint32)
     return _changes(counts, b"".join([words for _, words in changes]), places, width)
 
 

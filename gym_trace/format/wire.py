@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.model.vocabulary import FragmentFlag
 
-MAJOR, MINOR = 1, 0
+MAJOR, MINOR = 1, 1
 HEADER_SIZE = 64  # file header, record header and footer alike
 MAX_METADATA = 256 << 20
 MAX_COLUMN = 2 << 30  # bytes of a column once decoded
@@ -31,6 +31,7 @@ LARGE_ROW = 4096  # bytes from which on the rows of a column are shuffled one by
 FILE_MAGIC = b"\x89GTB\r\n\x1a\n"
 SYNC = b"\xf7GTREC\r\n"
 FOOTER_MAGIC = b"\x89GTBEND\n"
+RING_MAGIC = b"\x89GTRNG\r\n"  # the rest of a ring is read and written by gym_trace.ring
 
 SCHEMA, CHUNK, INDEX = 1, 2, 3
 OPTIONAL = 1
@@ -58,6 +59,7 @@ FRAGMENT = np.dtype(
         ("clock_drift", "<i8"),
     ]
 )
+OutOfRange = struct.error  # what is raised for numbers that have no room
 pack_fragment = struct.Struct("<QQIIIIdqqqqq").pack  # its fields in their order
 CHUNK_ENTRY = np.dtype([("offset", "<u8"), ("length", "<u8"), ("fragments", "<u8"), ("observation_rows", "<u8")])
 

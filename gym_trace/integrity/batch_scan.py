@@ -8,7 +8,7 @@ import numpy as np
 
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Damage
-from gym_trace.format.tables import Index, TableRoom
+from gym_trace.format.tables import Index, SlabLedger, TableRoom
 from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader, Storage
 
@@ -61,7 +61,7 @@ class BatchInspector(BatchReader):
         footer = self._footer(file)
         self._data_end = None if footer is None else footer.index_offset
         self.fragments, self.chunks = np.empty(0, wire.FRAGMENT), np.empty(0, wire.CHUNK_ENTRY)
-        self.totals, self.sealed = {}, False
+        self.totals, self.sealed, self.slabs = {}, False, SlabLedger()
         return False
 
     def _walk_record(

@@ -131,8 +131,9 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
                 writer.seal_if_due()
         examination.finish()
         if writer is not None:
-            if len(stops := mender.stops()):
-                writer.write(stops, {})
+            stops, pending = mender.stops(), [action.described() for action in examination.pending]
+            if len(stops) or pending:
+                writer.write(stops, {}, pending=pending)
             writer.close(_closing_words(examination.files))
     finally:
         if writer is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,9 +19,13 @@ from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, is_there
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import step_offsets
+from gym_trace.playback.ring_tail import RingTail, tail_of
+from gym_trace.ring.pending import Pending, pending_in
+from gym_trace.ring.recovered import read_ring
 from gym_trace.storage.protocol import Storage
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
+_MOST_TOLD = 8  # of the actions that were never answered, one a lane
 STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # those with a row a step
 
 
@@ -98,6 +103,8 @@ class Examination:
         self._alive = files.is_alive()
         self._journal = ManifestCheck(files)
         self._episodes: list[Array] = []
+        self._tail = RingTail()
+        self.pending: list[Pending] = []  # actions that were never answered
 
     def schema(self) -> dict[str, Any] | None:
         """What the writer said of itself, in the first place where it can be read."""
@@ -120,6 +127,7 @@ class Examination:
             problem = "the schema is lost, and with it what the columns mean"
         except CorruptTrace as error:
             layouts, problem = None, error.problem
+        self._read_ring()
         expected = 0
         for number, name in sorted(self.files.batches.items()):
             if number > expected:
@@ -128,7 +136,11 @@ class Examination:
             if layouts is None:
                 self._unreadable(name, problem)
             else:
-                yield from self._batch(name, layouts)
+                yield from self._batch(number, name, layouts)
+        if layouts is not None:
+            yield from self._ring(layouts)
+        elif self._tail.slabs:
+            self._lost(Damage(self._storage.path(self.files.ring), 0, 0, problem), [], exact=False)
 
     def finish(self) -> None:
         """What is to be said when all chunks were read."""
@@ -143,7 +155,49 @@ class Examination:
         if self._episodes:
             report.episodes += len(np.unique(np.concatenate(self._episodes)))
 
-    def _batch(self, name: str, layouts: Layouts) -> Iterator[tuple[Array, Chunk]]:
+    def _read_ring(self) -> None:
+        """The ring, before the batches: what is in them by then is not in it any more."""
+        if not self.files.has_ring:
+            return
+        try:
+            image = read_ring(self._storage, self.files.writer, self._alive)
+            last: dict[int, BatchReader] = {}  # those that tell what of the ring is in them
+            for number, name in sorted(self.files.batches.items(), reverse=True):
+                with suppress(CorruptTrace, FileNotFoundError):
+                    last[number] = BatchReader(self._storage, name)
+                    if last[number].slabs.complete:
+                        break
+            self._tail = tail_of(self.files, image, last)
+        except CorruptTrace as error:
+            path = self._storage.path(self.files.ring)
+            self._lost(Damage(path, 0, _size(self._storage, self.files.ring), error.problem), [], exact=False)
+
+    def _ring(self, layouts: Layouts) -> Iterator[tuple[Array, Chunk]]:
+        batch, first = self._tail.batch, 0
+        for number, count in enumerate(batch.chunks["fragments"].tolist() if batch is not None else ()):
+            assert batch is not None
+            fragments = batch.fragments[first : first + count]
+            first += count
+            try:
+                chunk = batch.read_chunk(number, lambda path: True)
+                _verify(chunk, fragments, layouts)
+            except CorruptTrace as error:
+                damage = Damage(batch.path, 0, _size(self._storage, self.files.ring), error.problem)
+                self._lost(damage, self._steps(fragments), True)
+            else:
+                self._count(fragments)
+                yield fragments, chunk
+        if self._alive:
+            return
+        self.pending = self._tail.actions or self.pending
+        steps = 0 if batch is None else int(batch.fragments["steps"].sum())
+        if steps or self._tail.actions:
+            self._report.remarks.append(f"{self.files.where}: the writer was killed; {steps:,} steps are in its ring")
+        for action in self._tail.actions[:_MOST_TOLD]:
+            told = action.told(layouts.actions)
+            self._report.remarks.append(f"{self.files.where}: the action that was being executed {told}")
+
+    def _batch(self, which: int, name: str, layouts: Layouts) -> Iterator[tuple[Array, Chunk]]:
         try:
             batch = BatchInspector(self._storage, name)
         except FileNotFoundError:
@@ -165,6 +219,9 @@ class Examination:
             first += count
             steps += int(fragments["steps"].sum())
             ended += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
+            if number >= self._tail.counts.get(which, len(batch.chunks)):
+                continue  # of a slab that is in the ring
+            self.pending = pending_in(batch.slabs.pending)
             try:
                 chunk = batch.read_chunk(number, lambda path: True)
                 _verify(chunk, fragments, layouts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,32 +11,19 @@ import numpy as np
 from gym_trace.model.layout import Leaf
 from gym_trace.model.values import Array
 
-# What a row keeps: the places (intp) and contents of the words that differ from the row before, or all bytes. Not as
-# arrays, because another thread frees bytes faster.
+# What is kept of a value: the places (u4) and contents of the words that differ from the one before, or all bytes.
 Slot = tuple[bytes, bytes] | bytes
 Changes = tuple[Array, Array]  # the same as arrays
 
 
-class Nonconforming(NamedTuple):
-    """A snapshot of a value that does not have the dtype and shape of its space."""
+class Log(Protocol):
+    """What a packer needs of the recorder whose rows it packs."""
 
-    value: Any
+    def log_whole(self, column: int, value: bytes) -> None:
+        """Puts down all bytes of a value."""
 
-
-class RowContext(Protocol):
-    """What a packer needs to know of the recorder whose rows it packs."""
-
-    def next_row(self) -> int:
-        """The index of the next row to be appended."""
-
-    def count_values(self, count: int) -> None:
-        """Counts bytes towards the size of a block."""
-
-    def plain(self, column: str, value: Any) -> Any:
-        """The value as a NumPy array, if it is an array of another library."""
-
-    def snapshot(self, column: str, value: Any) -> Any:
-        """An immutable or own copy of a value."""
+    def log_changes(self, column: int, count: int, changes: bytes) -> bool:
+        """Puts down the places (u4) of the words that have changed, and the words; False if there is no room."""
 
 
 def word_of(row_size: int) -> np.dtype[np.unsignedinteger]:
@@ -44,73 +31,82 @@ def word_of(row_size: int) -> np.dtype[np.unsignedinteger]:
     return np.dtype(f"<u{math.gcd(row_size, 8)}")
 
 
+def changed_words(before: Array, value: Array, most: int) -> bytes | None:
+    """The places (u4) of the words in which a value differs from the one before, and its words there.
+
+    None if they are more than most. Otherwise, the value before becomes equal to this one.
+
+    Args:
+        before: of words, flat.
+        value: contiguous, of as many bytes.
+    """
+    flat: Array = np.frombuffer(value, before.dtype)
+    (places,) = np.not_equal(flat, before).nonzero()
+    if len(places) > most:
+        return None
+    words = flat.take(places)
+    before.put(places, words)
+    return places.astype(np.uint32).tobytes() + words.tobytes()
+
+
 class DeltaPacker:
     """Packs the values of one leaf as deltas.
 
-    A packed value becomes the base of the next delta only once its row is appended: Ctrl-C may come in between.
+    Args:
+        column: the number of the leaf.
+        other: packs a value that does not have the dtype and shape of the leaf.
+        changed: changed_words(), or what does the same.
     """
 
-    def __init__(self, leaf: Leaf, context: RowContext):
-        self._context = context
-        self._dtype, self._shape, self._column = leaf.dtype, leaf.shape, leaf.column
+    def __init__(
+        self,
+        leaf: Leaf,
+        column: int,
+        log: Log,
+        other: Callable[[Any], bytes],
+        changed: Callable[[Array, Array, int], bytes | None] = changed_words,
+    ):
+        self._log, self._column, self._other, self._changed = log, column, other, changed
+        self._dtype, self._shape = leaf.dtype, leaf.shape
         self._word = word_of(leaf.row_size)
         words = leaf.row_size // self._word.itemsize
         self._limit = words // 4  # of more changed words all bytes are kept
-        self._differs = np.empty(words, np.bool_)
+        self._change_bytes = 4 + self._word.itemsize
+        self._before: Array = np.empty(words, self._word)
         self.forget()
 
     def forget(self) -> None:
-        """Makes the next row keep all bytes, as the first one does."""
-        self._before: Array | None = None
-        self._latest: tuple[int, Changes | bytes] | None = None  # row, and what is to be applied to _before
+        """Has the next value be put down whole, as the first one is: it may not follow on the one before."""
+        self._knows = False
         self._pause = self._pausing = 0  # values not to be compared, after one with too many changes
 
-    def __call__(self, value: Any) -> Slot | Nonconforming:
-        row = self._context.next_row()
-        before = self._previous(row)  # first: also drops a value whose row was never appended
-        if type(value) is not np.ndarray:
-            value = self._context.plain(self._column, value)
+    def __call__(self, value: Any) -> bytes:
+        """Puts the value into the log; nothing of it is in the row."""
         if type(value) is not np.ndarray or value.dtype != self._dtype or value.shape != self._shape:
-            return Nonconforming(self._context.snapshot(self._column, value))
-        try:
-            flat: Array = np.frombuffer(value, self._word)
-        except ValueError:  # not contiguous
-            flat = np.frombuffer(value.tobytes(), self._word)
+            return self._other(value)
+        if not value.flags.c_contiguous:
+            value = value.copy()
+        knows, self._knows = self._knows, False  # for as long as the value before may not be that of the last row
         if self._pausing:
             self._pausing -= 1
-        elif before is not None:
-            (places,) = np.not_equal(flat, before, out=self._differs).nonzero()
-            if len(places) <= self._limit:
+        elif knows:
+            changes = self._changed(self._before, value, self._limit)
+            if changes is None:
+                self._pause = self._pausing = min(63, 2 * self._pause + 1)
+            else:
                 self._pause = 0
-                words = flat.take(places)
-                self._latest = row, (places, words)
-                self._context.count_values(12 * len(places))
-                return places.tobytes(), words.tobytes()
-            self._pause = self._pausing = min(63, 2 * self._pause + 1)
-        whole = flat.tobytes()
-        self._latest = row, whole
-        self._context.count_values(len(whole))
-        return whole
-
-    def settle(self) -> None:
-        """Drops a value whose row was never appended, before a row that is not packed here."""
-        self._previous(self._context.next_row())
+                if self._log.log_changes(self._column, len(changes) // self._change_bytes, changes):
+                    self._knows = True
+                    return b""
+        whole = value.tobytes()
+        self._log.log_whole(self._column, whole)
+        self._before[:] = np.frombuffer(whole, self._word)
+        self._knows = True
+        return b""
 
     def last(self) -> bytes:
-        """All bytes of the value in the last row that has one."""
-        before = self._previous(self._context.next_row())
-        assert before is not None
-        return before.tobytes()
-
-    def _previous(self, row: int) -> Array | None:
-        if self._latest is not None and self._latest[0] < row:
-            latest = self._latest[1]
-            if isinstance(latest, bytes):
-                self._before = np.frombuffer(latest, self._word)
-            else:
-                self._before = _changed(self._before, *latest)
-        self._latest = None
-        return self._before
+        """All bytes of the last value that was packed."""
+        return self._before.tobytes()
 
 
 def following(before: Array | None, slot: Slot, word: np.dtype[np.unsignedinteger]) -> Array:
@@ -129,7 +125,7 @@ def _changed(before: Array | None, places: Array, words: Array) -> Array:
 def joined_changes(slots: Sequence[tuple[bytes, bytes]], word: np.dtype[np.unsignedinteger]) -> Changes:
     """The places and words of all slots, concatenated."""
     return (
-        np.frombuffer(b"".join([places for places, _ in slots]), np.intp),
+        np.frombuffer(b"".join([places for places, _ in slots]), np.uint32),
         np.frombuffer(b"".join([words for _, words in slots]), word),
     )
 

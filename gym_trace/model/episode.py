@@ -20,6 +20,9 @@ class Source(Protocol):
     def start(self) -> dict[str, Any]:
         """What was kept of its reset."""
 
+    def pending(self) -> Any:
+        """The action that was never answered at its end, or None."""
+
 
 class Episode:
     """One recorded episode of N steps, or one contiguous part of it where steps were filtered out.
@@ -144,6 +147,16 @@ class Episode:
         if packed is not None and not isinstance(packed, bytes):
             raise CorruptTrace("what is kept of a reset is malformed")
         return None if packed is None else unpack(packed)
+
+    @property
+    def pending_action(self) -> Any:
+        """The action that was being executed when the writer was killed: asked after the last step, never answered.
+
+        With the structure of the action space. None of episodes at whose end nothing was being executed, or it is not
+        known; of running ones; and of a slice that does not reach to the end.
+        """
+        is_end = self._steps is None or self._steps.stop == int(self._record["steps"])
+        return self._source.pending() if is_end else None
 
     @property
     def start_time(self) -> int | None:

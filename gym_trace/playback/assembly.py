@@ -68,7 +68,9 @@ def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, co
             # Chunks of no steps have no such column, whatever was to be recorded.
             return [] if layouts.infos and not any(piece.steps.stop > piece.steps.start for piece in pieces) else None
         return _joined(pieces, ("infos",), _step_rows, _VALUES, copy)[skip:].tolist()
-    paths = dict.fromkeys(path for piece in pieces for path in piece.chunk.columns if path[0] == "annotations")
+    paths = dict.fromkeys(
+        path for piece in pieces for path in piece.chunk.columns if path[0] == "annotations" and len(path) == 2
+    )
     notes = {path[1]: _joined_notes(pieces, path, copy)[skip:] for path in paths}
     return {name: values for name, values in notes.items() if len(values)}  # of no steps, whoever shares the chunk
 

@@ -115,20 +115,33 @@ class OnDisk:
     def start(self) -> dict[str, Any]:
         return WriterReader.start_of(*self._found())
 
+    def pending(self) -> Any:
+        writer, row = self._found()
+        if writer.parts.table[row]["steps"] != self._record["steps"]:
+            return None  # there was an answer
+        return writer.pending_action(row)
+
     def _found(self) -> tuple[WriterReader, int]:
         """The writer as it is by now, and the row that the episode has there."""
-        writer = self._opened.writers.get(self._writer)
-        row = None if writer is None else writer.row_at(self._place)
-        then = self._record
-        if writer is not None and row is not None:
-            now = writer.parts.table[row]
-            same = now["episode_id"] == then["episode_id"] and now["first_step"] == then["first_step"]
-            if same and now["steps"] >= then["steps"]:
+        writer, then = self._opened.writers.get(self._writer), self._record
+        if writer is not None:
+            row = writer.row_at(self._place)
+            if not self._is_at(writer, row):  # it may have moved when it left the ring
+                row = writer.row_of(int(then["episode_id"]), int(then["first_step"]))
+            if row is not None and self._is_at(writer, row):
+                self._place = writer.place_of(row)
                 return writer, row
         raise TraceError(
             f"{self._opened.storage.root}: episode {then['episode_id']} of {self._writer}, from step "
             f"{then['first_step']} on, is not there any more as it was when it was looked up; look it up again"
         )
+
+    def _is_at(self, writer: WriterReader, row: int | None) -> bool:
+        if row is None:
+            return False
+        then, now = self._record, writer.parts.table[row]
+        same = now["episode_id"] == then["episode_id"] and now["first_step"] == then["first_step"]
+        return bool(same and now["steps"] >= then["steps"])
 
 
 class Scanned:
@@ -158,17 +171,21 @@ class Scanned:
                 return {}
             raise
 
+    def pending(self) -> Any:
+        return self._writer.pending_action(self._row, self._parts)
+
     def __reduce__(self) -> Any:
-        return InMemory, ({name: self.column(name, None) for name in sorted(self._roots)}, self.start())
+        columns = {name: self.column(name, None) for name in sorted(self._roots)}
+        return InMemory, (columns, self.start(), self.pending())
 
 
 class InMemory:
     """An episode of which only arrays are left."""
 
-    __slots__ = ("_columns", "_start")
+    __slots__ = ("_columns", "_pending", "_start")
 
-    def __init__(self, columns: dict[str, Any], start: dict[str, Any]):
-        self._columns, self._start = columns, start
+    def __init__(self, columns: dict[str, Any], start: dict[str, Any], pending: Any = None):
+        self._columns, self._start, self._pending = columns, start, pending
 
     def column(self, name: str, steps: range | None) -> Any:
         if name not in self._columns:
@@ -180,6 +197,9 @@ class InMemory:
 
     def start(self) -> dict[str, Any]:
         return deepcopy(self._start)
+
+    def pending(self) -> Any:
+        return deepcopy(self._pending)
 
 
 def _rows(tree: Any, rows: slice) -> Any:

@@ -21,9 +21,13 @@ from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array, copied
 from gym_trace.playback.assembly import Piece, assemble, cut_down
 from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
+from gym_trace.playback.ring_tail import RingTail, complete_in, is_behind, tail_of
+from gym_trace.ring.pending import Pending, pending_in
+from gym_trace.ring.recovered import Recovered, read_ring
 
 _CALLBACK_ROOTS = frozenset(("observations", "actions", "rewards"))
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations"))
+_LISTINGS = 3  # of a writer that begins one batch after the other
 
 
 class Extent(NamedTuple):
@@ -33,6 +37,8 @@ class Extent(NamedTuple):
     alive: bool
     chunks: tuple[tuple[int, int], ...]  # number of each batch, and how many of its chunks
     episodes: int
+    ring: Recovered = Recovered()  # what was in no batch
+    number: int = 0  # of the batch that it belongs into
 
 
 class WriterReader:
@@ -43,6 +49,7 @@ class WriterReader:
         alive: whether its process holds the lock of its manifest.
         about: what it said of itself; about_or_empty: nothing of it, where that is lost; schema: as it was read.
         batches: its readable batches, in order.
+        tail: what is in its ring and in no batch.
         damage: what was found not to check.
         parts: its episodes.
         files: their names, and where they are.
@@ -53,6 +60,7 @@ class WriterReader:
         self.writer = files.writer
         self._extent = extent
         self._room = TableRoom() if room is None else room
+        self.tail = RingTail()
         self._unreadable: list[Damage] = []
         self._readers: dict[int, BatchReader] = {}
         self._starts: tuple[BatchReader, int, list[Any]] | None = None
@@ -72,7 +80,39 @@ class WriterReader:
         # Asked before the files are read: what a dead writer left is all there.
         self.alive = files.is_alive() if self._extent is None else self._extent.alive
         self.files = files
-        for number, name in files.batches.items():
+        if self._extent is None:
+            self._read_ring_and_batches()
+        else:
+            self._read_batches()
+            ring, number = self._extent.ring, self._extent.number
+            self.tail = RingTail(ring, ring.open(files.storage, self.writer), number, dict(self._extent.chunks))
+        self._join()
+
+    def _read_ring_and_batches(self) -> None:
+        for _ in range(_LISTINGS):
+            complete = complete_in(self._readers)
+            image, is_gone = None, False
+            try:
+                if self.files.has_ring:
+                    image = read_ring(self.files.storage, self.writer, self.alive, complete)
+                    is_gone = image is None and not self.files.is_there(self.files.ring)
+            except CorruptTrace as error:
+                self._take_damage(self.files.ring, error)
+            self._read_batches()
+            if not (is_gone or is_behind(image, self._readers)):
+                break
+            listed = self.files.listed_again()  # batches that were begun since
+            if listed.batches.keys() == self.files.batches.keys() and listed.has_ring == self.files.has_ring:
+                break
+            self.files = listed
+        try:
+            self.tail = tail_of(self.files, image, self._readers, self.tail)
+        except CorruptTrace as error:
+            self._take_damage(self.files.ring, error)
+            self.tail = tail_of(self.files, None, self._readers)
+
+    def _read_batches(self) -> None:
+        for number, name in self.files.batches.items():
             reader = self._readers.get(number)
             if reader is None:
                 reader = self._opened(name)
@@ -80,23 +120,31 @@ class WriterReader:
                     self._readers[number] = reader
             elif not reader.sealed:
                 reader.refresh()
-        if self._extent is None:
-            chunks = [(number, len(self._readers[number].chunks)) for number in sorted(self._readers)]
-        else:
-            chunks = [(number, count) for number, count in self._extent.chunks if number in self._readers]
+
+    def _join(self) -> None:
+        """Has the chunks of the batches, and those of what is in the ring, one after the other."""
+        chunks = [(number, self.tail.counts[number]) for number in sorted(self.tail.counts.keys() & self._readers)]
         self.batches = [self._readers[number] for number, _ in chunks]
-        self.chunk_places = [(self._readers[number], i) for number, count in chunks for i in range(count)]
-        counts = [self._readers[number].chunks["fragments"][:count].astype(np.int64) for number, count in chunks]
+        read = [(self._readers[number], count) for number, count in chunks]
+        if self.tail.batch is not None:
+            read.append((self.tail.batch, len(self.tail.batch.chunks)))
+        self.chunk_places = [(batch, i) for batch, count in read for i in range(count)]
+        counts = [batch.chunks["fragments"][:count].astype(np.int64) for batch, count in read]
         self.chunk_bounds = np.concatenate([[0], np.cumsum(np.concatenate([np.empty(0, np.int64), *counts]))])
         sizes = [int(count.sum()) for count in counts]
-        self._numbers, self._begins = [number for number, _ in chunks], [0, *accumulate(sizes)]  # of the batches
-        self.fragments = wire.join_fragments([batch.fragments[:size] for batch, size in zip(self.batches, sizes)])
-        for batch, begin, size in zip(self.batches, self._begins, sizes):
+        begins = [0, *accumulate(sizes)]
+        self.fragments = wire.join_fragments([batch.fragments[:size] for (batch, _), size in zip(read, sizes)])
+        for (batch, _), begin, size in zip(read, begins, sizes):
             if size == len(batch.fragments):  # which need not keep them a second time
                 batch.fragments = self.fragments[begin : begin + size]
-        self.parts = parts_of(self.fragments, self.alive)
         found = tuple((number, len(count)) for (number, _), count in zip(chunks, counts))
-        self.extent = Extent(self.writer, self.alive, found, len(self.parts.table))
+        numbers = [number for number, _ in chunks]
+        if self.tail.batch is not None:  # what is in the ring is where it will be once it is in a batch
+            numbers = [*numbers[: bisect_left(numbers, self.tail.number)], self.tail.number]
+        self._numbers, self._begins = numbers, begins[: len(numbers)]
+        self.parts = parts_of(self.fragments, self.alive)
+        number = 0 if self.tail.batch is None else self.tail.number
+        self.extent = Extent(self.writer, self.alive, found, len(self.parts.table), self.tail.ring, number)
 
     def _opened(self, name: str) -> BatchReader | None:
         """The batch of this name; None if its writer died before its header was whole, or nothing of it can be read."""
@@ -107,16 +155,33 @@ class WriterReader:
             return BatchReader(self.files.storage, name, self._room)
         except CorruptTrace as error:
             if not (name.endswith(PART) and size < wire.HEADER_SIZE):
-                damage = Damage(self.files.storage.path(name), 0, size, error.problem)
-                if damage not in self._unreadable:
-                    self._unreadable.append(damage)
+                self._take_damage(name, error, size)
             return None
         except FileNotFoundError:
             return None  # sealed under another name between the listing and now: the next refresh finds it
 
+    def _take_damage(self, name: str, error: CorruptTrace, size: int = 0) -> None:
+        """Keeps in mind a file that cannot be read."""
+        damage = Damage(self.files.storage.path(name), 0, size, error.problem)
+        if damage not in self._unreadable:
+            self._unreadable.append(damage)
+
     @property
     def damage(self) -> list[Damage]:
-        return self._unreadable + [damage for batch in self.batches for damage in batch.damage]
+        return self._unreadable + [damage for batch in self.read_batches for damage in batch.damage]
+
+    @property
+    def read_batches(self) -> list[BatchReader]:
+        """Its readable batches, and that of what is in its ring."""
+        return self.batches if self.tail.batch is None else [*self.batches, self.tail.batch]
+
+    @property
+    def pending(self) -> list[Pending]:
+        """Of a dead writer, the actions with which its environment was stepped and which it never answered."""
+        if self.alive:
+            return []
+        last = self.batches[-1].slabs.pending if self.batches and self.tail.batch is None else None
+        return self.tail.actions or pending_in(last)
 
     @property
     def about(self) -> WriterSchema:
@@ -197,7 +262,10 @@ class WriterReader:
     # -- single episodes ----------------------------------------------------------------------------------------------
 
     def place_of(self, row: int) -> tuple[int, int]:
-        """Where the files begin to speak of an episode, as (number of batch, fragment in it). It stays there."""
+        """Where the files begin to speak of an episode, as (number of batch, fragment in it).
+
+        It stays there; as long as it is in the ring, it mostly does.
+        """
         f = int(self.parts.fragments[self.parts.first[row]])
         i = bisect_right(self._begins, f) - 1
         return self._numbers[i], f - self._begins[i]
@@ -205,9 +273,28 @@ class WriterReader:
     def row_at(self, place: tuple[int, int]) -> int | None:
         """The row of the episode that has this place; None if none has it."""
         number, fragment = place
-        f = self._begins[bisect_left(self._numbers, number)] + fragment
+        numbers, begins = self._numbers, self._begins
+        i = bisect_left(numbers, number)
+        if numbers[i : i + 1] != [number]:
+            return None
+        f = begins[i] + fragment
         row = int(self.parts.of_fragment[f]) if f < len(self.fragments) else -1
-        return row if row >= 0 and self.place_of(row) == place else None
+        return row if row >= 0 and self.place_of(row) == (number, fragment) else None
+
+    def row_of(self, episode_id: int, first_step: int) -> int | None:
+        """The row of the part of an episode that begins with this step; None if there is none, or several."""
+        table = self.parts.table
+        rows = np.flatnonzero((table["episode_id"] == episode_id) & (table["first_step"] == first_step))
+        return int(rows[0]) if len(rows) == 1 else None
+
+    def pending_action(self, row: int, parts: Parts | None = None) -> Any:
+        """The action that was never answered at the end of an episode, with the structure of its space; or None."""
+        table = (parts or self.parts).table
+        for action in self.pending:
+            mine = np.flatnonzero(table["episode_id"] == action.episode)
+            if len(mine) and row == int(mine[np.argmax(table["first_step"][mine])]):
+                return copied(action.action(self.layouts.actions))
+        return None
 
     def pieces(self, row: int, steps: range | None = None) -> list[Piece]:
         """The fragments of an episode, or of some of its steps and the observation before; their chunks not read."""

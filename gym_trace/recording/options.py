@@ -47,7 +47,8 @@ class RecordingOptions:
         split: a word for what the episodes are for, such as "train" or "eval".
         uid: the writer's id in file names; None makes a unique one.
         on_exist: if the directory holds a trace: "error", "append" (a new writer beside the others), or "replace".
-        flush_seconds: what a kill -9 can lose, in seconds of steps.
+        flush_seconds: after how many seconds steps are written to a batch, which is looked at when a step is recorded.
+            Others read them before, a kill does not lose them; a loss of power may.
         level: zstd level, -7 to 22. At 1, columns that it makes hardly smaller than -1 does are compressed at -1.
         fsync: whether each flush waits for the disk, so that a power loss loses no more than a kill.
         metadata: anything that MessagePack can hold, stored with the trace.

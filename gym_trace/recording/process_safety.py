@@ -20,9 +20,6 @@ class Recording(Protocol):
     def pause(self) -> None:
         """Before a fork: writes everything and ends the thread, so that the child inherits no held lock."""
 
-    def resume(self) -> None:
-        """After a fork, in the parent. Must not start a thread yet: Python warns of threads at a fork."""
-
     def restart_in_child(self) -> None:
         """After a fork, in the child: begins a new writer, because the files belong to the parent."""
 
@@ -58,15 +55,10 @@ def _before_fork() -> None:
         recorder.pause()
 
 
-def _after_fork_in_parent() -> None:
-    for recorder in list(_live):
-        recorder.resume()
-
-
 def _after_fork_in_child() -> None:
     for recorder in list(_live):
         recorder.restart_in_child()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import sys
+import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
@@ -20,20 +23,24 @@ from gym_trace.model.tensors import plain_array
 from gym_trace.model.values import unstored
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording import process_safety as forks
-from gym_trace.recording.background import BlockEncoder, BlockWriter
-from gym_trace.recording.chunk_builder import ChunkWriter
+from gym_trace.recording.background import SlabWriter
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.reset_record import Start, packed_start, stored_seed
-from gym_trace.recording.segment import snapshot
+from gym_trace.ring.chunk_builder import ChunkWriter
+from gym_trace.ring.memory import Ring
+from gym_trace.ring.segment import snapshot
 from gym_trace.storage.protocol import Storage
+
+_UNMAPPED_SECONDS = 1.0
+_UNMAPPED = "no file can be mapped into memory whose pages are sure to outlive the process"
+_log = logging.getLogger("gym_trace")
 
 
 class Recorder(ABC):
-    """One writer of a trace, fed from one thread. Subclasses define what a block is, and how it is encoded."""
+    """One writer of a trace, fed from one thread. Subclasses define what is in a slab, and how it is decoded."""
 
     limit: int  # set to 0 when the caller's thread should look at failures and complaints
-    block: Any  # the block that is being filled
-    largest_value = wire.MAX_VALUES // 4  # bytes of one MessagePack value, so that a block of them can be stored
+    largest_value = wire.MAX_VALUES // 4  # bytes of one MessagePack value, so that a slab of them can be stored
 
     def __init__(
         self,
@@ -59,12 +66,20 @@ class Recorder(ABC):
     # -- what subclasses provide --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _new_encoder(self) -> BlockEncoder:
-        """A new encoder of the recorder's blocks."""
+    def _new_ring(self, slab_bytes: int) -> Ring:
+        """A ring for the recorder's slabs, of at least so many bytes each. Raises OSError."""
 
     @abstractmethod
-    def _new_block(self) -> Any:
-        """The first block."""
+    def _submit(self) -> None:
+        """Has what the slab holds written."""
+
+    @abstractmethod
+    def _turn(self) -> None:
+        """Has what the slab holds written, and goes on in the next one. Ctrl-C may interrupt it; it can be repeated."""
+
+    @abstractmethod
+    def _let_go(self) -> None:
+        """In a forked child: sees to it that nothing more is put into the slabs, which are the parent's."""
 
     @abstractmethod
     def end(self, outcome: Outcome) -> None:
@@ -82,31 +97,42 @@ class Recorder(ABC):
 
     def _reset_state(self) -> None:
         """Sets the state of a writer that has written nothing yet."""
-        self._encoder = self._new_encoder()
-        self.block = self._new_block()
+        self._complaints: dict[str, str] = {}  # by column
         self._chunks = ChunkWriter(self._open_writer, self._chunk_bytes)
-        name = f"gym-trace {self.writer_id}"
-        self._out = BlockWriter(
-            name,
-            self._encoder,
-            self._encoder.begun(self.block),
-            self._chunks,
-            lambda: self.block,
-            self._notice,
-            self._options.flush_seconds,
-        )
+        self._out = SlabWriter(f"gym-trace {self.writer_id}", self._chunks, self._notice)
+        self._ring: Ring | None = None
         self._episodes = 0
         self._reported = False
         self._complained: set[str] = set()
         self._pid = os.getpid()
+        self._thread = threading.get_ident()
 
     def _notice(self) -> None:
-        if self.failed or any(column not in self._complained for column in list(self._encoder.complaints)):
-            self.limit = 0
+        """Has the caller's thread look at failures and complaints soon. Any thread may call it."""
+        self.limit = 0
 
     def _open_writer(self) -> TraceWriter:
         self._storage.make()
         return TraceWriter(self._storage, self._schema, self._options.level, self._options.fsync)
+
+    def _open_ring(self, slab_bytes: int = 0) -> Ring | None:
+        """The ring, made if there is none yet; None if that fails, which ends the recording."""
+        if self._ring is None and not self.failed:
+            try:
+                if self._chunks.writer is None:
+                    self._chunks.writer = self._open_writer()
+                self._ring = self._new_ring(slab_bytes)
+                if not self._ring.mapped:
+                    _log.warning("%s: a kill can lose the last second here: %s", self._storage.root, _UNMAPPED)
+            except Exception as error:  # of any kind: reported at the next step
+                self._out.fail(error)
+        return self._ring
+
+    @property
+    def flush_seconds(self) -> float:
+        """Within which what is recorded goes into a batch: soon, where nothing else survives the process."""
+        mapped = self._ring is None or self._ring.mapped
+        return self._options.flush_seconds if mapped else min(_UNMAPPED_SECONDS, self._options.flush_seconds)
 
     @property
     def writer_id(self) -> str:
@@ -115,8 +141,8 @@ class Recorder(ABC):
 
     @property
     def failed(self) -> bool:
-        """Whether writing has failed, so that nothing is recorded any more."""
-        return self._out.failure is not None
+        """Whether nothing is recorded any more: writing has failed, or the files are closed."""
+        return self._sealed or self._out.failure is not None
 
     @property
     def next_episode(self) -> int:
@@ -126,10 +152,31 @@ class Recorder(ABC):
     # -- flushing, closing, errors ------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Returns when all steps so far can be read by others. Raises RecordingError."""
-        self._out.work(everything=True)
+        """Returns when all steps so far are in a batch. Raises RecordingError.
+
+        From another thread, or a signal handler that has interrupted the recorder, it only has the next step do that.
+        """
+        if self._pid != os.getpid() or self._sealed:
+            return
+        if self._is_busy():
+            self._notice()
+            return
+        if self._ring is not None and not self.failed:
+            self._turn()
+            self._out.wait()
         self._complain()
         self._report()
+
+    def _is_busy(self) -> bool:
+        """Whether the caller may have interrupted the recorder: it is another thread, or in a signal handler."""
+        if threading.get_ident() != self._thread and any(self._thread == t.ident for t in threading.enumerate()):
+            return True
+        frame = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code.co_filename in _INNER and frame.f_locals.get("self") in (self, getattr(self, "slab", self)):
+                return True
+            frame = frame.f_back  # type: ignore[assignment]
+        return False
 
     def close(self) -> None:
         """Saves everything, seals the batch, ends the thread. Raises RecordingError if something could not be saved."""
@@ -137,7 +184,14 @@ class Recorder(ABC):
             return
         self._closed = True
         self.end(Outcome.CLOSED)
+        if self._ring is not None and not self.failed:
+            self._submit()
         self._out.close(self._summary)
+        if self._ring is not None:
+            if self._out.is_complete:
+                self._ring.remove()
+            else:
+                self._ring.abandon()
         self._sealed = True  # last: after a Ctrl-C, close() can be called again
         forks.forget(self)
         self._complain()
@@ -175,9 +229,9 @@ class Recorder(ABC):
 
     def complain(self, column: str, complaint: str) -> None:
         """Gives a warning at the next step, once for each column."""
-        self._encoder.complaints.setdefault(column, complaint)
+        self._complaints.setdefault(column, complaint)
         if column not in self._complained:
-            self.limit = 0
+            self._notice()
 
     def start(
         self,
@@ -226,7 +280,7 @@ class Recorder(ABC):
 
     def _complain(self) -> None:
         """Gives the warnings that the encoder has collected, in the caller's thread."""
-        for column, complaint in list(self._encoder.complaints.items()):
+        for column, complaint in list(self._complaints.items()):
             self._warn_once(column, complaint)
 
     def _warn_once(self, column: str, complaint: str) -> None:
@@ -237,19 +291,26 @@ class Recorder(ABC):
     # -- forks ---------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Before a fork: writes everything and ends the thread."""
+        """Before a fork: waits for what is being written, and ends the thread."""
         self._out.pause()
-
-    def resume(self) -> None:
-        """After a fork, in the parent. The thread starts with the next step: Python warns of forks beside threads."""
-        self.limit = 0
 
     def restart_in_child(self) -> None:
         """After a fork, in the child: begins a new writer, which continues the open episodes."""
         self._out.abandon()
+        self._let_go()
         run = self.open_run()
+        if self._ring is not None:
+            self._ring.abandon()
         self._schema = {**self._schema, "writer": new_writer_id(), "pid": os.getpid(), "forked_from": self.writer_id}
         self._reset_state()
         self.continue_run(run)
         self._save_when_owner_goes()
         register_after_fork(self, Recorder._save_when_owner_goes)  # multiprocessing clears the finalizers in a child
+
+
+_INNER: set[str] = {__file__}  # the files of what must not be interrupted to turn a slab
+
+
+def not_to_be_interrupted(file: str) -> None:
+    """Has flush() leave a recorder alone while code of that file is at work on it."""
+    _INNER.add(file)

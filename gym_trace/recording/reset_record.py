@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.envs.seeding import generator_state
 from gym_trace.format import wire
 from gym_trace.model.packing import pack, pack_lenient
+from gym_trace.recording.core import pcg64_state
 
 
 class Start(NamedTuple):
@@ -33,17 +35,30 @@ def stored_seed(seed: Any) -> int:
     return wire.SEED_ELSEWHERE
 
 
-def packed_start(seed: Any, options: bytes | None, rng_state: Any, reset_info: bytes | None) -> tuple[bytes, list[str]]:
-    """The row of the column "starts", and what there is to say of what could not be stored. options: packed."""
+def packed_generator(env: Any) -> bytes | None:
+    """{"rng_state": state} of the random generator of an unwrapped environment, packed; None if it has none we know."""
+    try:
+        packed = pcg64_state(env.np_random.bit_generator, _PCG64)
+    except Exception:  # anything: other people's code runs here
+        packed = None
+    if packed is None and (state := generator_state(env)) is not None:
+        packed = _packed_state(state)
+    return packed
+
+
+def packed_start(
+    seed: Any, options: bytes | None, rng_state: bytes | None, reset_info: bytes | None
+) -> tuple[bytes, list[str]]:
+    """The row of the column "starts", and what there is to say of what could not be stored; options are packed, too."""
     elsewhere = seed is not None and stored_seed(seed) == wire.SEED_ELSEWHERE
     if options is None and reset_info is None and not elsewhere:
-        return (NOTHING if rng_state is None else _packed_state(rng_state)), []
+        return (NOTHING if rng_state is None else rng_state), []
     parts: list[bytes] = []
     remarks: list[str] = []
     if options is not None:
         parts.append(pack("options") + options)
     if rng_state is not None:
-        parts.append(_packed_state(rng_state)[1:])
+        parts.append(rng_state[1:])
     if reset_info is not None:
         parts.append(pack("reset_info") + pack(reset_info))
     if elsewhere:
@@ -74,14 +89,14 @@ def _packed_state(state: dict[str, Any]) -> bytes:
     )
 
 
-def _pcg64_parts() -> list[bytes]:
+def _pcg64_parts() -> tuple[bytes, ...]:
     """What lies between the numbers in the MessagePack of a PCG64 state: integers of 17 and 4 bytes, a small one."""
     marker = 1 << 128
     state = {"state": {"state": marker, "inc": marker}, "has_uint32": 1, "uinteger": 0xFFFFFFFF}
     packed = pack({"rng_state": {"bit_generator": "PCG64", **state}})
     head, middle, tail = packed.split(marker.to_bytes(17, "little"))
     last = b"\xa8uinteger\xce"
-    return [head, middle, tail[: tail.index(last) - 1], last]
+    return head, middle, tail[: tail.index(last) - 1], last
 
 
 NOTHING = pack({})

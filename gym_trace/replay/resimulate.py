@@ -20,6 +20,7 @@ from gym_trace.playback.row_reader import ObservationRows
 from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
+from gym_trace.replay.crash import executed
 
 IDENTICAL, CLOSE, DIFFERS = "identical", "close", "differs"
 UNVERIFIABLE, DAMAGED = "unverifiable", "damaged"
@@ -40,6 +41,7 @@ class Verdict:
     difference: the first one, if it differs.
     largest: largest difference of a number that was taken as close.
     reason: why it is unverifiable, what is damaged, or what else there is to say.
+    crash: what came of the action that was being executed when the recording was killed, if it was executed again.
     """
 
     index: int
@@ -51,6 +53,7 @@ class Verdict:
     difference: Difference | None = None
     largest: float = 0.0
     reason: str = ""
+    crash: str = ""
 
 
 class Lane(NamedTuple):
@@ -172,6 +175,18 @@ class LaneReplay:
             if make is not None:
                 self.close()
         return verdict
+
+    def go_through_the_crash(self, position: int) -> str:
+        """What comes of the action that was never answered at the end of an episode that was just played; or "".
+
+        Raises EnvironmentUnavailable.
+        """
+        action, simulation = self._episode(position).pending_action, self._simulation
+        if action is None or simulation is None or simulation.after != position:
+            return ""
+        if _has_unstored(action):
+            raise EnvironmentUnavailable("the action that was never answered could not be stored")
+        return executed(simulation.env, action)
 
     # -- how to get there ---------------------------------------------------------------------------------------------
 

@@ -20,7 +20,9 @@ from gym_trace.model.packing import pack_lenient
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.compare import Comparison
 from gym_trace.replay.resimulate import (
+    CLOSE,
     DAMAGED,
+    IDENTICAL,
     NO_SEED,
     UNVERIFIABLE,
     Lane,
@@ -48,6 +50,7 @@ def verify_trace(
     trust: bool = False,
     imports: Sequence[str] = (),
     on_damage: str = "raise",
+    through_the_crash: bool = False,
 ) -> Iterator[Verdict]:
     """Plays recorded episodes again in their environment and compares all that comes out. Yields a verdict each.
 
@@ -67,6 +70,8 @@ def verify_trace(
         trust: do what only the trace names to make the environment; see Trace.make_env().
         imports: modules to import first, such as those that register environments.
         on_damage: "raise" CorruptTrace at what cannot be read, or "skip" it: such episodes are "damaged".
+        through_the_crash: where an episode that comes out the same has a pending_action, execute that, too, in a copy
+            of the process; Verdict.crash says what came of it.
 
     Raises:
         EnvironmentUnavailable: the environment cannot be made here; says why.
@@ -94,6 +99,7 @@ def verify_trace(
         env_kwargs=env_kwargs or {},
         several=several,
         skip=on_damage == "skip",
+        through_the_crash=through_the_crash,
     )
     verdicts = _in_turn(trace, wanted, work) if workers == 1 else _at_once(trace, wanted, work, workers, imports)
     if view is trace:
@@ -177,6 +183,7 @@ def _verdicts(
     env_kwargs: Mapping[str, Any],
     several: bool,
     skip: bool,
+    through_the_crash: bool,
 ) -> Iterator[Verdict]:
     """Those on the episodes at some positions of a lane. several: whether other writers had other environments."""
     if not skip and positions and lane.writer.damage:
@@ -188,6 +195,8 @@ def _verdicts(
             episode = trace[lane.indices[position]]
             try:
                 verdict = verdict_on(episode, UNVERIFIABLE, reason=reason) if reason else replay.play(position)
+                if through_the_crash and verdict.verdict in (IDENTICAL, CLOSE):
+                    verdict = replace(verdict, crash=replay.go_through_the_crash(position))
             except EnvironmentUnavailable as error:
                 if not several:
                     raise

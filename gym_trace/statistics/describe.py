@@ -36,7 +36,8 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
 
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
         and batches (file, sealed, bytes, chunks, steps, torn: bytes at its end that are not a whole record). state:
-        "recording" (its process lives), "closed" (in order), or "dead".
+        "recording" (its process lives), "closed" (in order), or "dead". ring_steps: of these steps, how many are in its
+        ring alone. pending: what it was executing when it died: episode (id), lane, step, and action as text.
 
         damage: (path, start, end, problem) of what opening found not to check; gym-trace check looks at everything.
     """
@@ -81,7 +82,20 @@ def _describe_writer(trace: Trace, writer: WriterReader) -> dict[str, Any]:
         "steps": int(writer.fragments["steps"].sum()),
         "bytes": size_of(writer),
         "batches": [_describe_batch(batch) for batch in writer.batches],
+        "ring_steps": 0 if writer.tail.batch is None else int(writer.tail.batch.fragments["steps"].sum()),
+        "pending": _pending(writer),
     }
+
+
+def _pending(writer: WriterReader) -> list[dict[str, Any]]:
+    try:
+        layout = writer.layouts.actions
+    except CorruptTrace:
+        return []
+    return [
+        {"episode": one.episode, "lane": one.lane, "step": one.step, "action": shown(one.action(layout), 200)}
+        for one in writer.pending
+    ]
 
 
 def _describe_batch(batch: BatchReader) -> dict[str, Any]:

@@ -128,8 +128,10 @@ def _grouping(trace: Trace, by: str | None) -> Grouping:
 
 
 def size_of(writer: WriterReader) -> int:
-    """Bytes of the files of a writer."""
+    """Bytes of the files of a writer that stay; of a ring, which does not, what its content takes in a batch."""
     size = sum(batch.size for batch in writer.batches)
+    if writer.tail.batch is not None:
+        size += writer.tail.batch.size
     if writer.files.manifest is not None:
         with suppress(FileNotFoundError):
             size += writer.files.storage.size(writer.files.manifest)
@@ -322,7 +324,7 @@ def _storage(trace: Trace, writers: list[WriterReader]) -> dict[str, Any]:
     in_files = raw = 0
     for writer in writers:
         in_files += size_of(writer)
-        for batch in writer.batches:
+        for batch in writer.read_batches:
             for path, (full, stored) in batch.totals.items():
                 total = totals.setdefault("/".join(map(str, path)), [0, 0])
                 total[0] += full

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import stat
 from pathlib import Path
@@ -24,6 +25,10 @@ _REFUSED = "a link, or no regular file: it is left alone"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _HOLES = 16 << 20  # bytes of a file that may be holes, besides three times what is on the disk
 _MOST_EXTENTS = 1 << 16
+_MOUNTS = "/proc/self/mountinfo"
+# File systems whose shared mappings outlive a process, and whose allocated blocks can be written later: others may copy
+# on write, compress, or ask another machine.
+_SAFE_TO_MAP = frozenset(("ext2", "ext3", "ext4", "xfs", "tmpfs", "overlay", "f2fs"))
 _held_here: set[str] = set()  # files whose locks this process holds
 
 
@@ -61,17 +66,37 @@ class LocalStorage:
             raise FileNotFoundError(errno.ENOENT, "not a regular file", self.path(name))
         return status.st_size
 
-    def open(self, name: str) -> LocalReader:
+    def open(self, name: str, holes: int = 0) -> LocalReader:
         path = self.path(name)
         fd = _open_to_read(path)
         try:
-            return LocalReader(fd, path)
+            return LocalReader(fd, path, holes)
         except BaseException:
             os.close(fd)
             raise
 
     def create(self, name: str, lock: bool = False) -> LocalAppender:
         return LocalAppender(self.path(name), lock)
+
+    def map(self, name: str, content: bytes, size: int) -> LocalMapping | None:
+        if not hasattr(os, "posix_fallocate") or _file_system(self.root) not in _SAFE_TO_MAP:
+            return None
+        path, fresh = self.path(name), self.path(name + ".part")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(fresh)
+        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o666)
+        try:
+            os.posix_fallocate(fd, 0, size)  # where there is no room: an error now, and not a signal later
+            mapping = LocalMapping(mmap.mmap(fd, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)))
+            mapping.memory[: len(content)] = content
+            os.rename(fresh, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(fresh)
+            raise
+        finally:
+            os.close(fd)
+        return mapping
 
     def append(self, name: str, data: bytes) -> None:
         fd = open_regular(self.path(name), os.O_WRONLY | os.O_APPEND)
@@ -120,9 +145,11 @@ class LocalReader:
     Raises CorruptTrace where most of it is holes: reading these takes time, and they are nowhere on the disk.
     """
 
-    def __init__(self, fd: int, path: str):
-        self.size = os.fstat(fd).st_size
-        if (there := _on_disk(fd, self.size)) is not None:
+    def __init__(self, fd: int, path: str, holes: int):
+        status = os.fstat(fd)
+        self.size = status.st_size
+        allocated = 512 * getattr(status, "st_blocks", 0) >= self.size  # also where nothing was written yet
+        if not allocated and (there := _on_disk(fd, self.size, _HOLES + holes)) is not None:
             raise CorruptTrace(f"claims {self.size} bytes, of which {there} are on the disk", path)
         self._file = open(fd, "rb", buffering=0)  # noqa: SIM115 - closed by __exit__
 
@@ -183,6 +210,36 @@ class LocalAppender:
             _held_here.discard(self._held)
 
 
+class LocalMapping:
+    """A file in memory; see gym_trace.storage.protocol.Mapping."""
+
+    def __init__(self, mapped: mmap.mmap):
+        self._mapped: mmap.mmap | None = mapped
+        self.memory = memoryview(mapped)
+
+    def close(self) -> None:
+        self.memory = memoryview(b"")
+        mapped, self._mapped = self._mapped, None
+        if mapped is not None:
+            with contextlib.suppress(BufferError):  # views of it are left: it goes with the last of them
+                mapped.close()
+
+
+def _file_system(directory: str) -> str:
+    """The type of the file system that a directory is on; empty if it cannot be told."""
+    device = os.stat(directory).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:
+            for line in mounts:  # id parent device root mount-point options … - type source options
+                mount, _, kind = line.partition(" - ")
+                if mount.split()[2] == number:
+                    return kind.split()[0]
+    except (OSError, IndexError):
+        pass
+    return ""
+
+
 def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     """A descriptor of the regular file of this name, made with the permissions of the umask if flags say so.
 
@@ -235,16 +292,16 @@ def _open_to_read(path: str) -> int:
         raise
 
 
-def _on_disk(fd: int, size: int) -> int | None:
+def _on_disk(fd: int, size: int, holes: int) -> int | None:
     """The bytes of a file that are not in holes, where these are too many; None otherwise."""
     there = at = 0
-    if size <= _HOLES or not hasattr(os, "SEEK_HOLE"):
+    if size <= holes or not hasattr(os, "SEEK_HOLE"):
         return None
     try:
         for _ in range(_MOST_EXTENTS):
             end = os.lseek(fd, at, os.SEEK_HOLE)
             there += end - at
-            if size - there <= _HOLES + 3 * there:
+            if size - there <= holes + 3 * there:
                 return None
             at = os.lseek(fd, end, os.SEEK_DATA)
     except OSError as error:  # ENXIO: there is no more data; others: this file system knows of no holes

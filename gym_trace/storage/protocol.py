@@ -49,6 +49,19 @@ class Appender(Protocol):
         """Lets go of the file, and of its lock. May be called again."""
 
 
+class Mapping(Protocol):
+    """A file in memory: what is put there stays when the process is killed.
+
+    Attributes:
+        memory: all of its bytes, to be read and written.
+    """
+
+    memory: memoryview
+
+    def close(self) -> None:
+        """Lets go of the file. Its memory stays for as long as anybody refers to it. May be called again."""
+
+
 class Storage(Protocol):
     """The files of one trace. Keys are their names, which have no directories in them.
 
@@ -75,13 +88,23 @@ class Storage(Protocol):
     def size(self, name: str) -> int:
         """Bytes of a file. Raises FileNotFoundError, OSError."""
 
-    def open(self, name: str) -> Reader:
-        """A file for reading. Raises FileNotFoundError, CorruptTrace if it is none that can be read, OSError."""
+    def open(self, name: str, holes: int = 0) -> Reader:
+        """A file for reading. Raises FileNotFoundError, CorruptTrace if it is none that can be read, OSError.
+
+        holes: bytes more of it than usual that may be nowhere on the disk, where a file is mostly empty.
+        """
 
     def create(self, name: str, lock: bool = False) -> Appender:
         """A new file. Raises FileExistsError, OSError.
 
         lock: holds its lock until it is closed or this process ends, where the place has locks.
+        """
+
+    def map(self, name: str, content: bytes, size: int) -> Mapping | None:
+        """A file of that size, which begins with content, in place of one of this name; there at once, and whole.
+
+        None where a process that is killed would lose what it puts into memory, or where there could turn out to be no
+        room for it later. Raises OSError.
         """
 
     def append(self, name: str, data: bytes) -> None:

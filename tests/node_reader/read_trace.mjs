@@ -9,6 +9,7 @@ import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { crc32 } from "node:zlib";
 import { Batch, ENDS, LEADS, STARTS, TERMINATED, TRUNCATED, observationRows } from "./batch.mjs";
+import { readRing } from "./ring.mjs";
 import { absent, asTyped, canonical, typedValue, unpack } from "./values.mjs";
 
 const OUTCOMES = ["lost", "terminated", "truncated", "cut", "closed"];
@@ -87,6 +88,7 @@ function describeLeaf(name, leaf, pieces, cut) {
   const values = pieces.flatMap(({ steps, columns }) => {
     const column = columns.get(name);
     if (column === undefined) return name.startsWith("annotations/") ? Array(steps).fill(absent) : [];
+    if (column.dtype === "value") return column.rows; // of a ring
     return column.rows.map((row) => (column.dtype === "msgpack" ? unpack(row) : typedValue(column.dtype, column.shape, row)));
   });
   const typed = leaf === null && !name.startsWith("annotations/") ? [null] : values.map(asTyped);
@@ -102,15 +104,17 @@ function describeLeaf(name, leaf, pieces, cut) {
 function findWriters(directory) {
   const writers = new Map();
   for (const name of readdirSync(directory).sort()) { // X.gtb comes before X.gtb.part
-    const match = /^([\w-][\w.-]{0,119}?)\.(?:manifest\.jsonl|(\d{6,9})\.gtb(\.part)?)$/.exec(name);
+    const match = /^([\w-][\w.-]{0,119}?)\.(?:manifest\.jsonl|ring|(\d{6,9})\.gtb(\.part)?)$/.exec(name);
     if (match === null) continue;
     const [, writer, number] = match;
-    if (!writers.has(writer)) writers.set(writer, { batches: new Map(), manifest: null });
+    if (!writers.has(writer)) writers.set(writer, { batches: new Map(), manifest: null, ring: null });
     const files = writers.get(writer);
-    if (number === undefined) files.manifest = name;
+    if (name.endsWith(".ring")) files.ring = name;
+    else if (number === undefined) files.manifest = name;
     else if (!files.batches.has(Number(number))) files.batches.set(Number(number), name);
   }
-  return new Map([...writers].sort(([a], [b]) => (a < b ? -1 : 1)));
+  const known = [...writers].filter(([, files]) => files.manifest !== null || files.batches.size);
+  return new Map(known.sort(([a], [b]) => (a < b ? -1 : 1)));
 }
 
 function readJournal(directory, name) {
@@ -124,16 +128,26 @@ function readJournal(directory, name) {
   return { schema: lines[0], closed: closed ? [closed.episodes, closed.steps] : null, batches };
 }
 
+/** What is in the ring of a writer and in none of these chunks (8). */
+function readEnd(directory, name, chunks) {
+  const complete = chunks.filter(({ metadata }) => metadata.slab && !metadata.slab[1]).map(({ metadata }) => metadata.slab[0]);
+  if (name === null) return { chunks: [], numbers: [], pending: null };
+  return readRing(directory, name, Math.max(0, ...complete));
+}
+
 function readWriter(directory, writer, files) {
   const journal = files.manifest && readJournal(directory, files.manifest);
   const batches = [...files.batches].sort(([a], [b]) => a - b).map(([, file]) => new Batch(directory, file));
   const schema = batches.find((batch) => batch.schema !== undefined)?.schema ?? journal.schema;
   const episodes = new Map();
-  for (const chunk of batches.flatMap((batch) => batch.chunks)) takeChunk(chunk, episodes);
+  const chunks = batches.flatMap((batch) => batch.chunks), ring = readEnd(directory, files.ring, chunks);
+  for (const chunk of [...chunks.filter(({ metadata }) => !ring.numbers.includes(metadata.slab?.[0])), ...ring.chunks])
+    takeChunk(chunk, episodes);
   return {
     writer, split: schema.split, closed: journal?.closed ?? null, journal: journal?.batches ?? [],
     batches: batches.map(({ file, sealed, torn }) => ({ file, sealed, torn })),
     damage: batches.flatMap((batch) => batch.damage),
+    pending: ring.pending && { ...ring.pending, leaves: ring.pending.leaves.map(canonical) },
     episodes: [...episodes.values()].flatMap((episode) => episode.runs.map((run) => describeRun(run, episode, schema))),
   };
 }

@@ -16,7 +16,7 @@ from gym_trace.interop.legacy.new_writer import NewWriter
 from gym_trace.interop.legacy.old_files import OldDirectory, malformed, plain_name
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.vocabulary import Outcome
-from gym_trace.recording.segment import Segment, size_of
+from gym_trace.ring.segment import Segment, size_of
 
 _MANIFESTS, _PICKLES = "openaigym.trace.*.manifest.json", "openaigym.trace.*.pkl"
 _SUFFIX = ".manifest.json"

@@ -22,7 +22,7 @@ from gym_trace.interop.legacy.monitor import MonitorRun, differences, find_runs
 from gym_trace.interop.legacy.new_writer import NewWriter
 from gym_trace.interop.legacy.old_files import OldDirectory
 from gym_trace.model.schema import IMPORTED_FROM, WriterSchema
-from gym_trace.recording.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
+from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
 from gym_trace.storage.local import LocalStorage, storage_of_copy
 from gym_trace.storage.protocol import Storage
 

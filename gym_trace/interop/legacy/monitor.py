@@ -14,7 +14,7 @@ from gym_trace.interop.legacy.new_writer import NewWriter
 from gym_trace.interop.legacy.old_files import OldDirectory, malformed, plain_name
 from gym_trace.model.values import Array
 from gym_trace.recording.reset_record import NOTHING
-from gym_trace.recording.segment import Segment
+from gym_trace.ring.segment import Segment
 
 _PREFIX, _SUFFIX = "openaigym.manifest.", ".json"
 _SPLITS = {"t": "train", "e": "eval", None: ""}

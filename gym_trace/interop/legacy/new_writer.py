@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gym_trace.recording.segment import Segment
+from gym_trace.ring.segment import Segment
 
 
 class NewWriter(NamedTuple):

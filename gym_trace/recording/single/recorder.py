@@ -1,80 +1,59 @@
-"""The recorder of a single environment: rows, episodes and runs of steps, blocks, forks and copies."""
+"""The recorder of a single environment: episodes and runs of steps, slabs, forks and copies."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from gym_trace.format import wire
-from gym_trace.model.deltas import DeltaPacker, Nonconforming
-from gym_trace.model.layout import Leaf, Path
+import numpy as np
+
+from gym_trace.model.packing import pack
+from gym_trace.model.values import Packed
 from gym_trace.model.vocabulary import Outcome
-from gym_trace.recording.options import RecordingOptions
-from gym_trace.recording.recorder import Recorder
+from gym_trace.recording.recorder import not_to_be_interrupted
 from gym_trace.recording.reset_record import Start
-from gym_trace.recording.segment import ATOMS, snapshot_size
-from gym_trace.recording.single.block import (
-    BEGIN,
-    END,
-    FLAG,
-    LEAD,
-    STOP,
-    VALUES_BYTES,
-    OpenRun,
-    RowBlock,
-    RowFormat,
-    complete_marks,
-)
-from gym_trace.recording.single.encoder import RowEncoder
-from gym_trace.storage.protocol import Storage
+from gym_trace.recording.single.slabs import EXACT_INTEGERS, Observed, SlabFiller, is_carried
+from gym_trace.ring.log import END, FLAG, HAS_LEAD, LEAD, START, STOP, size_of
+
+_CHECKS = 16  # times in flush_seconds that the clock is looked at
+_MOST_STRIDE = 1 << 14  # rows until it is looked at again
+_LEAD_BYTES = 4 << 10  # of the log that the start of an episode may take, as a rule
+_FLAG_BYTES = 2 * size_of(0)
 
 
-class RowRecorder(Recorder):
-    """One writer of a trace, fed row by row from one thread.
+class OpenRun(NamedTuple):
+    """An episode that another recorder began. last: its last observation; None between runs of steps."""
 
-    The caller appends whole rows to .rows while len(.rows) < .limit, and calls make_room() otherwise. While no run of
-    steps is open, .rows is None.
+    start: Start
+    steps: int
+    last: Observed | None
+
+
+class RowRecorder(SlabFiller):
+    """One writer of a trace, fed step by step from one thread.
+
+    While no run of steps is open, or anything else is to be seen to before the next step, .slab declines to be asked.
     """
-
-    block: RowBlock
-
-    def __init__(
-        self,
-        storage: Storage,
-        schema: dict[str, Any],
-        row_format: RowFormat,
-        options: RecordingOptions,
-        summary: Callable[[], dict[str, Any]],
-        lazy: bool,
-    ):
-        self.format = row_format
-        self._width = row_format.width
-        self._capacity = row_format.capacity * row_format.width
-        self._delta_packers: dict[Path, DeltaPacker] = {}
-        super().__init__(storage, schema, row_format.chunk_bytes, options, summary, lazy)
 
     def _reset_state(self) -> None:
         super()._reset_state()
-        self._ended = False  # the episode has ended: a step after that opens another run
-        self._value_bytes = 0  # of MessagePack values in the block
-        self._full_blocks = 0  # since the last encoding
-        self._run = (0, 0)  # the row of the leading observation, over all blocks, and the index of the step after it
+        self._run = (0, 0)  # the row of the leading observation, over all slabs, and the index of the step after it
         self._deferred: OpenRun | None = None
-        self._left_to_parent: tuple[list[Any], int] = ([], 0)  # the rows at a fork, and their length then
-        self._early_notes: dict[str, Any] = {}  # annotations of a step that may not come
-        self.reward_kind: type = float  # of the last reward
-        self.episode: Start | None = None
-        self.rows: list[Any] | None = None
-        self.limit = self._capacity
-        for packer in self._delta_packers.values():
-            packer.forget()
+        self._orphan: tuple[Any, int] | None = None  # the slab at a fork, and its rows then
+        self._early_notes: dict[str, Any] = {}  # annotations of the next step
+        self.episode = None
+        self.running = False
 
-    def _new_encoder(self) -> RowEncoder:
-        return RowEncoder(self.format)
+    def _room(self, log_bytes: int = 0) -> bool:
+        return self._deferred is None and super()._room(log_bytes)
 
-    def _new_block(self) -> RowBlock:
-        return RowBlock()
+    def _release(self) -> None:
+        """Has the slab be asked again, until it is time to look at the clock."""
+        if self.running and not self.slab.ended and not self._early_notes and not self.failed:
+            self.slab.release(self._look_at)
+            if not self.limit:  # looked at last: another thread may have something to be seen to
+                self.slab.hold()
 
     # -- episodes and runs of steps -----------------------------------------------------------------------------------
 
@@ -82,98 +61,111 @@ class RowRecorder(Recorder):
         """Counts an episode that is not recorded."""
         self._episodes += 1
 
-    def begin(self, start: Start, lead: tuple[Any, ...] | None) -> None:
-        """Starts an episode. lead: the slots of the reset observation; None if the run of steps begins later."""
+    def begin_at_once(self, start: Start, observation: Any) -> bool:
+        """As begin(), of a reset observation that is exactly as its space says; False if it is not done."""
+        slab, (episode, _, seed, kept, utc, monotonic) = self.slab, start
+        if not (self._is_open and self.limit) or self._closed:
+            return False
+        # Before the slab is told: if Ctrl-C comes after that, the episode is ended by the next reset.
         self._episodes += 1
-        self.rows = None
-        if self._closed or self._out.failure is not None:
+        self.episode, self._run = start, (self._base + slab.rows, 0)
+        self._thread = threading.get_ident()
+        if not slab.start(episode, seed, utc, monotonic, kept, observation):
+            self.episode = None
+            self._episodes -= 1
+            return False
+        self.running = True
+        self._release()
+        return True
+
+    def begin(self, start: Start, lead: bytes | None) -> None:
+        """Starts an episode. lead: the reset observation, packed; None if the run of steps begins later."""
+        self._episodes += 1
+        self._stop_running()
+        if self._closed or self.failed:
             return
-        self.episode = start
-        block = self.block
-        position = len(block.rows) // self._width
-        self._run = (block.base + position, 0)
-        block.marks.append((position, BEGIN, (start, lead is not None)))
+        self._thread = threading.get_ident()
+        clocks = start.utc, start.monotonic
+        self.log(START, start.kept, HAS_LEAD * (lead is not None), 0, start.episode, start.seed, *clocks)
+        if self.failed:
+            return
+        self.episode, self.slab.ended = start, False
+        self._run = (self.next_row(), 0)
         if lead is not None:
             self._open_run(lead)
 
-    def lead(self, first_step: int, slots: tuple[Any, ...]) -> None:
+    def lead(self, first_step: int, observation: Observed) -> None:
         """Starts a run of steps in the middle of the episode with its leading observation."""
-        if self._closed or self._out.failure is not None:
+        if self._closed or self.failed:
+            return
+        self.running = False
+        self.prepare_lead()
+        packed = self.put(observation)
+        self.log(LEAD, b"", 0, 0, first_step)
+        if self.failed:
             return
         self._run = (self.next_row(), first_step)
-        self.block.marks.append((self._position(), LEAD, first_step))
-        self._open_run(slots)
+        self._open_run(packed)
 
-    def _open_run(self, slots: tuple[Any, ...]) -> None:
-        if self._delta_packers:
-            for leaf in self.format.action_leaves:  # the row of a leading observation has no action
-                if leaf.path in self._delta_packers:
-                    self._delta_packers[leaf.path].settle()
-        rows = self.block.rows
-        rows.extend(slots + self.format.filler)  # before .rows is set: no step may come first
-        self._ended = False
-        self.limit = self._capacity
-        self.rows = rows
-        if not self._out.running:
-            self._out.start()
+    def _open_run(self, observation: bytes) -> None:
+        self.slab.lead(observation)
+        self.running = True
+        self._release()
 
     def prepare_lead(self) -> None:
         """Makes sure that there is room for a leading observation; to be called before it is packed."""
-        if len(self.block.rows) >= self._capacity or self._value_bytes >= VALUES_BYTES:
-            self._next_block()
+        self._room(_LEAD_BYTES)
 
-    def flag(self, terminated: bool, truncated: bool) -> None:
-        """Marks the next row as the end of the episode; to be called before it is appended."""
-        said = wire.TERMINATED * bool(terminated) | wire.TRUNCATED * bool(truncated)
-        outcome = Outcome.TERMINATED if terminated else Outcome.TRUNCATED
-        self.block.marks.append((self._position(), FLAG, (said, outcome, time.time_ns(), time.monotonic_ns())))
-        self._ended = True
-        self.limit = 0
+    def _stop_running(self) -> None:
+        self.running = False
+        self._early_notes = {}
+        self.slab.hold()
 
-    def other_reward(self, reward: Any) -> Any:
-        """The slot of a reward that may not be of .reward_kind; to be called before the row is appended."""
-        if type(reward) not in ATOMS:
-            reward = self.plain("rewards", reward)
-        kind = type(reward)
-        atom = kind in ATOMS
-        self.block.reward_kinds.add(kind if atom else Nonconforming)
-        if atom:
-            self.reward_kind = kind
-        return reward if atom else Nonconforming(self.snapshot("rewards", reward))
+    def answer(self, observation: Observed | bytes, reward: Any, terminated: Any, truncated: Any) -> None:
+        """Puts down what a step led to: the observation, packed, and a reward of any kind."""
+        slab, kind = self.slab, type(reward)
+        if (
+            (kind is float or kind is np.float64 or (kind is int and -EXACT_INTEGERS <= reward <= EXACT_INTEGERS))
+            and (self._is_open and self.running and self._deferred is None and self._reward_type is np.float64)
+            and (type(observation) is bytes and slab.has_room(_FLAG_BYTES))
+        ):
+            slab.answer_packed(observation, reward, terminated, truncated)
+        else:
+            self._answer(observation, reward, terminated, truncated)
 
-    def snapshot(self, column: str, value: Any) -> Any:
-        """As Recorder.snapshot(); counts towards the size of a block."""
-        kept = super().snapshot(column, value)
-        self.count_values(snapshot_size(kept))
-        return kept
+    def _answer(self, observation: Observed | bytes, reward: Any, terminated: Any, truncated: Any) -> None:
+        """The same, of what is not as usual."""
+        if self.failed or not self.running:
+            return
+        if self._deferred is not None:  # the process forked within the step
+            row = observation.row if isinstance(observation, Observed) else observation
+            last = Observed(row, self._observed(self.next_row()))
+            self._deferred = self._deferred._replace(steps=self._deferred.steps + 1, last=last)
+            return
+        number = self._number_of(reward)
+        if not self._room(_FLAG_BYTES):
+            return
+        packed = self.put(observation) if isinstance(observation, Observed) else observation
+        if not self.failed:
+            self.slab.answer_packed(packed, number, terminated, truncated)
+            self._release()
 
     def stop(self) -> None:
         """Ends the run of steps, but not the episode, after the last row."""
-        self.rows = None
+        self._stop_running()
         if self._deferred is not None:  # the process forked within a step that raised
             self._deferred = None
             return
-        self._drop_marks_without_row()
-        position, notes = self._position(), self.block.notes
-        while notes and notes[-1][0] >= position:
-            notes.pop()
-        self.block.marks.append((position, STOP, None))
+        self._drop_what_has_no_row()
+        self.log(STOP)
 
-    def break_off(self, rows: list[Any], filled: int) -> bool:
-        """Ends the run of steps at a step that raised; returns whether the step is lost.
-
-        It is not if its row was appended already. The caller has set .rows to None before, so that no step can continue
-        the run, even if this is interrupted.
-
-        Args:
-            rows: .rows when the step began.
-            filled: their length then.
-        """
-        if self.episode is None:  # closed, or forked, within the step
+    def break_off(self) -> bool:
+        """Ends the run of steps at a step that raised; returns whether the step is lost: not if its row is complete."""
+        self._apart = None
+        if self.episode is None or self._deferred is not None:  # closed, or forked, within the step
             self._deferred = None
             return False
-        if len(rows) > filled:
-            self.rows = rows
+        if self.running and self.slab.asked() is None and self.slab.logged < self.slab.rows:
             return False
         self.stop()
         self.skip_step()
@@ -187,162 +179,122 @@ class RowRecorder(Recorder):
 
     def end(self, outcome: Outcome = Outcome.CUT) -> None:
         """Ends the episode after the last row, if it has not ended."""
-        self.rows = None
-        marks = self.block.marks
-        if marks and marks[-1][0] >= len(self.block.rows) // self._width:
-            self._drop_marks_without_row()
-        if self._ended:
-            self._early_notes = {}
-        else:
+        self._stop_running()
+        slab = self.slab
+        if slab.sequence and (slab.logged >= slab.rows or slab.asked() is not None):
+            self._drop_what_has_no_row()
+        if not slab.ended:
             self.end_without_row(outcome)
-        self._ended = False
+        self._early_notes = {}
+        slab.ended = False
         self.episode = self._deferred = None
 
-    def _drop_marks_without_row(self) -> None:
-        """Removes the marks of rows that were never appended, because an exception such as Ctrl-C came in between."""
-        marks, position = self.block.marks, self._position()
-        while marks and marks[-1][0] >= position:
-            _, kind, data = marks[-1]
-            if kind in (STOP, END) or (kind == BEGIN and not data[1]):
-                break  # these are complete without a row
-            marks.pop()
-            if kind == FLAG:
-                self._ended = False
-            elif kind == BEGIN:
+    def _drop_what_has_no_row(self) -> None:
+        """Takes back what was put down for a row that never came, because an exception such as Ctrl-C came first."""
+        slab = self.slab
+        if not slab.sequence or self.failed:
+            return
+        if not self._is_open:
+            self._turn()
+        log = slab.entries()
+        left = len(log)
+        while left and is_carried(log[left - 1], slab.rows):
+            left -= 1
+        for entry in log[left:]:
+            if entry.kind == FLAG:
+                slab.ended = False
+            elif entry.kind == START:
                 self.episode = None
+        slab.drop(left)
+        slab.hold()
+        self.packers.forget()
 
     def end_without_row(self, outcome: int) -> None:
         """Ends the episode at a step that is left out. Steps after that belong to the same episode."""
-        if self.episode is not None and not self._ended:
-            times = (time.time_ns(), time.monotonic_ns())
-            self.block.marks.append((self._position(), END, (outcome, *times)))
-        self._ended = True
-        self.rows = None
+        if self.episode is not None and not self.slab.ended and self._deferred is None:
+            self.log(END, b"", 0, 0, outcome, 0, time.time_ns(), time.monotonic_ns())
+        self.slab.ended = True
         self._early_notes = {}
+        self._stop_running()
 
     def end_at_lead(self, outcome: int) -> None:
         """Ends the episode with the leading observation. Steps after that are another run."""
-        rows = self.rows
         self.end_without_row(outcome)
-        self.rows, self.limit = rows, 0
+        self.running = True
 
     def annotate(self, values: dict[str, Any]) -> None:
         """Adds values, which are snapshots, to the next row."""
-        if self._ended or self._deferred is not None:  # there may not be a next row
+        if self.episode is not None or self._deferred is not None:
             self._early_notes.update(values)
-            return
-        if self.rows is not None:
-            self.block.notes.append((self._position(), values))
-            self.count_values(sum(map(snapshot_size, values.values())))
+            self.slab.hold()
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
-    def count_values(self, count: int) -> None:
-        """Counts bytes of values whose size is not fixed towards the size of the block."""
-        self._value_bytes += count
-        if self._value_bytes >= VALUES_BYTES:
-            self.limit = 0
-
-    def make_room(self) -> list[Any] | None:
-        """Returns the rows to append to, or None if nothing is recorded any more. Raises RecordingError, once."""
-        if self._out.failure is not None:
-            self.rows = None
+    def make_room(self) -> bool:
+        """Sees to what is due before a step; returns whether it can be recorded. Raises RecordingError, once."""
+        if self.failed:
+            self._stop_running()
             self._report()
-            return None
+            return False
+        self.limit = 1
         self._complain()
-        if self._out.started:  # starts the thread again that was ended before a fork
-            self._out.start()
         if self._deferred is not None:
             self._take_over(self._deferred)
-        if self.rows is None:
-            return None
-        self.rows = self.block.rows  # in case Ctrl-C interrupted _next_block()
-        if self._ended:
-            first_step, slots = self.steps_taken(), self.last_observation()
-            self.prepare_lead()
-            self.lead(first_step, slots)
-        if len(self.rows) >= self._capacity or self._value_bytes >= VALUES_BYTES:
-            self._next_block()
+        if not self.running:
+            return False
+        if self.slab.ended:
+            self.lead(self.steps_taken(), self.last_observation())
+        now = time.monotonic()
+        is_soon = now - self._checked < self.flush_seconds / _CHECKS
+        self._stride = min(2 * self._stride, _MOST_STRIDE) if is_soon else max(1, self._stride // 2)
+        self._checked = now
+        if self._room() and (self._is_due or now >= self._due or self.slab.rows >= self._most_rows):
+            self._is_due = False
+            self._turn()
+        if self.failed:
+            return self.make_room()
         if self._early_notes:
-            self.block.notes.append((self._position(), self._early_notes))
-            self._early_notes = {}
-        self.limit = self._capacity
-        if self._out.failure is not None:  # the thread may have failed after the check above
-            self.limit = 0
-        return self.rows
-
-    def _next_block(self) -> None:
-        """Begins a new block; encodes the full ones if there are enough."""
-        block, position = self.block, self._position()
-        fresh = RowBlock(block, block.base + position, self.last_observation(), self.reward_kind)
-        # The annotations and marks of a row that is still to come belong to the new block.
-        fresh.notes += [(0, values) for at, values in block.notes if at >= position]
-        fresh.marks += [(0, kind, data) for _, kind, data in block.marks[complete_marks(block.marks, position) :]]
-        self.block = fresh  # from here on the old block does not change
-        self._full_blocks += self.format.blocks_at_once if self._value_bytes >= VALUES_BYTES else 1
-        self._value_bytes = 0
-        if self.rows is not None:
-            self.rows = fresh.rows
-        block.joined = self.format.joined(block.rows, block.reward_kinds, 0, position)
-        block.rows = []
-        if self._full_blocks >= self.format.blocks_at_once:
-            self._full_blocks = 0
-            self._out.advance()
-            if self._encoder.complaints:
-                self._complain()
-        self._out.catch_up()
+            notes, self._early_notes = self._early_notes, {}
+            self.log_value(self.layout.notes_column, _packed_notes(notes))
+        self._look_at = min(self._most_rows, self.slab.rows + self._stride)
+        self._release()
+        return not self.failed
 
     def steps_taken(self) -> int:
         """The number of steps of the episode so far, lost ones included."""
         lead, first_step = self._run
-        return first_step + max(0, self.next_row() - 1 - lead)  # the leading observation may not be appended yet
-
-    def last_observation(self) -> tuple[Any, ...]:
-        """The observation slots of the last row; of deltas, all bytes of the value."""
-        rows = self.block.rows
-        if not rows:
-            return self.block.last_row
-        slots = rows[-self._width :][: len(self.format.observation_leaves)]
-        for i, leaf in enumerate(self.format.observation_leaves):
-            if leaf.path in self._delta_packers:
-                self._delta_packers[leaf.path].settle()
-            if type(slots[i]) is tuple:
-                slots[i] = self._delta_packers[leaf.path].last()
-        return tuple(slots)
-
-    def delta_packer(self, leaf: Leaf) -> DeltaPacker:
-        """The packer of a leaf of large values."""
-        return self._delta_packers.setdefault(leaf.path, DeltaPacker(leaf, self))
-
-    def next_row(self) -> int:
-        """The index of the next row, counted over all blocks."""
-        block = self.block
-        return block.base + len(block.rows) // self._width
-
-    def _position(self) -> int:
-        return len(self.block.rows) // self._width
+        return first_step + max(0, self.next_row() - 1 - lead)  # the leading observation may not be there yet
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
+    def _let_go(self) -> None:
+        self.slab.orphan()
+
     def restart_in_child(self) -> None:
-        rows = self.block.rows
-        left = (rows, len(rows)) if self._deferred is None else self._left_to_parent
+        orphan = (self.slab, self.slab.rows) if self._deferred is None else self._orphan
+        notes = self._early_notes
         super().restart_in_child()
-        self._left_to_parent = left
+        self._orphan = orphan
+        if self._deferred is not None:
+            self._early_notes = notes
 
     def open_run(self) -> OpenRun | None:
         """What another recorder needs to continue the open episode, or None."""
         if self._deferred is not None:
             return self._after_fork(self._deferred)
-        if self.episode is None or self._ended or self.failed:
+        if self.episode is None or self.slab.ended or self.failed or self._closed:
             return None
-        return OpenRun(self.episode, self.steps_taken(), None if self.rows is None else self.last_observation())
+        return OpenRun(self.episode, self.steps_taken(), self.last_observation() if self.running else None)
 
     def continue_run(self, run: OpenRun | None) -> None:
         """Continues the episode of another recorder at the next step; writes nothing before."""
         if run is not None:
             self._deferred = run
-            self.rows, self.limit = self.block.rows, 0
+            self.running = True
+
+    def forget_annotations(self) -> None:
+        """Those of a step that is left out."""
+        self._early_notes = {}
 
     def take_over(self) -> None:
         """Continues the episode of another recorder now, if there is one."""
@@ -350,19 +302,29 @@ class RowRecorder(Recorder):
             self.make_room()
 
     def _after_fork(self, run: OpenRun) -> OpenRun:
-        """The open episode now: if the process forked within a step, its row is among those of the parent."""
-        rows, filled = self._left_to_parent
-        if len(rows) == filled:
+        """The open episode now: if the process forked within a step, its row is in the slab that was left."""
+        if self._orphan is None or self._orphan[0].rows == self._orphan[1] or run.last is None:
             return run
-        slots = rows[-self._width :][: len(self.format.observation_leaves)]
-        return run._replace(steps=run.steps + 1, slots=tuple(slots))
+        return run._replace(steps=run.steps + 1, last=Observed(self._orphan[0].last_row(), {}))
 
     def _take_over(self, run: OpenRun) -> None:
         run = self._after_fork(run)
-        self._drop_marks_without_row()  # that step may have ended the episode
-        self._deferred, self._left_to_parent = None, ([], 0)
+        self._deferred = self._orphan = None
+        self.running = False
+        notes = self._early_notes  # of the step that is to come
         self.begin(run.start._replace(episode=self._episodes), None)
-        if run.slots is not None:
-            self.lead(run.steps, run.slots)
+        self._early_notes = notes
+        if run.last is not None:
+            self.lead(run.steps, run.last)
         else:
             self._run = (self.next_row(), run.steps)
+
+
+def _packed_notes(notes: dict[str, Any]) -> bytes:
+    """Annotations, which are snapshots, as a MessagePack map."""
+    head = bytes([0x80 | len(notes)]) if len(notes) < 16 else b"\xdf" + len(notes).to_bytes(4, "big")
+    parts = [pack(name) + (value if type(value) is Packed else pack(value)) for name, value in notes.items()]
+    return head + b"".join(parts)
+
+
+not_to_be_interrupted(__file__)

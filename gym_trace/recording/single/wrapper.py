@@ -8,7 +8,6 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 from gymnasium.utils import RecordConstructorArgs
-from numpy import ndarray
 
 from gym_trace.envs import autoreset
 from gym_trace.errors import InvalidOption
@@ -17,8 +16,9 @@ from gym_trace.model.tensors import plain_array
 from gym_trace.recording.filters import EpisodeFilter, FrameFilter
 from gym_trace.recording.live_video import LiveVideo
 from gym_trace.recording.options import RecordingOptions, new_schema, opened_directory, with_documented_options
-from gym_trace.recording.segment import snapshot
 from gym_trace.recording.single.episodes import EpisodeRecording
+from gym_trace.ring.lanes.autoreset import SAME_STEP
+from gym_trace.ring.segment import snapshot
 from gym_trace.video.schedules import Schedule
 
 
@@ -53,7 +53,7 @@ class TraceRecordingWrapper(EpisodeRecording, RecordConstructorArgs):
         split: str = "train",
         uid: str | None = None,
         on_exist: str = "error",
-        flush_seconds: float = 1.0,
+        flush_seconds: float = 10.0,
         level: int = 1,
         fsync: bool = False,
         metadata: Any = None,
@@ -84,7 +84,7 @@ class TraceRecordingWrapper(EpisodeRecording, RecordConstructorArgs):
         self._base_env = env.unwrapped
         self._filters = options.filters()
         self._autoreset = autoreset.autoreset_wrapper(env)
-        self._resets_at_once = autoreset.wrapper_mode(self._autoreset) == autoreset.SAME_STEP
+        self._resets_at_once = autoreset.wrapper_mode(self._autoreset) == SAME_STEP
         self._filtered = self._filters.steps or self._resets_at_once
         self._infos, self._info_keys = bool(record_infos), options.info_keys
         self._schema = new_schema(options, env, env.observation_space, env.action_space, self._filters.described())
@@ -107,41 +107,17 @@ class TraceRecordingWrapper(EpisodeRecording, RecordConstructorArgs):
         If it raises, Ctrl-C included, the state of the environment is unknown: the steps that follow are another part
         of the episode.
         """
-        recorder = self._recorder
-        rows = recorder.rows
-        if rows is not None and (filled := len(rows)) >= recorder.limit:
-            rows = None if self._resets_next() else recorder.make_room()
-            filled = 0 if rows is None else len(rows)
-        simple = self._simple
-        if rows is None or (not simple and self._filtered):
-            return self._special_step(action)
-        packed_action = action if type(action) is self._action_kind else self._pack_action(action)
+        slab = self._recorder.slab
+        if not slab.ask(action):
+            if not self._asked(action):
+                return self._special_step(action)
+            slab = self._recorder.slab
         try:
             result = observation, reward, terminated, truncated, info = self.env.step(action)
-            if type(reward) is not recorder.reward_kind:
-                reward = recorder.other_reward(reward)
-            row: tuple[Any, ...]
-            if simple:
-                # Inlined from _pack_observation: a vector of the dtype and shape of the space.
-                if (
-                    type(observation) is ndarray
-                    and observation.dtype is self._dtype
-                    and observation.ndim == 1
-                    and len(packed := observation.tobytes()) == self._vector_bytes
-                ):
-                    row = (packed, packed_action, reward)
-                else:
-                    row = (self._pack_observation(observation), packed_action, reward)
-            else:
-                row = (*self._pack_observation(observation), *packed_action, reward)
-                if self._infos:
-                    row += (self._pack_info(info),)
-            if terminated or truncated:
-                recorder.flag(terminated, truncated)
-            rows.extend(row)
+            if not slab.answer(observation, reward, terminated, truncated):
+                self._answered(observation, reward, terminated, truncated, info)
         except BaseException:
-            recorder.rows = None  # first: after a second Ctrl-C no step must be added to these rows
-            self._unseen = recorder.break_off(rows, filled)
+            self._unseen = self._recorder.break_off()
             raise
         return result
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -11,22 +11,27 @@ import numpy as np
 
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
-from gym_trace.format.columns import Path
 from gym_trace.model.layout import Layout, Leaf, as_kept, integers_fit, taken_apart
 from gym_trace.model.values import Array
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
-from gym_trace.recording.recorder import Recorder
-from gym_trace.recording.segment import Rows, size_of
-from gym_trace.recording.vector.block import StepMemory
-from gym_trace.recording.vector.encoder import LaneEncoder
-from gym_trace.recording.vector.events import End, EventBlock, Interrupted, OpenEpisodes, Reset, Step
+from gym_trace.recording.recorder import Recorder, not_to_be_interrupted
 from gym_trace.recording.vector.filters import LaneFilters
+from gym_trace.ring.lanes.encoder import encoded, left_open, no_lanes
+from gym_trace.ring.lanes.entries import packed_state
+from gym_trace.ring.lanes.events import LANE, End, Interrupted, LaneState, Observed, Reset, Step
+from gym_trace.ring.lanes.layout import LaneLayout, row_bytes
+from gym_trace.ring.lanes.slab import LaneSlab, Rooms, log_bytes_for, rooms_of_no_slab
+from gym_trace.ring.log import LogFull
+from gym_trace.ring.memory import LANES, Ring
+from gym_trace.ring.segment import Rows, Segment
 from gym_trace.storage.protocol import Storage
 
-_ROWS = 128  # of each lane that make a block, if that is not too large
+_ROWS = 128  # of each lane that make a slab, if that is not too large
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 16 << 20
-_AHEAD = 2  # blocks that may wait for the thread: NumPy lets go of the interpreter lock over such large arrays
+_LEAST_LOG, _INFO = 64 << 10, 64  # bytes of a log, and what an info of a lane may take of it
+_AHEAD = 2  # slabs that may wait for the thread: NumPy lets go of the interpreter lock over such large arrays
+_SLABS = 3  # those, and the one that is being filled
 
 
 class LaneRecorder(Recorder):
@@ -36,9 +41,6 @@ class LaneRecorder(Recorder):
     one finds it set, an exception such as Ctrl-C fell in between. Nobody knows then what the lanes have done: their
     episodes are cut, and each lane is recorded again from its next episode on.
     """
-
-    block: EventBlock
-    _encoder: LaneEncoder
 
     def __init__(
         self,
@@ -52,43 +54,124 @@ class LaneRecorder(Recorder):
         options: RecordingOptions,
         lazy: bool,
     ):
-        self._count, self._mode = count, mode
-        self._leaves = list(observation.leaves()), list(action.leaves())
-        self._leaves_out_steps = filters.steps
+        self._count = count
+        leaves = list(observation.leaves()), list(action.leaves())
         self.filters = LaneFilters(filters, mode, count) if filters.any else None
-        sizes = [leaf.row_size for leaves in self._leaves for leaf in leaves]
+        sizes = [leaf.row_size for leaf in itertools.chain(*leaves)]
         if max(sizes, default=0) > wire.MAX_COLUMN // 4:
             raise UnstorableValue(f"one observation or action takes more than {wire.MAX_COLUMN // 4} bytes")
-        row_size = 10 + sum(sizes)
-        self._capacity = min(_MOST_BYTES, max(_LEAST_BYTES, _ROWS * count * row_size))
-        self._times = max(1, self._capacity // (count * row_size))
+        row_size = row_bytes([*leaves[0], *leaves[1]])
+        capacity = min(_MOST_BYTES, max(_LEAST_BYTES, _ROWS * count * row_size))
+        times = max(1, capacity // (count * row_size))
+        self._layout = LaneLayout(count, times, mode, filters.steps, *leaves)
+        self._log_bytes = max(_LEAST_LOG, capacity // 8) + (LANE.itemsize + row_size * filters.steps) * count
+        if options.record_infos:
+            self._log_bytes += min(_MOST_BYTES, times * count * _INFO)
         self.largest_value = wire.MAX_VALUES // 2 // count
         self.expecting = False  # a step or reset has begun that was not told yet
-        chunk_bytes = self._times * count * row_size * 3 // 4  # a block is one chunk, whatever it lacks
+        self._before_fork: LaneState | None = None
+        chunk_bytes = 2 * (self._layout.log + self._log_bytes)  # a slab is one chunk, whatever is in it
         super().__init__(storage, schema, chunk_bytes, options, filters.summary, lazy)
 
     def _reset_state(self) -> None:
         super()._reset_state()
-        self._size = 0
-        self._until = self._end_of_block()
-        self._memory = StepMemory(self._count, self._times)
-        self._requested: deque[Any] = deque()
+        self._slab: LaneSlab | None = None  # the one that is being filled
+        self._state: LaneState | None = None  # of the lanes when it was begun
+        self._next_state: LaneState | None = None  # that to begin the next one with
+        self._asked: list[Rows] | None = None  # the actions of a step that has not answered
+        self._until = 0  # when the slab is to be turned, in nanoseconds of the monotonic clock
+        self._is_due = False  # whether it is to be turned at the next step
         self.limit = 1
         if self.filters is not None:
             self.filters.forget()
 
-    def _new_encoder(self) -> LaneEncoder:
-        return LaneEncoder(self._count, self._mode, *self._leaves, self._leaves_out_steps)
+    # -- slabs --------------------------------------------------------------------------------------------------------
 
-    def _new_block(self) -> EventBlock:
-        return EventBlock()
+    def _new_ring(self, slab_bytes: int) -> Ring:
+        size = max(slab_bytes, self._layout.log + self._log_bytes)
+        return Ring(self._storage, self.writer_id, LANES, self._layout.described(), _SLABS, size)
 
-    def _end_of_block(self) -> float:
-        """When the block is old enough to be handed on, in nanoseconds: in a hurry the thread gets little done."""
-        return (self.block.created + self._out.patience) * 1e9
+    def _submit(self) -> None:
+        slab = self._slab
+        if slab is None or self.failed or slab.sequence <= self._out.submitted:
+            return
+        try:
+            segments, state = self._encoded(slab)
+        except Exception as error:  # of any kind: told like one of writing
+            self._out.fail(error)
+            return
+        lanes = np.arange(self._count)
+        if self._state is not None and self._state.recent and state.recent[0] is self._state.recent[0]:
+            # Copied before the memory of an earlier slab is used again.
+            state = state._replace(recent=(Observed(lanes, state.observed(lanes)),))
+        self._next_state = state
+        self._out.submit(slab.sequence, segments)
+
+    def _encoded(self, slab: LaneSlab) -> tuple[list[Segment], LaneState]:
+        """What a slab holds, and the state of the lanes after it."""
+        return encoded(self._layout, self._state or no_lanes(self._count), *slab.recorded())
+
+    def _turn(self) -> None:
+        if self._slab is not None and not self._slab.is_empty:
+            self._submit()
+            self._begin(0)
+
+    def _begin(self, log_bytes: int) -> None:
+        """Goes on in the next slab, whose log has room for an entry of so many bytes."""
+        before, state = self._slab, self._next_state
+        packed = b"" if state is None else packed_state(state, self._layout.filtered)
+        if before is not None:
+            log_bytes += before.asked_bytes
+        size = self._layout.log + log_bytes_for(packed) + log_bytes
+        ring = self._open_ring(size)
+        if ring is None:
+            return
+        done = 0 if before is None else before.sequence
+        self._out.wait(min(self._out.submitted, done - _AHEAD))
+        if len(ring.slabs[0]) < size:
+            ring = self._larger_ring(ring, size + size // 4)
+        if self.failed:
+            return
+        ring.sequence = done  # an interrupt may have come after it was counted
+        slab = LaneSlab(self._layout, *ring.next_slab(), packed)
+        if self._asked is not None:
+            slab.ask(self._asked)
+        self._until = time.monotonic_ns() + int(min(1e9, self.flush_seconds) * 1e9)
+        self._slab, self._state = slab, state
+
+    def _larger_ring(self, ring: Ring, slab_bytes: int) -> Ring:
+        """A ring in place of one that is too small, once all that is in that is written."""
+        self._out.wait()
+        if not self.failed:
+            try:
+                self._ring = self._new_ring(slab_bytes)
+                ring.abandon()
+            except Exception as error:  # of any kind: told at the next step
+                self._out.fail(error)
+        return self._ring or ring
+
+    def _put(self, put: Callable[[LaneSlab, Any], None], what: Any) -> None:
+        """Puts an event, or actions, into the slab, or into the next one if there is no room."""
+        slab, out = self._slab, self._out
+        if slab is None or slab.sequence <= out.submitted:
+            self._begin(0)
+            slab = self._slab
+        while slab is not None and out.failure is None:
+            try:
+                put(slab, what)
+                return
+            except LogFull as full:
+                self._submit()
+                self._begin(full.args[0])
+                slab = self._slab
+
+    # -- what the caller tells ----------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
         """Makes room for an event; says whether there is any use in telling it. Raises RecordingError, once."""
+        slab, out, is_usual = self._slab, self._out, self.limit and not self.expecting and not self._closed
+        if is_usual and slab and slab.sequence > out.submitted and out.failure is None and not slab.is_full:
+            return True
         if not self.limit:
             self.limit = 1
             self._complain()
@@ -96,64 +179,93 @@ class LaneRecorder(Recorder):
         if self._closed or self.failed:
             return False
         if self.expecting:
-            self.block.events.append(Interrupted(time.time_ns(), time.monotonic_ns()))
+            self._asked = None
+            self._put(LaneSlab.mark, Interrupted(time.time_ns(), time.monotonic_ns()))
             if self.filters is not None:
                 self.filters.lose_track()
             self.expecting = False
-        if self._size >= self._capacity or self.block.steps >= self._times:
-            self._next_block()
-        return True
+        slab = self._slab
+        if slab is None or slab.sequence <= self._out.submitted:
+            self._begin(0)
+        elif slab.is_full or self._is_due:
+            self._is_due = False
+            self._turn()
+        if self.failed:
+            self._report()
+        return not self.failed
 
-    def _next_block(self) -> None:
-        """Hands on what the block holds, and goes on in a new one."""
-        self.block, self._size = EventBlock(self.block), 0
-        self._until = self._end_of_block()
-        if self.filters is None:  # with them it takes Python for each lane
-            self._out.encode()  # here: the thread would contend for the interpreter lock, at every step of NumPy
-        self._requested.append(self._out.request())
-        if len(self._requested) > _AHEAD:
-            self._out.wait(self._requested.popleft())
-        self._out.catch_up()
+    def ask(self, actions: list[Rows]) -> None:
+        """Takes the actions that all lanes are about to be stepped with. They are the recorder's from now on."""
+        self._put(LaneSlab.ask, actions)
+        self._asked = actions
 
     def add(self, event: Reset | Step) -> None:
         """Takes an event, whose arrays are the recorder's from now on."""
-        self._size += sum(map(size_of, event.observations)) + 64
-        if isinstance(event, Step):
-            self._size += sum(map(len, event.infos or ()))
-            self._size += sum(map(size_of, event.actions)) + sum(map(size_of, event.notes.values())) + 10 * self._count
-            self.block.steps += 1
-        if event.monotonic > self._until:
-            self._size = self._capacity
-        self._out.start()
-        self.block.events.append(event)
+        self._put(LaneSlab.step if isinstance(event, Step) else LaneSlab.reset, event)
+        self._asked = None
         self.expecting = False
+        if event.monotonic > self._until:
+            self._turn()
 
-    def room(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """Where rows of the next step may be put, one a lane: the same place if asked again."""
-        columns = self.block.columns
-        column = columns.get(path)
-        if column is None:
-            column = columns[path] = self._memory.column(path, dtype, shape)
-        return column[:, self.block.steps] if column.dtype == dtype else np.empty((self._count, *shape), dtype)
+    def rooms(self) -> Rooms:
+        """Where the rows of the next step are put: the same place if asked again."""
+        slab = self._slab
+        if slab is None:  # in a child that was forked within the step
+            self._begin(0)
+            slab = self._slab
+        rooms = None if slab is None else slab.rooms()
+        return rooms or rooms_of_no_slab(self._layout)
+
+    def reward_room(self, dtype: np.dtype[Any]) -> Array:
+        """Where rewards of this type are put."""
+        room = None if self._slab is None else self._slab.reward_room(dtype)
+        return np.empty(self._count, dtype) if room is None else room
 
     def end(self, outcome: int) -> None:
-        self.block.events.append(End(outcome, time.time_ns(), time.monotonic_ns()))
+        self._asked = None
+        if self._slab is not None:
+            self._put(LaneSlab.mark, End(outcome, time.time_ns(), time.monotonic_ns()))
+
+    def complain(self, column: str, complaint: str) -> None:
+        """Gives a warning at the next step, once for each column."""
+        self._complaints.setdefault(column, complaint)
+        if column not in self._complained:
+            self.limit = 0
+
+    def _notice(self) -> None:
+        self._is_due = True
+        super()._notice()
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
-    def open_run(self) -> OpenEpisodes | None:
+    def pause(self) -> None:
+        self._before_fork = self.open_run()
+        super().pause()
+
+    def _let_go(self) -> None:
+        self._slab, self._next_state = None, self._before_fork
+
+    def open_run(self) -> LaneState | None:
         """What another recorder needs to go on with the episodes that are open here, or None."""
         if self._closed or self.failed or self.expecting:
             return None
-        progress = self._out.progress()
-        return None if progress is None else self._encoder.open_run(progress)
+        slab, state = self._slab, self._next_state
+        if slab is not None and slab.sequence > self._out.submitted:
+            try:
+                _, state = self._encoded(slab)
+            except Exception:  # of any kind: it is met again, and told, when the slab is full
+                return None
+        return None if state is None else left_open(state)
 
-    def continue_run(self, run: OpenEpisodes | None) -> None:
+    def continue_run(self, run: LaneState | None) -> None:
         """Takes over the episodes of another recorder when the next step comes; writes nothing if none comes."""
         if run is not None:
-            self.block.events.append(run)
+            self._next_state = run
             if self.filters is not None:
                 self.filters.continue_run(run)
+
+
+not_to_be_interrupted(__file__)
 
 
 class BatchPacker:
@@ -169,21 +281,27 @@ class BatchPacker:
     def __init__(self, layout: Layout, count: int, iterate: Callable[[Any], list[Any]], recorder: LaneRecorder):
         self._layout, self._count = layout, count
         self._leaves = list(layout.leaves())
+        self._usual = [(leaf.dtype, (count, *leaf.shape)) for leaf in self._leaves]
         self._iterate, self._recorder = iterate, recorder
 
-    def step(self, value: Any) -> list[Rows]:
-        """Rows of a value for all lanes at a step."""
+    def step(self, value: Any, rooms: list[Any]) -> list[Rows]:
+        """Rows of a value for all lanes at a step. rooms: where to put them, a leaf each; returned if all are there."""
         try:
             parts = self._layout.split(value)
-            return [self._of_step(leaf, part) for leaf, part in zip(self._leaves, parts)]
+            for part, (dtype, shape), room in zip(parts, self._usual, rooms):
+                if room is None or type(part) is not np.ndarray or part.dtype != dtype or part.shape != shape:
+                    break
+                room[...] = part
+            else:
+                return rooms
+            return [self._of_step(*given) for given in zip(self._leaves, parts, self._usual, rooms)]
         except Exception:  # a batch of another structure, or of other people's making
             return self.single(self._iterate(value))
 
-    def _of_step(self, leaf: Leaf, part: Any) -> Rows:
-        if type(part) is np.ndarray and part.dtype == leaf.dtype and part.shape == (self._count, *leaf.shape):
-            room = self._recorder.room(leaf.path, part.dtype, leaf.shape)
+    def _of_step(self, leaf: Leaf, part: Any, usual: Any, room: Any) -> Rows:
+        if room is not None and type(part) is np.ndarray and (part.dtype, part.shape) == usual:
             room[...] = part
-            return room
+            return room  # type: ignore[no-any-return]
         return self._rows(leaf, part, None)
 
     def batch(self, value: Any, lanes: Array | None = None) -> list[Rows]:

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import vector
 from gymnasium.vector.utils import batch_space, iterate
 
-from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION, SAME_STEP, vector_mode
+from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION, vector_mode
 from gym_trace.envs.spaces import lane_space
 from gym_trace.errors import InvalidOption, UnstorableValue
 from gym_trace.format import wire
@@ -28,10 +28,11 @@ from gym_trace.recording.options import (
     opened_directory,
     with_documented_options,
 )
-from gym_trace.recording.segment import Rows
-from gym_trace.recording.vector.events import Reset, Step
 from gym_trace.recording.vector.infos import infos_by_lane, last_of
 from gym_trace.recording.vector.recorder import BatchPacker, LaneRecorder
+from gym_trace.ring.lanes.autoreset import SAME_STEP
+from gym_trace.ring.lanes.events import Reset, Step
+from gym_trace.ring.segment import Rows
 from gym_trace.storage.local import LocalStorage
 
 if not hasattr(vector, "AutoresetMode"):
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 else:
     _Wrapper = vector.VectorWrapper  # which is generic since Gymnasium 1.4
 
-_FLAG = np.dtype(np.bool_)
+_FLOAT = np.dtype("<f8")
 
 
 @with_documented_options
@@ -85,7 +86,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         split: str = "train",
         uid: str | None = None,
         on_exist: str = "error",
-        flush_seconds: float = 1.0,
+        flush_seconds: float = 10.0,
         level: int = 1,
         fsync: bool = False,
         metadata: Any = None,
@@ -177,7 +178,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
         except Exception as error:  # anything: other people's objects
             self._cannot_tell("observations and infos of a reset", error)
             return result
-        recorder.add(Reset(lanes, batch, starts, ids, utc, monotonic))
+        seeds = np.array([start.seed for start in starts], np.int64)
+        recorder.add(Reset(lanes, batch, seeds, [start.kept for start in starts], ids, utc, monotonic))
         return result
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -187,17 +189,24 @@ class TraceRecordingVectorWrapper(_Wrapper):
             return self.env.step(actions)
         recorder.expecting = True
         try:
-            packed_actions = self._actions.step(actions)
+            packed_actions = self._actions.step(actions, recorder.rooms().actions)
         except Exception as error:  # anything: other people's objects, as below
             self._cannot_tell("actions", error)
             return self.env.step(actions)
+        recorder.ask(packed_actions)
         result = observations, rewards, terminations, truncations, infos = self.env.step(actions)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         try:
-            terminated, truncated = self._kept("terminations", terminations), self._kept("truncations", truncations)
-            rewards = self._rewards(rewards)
-            is_usual = rewards.ndim == 1 and rewards.dtype.kind in "biuf" and rewards.dtype.isnative
-            packed_rewards = self._kept("rewards", rewards, rewards.dtype) if is_usual else self._other_rewards(rewards)
+            rooms = recorder.rooms()
+            packed_rewards: Rows = rooms.rewards
+            terminated, truncated = rooms.terminations, rooms.truncations
+            terminated[...] = plain_array(terminations)
+            truncated[...] = plain_array(truncations)
+            if type(rewards) is np.ndarray and rewards.dtype == _FLOAT and rewards.shape == rooms.rewards.shape:
+                rooms.rewards[...] = rewards
+            else:
+                rewards = self._rewards(rewards)
+                packed_rewards = self._packed_rewards(rewards)
         except Exception as error:
             self._cannot_tell("rewards, terminations and truncations", error)
             return result
@@ -220,7 +229,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
                 if last_infos is not None:
                     last = self._packed_infos(last_infos, sorted({*ended} & {*used}))
                     step_infos = [final or info for final, info in zip(last, reset_infos)]
-            packed_observations = self._observations.step(observations)
+            packed_observations = self._observations.step(observations, rooms.observations)
         except Exception as error:
             self._cannot_tell("observations and infos", error)
             return result
@@ -240,7 +249,6 @@ class TraceRecordingVectorWrapper(_Wrapper):
                 kept,
                 utc,
                 monotonic,
-                recorder.block.steps,
             )
         )
         return result
@@ -299,12 +307,6 @@ class TraceRecordingVectorWrapper(_Wrapper):
             return lanes, self._observations.single([finals[lane] for lane in ended])
         return lanes, self._observations.batch(finals, lanes)
 
-    def _kept(self, name: str, values: Any, dtype: np.dtype[Any] = _FLAG) -> Array:
-        """A copy of rewards, or of flags."""
-        room = self._recorder.room((name,), dtype, ())
-        room[...] = plain_array(values)
-        return room
-
     def _rewards(self, values: Any) -> Array:
         """Rewards as an array with a row for each lane."""
         values = self._recorder.plain("rewards", values)
@@ -316,8 +318,12 @@ class TraceRecordingVectorWrapper(_Wrapper):
             raise ValueError(f"rewards of shape {rewards.shape}")
         return rewards
 
-    def _other_rewards(self, rewards: Array) -> Rows:
-        """Rows of rewards that are not one number a lane."""
+    def _packed_rewards(self, rewards: Array) -> Rows:
+        """A copy of rewards as rows."""
+        if rewards.ndim == 1 and rewards.dtype.kind in "biuf" and rewards.dtype.isnative:
+            room = self._recorder.reward_room(rewards.dtype)
+            room[...] = plain_array(rewards)
+            return room
         if _is_numeric(rewards):
             return np.array(rewards)
         return [self._recorder.packed("rewards", reward) for reward in rewards]

@@ -1,0 +1,88 @@
+"""What the ring of a writer holds beyond its batches: the end of what it has recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gym_trace.format.batch_reader import PART, BatchReader
+from gym_trace.format.directory import WriterFiles
+from gym_trace.ring.pending import Pending
+from gym_trace.ring.recovered import Recovered, RingImage, recovered
+
+_SlabKey = tuple[int, tuple[int, int] | None]
+
+
+class RingTail(NamedTuple):
+    """What is in a ring and in no batch, as the chunks that it becomes.
+
+    Attributes:
+        batch: those chunks; None if there are none.
+        number: of the batch that they belong into.
+        counts: by the number of a batch, how many of its chunks count: not those of a slab that is still in the ring.
+        slabs: what the ring had of each slab, so that what is new can be told.
+    """
+
+    ring: Recovered = Recovered()
+    batch: BatchReader | None = None
+    number: int = 0
+    counts: Mapping[int, int] = {}
+    slabs: tuple[_SlabKey, ...] = ()
+
+    @property
+    def actions(self) -> list[Pending]:
+        """Those that were never answered."""
+        return self.ring.actions
+
+
+def tail_of(
+    files: WriterFiles,
+    image: RingImage | None,
+    batches: Mapping[int, BatchReader],
+    known: RingTail | None = None,
+) -> RingTail:
+    """The end of what a writer has recorded. Raises CorruptTrace, UnsupportedTrace.
+
+    Args:
+        image: its ring, as it was before the batches were read; None: there is none.
+        known: what was found before, to be used again where nothing is new.
+    """
+    counts = {number: len(batch.chunks) for number, batch in batches.items()}
+    number = _next_number(files, batches)
+    if image is None:
+        return RingTail(number=number, counts=counts)
+    image = image.after(complete_in(batches))
+    there = {slab.sequence for slab in image.slabs}
+    for which in sorted(batches, reverse=True):
+        slabs = batches[which].slabs
+        if slabs.unfinished in there:
+            counts[which] = max(0, counts[which] - slabs.chunks)
+            number = which
+    slabs_now = tuple((slab.sequence, slab.most) for slab in image.slabs)
+    is_live = any(slab.most is not None for slab in image.slabs)
+    if known is not None and is_live and known.slabs == slabs_now:
+        return known._replace(number=number, counts=counts)
+    ring = recovered(image) if image.slabs else Recovered()
+    return RingTail(ring, ring.open(files.storage, files.writer), number, counts, slabs_now)
+
+
+def complete_in(batches: Mapping[int, BatchReader]) -> int:
+    """The number of the last slab that is in batches whole."""
+    return max((batch.slabs.complete for batch in batches.values()), default=0)
+
+
+def is_behind(image: RingImage | None, batches: Mapping[int, BatchReader]) -> bool:
+    """Whether slabs are in none of these batches, and not in the ring any more: there may be newer batches."""
+    if image is None:
+        return False
+    before = image.slabs[0].sequence - 1 if image.slabs else 0
+    return max(before, image.in_batches) > complete_in(batches)
+
+
+def _next_number(files: WriterFiles, batches: Mapping[int, BatchReader]) -> int:
+    """Of the batch that the next chunk goes into."""
+    if not files.batches:
+        return 0
+    last = max(files.batches)
+    ended = batches[last].ended if last in batches else not files.batches[last].endswith(PART)
+    return last + ended

@@ -1,0 +1,1013 @@
+/* RowSlab of gym_trace/ring/row_slab.py in C: the same methods, the same answers, the same bytes in the slab.
+ *
+ * What each method does is told there, and what the bytes mean in docs/FORMAT.md, section 8. Here is only how.
+ *
+ * - Memory is written through put() and commit() alone, at offsets that row_at() or the log have checked against the buffer that
+ *   is held. The layout is checked when it comes in.
+ * - Other people's code (__bool__) runs before anything is looked at, and nothing that was looked at before is used after it.
+ * - A mark is stored after all that it vouches for, by the compiler and by the processor: other processes read along.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+#define NPY_NO_DEPRECATED_API NPY_1_22_API_VERSION
+#define NPY_TARGET_VERSION NPY_1_22_API_VERSION
+#include <numpy/arrayobject.h>
+#include <numpy/random/bitgen.h>
+
+#if PY_LITTLE_ENDIAN != 1
+#error "slabs are little-endian"
+#endif
+
+#define ABI 5 /* of what Python expects of this module, in gym_trace/recording/core.py */
+
+enum { HEADER = 64, ENTRY = 56, COMMIT_AT = 48, RESERVE = 4 * ENTRY, START = 1, FLAG = 3, HAS_LEAD = 1 };
+enum { SAYS_TERMINATED = 1, SAYS_TRUNCATED = 2, MOST_DIMENSIONS = 32 };
+static const int64_t NEVER = (int64_t)1 << 62;
+static const int64_t EXACT_INTEGERS = (int64_t)1 << 53;
+static const int64_t MOST_BYTES = (int64_t)1 << 40; /* of a row or slab, so that no sum of offsets overflows */
+
+static PyObject *pcg64_type;    /* numpy.random.PCG64 */
+static PyObject *log_full;      /* gym_trace.ring.log.LogFull */
+static PyObject *log_entries;   /* gym_trace.ring.log.entries */
+static PyObject *leaf_type;     /* gym_trace.model.layout.Leaf */
+static long flag_terminated, flag_truncated, outcome_terminated, outcome_truncated;
+
+/* A value of fixed size that an observation or action consists of; without dtype: there is none, all are declined. */
+typedef struct {
+    PyArray_Descr *dtype;
+    PyTypeObject *scalar; /* the type of its scalars; NULL if it has dimensions or another byte order */
+    int dimensions;
+    npy_intp shape[MOST_DIMENSIONS];
+    int64_t size;
+} Leaf;
+
+typedef struct {
+    PyObject_HEAD
+    Leaf action, observation;
+    int64_t size, asked, reward, done; /* of a row, and offsets in it */
+    PyObject *memory;                  /* a memoryview */
+    Py_buffer buffer;                  /* of it, held as long as it is there */
+    uint64_t tag;                      /* the sequence number, where marks have it */
+    unsigned long long sequence, rows;
+    long long logged;
+    int64_t at;            /* of the next row */
+    int64_t position;      /* of the next entry of the log; 0: begin() was never called */
+    uint64_t count;        /* of entries */
+    int64_t floor, least;  /* at must not be below floor for ask(); floor is never below least */
+    char ended, only_floats, asks, answers;
+} RowSlab;
+
+/* -- memory --------------------------------------------------------------------------------------------------------- */
+
+static inline void put(RowSlab *self, int64_t offset, const void *bytes, int64_t size)
+{
+    memcpy((char *)self->buffer.buf + offset, bytes, (size_t)size);
+}
+
+static inline void put_padded(RowSlab *self, int64_t offset, const void *bytes, int64_t size, int64_t room)
+{
+    size = size < room ? size : room;
+    put(self, offset, bytes, size);
+    memset((char *)self->buffer.buf + offset + size, 0, (size_t)(room - size));
+}
+
+static inline void commit(RowSlab *self, int64_t offset, uint64_t mark)
+{
+    atomic_store_explicit((_Atomic uint64_t *)((char *)self->buffer.buf + offset), mark, memory_order_release);
+    atomic_signal_fence(memory_order_seq_cst);
+}
+
+/* The offset of the next row, -1 if it is not in the slab, below the log. */
+static inline int64_t row_at(const RowSlab *self)
+{
+    return self->position && self->at >= self->position && self->at + self->size <= self->buffer.len ? self->at : -1;
+}
+
+static PyObject *no_room(void)
+{
+    PyErr_SetString(PyExc_ValueError, "there is no room for a row");
+    return NULL;
+}
+
+static inline void set_floor(RowSlab *self)
+{
+    int64_t above_log = self->position + RESERVE;
+    self->floor = above_log > self->least ? above_log : self->least;
+}
+
+/* -- values --------------------------------------------------------------------------------------------------------- */
+
+/* Whether a dtype is one of NumPy's own numbers, which can be compared and copied without running other people's code. */
+static inline int is_number(const PyArray_Descr *dtype)
+{
+    return PyTypeNum_ISNUMBER(dtype->type_num) || PyTypeNum_ISBOOL(dtype->type_num);
+}
+
+/* Whether an array has the dtype and shape of a leaf. */
+static inline int fits(const Leaf *leaf, PyArrayObject *array)
+{
+    PyArray_Descr *dtype = PyArray_DESCR(array);
+    if (dtype != leaf->dtype && !(is_number(dtype) && PyArray_EquivTypes(dtype, leaf->dtype))) {
+        return 0;
+    }
+    return PyArray_NDIM(array) == leaf->dimensions &&
+           PyArray_CompareLists(PyArray_DIMS(array), leaf->shape, leaf->dimensions);
+}
+
+/* The bytes of a value, as long as it is held. */
+typedef struct {
+    const void *bytes;
+    PyObject *held; /* what they belong to, if nobody else holds it */
+    char scalar[32]; /* of two long doubles, at most */
+} Value;
+
+/* Reads a value that is exactly as its leaf says. Returns -1, with nothing held, of any other: it is declined. */
+static int read_value(const Leaf *leaf, PyObject *object, Value *value)
+{
+    value->held = NULL;
+    value->bytes = value->scalar;
+    if (leaf->dtype == NULL) {
+        return -1;
+    }
+    if (PyArray_CheckExact(object)) {
+        PyArrayObject *array = (PyArrayObject *)object;
+        if (!fits(leaf, array)) {
+            return -1;
+        }
+        if (!PyArray_IS_C_CONTIGUOUS(array)) {
+            array = (PyArrayObject *)PyArray_NewCopy(array, NPY_CORDER);
+            if (array == NULL) {
+                PyErr_Clear();
+                return -1;
+            }
+            value->held = (PyObject *)array;
+        }
+        value->bytes = PyArray_DATA(array);
+        return 0;
+    }
+    if (leaf->scalar == NULL || Py_TYPE(object) != leaf->scalar) {
+        return -1;
+    }
+    PyArray_ScalarAsCtype(object, value->scalar);
+    return 0;
+}
+
+/* The same for an int of Python, where the leaf is an integer. */
+static int read_integer(const Leaf *leaf, PyObject *object, Value *value)
+{
+    value->held = NULL;
+    value->bytes = value->scalar;
+    if (leaf->scalar == NULL || !PyTypeNum_ISINTEGER(leaf->dtype->type_num)) {
+        return -1;
+    }
+    int overflow, bits = (int)leaf->size * 8, is_signed = PyTypeNum_ISSIGNED(leaf->dtype->type_num) != 0;
+    long long number = PyLong_AsLongLongAndOverflow(object, &overflow);
+    uint64_t bytes = (uint64_t)number;
+    if (overflow > 0 && !is_signed && bits == 64) {
+        bytes = PyLong_AsUnsignedLongLong(object);
+        if (PyErr_Occurred()) {
+            PyErr_Clear();
+            return -1;
+        }
+    }
+    else if (overflow || (!is_signed && number < 0)) {
+        return -1;
+    }
+    else if (bits < 64) {
+        long long limit = 1LL << (bits - is_signed);
+        if (number >= limit || number < -limit) {
+            return -1;
+        }
+    }
+    memcpy(value->scalar, &bytes, 8);
+    return 0;
+}
+
+static int read_reward(const RowSlab *self, PyObject *reward, double *number)
+{
+    if (!self->only_floats || !self->answers) {
+        return -1;
+    }
+    if (PyFloat_CheckExact(reward) || Py_TYPE(reward) == &PyDoubleArrType_Type) {
+        *number = PyFloat_AS_DOUBLE(reward);
+        return 0;
+    }
+    if (PyLong_CheckExact(reward)) {
+        int overflow;
+        long long exact = PyLong_AsLongLongAndOverflow(reward, &overflow);
+        *number = (double)exact;
+        return overflow || exact > EXACT_INTEGERS || exact < -EXACT_INTEGERS ? -1 : 0;
+    }
+    return -1;
+}
+
+/* Whether an object can be asked whether it is true without running other people's code. */
+static inline int is_plain_flag(PyObject *flag)
+{
+    return PyBool_Check(flag) || Py_TYPE(flag) == &PyBoolArrType_Type;
+}
+
+/* Reads both flags. Returns what they say, SAYS_TERMINATED | SAYS_TRUNCATED; -1 with an exception. */
+static inline int read_flags(PyObject *terminated, PyObject *truncated)
+{
+    int first = terminated == Py_False ? 0 : PyObject_IsTrue(terminated);
+    int second = first < 0 ? -1 : truncated == Py_False ? 0 : PyObject_IsTrue(truncated);
+    return second < 0 ? -1 : first * SAYS_TERMINATED | second * SAYS_TRUNCATED;
+}
+
+/* -- the log -------------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    unsigned int kind, flags, column;
+    int64_t numbers[4];
+} Entry;
+
+static int64_t nanoseconds(clockid_t clock)
+{
+    struct timespec now = {0, 0};
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+#ifdef __APPLE__
+#define MONOTONIC CLOCK_UPTIME_RAW /* as time.monotonic_ns() */
+#else
+#define MONOTONIC CLOCK_MONOTONIC
+#endif
+
+/* Appends an entry. Returns 0, -1 with LogFull. */
+static int append_entry(RowSlab *self, const Entry *entry, const void *payload, int64_t length)
+{
+    int64_t at = self->position;
+    if (!at || length > self->buffer.len || at + ENTRY + ((length + 7) & ~(int64_t)7) + ENTRY > self->at) {
+        PyErr_SetNone(log_full);
+        return -1;
+    }
+    int64_t following = at + ENTRY + ((length + 7) & ~(int64_t)7);
+    char bytes[COMMIT_AT];
+    uint32_t row = (uint32_t)self->rows, size = (uint32_t)length, column = entry->column;
+    uint16_t kind = (uint16_t)entry->kind, flags = (uint16_t)entry->flags;
+    memcpy(bytes, &row, 4);
+    memcpy(bytes + 4, &size, 4);
+    memcpy(bytes + 8, &kind, 2);
+    memcpy(bytes + 10, &flags, 2);
+    memcpy(bytes + 12, &column, 4);
+    memcpy(bytes + 16, entry->numbers, 32);
+    put(self, at + ENTRY, payload, length);
+    commit(self, following + COMMIT_AT, 0);
+    put(self, at, bytes, COMMIT_AT);
+    self->count += 1;
+    commit(self, at + COMMIT_AT, self->tag | self->count);
+    self->position = following;
+    self->logged = (long long)self->rows;
+    set_floor(self);
+    return 0;
+}
+
+static int append_flag(RowSlab *self, int said)
+{
+    Entry entry = {FLAG, 0, 0, {0, 0, 0, 0}};
+    int is_terminated = said & SAYS_TERMINATED;
+    entry.flags = (unsigned int)((is_terminated ? flag_terminated : 0) | (said & SAYS_TRUNCATED ? flag_truncated : 0));
+    entry.numbers[0] = is_terminated ? outcome_terminated : outcome_truncated;
+    entry.numbers[2] = nanoseconds(CLOCK_REALTIME);
+    entry.numbers[3] = nanoseconds(MONOTONIC);
+    if (append_entry(self, &entry, "", 0) < 0) {
+        return -1;
+    }
+    self->ended = 1;
+    self->floor = self->least = NEVER;
+    return 0;
+}
+
+/* -- rows ----------------------------------------------------------------------------------------------------------- */
+
+static inline void complete_row(RowSlab *self, int64_t at)
+{
+    commit(self, at + self->done, self->tag | (self->rows + 1));
+    self->at = at - self->size;
+    self->rows += 1;
+}
+
+static PyObject *ask(RowSlab *self, PyObject *action)
+{
+    Value value;
+    if (PyLong_CheckExact(action) ? read_integer(&self->action, action, &value)
+                                  : read_value(&self->action, action, &value)) {
+        Py_RETURN_FALSE;
+    }
+    int64_t at = row_at(self);
+    int accepted = at >= 0 && at >= self->floor;
+    if (accepted) {
+        put_padded(self, at, value.bytes, self->action.size, self->asked);
+        commit(self, at + self->asked, self->tag | (self->rows + 1));
+    }
+    Py_XDECREF(value.held);
+    return PyBool_FromLong(accepted);
+}
+
+static PyObject *answer(RowSlab *self, PyObject *const *args, Py_ssize_t count)
+{
+    double reward;
+    Value value;
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "answer() takes observation, reward, terminated, truncated");
+        return NULL;
+    }
+    if (!is_plain_flag(args[2]) || !is_plain_flag(args[3])) { /* asked only of what is not declined, but before it is read */
+        if (read_reward(self, args[1], &reward) || read_value(&self->observation, args[0], &value)) {
+            Py_RETURN_FALSE;
+        }
+        Py_XDECREF(value.held);
+    }
+    int said = read_flags(args[2], args[3]);
+    if (said < 0) {
+        return NULL;
+    }
+    if (read_reward(self, args[1], &reward) || read_value(&self->observation, args[0], &value)) {
+        Py_RETURN_FALSE;
+    }
+    int64_t at = row_at(self);
+    int failed = at >= 0 && said ? append_flag(self, said) : 0;
+    if (at >= 0 && !failed) {
+        put(self, at + self->reward, &reward, 8);
+        put_padded(self, at + self->reward + 8, value.bytes, self->observation.size, self->done - self->reward - 8);
+        complete_row(self, at);
+    }
+    Py_XDECREF(value.held);
+    return failed ? NULL : PyBool_FromLong(at >= 0);
+}
+
+static PyObject *ask_packed(RowSlab *self, PyObject *action)
+{
+    Py_buffer bytes;
+    if (PyObject_GetBuffer(action, &bytes, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    int64_t at = row_at(self);
+    if (at >= 0) {
+        put_padded(self, at, bytes.buf, bytes.len, self->asked);
+        commit(self, at + self->asked, self->tag | (self->rows + 1));
+    }
+    PyBuffer_Release(&bytes);
+    if (at < 0) {
+        return no_room();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *answer_packed(RowSlab *self, PyObject *args)
+{
+    Py_buffer bytes;
+    double number;
+    PyObject *terminated, *truncated;
+    if (!PyArg_ParseTuple(args, "y*dOO:answer_packed", &bytes, &number, &terminated, &truncated)) {
+        return NULL;
+    }
+    int said = read_flags(terminated, truncated), failed = said < 0;
+    int64_t at = row_at(self);
+    if (!failed && at < 0) {
+        no_room();
+        failed = 1;
+    }
+    if (!failed && said) {
+        failed = append_flag(self, said) < 0;
+    }
+    if (!failed) {
+        put(self, at + self->reward, &number, 8);
+        put_padded(self, at + self->reward + 8, bytes.buf, bytes.len, self->done - self->reward - 8);
+        complete_row(self, at);
+    }
+    PyBuffer_Release(&bytes);
+    if (failed) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *lead(RowSlab *self, PyObject *observation)
+{
+    Py_buffer bytes;
+    if (PyObject_GetBuffer(observation, &bytes, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    int64_t at = row_at(self);
+    if (at >= 0) {
+        put_padded(self, at, "", 0, self->reward + 8); /* no action, not asked, no reward */
+        put_padded(self, at + self->reward + 8, bytes.buf, bytes.len, self->done - self->reward - 8);
+        complete_row(self, at);
+        self->ended = 0;
+    }
+    PyBuffer_Release(&bytes);
+    if (at < 0) {
+        return no_room();
+    }
+    Py_RETURN_NONE;
+}
+
+/* start(episode, seed, utc, monotonic, kept, observation) */
+static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
+{
+    Entry entry = {START, HAS_LEAD, 0, {0, 0, 0, 0}};
+    Value value;
+    if (count != 6 || !PyBytes_CheckExact(args[4])) {
+        PyErr_SetString(PyExc_TypeError, "start() takes episode, seed, two times, bytes, observation");
+        return NULL;
+    }
+    for (int i = 0; i < 4; i++) {
+        entry.numbers[i] = PyLong_AsLongLong(args[i]);
+    }
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    int64_t length = PyBytes_GET_SIZE(args[4]), at = row_at(self);
+    if (!self->answers || at < 0 || length > self->buffer.len ||
+        at < self->position + RESERVE + ENTRY + ((length + 7) & ~(int64_t)7) ||
+        read_value(&self->observation, args[5], &value)) {
+        Py_RETURN_FALSE;
+    }
+    int failed = append_entry(self, &entry, PyBytes_AS_STRING(args[4]), length);
+    if (!failed) {
+        put_padded(self, at, "", 0, self->reward + 8);
+        put_padded(self, at + self->reward + 8, value.bytes, self->observation.size, self->done - self->reward - 8);
+        complete_row(self, at);
+        self->ended = 0;
+    }
+    Py_XDECREF(value.held);
+    return failed ? NULL : PyBool_FromLong(1);
+}
+
+static PyObject *flag(RowSlab *self, PyObject *args)
+{
+    PyObject *terminated, *truncated;
+    if (!PyArg_ParseTuple(args, "OO:flag", &terminated, &truncated)) {
+        return NULL;
+    }
+    int said = read_flags(terminated, truncated);
+    if (said < 0 || append_flag(self, said) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *append(RowSlab *self, PyObject *args, PyObject *names)
+{
+    static char *words[] = {"kind", "payload", "flags", "column", "a", "b", "c", "d", NULL};
+    Entry entry = {0, 0, 0, {0, 0, 0, 0}};
+    long long kind, flags = 0, column = 0, n[4] = {0, 0, 0, 0};
+    Py_buffer payload = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, names, "L|y*LLLLLL:append", words, &kind, &payload, &flags, &column, &n[0],
+                                     &n[1], &n[2], &n[3])) {
+        return NULL;
+    }
+    int failed = kind < 0 || kind > UINT16_MAX || flags < 0 || flags > UINT16_MAX || column < 0 || column > UINT32_MAX;
+    if (failed) {
+        PyErr_SetString(PyExc_OverflowError, "a number does not fit an entry of the log");
+    }
+    else {
+        entry.kind = (unsigned int)kind;
+        entry.flags = (unsigned int)flags;
+        entry.column = (unsigned int)column;
+        for (int i = 0; i < 4; i++) {
+            entry.numbers[i] = n[i];
+        }
+        failed = append_entry(self, &entry, payload.obj == NULL ? "" : payload.buf, payload.len);
+    }
+    if (payload.obj != NULL) {
+        PyBuffer_Release(&payload);
+    }
+    if (failed) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* -- the rest of the slab ------------------------------------------------------------------------------------------- */
+
+/* Holds other memory, a new reference to a memoryview, from now on. Returns -1 with an exception if it will not do. */
+static int hold_memory(RowSlab *self, PyObject *memory)
+{
+    Py_buffer buffer, before = self->buffer;
+    if (memory == NULL || PyObject_GetBuffer(memory, &buffer, PyBUF_WRITABLE) < 0) {
+        Py_XDECREF(memory);
+        return -1;
+    }
+    if (buffer.len < HEADER + ENTRY + 8 || buffer.len > MOST_BYTES || buffer.len % 8 || (uintptr_t)buffer.buf % 8) {
+        PyErr_SetString(PyExc_ValueError, "a slab is aligned, and has room for a header");
+        PyBuffer_Release(&buffer);
+        Py_DECREF(memory);
+        return -1;
+    }
+    PyObject *old = self->memory;
+    self->buffer = buffer;
+    self->memory = memory;
+    if (before.obj != NULL) {
+        PyBuffer_Release(&before);
+    }
+    Py_XDECREF(old);
+    return 0;
+}
+
+static PyObject *begin(RowSlab *self, PyObject *args)
+{
+    PyObject *memory;
+    unsigned long long sequence;
+    if (!PyArg_ParseTuple(args, "O!K:begin", &PyMemoryView_Type, &memory, &sequence)) {
+        return NULL;
+    }
+    if (sequence > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "a sequence number has 32 bits");
+        return NULL;
+    }
+    if (!self->size) {
+        return no_room();
+    }
+    Py_INCREF(memory);
+    if (hold_memory(self, memory) < 0) {
+        return NULL;
+    }
+    char zeros[64] = {0};
+    put(self, HEADER, zeros, 64);
+    commit(self, 0, sequence);
+    self->sequence = sequence;
+    self->tag = (uint64_t)sequence << 32;
+    self->rows = self->count = 0;
+    self->logged = -1;
+    self->ended = 0;
+    self->only_floats = 1;
+    self->at = self->buffer.len - self->size;
+    self->position = HEADER;
+    self->floor = self->least = NEVER;
+    Py_RETURN_NONE;
+}
+
+static PyObject *hold(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    self->floor = self->least = NEVER;
+    Py_RETURN_NONE;
+}
+
+static PyObject *release(RowSlab *self, PyObject *most_rows)
+{
+    long long most = PyLong_AsLongLong(most_rows);
+    if (most == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!self->position) {
+        return no_room();
+    }
+    int64_t length = self->buffer.len;
+    if (self->asks) {
+        most = most < 0 ? 0 : most;
+        self->least = most > length / self->size ? 0 : length - most * self->size;
+        set_floor(self);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *has_room(RowSlab *self, PyObject *args)
+{
+    long long log_bytes = 0;
+    if (!PyArg_ParseTuple(args, "|L:has_room", &log_bytes)) {
+        return NULL;
+    }
+    return PyBool_FromLong(row_at(self) >= 0 && log_bytes <= MOST_BYTES &&
+                           self->at >= self->position + RESERVE + log_bytes);
+}
+
+static PyObject *only_floats(RowSlab *self, PyObject *only)
+{
+    int is_true = PyObject_IsTrue(only);
+    if (is_true < 0) {
+        return NULL;
+    }
+    self->only_floats = (char)is_true;
+    Py_RETURN_NONE;
+}
+
+static PyObject *drop(RowSlab *self, PyObject *most)
+{
+    unsigned long long count = PyLong_AsUnsignedLongLong(most);
+    if (count == (unsigned long long)-1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    int64_t at = HEADER;
+    uint32_t row = 0, length;
+    for (unsigned long long i = 0; i < count && at + ENTRY <= self->position; i++) {
+        memcpy(&row, (const char *)self->buffer.buf + at, 4);
+        memcpy(&length, (const char *)self->buffer.buf + at + 4, 4);
+        at += ENTRY + (((int64_t)length + 7) & ~(int64_t)7);
+    }
+    if (!self->position || count > self->count || at > self->position) {
+        PyErr_SetString(PyExc_ValueError, "there are not so many entries in the log");
+        return NULL;
+    }
+    commit(self, at + COMMIT_AT, 0);
+    self->position = at;
+    self->count = count;
+    self->logged = count ? (long long)row : -1;
+    set_floor(self);
+    if (row_at(self) >= at + ENTRY) {
+        commit(self, self->at + self->asked, 0);
+        commit(self, self->at + self->done, 0);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *asked(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    uint64_t mark;
+    int64_t at = row_at(self);
+    if (at < self->position + ENTRY) {
+        Py_RETURN_NONE;
+    }
+    const char *row = (const char *)self->buffer.buf + at;
+    memcpy(&mark, row + self->asked, 8);
+    if (mark != (self->tag | (self->rows + 1))) {
+        Py_RETURN_NONE;
+    }
+    return PyBytes_FromStringAndSize(row, self->asked);
+}
+
+static PyObject *last_row(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    if (!self->rows) {
+        return PyBytes_FromStringAndSize(NULL, 0);
+    }
+    const char *row = (const char *)self->buffer.buf + self->at + self->size;
+    return PyBytes_FromStringAndSize(row + self->reward + 8, self->done - self->reward - 8);
+}
+
+static PyObject *entries(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    if (self->memory == NULL) {
+        return PyList_New(0);
+    }
+    PyObject *found = PyObject_CallFunction(log_entries, "OiLK", self->memory, HEADER, (long long)self->position,
+                                            self->sequence);
+    PyObject *list = found == NULL ? NULL : PySequence_List(found);
+    Py_XDECREF(found);
+    return list;
+}
+
+static PyObject *orphan(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    if (self->memory != NULL) {
+        PyObject *copy = PyByteArray_FromStringAndSize(self->buffer.buf, self->buffer.len);
+        PyObject *memory = copy == NULL ? NULL : PyMemoryView_FromObject(copy);
+        Py_XDECREF(copy);
+        if (hold_memory(self, memory) < 0) {
+            return NULL;
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+/* -- large values --------------------------------------------------------------------------------------------------- */
+
+enum { BLOCK = 1024, PART = 64 }; /* bytes that are compared at once: first many, and of those that differ, few */
+
+static inline int64_t least(int64_t first, int64_t second)
+{
+    return first < second ? first : second;
+}
+
+/* The places of words of 1, 2, 4 or 8 bytes that differ. Returns how many; -1 if they are more than most. */
+static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *places, int64_t most)
+{
+    int64_t count = 0;
+    for (int64_t block = 0; block < bytes; block += BLOCK) {
+        int64_t end = least(block + BLOCK, bytes);
+        if (!memcmp(old + block, new + block, (size_t)(end - block))) {
+            continue;
+        }
+        for (int64_t part = block; part < end; part += PART) {
+            int64_t stop = least(part + PART, end);
+            if (!memcmp(old + part, new + part, (size_t)(stop - part))) {
+                continue;
+            }
+            for (int64_t word = part; word < stop; word += width) {
+                if (memcmp(old + word, new + word, (size_t)width)) {
+                    if (count == most) {
+                        return -1;
+                    }
+                    places[count++] = (uint32_t)(word / width);
+                }
+            }
+        }
+    }
+    return count;
+}
+
+static PyObject *changed_words(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given)
+{
+    long long most = given == 3 ? PyLong_AsLongLong(args[2]) : 0;
+    if (most == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    PyArrayObject *old = given == 3 && PyArray_CheckExact(args[0]) ? (PyArrayObject *)args[0] : NULL;
+    PyArrayObject *new = given == 3 && PyArray_CheckExact(args[1]) ? (PyArrayObject *)args[1] : NULL;
+    if (old == NULL || new == NULL || !PyArray_ISCARRAY(old) || !PyArray_IS_C_CONTIGUOUS(new) ||
+        PyDataType_REFCHK(PyArray_DESCR(old)) || PyDataType_REFCHK(PyArray_DESCR(new)) ||
+        PyArray_NBYTES(old) != PyArray_NBYTES(new) || PyArray_NBYTES(old) > UINT32_MAX || most < 0) {
+        PyErr_SetString(PyExc_TypeError, "two contiguous arrays of as many bytes are needed, and a number");
+        return NULL;
+    }
+    int64_t bytes = PyArray_NBYTES(old);
+    int width = (int)PyArray_ITEMSIZE(old);
+    if ((width != 1 && width != 2 && width != 4 && width != 8) || bytes % width) {
+        PyErr_SetString(PyExc_TypeError, "words have 1, 2, 4 or 8 bytes");
+        return NULL;
+    }
+    most = most < bytes / width ? most : bytes / width;
+    uint32_t *places = PyMem_Malloc((size_t)(most ? most : 1) * sizeof(uint32_t));
+    if (places == NULL) {
+        return PyErr_NoMemory();
+    }
+    char *before = PyArray_DATA(old);
+    const char *value = PyArray_DATA(new);
+    int64_t count = find_changes(before, value, bytes, width, places, most);
+    PyObject *changes = NULL;
+    if (count >= 0) {
+        changes = PyBytes_FromStringAndSize(NULL, count * (4 + width));
+    }
+    if (changes != NULL) {
+        char *words = PyBytes_AS_STRING(changes);
+        memcpy(words, places, (size_t)count * 4);
+        words += count * 4;
+        for (int64_t i = 0; i < count; i++, words += width) {
+            int64_t at = (int64_t)places[i] * width;
+            memcpy(words, value + at, (size_t)width);
+            memcpy(before + at, value + at, (size_t)width);
+        }
+    }
+    PyMem_Free(places);
+    if (count < 0) {
+        Py_RETURN_NONE;
+    }
+    return changes;
+}
+
+/* -- the type ------------------------------------------------------------------------------------------------------- */
+
+static int read_number(PyObject *object, const char *name, int64_t *number)
+{
+    PyObject *found = PyObject_GetAttrString(object, name);
+    *number = found == NULL ? -1 : PyLong_AsLongLong(found);
+    Py_XDECREF(found);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static void forget_leaf(Leaf *leaf)
+{
+    Py_CLEAR(leaf->dtype);
+    leaf->scalar = NULL;
+}
+
+/* Reads a leaf, if the observation or action is one of fixed size in the row. */
+static int read_leaf(PyObject *layout, const char *name, Leaf *leaf)
+{
+    PyObject *tree = PyObject_GetAttrString(layout, name), *deltas = NULL, *dtype = NULL, *shape = NULL;
+    int failed = 1;
+    forget_leaf(leaf);
+    if (tree == NULL || (deltas = PyObject_GetAttrString(layout, "delta_leaves")) == NULL) {
+        goto done;
+    }
+    int is_leaf = PyObject_IsInstance(tree, leaf_type), is_delta = is_leaf > 0 ? PySequence_Contains(deltas, tree) : 0;
+    failed = is_leaf < 0 || is_delta < 0;
+    if (is_leaf <= 0 || is_delta) {
+        goto done;
+    }
+    failed = 1;
+    if ((dtype = PyObject_GetAttrString(tree, "dtype")) == NULL ||
+        (shape = PyObject_GetAttrString(tree, "shape")) == NULL) {
+        goto done;
+    }
+    failed = 0;
+    if (!PyArray_DescrCheck(dtype) || !is_number((PyArray_Descr *)dtype) || !PyTuple_Check(shape) ||
+        PyTuple_GET_SIZE(shape) > MOST_DIMENSIONS) {
+        goto done;
+    }
+    PyArray_Descr *known = (PyArray_Descr *)dtype;
+    int64_t size = PyDataType_ELSIZE(known);
+    leaf->dimensions = (int)PyTuple_GET_SIZE(shape);
+    for (int i = 0; i < leaf->dimensions; i++) {
+        npy_intp length = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, i));
+        if (length < 0 || (length && size > MOST_BYTES / length)) {
+            failed = PyErr_Occurred() != NULL;
+            goto done;
+        }
+        leaf->shape[i] = length;
+        size *= length;
+    }
+    leaf->size = size;
+    leaf->dtype = known;
+    Py_INCREF(known);
+    leaf->scalar = leaf->dimensions == 0 && PyArray_ISNBO(known->byteorder) ? known->typeobj : NULL;
+done:
+    Py_XDECREF(tree);
+    Py_XDECREF(deltas);
+    Py_XDECREF(dtype);
+    Py_XDECREF(shape);
+    return failed ? -1 : 0;
+}
+
+static int init(RowSlab *self, PyObject *args, PyObject *names)
+{
+    static char *words[] = {"layout", "asks", "answers", NULL};
+    PyObject *layout;
+    int asks = 1, answers = 1;
+    if (self->size) {
+        PyErr_SetString(PyExc_TypeError, "a slab is made once");
+        return -1;
+    }
+    if (!PyArg_ParseTupleAndKeywords(args, names, "O|pp:RowSlab", words, &layout, &asks, &answers)) {
+        return -1;
+    }
+    int64_t size;
+    if (read_number(layout, "size", &size) || read_number(layout, "asked", &self->asked) ||
+        read_number(layout, "reward", &self->reward) || read_number(layout, "done", &self->done) ||
+        read_leaf(layout, "action", &self->action) || read_leaf(layout, "observation", &self->observation)) {
+        return -1;
+    }
+    int64_t asked = self->asked, reward = self->reward, done = self->done;
+    if (asked < 0 || asked % 8 || asked > MOST_BYTES || reward != asked + 8 || done < reward + 8 || done % 8 ||
+        done > MOST_BYTES || size != done + 8 || (self->action.dtype != NULL && self->action.size > asked) ||
+        (self->observation.dtype != NULL && self->observation.size > done - reward - 8)) {
+        PyErr_SetString(PyExc_ValueError, "there are no rows of this layout");
+        return -1;
+    }
+    self->size = size;
+    self->asks = (char)asks;
+    self->answers = (char)answers;
+    self->logged = -1;
+    self->floor = self->least = NEVER;
+    return 0;
+}
+
+static void dealloc(RowSlab *self)
+{
+    forget_leaf(&self->action);
+    forget_leaf(&self->observation);
+    if (self->memory != NULL) {
+        PyBuffer_Release(&self->buffer);
+        Py_DECREF(self->memory);
+    }
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef methods[] = {
+    {"begin", (PyCFunction)begin, METH_VARARGS, NULL},
+    {"hold", (PyCFunction)hold, METH_NOARGS, NULL},
+    {"release", (PyCFunction)release, METH_O, NULL},
+    {"has_room", (PyCFunction)has_room, METH_VARARGS, NULL},
+    {"only_floats", (PyCFunction)only_floats, METH_O, NULL},
+    {"ask", (PyCFunction)ask, METH_O, NULL},
+    {"answer", (PyCFunction)(void (*)(void))answer, METH_FASTCALL, NULL},
+    {"ask_packed", (PyCFunction)ask_packed, METH_O, NULL},
+    {"answer_packed", (PyCFunction)answer_packed, METH_VARARGS, NULL},
+    {"lead", (PyCFunction)lead, METH_O, NULL},
+    {"start", (PyCFunction)(void (*)(void))start, METH_FASTCALL, NULL},
+    {"flag", (PyCFunction)flag, METH_VARARGS, NULL},
+    {"append", (PyCFunction)(void (*)(void))append, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"drop", (PyCFunction)drop, METH_O, NULL},
+    {"asked", (PyCFunction)asked, METH_NOARGS, NULL},
+    {"last_row", (PyCFunction)last_row, METH_NOARGS, NULL},
+    {"entries", (PyCFunction)entries, METH_NOARGS, NULL},
+    {"orphan", (PyCFunction)orphan, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"rows", T_ULONGLONG, offsetof(RowSlab, rows), READONLY, NULL},
+    {"logged", T_LONGLONG, offsetof(RowSlab, logged), READONLY, NULL},
+    {"sequence", T_ULONGLONG, offsetof(RowSlab, sequence), READONLY, NULL},
+    {"memory", T_OBJECT_EX, offsetof(RowSlab, memory), READONLY, NULL},
+    {"ended", T_BOOL, offsetof(RowSlab, ended), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyTypeObject RowSlabType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gym_trace.recording._core.RowSlab",
+    .tp_doc = "The slab that is being filled with rows, as gym_trace.ring.row_slab.RowSlab.",
+    .tp_basicsize = sizeof(RowSlab),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)init,
+    .tp_dealloc = (destructor)dealloc,
+    .tp_methods = methods,
+    .tp_members = members,
+};
+
+/* -- generators ----------------------------------------------------------------------------------------------------- */
+
+/* As NumPy has it where the compiler knows integers of 128 bits; gym_trace.recording.core looks whether that is so. */
+typedef struct {
+    struct {
+        uint64_t state[2], inc[2];
+    } *numbers;
+    int has_uint32;
+    uint32_t uinteger;
+} PCG64;
+
+/* pcg64_state(bit generator, parts): what lies between the numbers is in parts; None of anything but a PCG64. */
+static PyObject *pcg64_state(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    char bytes[512], *at = bytes;
+    if (count != 2 || !PyTuple_CheckExact(args[1]) || PyTuple_GET_SIZE(args[1]) != 4) {
+        PyErr_SetString(PyExc_TypeError, "pcg64_state() takes a bit generator and four parts");
+        return NULL;
+    }
+    if (Py_TYPE(args[0]) != (PyTypeObject *)pcg64_type) {
+        Py_RETURN_NONE;
+    }
+    PyObject *capsule = PyObject_GetAttrString(args[0], "capsule");
+    bitgen_t *generator = capsule == NULL ? NULL : PyCapsule_GetPointer(capsule, "BitGenerator");
+    Py_XDECREF(capsule); /* the generator holds it */
+    if (generator == NULL) {
+        return NULL;
+    }
+    const PCG64 *pcg = generator->state;
+    for (int i = 0; i < 4; i++) {
+        PyObject *part = PyTuple_GET_ITEM(args[1], i);
+        if (!PyBytes_CheckExact(part) || PyBytes_GET_SIZE(part) > 64) {
+            PyErr_SetString(PyExc_TypeError, "parts are of at most 64 bytes");
+            return NULL;
+        }
+        memcpy(at, PyBytes_AS_STRING(part), (size_t)PyBytes_GET_SIZE(part));
+        at += PyBytes_GET_SIZE(part);
+        if (i < 2) {
+            memcpy(at, i ? pcg->numbers->inc : pcg->numbers->state, 16);
+            at[16] = 0;
+            at += 17;
+        } else if (i == 2) {
+            *at++ = pcg->has_uint32 ? 1 : 0;
+        } else {
+            for (int shift = 24; shift >= 0; shift -= 8) {
+                *at++ = (char)(pcg->uinteger >> shift);
+            }
+        }
+    }
+    return PyBytes_FromStringAndSize(bytes, at - bytes);
+}
+
+static PyObject *found_in(const char *module, const char *name)
+{
+    PyObject *home = PyImport_ImportModule(module);
+    PyObject *found = home == NULL ? NULL : PyObject_GetAttrString(home, name);
+    Py_XDECREF(home);
+    return found;
+}
+
+static long number_in(const char *module, const char *name)
+{
+    PyObject *found = found_in(module, name);
+    long number = found == NULL ? -1 : PyLong_AsLong(found);
+    Py_XDECREF(found);
+    return number;
+}
+
+static PyMethodDef functions[] = {
+    {"pcg64_state", (PyCFunction)(void (*)(void))pcg64_state, METH_FASTCALL, NULL},
+    {"changed_words", (PyCFunction)(void (*)(void))changed_words, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_core", .m_size = -1, .m_methods = functions};
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    import_array();
+    pcg64_type = found_in("numpy.random", "PCG64");
+    log_full = found_in("gym_trace.ring.log", "LogFull");
+    log_entries = found_in("gym_trace.ring.log", "entries");
+    leaf_type = found_in("gym_trace.model.layout", "Leaf");
+    flag_terminated = number_in("gym_trace.format.wire", "TERMINATED");
+    flag_truncated = number_in("gym_trace.format.wire", "TRUNCATED");
+    PyObject *outcomes = found_in("gym_trace.model.vocabulary", "Outcome");
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    PyObject *terminated = PyObject_GetAttrString(outcomes, "TERMINATED");
+    PyObject *truncated = PyObject_GetAttrString(outcomes, "TRUNCATED");
+    outcome_terminated = terminated == NULL ? -1 : PyLong_AsLong(terminated);
+    outcome_truncated = truncated == NULL ? -1 : PyLong_AsLong(truncated);
+    Py_XDECREF(terminated);
+    Py_XDECREF(truncated);
+    Py_DECREF(outcomes);
+    if (PyErr_Occurred() || PyType_Ready(&RowSlabType) < 0) {
+        return NULL;
+    }
+    PyObject *core = PyModule_Create(&module);
+    if (core == NULL || PyModule_AddIntConstant(core, "ABI", ABI) < 0 ||
+        PyModule_AddObjectRef(core, "RowSlab", (PyObject *)&RowSlabType) < 0) {
+        Py_XDECREF(core);
+        return NULL;
+    }
+    return core;
+}

@@ -1,0 +1,46 @@
+"""What the C core does, where that was compiled, otherwise the same in pure Python, slower."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gym_trace.model.deltas import changed_words
+from gym_trace.ring.row_slab import RowSlab
+
+__all__ = ["CORE", "RowSlab", "changed_words", "pcg64_state"]
+
+_ABI = 5  # of the compiled core that this version of the package knows
+
+CORE = "pure"  # or "compiled"
+
+
+def pcg64_state(bit_generator: Any, parts: tuple[bytes, ...]) -> bytes | None:
+    """The state of a PCG64, NumPy's usual generator, in bytes with parts between its numbers; None: ask for .state."""
+    return None
+
+
+def _as_numpy_says(found: Callable[[Any, tuple[bytes, ...]], bytes | None]) -> bool:
+    """Whether the core finds the state of a generator where this version of NumPy has it."""
+    generator = np.random.Generator(np.random.PCG64(7))
+    generator.integers(9, dtype=np.uint32)  # leaves half of 64 bits for the next one
+    state: Any = generator.bit_generator.state
+    numbers = [state["state"][name].to_bytes(17, "little") for name in ("state", "inc")]
+    last = bytes([state["has_uint32"]]) + state["uinteger"].to_bytes(4, "big")
+    return found(generator.bit_generator, (b"",) * 4) == b"".join((*numbers, last))
+
+
+if os.environ.get("GYM_TRACE_PURE", "0") in ("", "0"):
+    try:
+        from gym_trace.recording import _core
+    except ImportError:  # not compiled, or for another interpreter
+        pass
+    else:
+        if _core.ABI == _ABI:  # else it was left over from another version
+            RowSlab = _core.RowSlab  # type: ignore[assignment, misc]
+            changed_words, CORE = _core.changed_words, "compiled"
+            if _as_numpy_says(_core.pcg64_state):
+                pcg64_state = _core.pcg64_state

@@ -1,0 +1,99 @@
+"""Values of a space put into rows: those that are as the space says as bytes, all others into the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import UnstorableValue
+from gym_trace.format import wire
+from gym_trace.model.deltas import DeltaPacker
+from gym_trace.model.layout import Layout, Leaf, integers_fit, taken_apart
+from gym_trace.model.packing import pack
+from gym_trace.model.values import Packed
+from gym_trace.recording.core import changed_words
+from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK
+from gym_trace.ring.row_layout import RowLayout
+
+Packer = Callable[[Any], bytes]  # of a value: its bytes in a row; what has none of fixed size goes into the log
+
+
+class RowPackers:
+    """Packs observations and actions for the rows of a recorder.
+
+    Args:
+        recorder: whose rows they are; it is given the entries for the log, and told what does not conform.
+
+    Attributes:
+        observation, action: the packers.
+        deltas: those of leaves of large values.
+    """
+
+    def __init__(self, layout: RowLayout, recorder: Any):
+        self._recorder, self._layout = recorder, layout
+        self.deltas: dict[int, DeltaPacker] = {}
+        leaves = layout.observation_leaves
+        self.observation = self._tree(layout.observation, leaves, 0)
+        self.action = self._tree(layout.action, layout.action_leaves, len(leaves))
+
+    def forget(self) -> None:
+        """Has the next values be put down whole, as the first ones are."""
+        for packer in self.deltas.values():
+            packer.forget()
+
+    def _tree(self, layout: Layout, leaves: list[Leaf], first: int) -> Packer:
+        packers = [self._leaf(leaf, number) for number, leaf in enumerate(leaves, first)]
+        if len(packers) == 1 and isinstance(layout, Leaf):
+            return packers[0]
+        return lambda value: b"".join([packer(part) for packer, part in zip(packers, taken_apart(layout, value))])
+
+    def _leaf(self, leaf: Leaf, number: int) -> Packer:
+        recorder, dtype, shape, column = self._recorder, leaf.dtype, leaf.shape, leaf.column
+        if dtype is None:
+
+            def pack_value(value: Any) -> bytes:
+                recorder.log_value(number, recorder.packed(column, value))
+                return b""
+
+            return pack_value
+
+        is_large = leaf in self._layout.delta_leaves
+        nothing = b"" if is_large else bytes(leaf.row_size)
+
+        def pack_other(value: Any) -> bytes:
+            value = recorder.plain(column, value)
+            if leaf.fits(value):
+                return self.deltas[number](value) if is_large else bytes(value.tobytes())
+            if type(value) is int and shape == () and integers_fit(dtype, value, value):
+                return np.array(value, dtype).tobytes()
+            kept = recorder.snapshot(column, value)
+            recorder.complain_of(leaf, value)
+            recorder.log_value(number, kept if type(kept) is Packed else pack(kept))
+            return nothing
+
+        if is_large:
+            packer = self.deltas[number] = DeltaPacker(leaf, number, recorder, pack_other, changed_words)
+            return packer
+        ndarray = np.ndarray
+        if shape == ():
+            kind = dtype.type
+            if not dtype.isnative:  # scalars are
+                return lambda value: np.array(value, dtype).tobytes() if type(value) is kind else pack_other(value)
+            return lambda value: value.tobytes() if type(value) is kind else pack_other(value)
+
+        def pack_array(value: Any) -> bytes:
+            if type(value) is ndarray and value.dtype is dtype and value.shape == shape:
+                return value.tobytes()
+            return pack_other(value)
+
+        return pack_array
+
+
+def chunk_bytes_of(layout: RowLayout) -> int:
+    """The raw size of a chunk of such rows. Raises UnstorableValue for spaces whose values cannot be stored."""
+    largest = max((leaf.row_size for leaf in layout.leaves), default=0)
+    if largest > wire.MAX_COLUMN // 4:
+        raise UnstorableValue(f"one observation or action takes more than {wire.MAX_COLUMN // 4} bytes")
+    return LARGE_CHUNK if layout.delta_leaves or largest >= wire.LARGE_ROW else SMALL_CHUNK

@@ -1,0 +1,186 @@
+"""Segments joined to chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.format import wire
+from gym_trace.format.column_encoder import is_large
+from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.model.deltas import DeltaRows
+from gym_trace.model.layout import Path
+from gym_trace.model.packing import pack, unpack
+from gym_trace.model.returns import numbers_of
+from gym_trace.model.values import ABSENT, Array
+from gym_trace.ring.segment import AnyRows, Columns, Rows, Segment
+from gym_trace.ring.splitting import decoded_bytes, most_bytes, most_rows, readable, rows_in
+
+SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes a chunk, without and with large values
+_CELL = wire.VALUE_SIZE + 24  # bytes that a small row counts when its column becomes one of MessagePack values
+
+
+class _Form(NamedTuple):
+    """What the rows of a column are: dtype and shape of a row, or MessagePack values."""
+
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] = ()
+    large: bool = False
+
+
+class ChunkWriter:
+    """Joins segments to chunks and writes them. Large rows, such as images, are encoded at once and not buffered.
+
+    Args:
+        open_writer: opens the writer's files; called with the first segment.
+        chunk_bytes: the raw size at which a chunk is written.
+    """
+
+    def __init__(self, open_writer: Callable[[], TraceWriter], chunk_bytes: int):
+        self.writer: TraceWriter | None = None
+        self._open_writer = open_writer
+        self.chunk_bytes = chunk_bytes
+        self._slab = 0  # the sequence number of the slab that the chunk is of; 0: of none
+        self._pieces: list[tuple[Array, Columns]] = []
+        self._size = self._decoded = self._rows = 0
+        self._forms: dict[Path, _Form] = {}  # of each column of the chunk
+
+    def add(self, segment: Segment) -> None:
+        """Adds a segment to the chunk, and writes the chunk when it is full. Raises OSError."""
+        for part in readable(segment):
+            self._add(part)
+
+    def _add(self, segment: Segment) -> None:
+        forms = {path: _form(rows) for path, rows in segment.columns.items()}
+        count, decoded = rows_in(segment), decoded_bytes(segment)
+        is_full = self._size + segment.size > self.chunk_bytes or self._decoded + decoded > most_bytes()
+        is_full = is_full or self._rows + count > most_rows()
+        if self._pieces and forms != self._forms:  # columns that differ become columns of MessagePack values
+            cells = (self._rows + count) * len({**forms, **self._forms})
+            is_full = is_full or cells * _CELL > most_bytes() or self._cannot_join(forms)
+        if is_full:
+            self.write(more=True)
+        if self.writer is None:
+            self.writer = self._open_writer()
+        small: Columns = {}
+        for path, rows in segment.columns.items():
+            if isinstance(rows, DeltaRows) or (isinstance(rows, np.ndarray) and forms[path].large):
+                self.writer.feed(path, rows)
+            else:
+                small[path] = rows
+        self._forms.update(forms)
+        self._pieces.append((segment.fragments, small))
+        self._size += segment.size
+        self._decoded += decoded
+        self._rows += count
+
+    def _cannot_join(self, forms: dict[Path, _Form]) -> bool:
+        """Whether a column would have large rows beside others, or where annotations are missing."""
+        large, before = ({path: form for path, form in some.items() if form.large} for some in (forms, self._forms))
+        shared = (
+            path for path in {**large, **before} if path[0] == "annotations" or path in forms.keys() & self._forms
+        )
+        return any(large.get(path) != before.get(path) for path in shared)
+
+    def write_slab(self, sequence: int, segments: list[Segment]) -> None:
+        """Writes all that a slab holds, and seals the batch if that is due. Raises OSError."""
+        self._slab = sequence
+        for segment in segments:
+            self.add(segment)
+        self.write()
+        if self.writer is not None:
+            self.writer.seal_if_due()
+
+    def write(self, more: bool = False) -> None:
+        """Writes what was added since the last chunk. Raises OSError.
+
+        more: whether another chunk of the same slab follows.
+        """
+        if self._pieces and self.writer is not None:
+            fragments, columns = _joined(self._pieces)
+            self._pieces, self._forms = [], {}
+            self._size = self._decoded = self._rows = 0
+            _add_up(columns.get(("rewards",)), fragments)
+            self.writer.write(fragments, columns, (self._slab, more) if self._slab else None)
+
+
+def _form(rows: AnyRows) -> _Form:
+    if isinstance(rows, list):
+        return _Form()
+    if isinstance(rows, DeltaRows):
+        return _Form(rows.dtype, rows.shape, large=True)
+    return _Form(rows.dtype, rows.shape[1:], is_large(rows))
+
+
+def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
+    """Consecutive pieces as one. A fragment that continues the last one of the piece before is joined to it."""
+    if len(pieces) == 1:
+        return pieces[0]
+    table, totals = _joined_tables([fragments for fragments, _ in pieces])
+    joined: Columns = {}
+    for path in dict.fromkeys(path for _, columns in pieces for path in columns):
+        parts = [columns.get(path) for _, columns in pieces]
+        if path[0] == "annotations":  # a piece may lack one that others have
+            parts = [[PACKED_ABSENT] * steps if part is None else part for part, steps in zip(parts, totals)]
+        joined[path] = joined_rows([part for part in parts if part is not None])
+    return table, joined
+
+
+def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
+    """The fragment tables as one, and how many steps each of them had."""
+    table = wire.join_fragments(tables)
+    ends = np.cumsum([len(piece) for piece in tables])
+    steps = np.append(0, np.cumsum(table["steps"], dtype=np.int64))
+    totals = np.diff(steps[ends], prepend=0).tolist()
+    begins = ends[:-1]  # of tables but the first one, each once, where they have rows; np.unique would load numpy.ma
+    begins = begins[(np.diff(ends) > 0) & (begins > 0)]
+    before, after = table[begins - 1], table[begins]
+    goes_on = (before["episode"] == after["episode"]) & (before["flags"] & wire.STOPS == 0)
+    goes_on &= (before["flags"] & wire.LEADS | before["steps"]) != 0
+    goes_on &= after["flags"] & (wire.STARTS | wire.LEADS) == 0
+    if not goes_on.any():
+        return table, totals
+    is_first = np.ones(len(table), np.bool_)
+    is_first[begins[goes_on]] = False
+    first = np.flatnonzero(is_first)
+    joined = table.take(np.append(first[1:], len(table)) - 1)  # fancy indexing copies structured rows field by field
+    for name in ("first_step", "seed", "start_time", "clock_offset"):
+        joined[name] = table[name][first]
+    joined["steps"] = np.add.reduceat(table["steps"], first)
+    joined["flags"] = np.bitwise_or.reduceat(table["flags"], first)
+    return joined, totals
+
+
+def joined_rows(pieces: Sequence[Rows]) -> Rows:
+    """Rows of one column, joined: typed if all have one dtype and shape, otherwise one MessagePack value a row."""
+    arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
+    if len(arrays) == len(pieces):
+        first = arrays[0]
+        if all(array.dtype == first.dtype and array.shape[1:] == first.shape[1:] for array in arrays):
+            return np.concatenate(arrays)
+    values: list[bytes] = []
+    for piece in pieces:
+        values += [pack(value) for value in piece] if isinstance(piece, np.ndarray) else piece
+    return values
+
+
+def _add_up(rewards: Rows | None, fragments: Array) -> None:
+    """Sets the reward sum of each fragment. rewards: of all their steps in order; None if they are large."""
+    filled = np.flatnonzero(fragments["steps"])
+    if filled.size:
+        steps = fragments["steps"].astype(np.int64)
+        begins = (np.cumsum(steps) - steps)[filled]
+        with np.errstate(all="ignore"):  # rewards may be infinite, or NaN
+            numbers = (
+                np.full(steps.sum(), np.nan) if rewards is None else _numbers(rewards).astype(np.float64, copy=False)
+            )
+            fragments["reward_sum"][filled] = np.add.reduceat(numbers, begins)
+
+
+def _numbers(rewards: Rows) -> Array:
+    return numbers_of(rewards if isinstance(rewards, np.ndarray) else list(map(unpack, rewards)))
+
+
+PACKED_ABSENT = pack(ABSENT)

@@ -1,0 +1,218 @@
+"""What slabs of lanes hold: decoded to segments of fragments and columns, and to actions that were never answered."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.model.packing import unpack
+from gym_trace.model.values import Array, dtype_from
+from gym_trace.ring.lanes.encoder import encoded, no_lanes
+from gym_trace.ring.lanes.entries import (
+    NOTHING,
+    OddRows,
+    UnpackedStep,
+    unpacked_reset,
+    unpacked_rows,
+    unpacked_state,
+)
+from gym_trace.ring.lanes.events import End, Event, Interrupted, LaneState, Step
+from gym_trace.ring.lanes.layout import REWARD_BYTES, REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout, lane_layout
+from gym_trace.ring.log import ASK, END_ALL, INTERRUPTED, RESET, STATE, STEP, Entry, entries
+from gym_trace.ring.memory import MOST_SLAB_BYTES
+from gym_trace.ring.pending import Pending
+from gym_trace.ring.segment import Rows, Segment
+
+
+class Decoded(NamedTuple):
+    """What a slab holds."""
+
+    segments: list[Segment]
+    state: LaneState  # of the lanes after it
+    asked: list[Rows] | None  # actions that were asked and not answered, one for each leaf, with a row for each lane
+
+
+class LaneDecoder:
+    """Decodes slabs of lanes for readers.
+
+    Args:
+        layout: what the ring file says of its slabs (docs/FORMAT.md, section 8).
+
+    Raises CorruptTrace if that is malformed.
+    """
+
+    def __init__(self, layout: dict[str, Any]):
+        self._layout = lane_layout(layout, MOST_SLAB_BYTES)
+
+    def complete(self, sequence: int, slab: bytes | memoryview) -> tuple[int, int]:
+        """How many steps of a slab are complete, and how many entries of its log."""
+        log = [entry.kind for entry in entries(slab, self._layout.log, len(slab), sequence)]
+        return log.count(STEP), len(log)
+
+    def decode(
+        self, sequence: int, slab: bytes | memoryview, most: tuple[int, int] | None = None
+    ) -> tuple[list[Segment], list[Pending]]:
+        """What a slab holds, and the actions that were asked and not answered: one for each episode that goes on.
+
+        most: of how many steps and entries, where there may be more by now, and of what is being asked.
+
+        Raises CorruptTrace.
+        """
+        try:
+            found = decoded(self._layout, sequence, memoryview(slab), None, None if most is None else most[1])
+            return found.segments, [] if most else _pending(found)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise CorruptTrace(f"a slab of a ring is malformed: {error!r:.100}") from error
+
+
+def decoded(
+    layout: LaneLayout, sequence: int, slab: memoryview, state: LaneState | None = None, most: int | None = None
+) -> Decoded:
+    """What a slab holds. Its arrays may be views of the slab.
+
+    Args:
+        state: of the lanes when it was begun; None: as the slab says.
+        most: how many entries of its log to look at; None: all.
+    """
+    reading = _Reading(layout, slab)
+    for entry in islice(entries(slab, layout.log, len(slab), sequence), most):
+        if entry.kind != STATE or state is None:
+            reading.add(entry)
+    state = state or reading.state or no_lanes(layout.lanes)
+    segments, state = encoded(layout, state, reading.events, reading.columns)
+    return Decoded(segments, state, reading.asked())
+
+
+class _Reading:
+    """The events of a slab.
+
+    Attributes:
+        events: so far.
+        columns: of the slab; but for flags, only those that the rows of all its steps are in.
+        state: of the lanes when it was begun, if it says so.
+    """
+
+    def __init__(self, layout: LaneLayout, slab: memoryview):
+        self._layout, self._slab = layout, slab
+        self.columns = layout.arrays(slab)
+        by_time = {path: column.swapaxes(0, 1) for path, column in self.columns.items()}  # an item is had sooner
+        self._observations = [by_time.get(leaf.path) for leaf in layout.observation_leaves]
+        self._actions = [by_time.get(leaf.path) for leaf in layout.action_leaves]
+        self._terminations, self._truncations = by_time[TERMINATIONS], by_time[TRUNCATIONS]
+        for flags in (self._terminations, self._truncations):
+            _demand_flags(flags)
+        self._nothing = UnpackedStep(NOTHING, layout)
+        self._rewards: dict[int, Array] = {}
+        self._reward_type: int | None = None
+        self.events: list[Event] = []
+        self.state: LaneState | None = None
+        self._steps = 0
+        self._asked: OddRows | None = None
+
+    def add(self, entry: Entry) -> None:
+        """Takes an entry of the log. Raises CorruptTrace."""
+        kind, utc, monotonic = entry.kind, entry.c, entry.d
+        if kind == ASK:
+            self._asked = unpacked_rows(entry.payload, self._layout.lanes)
+        elif kind == STEP:
+            self._add_step(entry, utc, monotonic)
+        elif kind == STATE:
+            self.state = unpacked_state(entry.payload, self._layout)
+        elif kind == RESET:
+            self.events.append(unpacked_reset(entry.payload, self._layout, utc, monotonic))
+        elif kind == INTERRUPTED:
+            self.events.append(Interrupted(utc, monotonic))
+        elif kind == END_ALL:
+            self.events.append(End(entry.a, utc, monotonic))
+        if kind != ASK:
+            self._asked = None
+
+    def asked(self) -> list[Rows] | None:
+        """The actions that were asked and not answered."""
+        if self._asked is None or self._steps >= self._layout.times:
+            return None
+        return _rows(self._actions, self._asked, self._steps)
+
+    def _add_step(self, entry: Entry, utc: int, monotonic: int) -> None:
+        time = self._steps
+        if self._asked is None or entry.row != time or time >= self._layout.times:
+            raise CorruptTrace("the log of a ring is not in order")
+        more = UnpackedStep(entry.payload, self._layout) if len(entry.payload) else self._nothing
+        rewards: Rows | None = more.rewards
+        if entry.column:
+            rewards = self._reward_column(entry.column)[time]
+        if rewards is None:
+            raise CorruptTrace("the rewards of a step of a ring are missing")
+        self._leave_out(entry.column, more.observations, self._asked)
+        self._steps += 1
+        self.events.append(
+            Step(
+                _rows(self._observations, more.observations, time),
+                _rows(self._actions, self._asked, time),
+                rewards,
+                self._terminations[time],
+                self._truncations[time],
+                more.finals,
+                more.infos,
+                more.reset_infos,
+                more.notes,
+                more.ids,
+                more.kept,
+                utc,
+                monotonic,
+            )
+        )
+
+    def _leave_out(self, reward_type: int, observations: OddRows, actions: OddRows) -> None:
+        """Leaves out the columns of what of a step is not there."""
+        if reward_type != self._reward_type:
+            self.columns.pop(REWARDS, None)
+            if reward_type and self._reward_type is None:
+                self.columns[REWARDS] = self._reward_column(reward_type).swapaxes(0, 1)
+            self._reward_type = reward_type
+        for odd, leaves in ((observations, self._layout.observation_leaves), (actions, self._layout.action_leaves)):
+            for number in odd:
+                if number < len(leaves):
+                    self.columns.pop(leaves[number].path, None)
+
+    def _reward_column(self, code: int) -> Array:
+        column = self._rewards.get(code)
+        if column is None:
+            dtype = dtype_from(np.dtype(f"{chr(code & 0xFF)}{code >> 8}").str)
+            if dtype.kind not in "biuf" or dtype.itemsize > REWARD_BYTES:
+                raise CorruptTrace("the rewards of a ring have a type that there cannot be")
+            column = self._rewards[code] = self._layout.rewards(self._slab, dtype).swapaxes(0, 1)
+        return column
+
+
+def _rows(columns: list[Array | None], odd: OddRows, time: int) -> list[Rows]:
+    """The rows of leaves at a step. columns: by time."""
+    if not odd:
+        return [column[time] for column in columns]  # type: ignore[index]
+    return [odd[number] if number in odd else column[time] for number, column in enumerate(columns)]  # type: ignore[index]
+
+
+def _demand_flags(flags: Array) -> None:
+    if flags.view(np.uint8).max(initial=0) > 1:
+        raise CorruptTrace("a flag of a ring is neither true nor false")
+
+
+def _pending(found: Decoded) -> list[Pending]:
+    """The actions of the lanes whose episodes go on."""
+    if found.asked is None:
+        return []
+    lanes = found.state.lanes
+    steps = lanes["open"] & ~lanes["skipped"] & ~lanes["deferred"] & ~lanes["pending"]
+    return [
+        Pending(
+            int(lanes["episode"][lane]), lane, int(lanes["steps"][lane]), [_value(rows, lane) for rows in found.asked]
+        )
+        for lane in np.flatnonzero(steps).tolist()
+    ]
+
+
+def _value(rows: Rows, lane: int) -> Any:
+    return np.array(rows[lane])[()] if isinstance(rows, np.ndarray) else unpack(rows[lane])

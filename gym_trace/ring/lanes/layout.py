@@ -1,0 +1,142 @@
+"""Where the values of the steps of all lanes lie in a slab."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format.columns import Path
+from gym_trace.format.wire import aligned
+from gym_trace.model.layout import Leaf
+from gym_trace.model.values import Array, dtype_from
+from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
+from gym_trace.ring.memory import SLAB_HEADER
+
+REWARDS, TERMINATIONS, TRUNCATIONS = ("rewards",), ("terminations",), ("truncations",)
+REWARD_BYTES = 8  # of the room for a reward; rewards of other types than float64 may take less of it
+_NARROW = 16  # bytes
+_STEP_BYTES = REWARD_BYTES + 2  # of a lane in a step, beside observation and action
+_MOST_LEAVES, _MOST_DIMENSIONS = 1 << 16, 32
+
+
+class _Column(NamedTuple):
+    """A column of the slab: of a leaf that is typed, rewards, or flags."""
+
+    leaf: Leaf
+    offset: int
+    by_time: bool  # whether it is ordered by time, then by lane; otherwise by lane, then by time
+
+
+class LaneLayout:
+    """The columns of the steps of a slab, and where its log begins.
+
+    A column lies in memory as it is to be stored, by lane, then by time; narrow rows by time first: to put each of them
+    into a cache line of its own, step by step, takes longer than to order them later, many at a time.
+
+    Attributes:
+        lanes: how many there are.
+        times: how many steps of all lanes a slab can have.
+        mode: of autoreset.
+        filtered: whether single steps are left out.
+        observation_leaves, action_leaves: of one lane.
+        log: offset of the log in the slab, which takes the rest of it.
+    """
+
+    def __init__(
+        self,
+        lanes: int,
+        times: int,
+        mode: str,
+        filtered: bool,
+        observation_leaves: list[Leaf],
+        action_leaves: list[Leaf],
+    ):
+        self.lanes, self.times, self.mode, self.filtered = lanes, times, mode, filtered
+        self.observation_leaves, self.action_leaves = observation_leaves, action_leaves
+        self.columns: dict[Path, _Column] = {}
+        self.log = SLAB_HEADER
+        flags = [Leaf(path, np.dtype(np.bool_), ()) for path in (TERMINATIONS, TRUNCATIONS)]
+        for leaf in (*observation_leaves, *action_leaves, Leaf(REWARDS, np.dtype("<f8"), ()), *flags):
+            if leaf.dtype is not None:
+                self.columns[leaf.path] = _Column(leaf, self.log, leaf.row_size <= _NARROW)
+                self.log += aligned(leaf.row_size * lanes * times)
+
+    def described(self) -> dict[str, Any]:
+        """As the ring file has it."""
+        fixed = [self.columns[path].leaf for path in (REWARDS, TERMINATIONS, TRUNCATIONS)]
+        return {
+            "lanes": self.lanes,
+            "times": self.times,
+            "mode": self.mode,
+            "filtered": self.filtered,
+            "columns": [self._described(leaf) for leaf in (*self.observation_leaves, *self.action_leaves, *fixed)],
+            "log": self.log,
+        }
+
+    def _described(self, leaf: Leaf) -> list[Any]:
+        if leaf.dtype is None:
+            return [list(leaf.path), None, [], None, False]
+        _, offset, by_time = self.columns[leaf.path]
+        return [list(leaf.path), leaf.dtype.str, list(leaf.shape), offset, by_time]
+
+    def arrays(self, memory: memoryview) -> dict[Path, Array]:
+        """The columns in the memory of a slab, of shape (lanes, times, ...)."""
+        return {path: self._array(column, memory) for path, column in self.columns.items()}
+
+    def _array(self, column: _Column, memory: memoryview) -> Array:
+        leaf, offset, by_time = column
+        shape = (self.times, self.lanes) if by_time else (self.lanes, self.times)
+        array = np.ndarray((*shape, *leaf.shape), leaf.dtype, memory, offset)
+        return array.swapaxes(0, 1) if by_time else array[:]
+
+    def rewards(self, memory: memoryview, dtype: np.dtype[Any]) -> Array:
+        """The column of rewards where they are of this dtype, which has no more bytes than there is room for."""
+        _, offset, _ = self.columns[REWARDS]
+        strides = (REWARD_BYTES * self.lanes, dtype.itemsize)
+        array: Array = np.ndarray((self.times, self.lanes), dtype, memory, offset, strides)
+        return array.swapaxes(0, 1)
+
+
+def row_bytes(leaves: list[Leaf]) -> int:
+    """What a step of one lane takes in the columns. leaves: of observation and action."""
+    return _STEP_BYTES + sum(leaf.row_size for leaf in leaves)
+
+
+def lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
+    """The layout that a ring file has. Raises CorruptTrace."""
+    try:
+        return _lane_layout(plain, slab_bytes)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise CorruptTrace(f"the layout of a ring is malformed: {error!r:.100}") from error
+
+
+def _lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
+    lanes, times, log = (plain[name] for name in ("lanes", "times", "log"))
+    if not all(type(number) is int and 0 < number <= slab_bytes for number in (lanes, times, log)):
+        raise CorruptTrace("a number in the layout of a ring is out of range")
+    if plain["mode"] not in (NEXT_STEP, SAME_STEP, DISABLED) or len(plain["columns"]) > _MOST_LEAVES:
+        raise CorruptTrace("the layout of a ring is none that there can be")
+    layout = LaneLayout(lanes, times, plain["mode"], bool(plain["filtered"]), [], [])
+    layout.log, layout.columns = log, {}
+    for path, dtype, shape, offset, by_time in plain["columns"]:
+        path, shape = tuple(path), tuple(shape)
+        leaf = Leaf(path, None if dtype is None else dtype_from(dtype), shape)
+        if path[0] in ("observations", "actions"):
+            (layout.observation_leaves if path[0] == "observations" else layout.action_leaves).append(leaf)
+        if leaf.dtype is None:
+            continue
+        if len(shape) > _MOST_DIMENSIONS or not all(type(number) is int and number >= 0 for number in shape):
+            raise CorruptTrace("a column of a ring has a shape that there cannot be")
+        if type(offset) is not int or not SLAB_HEADER <= offset <= offset + leaf.row_size * lanes * times <= log:
+            raise CorruptTrace("a column of a ring does not lie in its slab")
+        layout.columns[path] = _Column(leaf, offset, bool(by_time))
+    for path, dtype in ((REWARDS, "<f8"), (TERMINATIONS, "|b1"), (TRUNCATIONS, "|b1")):
+        leaf = layout.columns[path].leaf
+        if leaf.dtype != dtype or leaf.shape or not layout.columns[path].by_time:
+            raise CorruptTrace("the rewards or flags in a ring are none that there can be")
+    if math.prod((lanes, times)) > slab_bytes:
+        raise CorruptTrace("a ring claims more steps than there is room for")
+    return layout

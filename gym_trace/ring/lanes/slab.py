@@ -1,0 +1,207 @@
+"""Steps of all lanes, put into a slab as they happen."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.format.columns import Path
+from gym_trace.model.layout import Leaf
+from gym_trace.model.values import Array
+from gym_trace.ring.lanes.entries import OddRows, packed_reset, packed_rows, packed_step
+from gym_trace.ring.lanes.events import End, Event, Interrupted, Reset, Step
+from gym_trace.ring.lanes.layout import REWARD_BYTES, REWARDS, TERMINATIONS, TRUNCATIONS, LaneLayout
+from gym_trace.ring.log import ASK, END_ALL, ENTRY, INTERRUPTED, RESET, STATE, STEP, LaneLog, LogFull, size_of
+from gym_trace.ring.memory import begin
+from gym_trace.ring.segment import Rows
+
+_RESERVE = 8 * ENTRY.size  # bytes of the log for entries without a payload
+_FLOAT = np.dtype("<f8")
+_FLOAT_CODE = ord("f") | 8 << 8
+
+
+class Rooms(NamedTuple):
+    """Where the rows of a step are put, one a lane: in the slab, if they fit."""
+
+    time: int  # of the step in its slab; -1: in no slab
+    observations: list[Array | None]  # one for each leaf; None where values are MessagePack
+    actions: list[Array | None]
+    rewards: Array  # if they are float64
+    terminations: Array
+    truncations: Array
+
+
+_NO_ROOMS = Rooms(-1, [], [], np.empty(0), np.empty(0, np.bool_), np.empty(0, np.bool_))
+
+
+class LaneSlab:
+    """The slab that is being filled with steps of all lanes. Whatever does not fit raises LogFull(bytes).
+
+    Args:
+        state: of the lanes, packed; nothing where nothing is known of them yet.
+
+    Attributes:
+        is_empty: whether nothing has happened since it was begun.
+        asked_bytes: what the last actions take in the log.
+        sequence, memory: of the slab.
+    """
+
+    def __init__(self, layout: LaneLayout, memory: memoryview, sequence: int, state: bytes):
+        self._layout, self.memory, self.sequence = layout, memory, sequence
+        begin(memory, sequence)
+        self._log = LaneLog(memory, layout.log, len(memory), sequence)
+        self._times, self._last_start = layout.times, self._log.end - 2 * _RESERVE - ENTRY.size
+        self._columns = layout.arrays(memory)
+        # By time: rows of all lanes are an item of it, which is had sooner than a slice.
+        by_time = {path: column.swapaxes(0, 1) for path, column in self._columns.items()}
+        self._observations = [by_time.get(leaf.path) for leaf in layout.observation_leaves]
+        self._actions = [by_time.get(leaf.path) for leaf in layout.action_leaves]
+        self._flags = by_time[TERMINATIONS], by_time[TRUNCATIONS]
+        self._rewards: dict[np.dtype[Any], Array] = {_FLOAT: by_time[REWARDS]}
+        self._rooms = _NO_ROOMS  # of the step that is the next one, or was
+        self._odd: set[Path] = set()  # columns that lack rows of a step
+        self._reward_code: int | None = None  # of the type of all rewards so far, or 0
+        self.is_empty, self._asked, self.asked_bytes = True, False, 0
+        if state:
+            self._append(STATE, state, None)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for a further step."""
+        log = self._log
+        return log.steps >= self._times or log.position > self._last_start
+
+    def rooms(self) -> Rooms | None:
+        """Where the rows of the next step are put; None if there is no room for it."""
+        time, rooms = self._log.steps, self._rooms
+        if rooms.time == time:
+            return rooms
+        if time >= self._times:
+            return None
+        self._rooms = rooms = Rooms(
+            time,
+            [None if column is None else column[time] for column in self._observations],
+            [None if column is None else column[time] for column in self._actions],
+            self._rewards[_FLOAT][time],
+            self._flags[0][time],
+            self._flags[1][time],
+        )
+        return rooms
+
+    def reward_room(self, dtype: np.dtype[Any]) -> Array | None:
+        """Where rewards of the next step are put if they are of this type; None if there is no room for them."""
+        column = self._reward_column(dtype)
+        return None if column is None or self._log.steps >= self._layout.times else column[self._log.steps]
+
+    def recorded(self) -> tuple[list[Event], dict[Path, Array]]:
+        """The events so far, and the columns, as the encoder takes them. They are views of the slab."""
+        columns = {path: column for path, column in self._columns.items() if path not in self._odd}
+        code = self._reward_code
+        if code:
+            columns[REWARDS] = self._layout.rewards(self.memory, np.dtype(f"{chr(code & 0xFF)}{code >> 8}"))
+        else:
+            del columns[REWARDS]
+        return [event for event in self._log.events.values() if event is not None], columns
+
+    def ask(self, actions: list[Any]) -> None:
+        """Puts down that the environment is about to be stepped."""
+        self.is_empty = False
+        if actions is self._rooms.actions:
+            self.asked_bytes = ENTRY.size
+            self._log.ask()
+        else:
+            odd = self._put(self._layout.action_leaves, self._actions, actions)
+            payload = packed_rows(odd) if odd else b""
+            self.asked_bytes = size_of(len(payload))
+            self._append(ASK, payload, None)
+        self._asked = True
+
+    def step(self, step: Step) -> None:
+        """Puts down what the step has led to."""
+        if not self._asked:
+            self.ask(step.actions)
+        odd: OddRows = {}
+        rooms, log, code = self._rooms, self._log, _FLOAT_CODE
+        if step.observations is not rooms.observations:
+            odd = self._put(self._layout.observation_leaves, self._observations, step.observations)
+        if step.rewards is not rooms.rewards:
+            code = self._put_rewards(step.rewards)
+        if step.terminations is not rooms.terminations or step.truncations is not rooms.truncations:
+            self._flags[0][log.steps], self._flags[1][log.steps] = step.terminations, step.truncations
+        if code != self._reward_code:
+            self._reward_code = code if self._reward_code is None else 0
+        payload = packed_step(step, odd, None if code else step.rewards)
+        if payload:
+            self._demand(len(payload))
+        log.append(STEP, payload, step, code, 0, step.utc, step.monotonic, 1)
+        self._asked = False
+
+    def reset(self, reset: Reset) -> None:
+        """Puts down a reset of some lanes, or of all."""
+        self.is_empty = False
+        self._append(RESET, packed_reset(reset, self._layout.lanes), reset, 0, reset.utc, reset.monotonic)
+        self._asked = False
+
+    def mark(self, event: Interrupted | End) -> None:
+        """Puts down that the state of the lanes is unknown, or that all episodes end."""
+        self.is_empty = False
+        kind, outcome = (END_ALL, event.outcome) if isinstance(event, End) else (INTERRUPTED, 0)
+        self._log.append(kind, b"", event, 0, outcome, event.utc, event.monotonic, 0)
+        self._asked = False
+
+    def _append(self, kind: int, payload: bytes, event: Event | None, a: int = 0, utc: int = 0, mono: int = 0) -> None:
+        self._demand(len(payload))
+        self._log.append(kind, payload, event, 0, a, utc, mono, 0)
+
+    def _demand(self, payload: int) -> None:
+        """Raises LogFull unless there is room for a payload, and then for some entries without one."""
+        if self._log.left() < payload + _RESERVE:
+            raise LogFull(size_of(payload))
+
+    def _put(self, leaves: list[Leaf], columns: list[Array | None], rows: list[Rows]) -> OddRows:
+        """Puts rows of leaves into their columns, if they are not there yet; returns those that do not fit."""
+        odd = {}
+        for number, (leaf, column, values) in enumerate(zip(leaves, columns, rows)):
+            if column is not None and isinstance(values, np.ndarray):
+                if values.base is column.base:
+                    continue
+                if values.dtype == column.dtype and values.shape[1:] == leaf.shape:
+                    column[self._log.steps] = values
+                    continue
+            odd[number] = values
+            self._odd.add(leaf.path)
+        return odd
+
+    def _put_rewards(self, rewards: Rows) -> int:
+        """Puts rewards into their column, and returns the code of their type; 0 if they do not fit."""
+        if not isinstance(rewards, np.ndarray) or rewards.shape != (self._layout.lanes,):
+            return 0
+        dtype = rewards.dtype
+        column = self._reward_column(dtype)
+        if column is None:
+            return 0
+        if rewards.base is not column.base:
+            column[self._log.steps] = rewards
+        return ord(dtype.kind) | dtype.itemsize << 8
+
+    def _reward_column(self, dtype: np.dtype[Any]) -> Array | None:
+        column = self._rewards.get(dtype)
+        if column is None and dtype.kind in "biuf" and dtype.itemsize <= REWARD_BYTES and dtype.str[0] in "<|":
+            column = self._rewards[dtype] = self._layout.rewards(self.memory, dtype).swapaxes(0, 1)
+        return column
+
+
+def log_bytes_for(state: bytes) -> int:
+    """What of the log of a slab is not for what is to come, given the state of the lanes that it begins with."""
+    return size_of(len(state)) + 3 * _RESERVE
+
+
+def rooms_of_no_slab(layout: LaneLayout) -> Rooms:
+    """What a step that is not recorded has in place of rooms in a slab."""
+    count = layout.lanes
+    observations, actions = (
+        [None if leaf.dtype is None else np.empty((count, *leaf.shape), leaf.dtype) for leaf in leaves]
+        for leaves in (layout.observation_leaves, layout.action_leaves)
+    )
+    return Rooms(-1, observations, actions, np.empty(count), np.empty(count, np.bool_), np.empty(count, np.bool_))

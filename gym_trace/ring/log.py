@@ -1,0 +1,167 @@
+"""The log in a slab: entries one after the other, each complete once the number at its end is there."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.model.values import Array
+
+ENTRY = struct.Struct("<IIHHIqqqqQ")  # docs/FORMAT.md, section 8
+_COMMIT = struct.Struct("<Q")
+_COMMIT_AT = ENTRY.size - _COMMIT.size
+_LENGTH_AND_MARK = struct.Struct("<4xI40xQ")
+_NAMES = ("row", "length", "kind", "flags", "column", "a", "b", "c", "d", "mark")
+HEADER = np.dtype(list(zip(_NAMES, ("<u4", "<u4", "<u2", "<u2", "<u4", "<i8", "<i8", "<i8", "<i8", "<u8"))))
+
+# Kinds of entries of the slabs of a single environment.
+START, LEAD, FLAG, STOP, END, VALUE, CHANGES, WHOLE, REWARD_TYPE, CONTINUE = range(1, 11)
+HAS_LEAD = 1  # flag of a start: the next row leads the episode
+RUNNING, ENDED = 1, 2  # flags of a continue
+# Of those of lanes.
+ASK, STEP, RESET, INTERRUPTED, END_ALL, STATE = range(20, 26)
+
+
+class Entry(NamedTuple):
+    """An entry of a log. What a to d are depends on its kind."""
+
+    at: int  # offset in the slab
+    kind: int
+    row: int  # the number of rows, or of steps of lanes, before it
+    flags: int
+    column: int
+    a: int
+    b: int
+    c: int
+    d: int
+    payload: bytes | memoryview
+
+
+class LogFull(Exception):
+    """There is no room in the slab for an entry."""
+
+
+def size_of(payload: int) -> int:
+    """Bytes that an entry takes, given those of its payload."""
+    return ENTRY.size + (payload + 7 & ~7)
+
+
+class Log:
+    """Appends entries to a part of a slab.
+
+    Attributes:
+        position: where the next entry goes.
+        count: of entries.
+    """
+
+    def __init__(self, memory: memoryview, begin: int, end: int, sequence: int):
+        self.memory, self.position, self.end = memory, begin, end
+        self.count, self._commit = 0, sequence << 32
+        _COMMIT.pack_into(memory, begin + _COMMIT_AT, 0)
+
+    def append(
+        self,
+        kind: int,
+        row: int,
+        payload: bytes = b"",
+        flags: int = 0,
+        column: int = 0,
+        a: int = 0,
+        b: int = 0,
+        c: int = 0,
+        d: int = 0,
+    ) -> None:
+        """Appends an entry, which others can read as soon as this returns. Raises LogFull."""
+        memory, at, length = self.memory, self.position, len(payload)
+        following = at + size_of(length)
+        if following + ENTRY.size > self.end:
+            raise LogFull
+        if length:
+            memory[at + ENTRY.size : at + ENTRY.size + length] = payload
+        _COMMIT.pack_into(memory, following + _COMMIT_AT, 0)
+        count = self.count + 1
+        ENTRY.pack_into(memory, at, row, length, kind, flags, column, a, b, c, d, self._commit | count)
+        self.position, self.count = following, count  # on one line: an interrupt comes before or after both
+
+    def cut(self, at: int, count: int) -> None:
+        """Takes back the entries from an offset on; so many are left."""
+        _COMMIT.pack_into(self.memory, at + _COMMIT_AT, 0)
+        self.position, self.count = at, count
+
+
+class LaneLog:
+    """The same for what happens to lanes.
+
+    Attributes:
+        position, end: where the next entry goes, and where the log ends.
+        events: what entries say, by their numbers, as objects.
+        steps: complete ones.
+
+    All of these change at once with an entry, whatever interrupts the caller.
+    """
+
+    def __init__(self, memory: memoryview, begin: int, end: int, sequence: int):
+        self.position, self.events, self.steps = begin, dict[int, Any](), 0
+        self._memory, self.end, self._mark = memory, end, sequence << 32
+        _COMMIT.pack_into(memory, begin + _COMMIT_AT, 0)
+
+    def left(self) -> int:
+        """How many bytes there are for further entries."""
+        return self.end - self.position - ENTRY.size
+
+    def ask(self) -> None:
+        """Appends that a step is asked for, all of whose actions are in their columns. Raises LogFull."""
+        memory, at, mark = self._memory, self.position, self._mark + 1
+        following = at + ENTRY.size
+        if following + ENTRY.size > self.end:
+            raise LogFull(ENTRY.size)
+        _COMMIT.pack_into(memory, following + _COMMIT_AT, 0)
+        ENTRY.pack_into(memory, at, self.steps, 0, ASK, 0, 0, 0, 0, 0, 0, mark)
+        self.position, self._mark = following, mark
+
+    def append(self, kind: int, payload: bytes, event: Any, column: int, a: int, c: int, d: int, steps: int) -> None:
+        """Appends an entry. event: what it says. steps: those that it completes. Raises LogFull."""
+        memory, at, mark, row = self._memory, self.position, self._mark + 1, self.steps
+        length = len(payload)
+        following = at + ENTRY.size + (length + 7 & ~7)
+        if following + ENTRY.size > self.end:
+            raise LogFull(following - at)
+        if length:
+            memory[at + ENTRY.size : at + ENTRY.size + length] = payload
+        _COMMIT.pack_into(memory, following + _COMMIT_AT, 0)
+        ENTRY.pack_into(memory, at, row, length, kind, 0, column, a, 0, c, d, mark)
+        self.events[mark], self.position, self._mark, self.steps = event, following, mark, row + steps
+
+
+def places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> list[int]:
+    """The offsets of the complete entries of a log, in order."""
+    at, mark, size, unpack, found = begin, sequence << 32, ENTRY.size, _LENGTH_AND_MARK.unpack_from, []
+    while at + size <= end:
+        length, at_end = unpack(memory, at)
+        mark += 1
+        following = at + size + (length + 7 & ~7)
+        if at_end != mark or following > end:
+            break
+        found.append(at)
+        at = following
+    return found
+
+
+def entry_at(memory: memoryview, at: int) -> Entry:
+    """The entry at an offset."""
+    row, length, kind, flags, column, a, b, c, d, _ = ENTRY.unpack_from(memory, at)
+    return Entry(at, kind, row, flags, column, a, b, c, d, memory[at + ENTRY.size : at + ENTRY.size + length])
+
+
+def entries(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> Iterator[Entry]:
+    """The complete entries of a log, in order."""
+    view = memoryview(memory)
+    return (entry_at(view, at) for at in places(view, begin, end, sequence))
+
+
+def headers(memory: memoryview, at: list[int]) -> Array:
+    """The entries at these offsets without their payloads, of dtype HEADER."""
+    return np.frombuffer(b"".join([memory[place : place + ENTRY.size] for place in at]), HEADER)

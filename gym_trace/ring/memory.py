@@ -1,0 +1,146 @@
+"""The ring file of a writer: slabs of memory that the operating system keeps when the process is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from gym_trace.errors import CorruptTrace, UnsupportedTrace
+from gym_trace.format import wire
+from gym_trace.format.directory import RING
+from gym_trace.model.packing import pack, unpack
+from gym_trace.storage.protocol import Mapping, Reader, Storage
+
+MAJOR, MINOR = 1, 0
+ROWS, LANES = 1, 2  # kinds of slabs: of a single environment, of a vector environment
+SLAB_HEADER = 64
+MOST_SLABS, MOST_SLAB_BYTES, MOST_LAYOUT = 16, 1 << 30, 64 << 20
+
+_HEADER = struct.Struct("<8sHHI16s16sIIQQII44x")
+_CRC = struct.Struct("<I")
+_HEADER_BYTES = _HEADER.size + _CRC.size  # 128; the layout follows
+_SEQUENCE = struct.Struct("<Q")
+_PAGE = 4096
+
+
+def _boot_id() -> bytes:
+    """Of this start of the operating system; zero where it does not say."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return bytes.fromhex(file.read().strip().replace("-", ""))
+    return bytes(16)
+
+
+BOOT_ID = _boot_id()
+
+
+class Ring:
+    """The slabs of a writer, in a new file, or where there can be none that is safe, in memory of this process alone.
+
+    A slab holds what came between two chunks. It is begun with the next sequence number, filled, written as chunks that
+    bear its number, and only then begun again. Raises OSError where there is no room for the file.
+
+    Attributes:
+        slabs: their memory. Whoever fills one calls begin() before.
+        mapped: whether the memory outlives the process.
+    """
+
+    def __init__(self, storage: Storage, writer: str, kind: int, layout: dict[str, Any], slabs: int, slab_bytes: int):
+        self._storage, self._name = storage, writer + RING
+        self.sequence = 0  # of the slab begun last
+        packed = pack(layout)
+        first = -(-(_HEADER_BYTES + len(packed)) // _PAGE) * _PAGE
+        slab_bytes = -(-slab_bytes // _PAGE) * _PAGE
+        header = _HEADER.pack(
+            wire.RING_MAGIC,
+            MAJOR,
+            MINOR,
+            0,
+            os.urandom(16),
+            BOOT_ID,
+            kind,
+            slabs,
+            slab_bytes,
+            first,
+            len(packed),
+            crc32(packed),
+        )
+        content = header + _CRC.pack(crc32(header)) + packed
+        self._mapping: Mapping | None = storage.map(self._name, content, first + slabs * slab_bytes)
+        memory = memoryview(bytearray(first + slabs * slab_bytes)) if self._mapping is None else self._mapping.memory
+        self.mapped = self._mapping is not None
+        self.slabs = [memory[first + i * slab_bytes : first + (i + 1) * slab_bytes] for i in range(slabs)]
+
+    def next_slab(self) -> tuple[memoryview, int]:
+        """The memory of the next slab, and the sequence number to begin it with."""
+        self.sequence += 1
+        return self.slabs[self.sequence % len(self.slabs)], self.sequence
+
+    def remove(self) -> None:
+        """Removes the file: all that was in it is in batches."""
+        self.abandon()
+        if self.mapped:
+            with contextlib.suppress(FileNotFoundError):
+                self._storage.remove(self._name)
+
+    def abandon(self) -> None:
+        """Lets go of the file as it is. The memory is not given back before nobody refers to it."""
+        self.slabs = []
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
+
+
+def begin(slab: memoryview, sequence: int) -> None:
+    """Empties a slab, and gives it its sequence number, by which nothing that was in it before counts."""
+    slab[SLAB_HEADER : SLAB_HEADER + 64] = bytes(64)  # the first entry of a log; that of lanes clears its own
+    _SEQUENCE.pack_into(slab, 0, sequence)
+
+
+class RingHeader(NamedTuple):
+    """What the header of a ring file says.
+
+    Attributes:
+        kind: ROWS or LANES.
+        slab_bytes: of each slab.
+        places: where the slabs begin.
+    """
+
+    kind: int
+    layout: dict[str, Any]
+    slab_bytes: int
+    places: range
+
+
+def read_header(file: Reader) -> RingHeader | None:
+    """The header of a ring file; None if it is to be left alone: its writer died at once, or the system went down.
+
+    Raises CorruptTrace, UnsupportedTrace.
+    """
+    raw = file.read(0, _HEADER_BYTES)
+    if not any(raw[:8]):
+        return None
+    if len(raw) < _HEADER_BYTES or raw[:8] != wire.RING_MAGIC or crc32(raw[:-4]) != _CRC.unpack(raw[-4:])[0]:
+        raise CorruptTrace("checksum mismatch in the header of a ring")
+    _, major, _, features, _, boot, kind, count, slab_bytes, first, length, crc = _HEADER.unpack(raw[:-4])
+    if major != MAJOR or features or kind not in (ROWS, LANES):
+        raise UnsupportedTrace(f"a ring of version {major}, features {features:#x}, kind {kind}; upgrade gym-trace")
+    if count > MOST_SLABS or not SLAB_HEADER < slab_bytes <= MOST_SLAB_BYTES or length > MOST_LAYOUT:
+        raise CorruptTrace("a ring claims more than there can be")
+    end = first + count * slab_bytes
+    if first < _HEADER_BYTES + length or end > file.size:
+        raise CorruptTrace("a ring claims more bytes than there are")
+    if boot != BOOT_ID:
+        return None
+    packed = file.read(_HEADER_BYTES, length)
+    layout = unpack(packed) if crc32(packed) == crc else None
+    if not isinstance(layout, dict):
+        raise CorruptTrace("checksum mismatch in the layout of a ring")
+    return RingHeader(kind, layout, slab_bytes, range(first, end, slab_bytes))
+
+
+def sequence_of(file: Reader, place: int) -> int:
+    """The sequence number of the slab that begins at a place of a ring file."""
+    return int(_SEQUENCE.unpack(file.read(place, _SEQUENCE.size))[0])

@@ -1,0 +1,388 @@
+"""What the slabs of a single environment hold: decoded to segments of fragments and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import wire
+from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS
+from gym_trace.model.deltas import DeltaRows, Slot, joined_changes, word_of
+from gym_trace.model.layout import Path
+from gym_trace.model.packing import pack, unpack
+from gym_trace.model.schema import as_map
+from gym_trace.model.values import ABSENT, Array, Packed, dtype_from
+from gym_trace.ring.log import (
+    CHANGES,
+    CONTINUE,
+    END,
+    ENTRY,
+    FLAG,
+    HAS_LEAD,
+    LEAD,
+    REWARD_TYPE,
+    RUNNING,
+    START,
+    STOP,
+    VALUE,
+    WHOLE,
+    Entry,
+    entry_at,
+    headers,
+    places,
+)
+from gym_trace.ring.memory import SLAB_HEADER
+from gym_trace.ring.pending import Pending
+from gym_trace.ring.row_form import Column, RowForm
+from gym_trace.ring.segment import ATOMS, AnyRows, Segment, Start, packed_fragment, size_of, typed_or_values
+
+_Value = tuple[int, int, bytes]  # an entry that is a value: kind, a, payload
+
+
+class RowDecoder:
+    """Decodes slabs of rows.
+
+    Args:
+        layout: what the ring file says of its slabs (docs/FORMAT.md, section 8). Raises CorruptTrace if malformed.
+
+    Attributes:
+        complaints: by column, a warning about values that cannot be stored.
+    """
+
+    def __init__(self, layout: dict[str, Any]):
+        self.complaints: dict[str, str] = {}
+        form = RowForm.of(layout)
+        self._size, self._asked, self._reward, self._done = form.size, form.asked, form.reward, form.done
+        self._columns, self._observations = form.columns, form.observations
+        self._decoded = sum(column.row_size for column in form.columns)  # bytes of the columns of a row
+
+    def complete(self, sequence: int, slab: bytes | memoryview) -> tuple[int, int]:
+        """How many rows of a slab are complete, and how many entries of its log."""
+        return self._count(sequence, self._rows(slab)), len(places(slab, SLAB_HEADER, len(slab), sequence))
+
+    def decode(
+        self, sequence: int, slab: bytes | memoryview, most: tuple[int, int] | None = None
+    ) -> tuple[list[Segment], list[Pending]]:
+        """What a slab holds, if anything, and the action that was asked and not answered, if there is one.
+
+        most: of how many rows and entries, where there may be more by now.
+        """
+        rows = self._rows(slab)
+        count = self._count(sequence, rows)
+        slab = memoryview(slab)
+        log = places(slab, SLAB_HEADER, len(slab), sequence)
+        if most is not None:
+            count, log = min(count, most[0]), log[: most[1]]
+        # Few bytes must not become very many: honest slabs have room for what they hold, and for one chunk of it.
+        if len(self._columns) * count > len(slab) or (count > 1 and self._decoded * count > wire.CHUNK_BYTES):
+            raise CorruptTrace("a slab of a ring claims more than there can be")
+        content = _Content(self._columns, self._observations, slab, log, count, self.complaints)
+        pending: list[Pending] = []
+        if most is None and content.running and count < len(rows):
+            mark = int(rows[count, self._asked : self._asked + 8].view("<u8")[0])
+            if mark == sequence << 32 | (count + 1):
+                pending.append(content.pending(rows[count]))
+        if not len(content.fragments):
+            return [], pending
+        columns = content.columns(rows[:count], self._reward)
+        table = content.fragments
+        return [Segment(table, columns, table.nbytes + sum(map(size_of, columns.values())))], pending
+
+    def _rows(self, slab: bytes | memoryview) -> Array:
+        """All rows there is room for, the first one first."""
+        most = (len(slab) - SLAB_HEADER) // self._size
+        raw = np.frombuffer(slab, np.uint8, most * self._size, len(slab) - most * self._size)
+        return raw.reshape(most, self._size)[::-1]
+
+    def _count(self, sequence: int, rows: Array) -> int:
+        marks = rows[:, self._done : self._done + 8].copy().view("<u8")[:, 0]
+        right = marks == (np.uint64(sequence << 32) + np.arange(1, len(rows) + 1, dtype=np.uint64))
+        return len(rows) if right.all() else int(right.argmin())
+
+
+class _Content:
+    """The fragments and columns of a slab.
+
+    Attributes:
+        fragments: the fragment table.
+        running: whether a run of steps is open at its end.
+    """
+
+    def __init__(
+        self,
+        columns: list[Column],
+        observations: int,
+        slab: memoryview,
+        log: list[int],
+        end: int,
+        complaints: dict[str, str],
+    ):
+        self._columns, self._observations, self._end, self._complaints = columns, observations, end, complaints
+        self.starts: list[bytes] = []
+        self._leads: Sequence[int] = []
+        self._start, self.running, self._next_step = Start(0, wire.NO_SEED, 0, 0), False, 0
+        self._values: dict[int, dict[int, _Value]] = {}  # by column and row
+        self._reward_types: list[tuple[int, np.dtype[Any]]] = []
+        table = headers(slab, log)
+        is_value = (table["kind"] >= VALUE) & (table["kind"] <= WHOLE)
+        if is_value.any():
+            at = np.array(log)
+            self._take_values(slab, table[is_value], at[is_value])
+            table, log = table[~is_value], at[~is_value].tolist()
+        if (fragments := self._whole_episodes(slab, log, table)) is not None:
+            self.fragments = fragments
+            return
+        marks: list[Entry] = []
+        for entry in (entry_at(slab, at) for at in log):
+            kind = entry.kind
+            if kind == REWARD_TYPE:
+                dtype = dtype_from(bytes(entry.payload).decode("ascii", "replace"))
+                if dtype.itemsize > 8:
+                    raise CorruptTrace("a reward of a ring has more bytes than there is room for")
+                self._reward_types.append((entry.row, dtype))
+            elif kind == CONTINUE:
+                self._start = Start(entry.a, wire.NO_SEED, entry.c, entry.d)
+                self._next_step, self.running = entry.b, bool(entry.flags & RUNNING)
+            elif kind in (START, LEAD, FLAG, STOP, END):
+                marks.append(entry)
+        marks = [mark for mark in marks if mark.row < end or (mark.row == end and not _needs_row(mark))]
+        self.fragments = self._fragments(marks)
+
+    def _take_values(self, slab: memoryview, table: Array, at: Array) -> None:
+        """Takes the values that are in the log. table: of their entries, at: where these are."""
+        begins = at + ENTRY.size
+        ends = begins + table["length"]
+        payloads = [bytes(slab[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist())]
+        values = list(zip(table["kind"].tolist(), table["a"].tolist(), payloads))
+        for column in np.unique(table["column"]).tolist():
+            of = np.flatnonzero(table["column"] == column)
+            self._values[column] = dict(zip(table["row"][of].tolist(), [values[i] for i in of.tolist()]))
+
+    def _whole_episodes(self, slab: memoryview, log: list[int], marks: Array) -> Array | None:
+        """As _fragments(), for many episodes at once: of logs of starts and ends in turn; None of others.
+
+        marks: the entries of the log, without payloads.
+        """
+        end = self._end
+        goes_on = len(marks) > 0 and marks["kind"][0] == CONTINUE
+        before = marks[:1] if goes_on and marks["flags"][0] == RUNNING else marks[:0]
+        marks = marks[int(goes_on) :]
+        if len(marks) and marks["row"][-1] == end and _needs_row(entry_at(slab, log[-1])):
+            marks = marks[:-1]  # of a row that is not there
+        first = len(before)
+        starts, ends = marks[first::2], marks[1 - first :: 2]
+        is_flag = ends["kind"] == FLAG
+        begin = np.concatenate([np.zeros(first, np.int64), starts["row"].astype(np.int64)])
+        stop = ends["row"].astype(np.int64) + is_flag
+        if len(stop) < len(begin):
+            stop = np.append(stop, end)
+        is_regular = (
+            (len(before) == goes_on and len(begin) == len(stop) and len(begin) > 0)
+            and ((starts["kind"] == START) & (starts["flags"] == HAS_LEAD)).all()
+            and (is_flag | ((ends["kind"] == END) & (ends["flags"] == 0))).all()
+            and (begin[0] == 0 and stop[-1] == end and (begin[1:] == stop[:-1]).all() and (begin < stop).all())
+        )
+        if not is_regular:
+            return None
+        of = np.concatenate([before, starts])
+        table = np.zeros(len(of), wire.FRAGMENT)
+        table["flags"][first:], table["seed"][first:] = STARTS | LEADS, starts["b"]
+        table["episode"], table["steps"] = of["a"], stop - begin
+        table["steps"][first:] -= 1
+        table["first_step"][:first] = before["b"]
+        table["start_time"][first:], table["clock_offset"][first:] = starts["c"], starts["c"] - starts["d"]
+        over = table[: len(ends)]
+        over["flags"] |= ends["flags"] | np.uint32(STOPS | ENDS)
+        over["outcome"], over["duration"] = ends["a"], ends["d"] - of["d"][: len(ends)]
+        over["clock_drift"] = ends["c"] - ends["d"] - (of["c"] - of["d"])[: len(ends)]
+        self.starts = [bytes(entry_at(slab, at).payload) for at in log[int(goes_on) + first :: 2][: len(starts)]]
+        self._leads, last = starts["row"].tolist(), of[-1]
+        self._start = Start(int(last["a"]), wire.NO_SEED, int(last["c"]), int(last["d"]))
+        self.running = len(ends) < len(of)
+        self._next_step = int(table["first_step"][-1]) + int(table["steps"][-1])
+        return table
+
+    def _fragments(self, marks: list[Entry]) -> Array:
+        table: list[bytes] = []
+        leads: list[int] = []
+        self._leads = leads
+        start, first_step, cursor, flags = self._start, self._next_step, 0, 0
+        ends_of_marks = [mark.row for mark in marks[1:]] + [self._end]
+        if not self.running:  # rows that nothing speaks of: there are none in honest slabs
+            cursor = marks[0].row if marks else self._end
+            if cursor and any(mark.row < self._end for mark in marks[:1]):
+                raise CorruptTrace("rows of a ring belong to no episode")
+        for mark, following in zip(marks, ends_of_marks):
+            row, kind = mark.row, mark.kind
+            if following < row or row < cursor:
+                raise CorruptTrace("the log of a ring is not in order")
+            if kind in (START, LEAD) and cursor < row:  # the run was not stopped: another one begins
+                steps = row - cursor - (flags & LEADS != 0)
+                table.append(packed_fragment(start, first_step, steps, flags | STOPS, 0, 0, 0))
+                cursor = row
+            if kind == START:
+                start = Start(mark.a, mark.b, mark.c, mark.d)
+                self.starts.append(bytes(mark.payload))
+                flags, first_step, self.running = STARTS, 0, bool(mark.flags & HAS_LEAD)
+                if self.running:
+                    flags |= LEADS
+                    leads.append(row)
+                else:
+                    table.append(packed_fragment(start, 0, 0, flags, 0, 0, 0))
+                    flags = 0
+            elif kind == LEAD:
+                flags, first_step, self.running = LEADS, mark.a, True
+                leads.append(row)
+            else:
+                stop = row + 1 if kind == FLAG else row
+                said = ENDS | mark.flags if kind == FLAG else ENDS * (kind == END)
+                steps = stop - cursor - (flags & LEADS != 0)
+                table.append(packed_fragment(start, first_step, steps, flags | said | STOPS, mark.a, mark.c, mark.d))
+                first_step += steps
+                cursor, flags, self.running = stop, 0, False
+        if cursor < self._end:
+            steps = self._end - cursor - (flags & LEADS != 0)
+            table.append(packed_fragment(start, first_step, steps, flags, 0, 0, 0))
+            first_step += steps
+        self._start, self._next_step = start, first_step
+        return np.frombuffer(b"".join(table), wire.FRAGMENT).copy()
+
+    def columns(self, rows: Array, reward: int) -> dict[Path, AnyRows]:
+        """The columns of the rows of the slab. reward: its offset in a row."""
+        columns: dict[Path, AnyRows] = {}
+        if self.starts:
+            columns["starts",] = list(self.starts)
+        if not len(rows):
+            return columns
+        leads = np.zeros(len(rows), np.bool_)
+        leads[self._leads] = True
+        steps = np.flatnonzero(~leads)
+        everything = np.arange(len(rows))
+        for number, column in enumerate(self._columns):
+            of = everything if number < self._observations else steps
+            if len(of):
+                columns[column.path] = self._column(number, column, rows, of)
+        if len(steps):
+            rewards = len(self._columns)
+            columns["rewards",] = self._rewards(rewards, rows, reward, steps)
+            if rewards + 1 in self._values:
+                columns["infos",] = self._packed_values(rewards + 1, steps, pack({}))
+            self._add_annotations(columns, self._values.get(rewards + 2, {}), steps)
+        return columns
+
+    def pending(self, row: Array) -> Pending:
+        """The action in the row after the last one."""
+        leaves: list[Any] = []
+        for number, column in enumerate(self._columns[self._observations :], self._observations):
+            entry = self._values.get(number, {}).get(self._end)
+            if entry is not None and entry[0] == VALUE:
+                leaves.append(unpack(entry[2]))
+            elif column.dtype is None:
+                leaves.append(None)
+            elif column.offset is not None:
+                raw = row[column.offset : column.offset + column.row_size]
+                leaves.append(np.frombuffer(raw.tobytes(), column.dtype).reshape(column.shape)[()])
+            else:
+                known = sorted(self._values.get(number, {}))
+                value = self._deltas(number, column, np.array(known)) if known else None
+                arrays = list(value.arrays(1)) if isinstance(value, DeltaRows) else []
+                leaves.append(arrays[-1].view(column.dtype).reshape(column.shape) if arrays else None)
+        return Pending(self._start.episode, 0, self._next_step, leaves)
+
+    def _column(self, number: int, column: Column, rows: Array, of: Array) -> AnyRows:
+        odd = self._values.get(number, {})
+        if column.dtype is None:
+            return self._packed_values(number, of, _NIL)
+        if column.offset is None:
+            return self._deltas(number, column, of)
+        width = column.row_size
+        raw = rows[:, column.offset : column.offset + width]
+        raw = np.ascontiguousarray(raw if len(of) == len(rows) else raw[of])
+        array: Array = raw.reshape(-1).view(column.dtype).reshape(len(of), *column.shape)
+        if not odd:
+            return array
+        values = [_value(odd[row]) if row in odd else value for row, value in zip(of.tolist(), array)]
+        return typed_or_values(column.path, values, self._complaints)
+
+    def _deltas(self, number: int, column: Column, of: Array) -> AnyRows:
+        dtype, size, word = column.dtype, column.row_size, word_of(column.row_size).itemsize
+        assert dtype is not None
+        entries_of, odd = self._values.get(number, {}), False
+        slots: list[Slot] = []
+        for row in of.tolist():
+            entry = entries_of.get(row)
+            if entry is None or (not slots and entry[0] == CHANGES):
+                raise CorruptTrace("a value of a ring is missing")
+            kind, count, payload = entry
+            if kind == VALUE:
+                odd = True
+            elif len(payload) != (size if kind == WHOLE else count * (4 + word)) or count < 0:
+                raise CorruptTrace("a value of a ring has another size than it should")
+            else:
+                slots.append(payload if kind == WHOLE else (payload[: 4 * count], payload[4 * count :]))
+        changes = [slot for slot in slots if isinstance(slot, tuple)]
+        if int(joined_changes(changes, word_of(size))[0].max(initial=0)) * word >= size:
+            raise CorruptTrace("the changes of a value of a ring do not fit it")
+        fitting = DeltaRows(dtype, column.shape, slots, None)
+        if not odd:
+            return fitting
+        arrays = (array.view(dtype).reshape(column.shape) for array in fitting.arrays(1))
+        found = [entries_of[row] for row in of.tolist()]
+        values = [_value(entry) if entry[0] == VALUE else next(arrays) for entry in found]
+        return typed_or_values(column.path, values, self._complaints)
+
+    def _rewards(self, number: int, rows: Array, offset: int, steps: Array) -> AnyRows:
+        odd = self._values.get(number, {})
+        types = [(row, dtype) for row, dtype in self._reward_types if row <= steps[-1]]
+        raw = rows[steps, offset : offset + 8]
+        if not odd and len(types) == 1 and types[0][0] <= steps[0]:
+            dtype = types[0][1]
+            return np.ascontiguousarray(raw[:, : dtype.itemsize]).view(dtype)[:, 0]
+        numbers: Array = np.ascontiguousarray(raw).view("<f8")[:, 0]
+        if not odd and not types:
+            return numbers
+        values: list[Any] = []
+        for i, row in enumerate(steps.tolist()):
+            of_row = [dtype for at, dtype in types if at <= row][-1:]
+            if row in odd:
+                values.append(_value(odd[row]))
+            elif of_row and of_row[0] != np.float64:
+                values.append(np.frombuffer(raw[i].tobytes(), of_row[0], 1)[0])
+            else:
+                values.append(float(numbers[i]))
+        return typed_or_values(("rewards",), values, self._complaints)
+
+    def _packed_values(self, number: int, of: Array, missing: bytes) -> list[bytes]:
+        values, none = self._values.get(number, {}), (VALUE, 0, missing)
+        return [values.get(row, none)[2] for row in of.tolist()]
+
+    def _add_annotations(self, columns: dict[Path, AnyRows], notes: dict[int, _Value], steps: Array) -> None:
+        unpacked = {row: as_map(unpack(entry[2])) for row, entry in notes.items() if row < self._end}
+        names = dict.fromkeys(name for values in unpacked.values() for name in values)
+        for name in names:
+            rows = [unpacked[row].get(name, ABSENT) if row in unpacked else ABSENT for row in steps.tolist()]
+            path = ("annotations", name)
+            columns[path] = typed_or_values(path, [_plain(value) for value in rows], self._complaints)
+
+
+def _value(entry: _Value) -> Any:
+    return _plain(unpack(entry[2]), Packed(entry[2]))
+
+
+def _plain(value: Any, packed: Packed | None = None) -> Any:
+    """A value that may go into a typed column as it is, any other as MessagePack."""
+    kind = type(value)
+    if kind in ATOMS or (kind is np.ndarray and value.dtype.kind in "biufc"):
+        return value
+    return Packed(pack(value)) if packed is None else packed
+
+
+def _needs_row(mark: Entry) -> bool:
+    """Whether a mark does not count before the next row is there."""
+    return mark.kind in (LEAD, FLAG) or (mark.kind == START and bool(mark.flags & HAS_LEAD))
+
+
+_NIL = pack(None)

@@ -1,0 +1,105 @@
+"""What encoders make of recorded rows: segments of fragments and columns. Snapshots of single values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import wire
+from gym_trace.format.wire import ENDS, STARTS
+from gym_trace.model.deltas import DeltaRows
+from gym_trace.model.layout import Path
+from gym_trace.model.packing import pack
+from gym_trace.model.values import Array, Packed, unstored
+
+_NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}
+ATOMS = frozenset({bool, int, float, *_NUMPY_SCALARS})  # immutable, so that no copy is needed
+
+Rows = Array | list[bytes]  # of a column: typed, or one MessagePack value a row
+AnyRows = Rows | DeltaRows
+Columns = dict[Path, Rows]
+
+
+class Segment(NamedTuple):
+    """A piece of a chunk: a fragment table and the columns of its rows."""
+
+    fragments: Array
+    columns: Mapping[Path, AnyRows]
+    size: int  # approximate, in bytes
+
+
+def size_of(rows: AnyRows) -> int:
+    """The approximate size of rows in bytes."""
+    if isinstance(rows, DeltaRows):
+        return len(rows) * rows.row_size
+    return rows.nbytes if isinstance(rows, np.ndarray) else sum(map(len, rows))
+
+
+def snapshot(value: Any, pack_one: Callable[[Any], bytes]) -> Any:
+    """An immutable or own copy of any value: numbers as they are, numeric arrays copied, all else as Packed."""
+    kind = type(value)
+    if kind in ATOMS or kind is Packed:
+        return value
+    if kind is np.ndarray and value.dtype.kind in "biufc":
+        return np.array(value, order="C")
+    return Packed(pack_one(value))
+
+
+def snapshot_size(value: Any) -> int:
+    """The approximate size of a snapshot in bytes."""
+    return len(value) if type(value) is Packed else getattr(value, "nbytes", 64)
+
+
+def typed_or_values(path: Path, values: list[Any], complaints: dict[str, str]) -> Rows:
+    """A typed array where all values have one NumPy dtype and shape, otherwise one MessagePack value a row."""
+    kinds = set(map(type, values))
+    if len(kinds) == 1:
+        kind = kinds.pop()
+        if kind is np.ndarray or issubclass(kind, np.generic):
+            dtype, shape = values[0].dtype, values[0].shape
+            plain = dtype.kind in "biufc" and dtype.str[0] in "<|"
+            if plain and all(value.dtype == dtype and value.shape == shape for value in values):
+                return np.array(values, dtype)
+        elif kind is float:
+            return np.array(values, np.float64)
+    packed = [value if type(value) is Packed else pack(value) for value in values]
+    for i, value in enumerate(packed):
+        if len(value) + wire.LENGTH.itemsize > wire.MAX_VALUES:
+            complaint = f"a value of {len(value)} bytes is too large to be stored among others; its repr is kept"
+            complaints["/".join(map(str, path)) + ", as it is stored"] = complaint
+            packed[i] = pack(unstored(values[i]))
+    return packed
+
+
+class Start(NamedTuple):
+    """What is known of an episode when it starts."""
+
+    episode: int
+    seed: int  # as the fragment table has it
+    utc: int
+    monotonic: int
+
+
+def packed_fragment(
+    start: Start, first_step: int, steps: int, flags: int, outcome: int, utc: int, monotonic: int
+) -> bytes:
+    """A row of the fragment table. utc, monotonic: of the end of the episode, if the flags say that it ends."""
+    episode, seed, start_utc, start_monotonic = start
+    offset = start_utc - start_monotonic
+    duration = drift = 0
+    if flags & ENDS:
+        duration = monotonic - start_monotonic
+        drift = utc - monotonic - offset
+    else:
+        outcome = 0
+    if not flags & STARTS:
+        seed = start_utc = offset = 0
+    try:
+        return wire.pack_fragment(
+            episode, first_step, steps, 0, flags, outcome, 0.0, seed, start_utc, offset, duration, drift
+        )
+    except wire.OutOfRange as error:
+        raise CorruptTrace("the log of a ring says what cannot be") from error

@@ -1,0 +1,105 @@
+"""Files that lie nowhere but in memory, to be read as if they had been on a disk."""
+
+from __future__ import annotations
+
+from gym_trace.storage.protocol import Holder, Mapping
+
+
+class MemoryStorage:
+    """The files of a trace in memory; see gym_trace.storage.protocol.Storage.
+
+    Args:
+        root: how messages name all of them.
+    """
+
+    def __init__(self, root: str, files: dict[str, bytes] | None = None):
+        self.root = root
+        self._files = {name: bytearray(content) for name, content in (files or {}).items()}
+
+    def content(self, name: str) -> bytes:
+        """What is in a file. Raises FileNotFoundError."""
+        if name not in self._files:
+            raise FileNotFoundError(name)
+        return bytes(self._files[name])
+
+    def path(self, name: str) -> str:
+        return self.root
+
+    def make(self) -> None:
+        """There is nothing to be made."""
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def size(self, name: str) -> int:
+        return len(self.content(name))
+
+    def open(self, name: str, holes: int = 0) -> MemoryReader:
+        return MemoryReader(self.content(name))
+
+    def create(self, name: str, lock: bool = False) -> MemoryAppender:
+        if name in self._files:
+            raise FileExistsError(name)
+        self._files[name] = bytearray()
+        return MemoryAppender(self._files[name])
+
+    def map(self, name: str, content: bytes, size: int) -> Mapping | None:
+        return None
+
+    def append(self, name: str, data: bytes) -> None:
+        self.content(name)
+        self._files[name].extend(data)
+
+    def holder(self, name: str) -> Holder | None:
+        return None
+
+    def rename(self, name: str, new: str) -> None:
+        self._files[new] = bytearray(self.content(name))
+        del self._files[name]
+
+    def remove(self, name: str) -> None:
+        self.content(name)
+        del self._files[name]
+
+    def sync(self) -> None:
+        """There is nothing to be saved."""
+
+
+class MemoryReader:
+    """A file that is open for reading; see gym_trace.storage.protocol.Reader."""
+
+    def __init__(self, data: bytes):
+        self._data, self.size = data, len(data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._data[offset : offset + length] if 0 <= offset < self.size else b""
+
+    def read_into(self, offset: int, out: memoryview) -> int:
+        data = self.read(offset, len(out))
+        out[: len(data)] = data
+        return len(data)
+
+    def __enter__(self) -> MemoryReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """There is nothing to be closed."""
+
+
+class MemoryAppender:
+    """A new file that is open for writing; see gym_trace.storage.protocol.Appender."""
+
+    def __init__(self, data: bytearray):
+        self._data = data
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._data += data
+
+    def truncate(self, size: int) -> None:
+        del self._data[size:]
+
+    def sync(self) -> None:
+        """There is nothing to be saved."""
+
+    def close(self) -> None:
+        """There is nothing to be closed."""

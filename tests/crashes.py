@@ -1,0 +1,333 @@
+"""Recordings that die: each in a process of its own, forked from one that has everything imported.
+
+python crashes.py reads lines of JSON, lists of the fields of a Crash, and writes a line of wait statuses for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import gymnasium
+import mortals
+import numpy as np
+from mortals import Deadly, Diary, canon
+
+MEMORY = Path("/sys/fs/cgroup/memory")  # of version 1
+MEMORY_2 = Path("/sys/fs/cgroup")
+FAILED = 99 << 8  # the status of a victim that failed, instead of dying as it should
+_NEAR = "/gym_trace/(recording|ring/row_slab|ring/log|ring/memory|ring/lanes/slab)"
+HERE = str(Path(__file__).parent)
+
+
+@dataclasses.dataclass
+class Crash:
+    """A recording, and how it comes to its end.
+
+    Attributes:
+        kind: one of mortals.KINDS, or lanes-MODE.
+        death, where, at: a key of mortals.DEATHS, the method that does it, and at which of its calls.
+        seconds: after which it is killed from without, counted from its first step.
+        line: of the recorder's, counted from its first step, at which it is killed.
+        near: whether only lines of what fills and turns slabs count, and not of what encodes and writes them.
+        rows: of a slab, if these are to be small.
+        cgroup: whose memory it lives in.
+        fork: the step of the first episode at which it forks; both die.
+    """
+
+    kind: str
+    directory: str
+    diary: str
+    death: str = "kill"
+    where: str = ""
+    at: int = 0
+    seconds: float | None = None
+    line: int | None = None
+    near: bool = False
+    rows: int | None = None
+    cgroup: str | None = None
+    fork: int | None = None
+    seed: int = 0
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+# -- the victim -------------------------------------------------------------------------------------------------------
+
+
+class Victim:
+    """A run without end, recorded, and noted in a diary."""
+
+    def __init__(self, crash: Crash):
+        self._crash, self._diary = crash, Diary(crash.diary)
+        self._random = np.random.default_rng(crash.seed)
+        self._begun = False
+
+    def live(self) -> None:
+        from gym_trace import TraceRecordingWrapper
+
+        crash = self._crash
+        if crash.kind.startswith("lanes-"):
+            self._live_in_lanes(crash.kind.removeprefix("lanes-"))
+        self._inner = Deadly(mortals.made(crash.kind), self._diary, crash.death, crash.where, crash.at)
+        things = crash.kind == "things"
+        env = TraceRecordingWrapper(self._inner, crash.directory, record_infos=things, **crash.options)
+        env.action_space.seed(crash.seed)
+        for episode in count():
+            self._diary.note("reset", episode)
+            observation, _ = env.reset(seed=episode)
+            self._diary.note("began", canon(observation))
+            over = False
+            for step in count():
+                if over:
+                    break
+                if step == crash.fork and not episode:
+                    self._fork(step, observation)
+                if crash.where == "render" and step % 5 == 4:
+                    env.render()
+                observation, over = self._step(env, things and step % 4 != 0)
+
+    def _step(self, env: Any, annotated: bool) -> tuple[Any, bool]:
+        action, notes = env.action_space.sample(), None
+        if annotated:
+            notes = {"logprob": self._random.normal(), "why": "w" * int(self._random.integers(9))}
+            env.annotate(**notes)
+        self._diary.note("ask", canon(action), None if notes is None else canon(notes))
+        result = observation, _, terminated, truncated, _ = env.step(action)
+        self._diary.note("told", *map(canon, result))
+        self._on_step()
+        return observation, terminated or truncated
+
+    def _on_step(self) -> None:
+        """After the first step the end draws near."""
+        if not self._begun and self._crash.line is not None:
+            _kill_at_line(self._crash.line, self._crash.near)
+        self._begun = True
+
+    def _fork(self, step: int, observation: Any) -> None:
+        if os.fork():
+            self._inner.diary = self._diary
+            return
+        self._diary = self._inner.diary = Diary(self._crash.diary + ".child")
+        self._diary.note("fork", step, canon(observation))
+        if self._crash.line is not None:
+            _kill_at_line(self._crash.line, self._crash.near)
+
+    def _live_in_lanes(self, mode: str) -> None:
+        from gymnasium import vector
+
+        from gym_trace import TraceRecordingVectorWrapper
+
+        makers = [lambda lane=lane: mortals.Lane(lane) for lane in range(mortals.LANES)]
+        inner: Any = vector.SyncVectorEnv(makers, autoreset_mode=vector.AutoresetMode(mode))
+        crash, original, left = self._crash, inner.step, count(1)
+
+        def step(actions: Any) -> Any:
+            self._diary.note("inside")
+            if crash.where == "step" and next(left) == crash.at:
+                mortals.DEATHS[crash.death]()
+            return original(actions)
+
+        inner.step = step
+        env = TraceRecordingVectorWrapper(inner, crash.directory, **crash.options)
+        env.action_space.seed(crash.seed)
+        self._diary.note("reset", 1)
+        self._diary.note("began", canon(env.reset(seed=1)[0]))
+        while True:
+            actions = env.action_space.sample()
+            self._diary.note("ask", canon(actions), None)
+            *told, infos = env.step(actions)
+            last = infos.get("final_obs")
+            rows = None if last is None else [canon(row) for row in last]
+            self._diary.note("lanes", *map(canon, told), rows)
+            self._on_step()
+            over = told[2] | told[3]
+            if mode == "Disabled" and over.any():
+                self._diary.note("mask", np.flatnonzero(over).tolist())
+                observations, _ = env.reset(options={"reset_mask": over})
+                self._diary.note("masked", canon(observations))
+
+
+def _kill_at_line(line: int, near: bool) -> None:
+    """Dies when so many lines of the recorder have been executed, by whichever thread."""
+    left = count(1)
+    wanted = re.compile(_NEAR if near else "/gym_trace/")
+
+    def on_line(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line" and next(left) >= line:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return on_line
+
+    def on_call(frame: FrameType, event: str, _: Any) -> Any:
+        return on_line if wanted.search(frame.f_code.co_filename) else None
+
+    threading.settrace(on_call)
+    sys.settrace(on_call)
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:  # those that were entered before
+        if wanted.search(frame.f_code.co_filename):
+            frame.f_trace = on_line
+        frame = frame.f_back
+
+
+def small_slabs(rows: int) -> contextlib.ExitStack:
+    """Makes slabs as small as that."""
+    from zoo import small_blocks
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(small_blocks(rows))
+    stack.enter_context(
+        mock.patch.multiple(
+            "gym_trace.recording.vector.recorder", _ROWS=rows, _LEAST_BYTES=1, _LEAST_LOG=4096, create=False
+        )
+    )
+    return stack
+
+
+def _die(crash: Crash) -> None:
+    """Lives the life of a victim in this process, and never returns."""
+    try:
+        os.setpgid(0, 0)
+        if crash.cgroup is not None:
+            Path(crash.cgroup, "cgroup.procs").write_text(str(os.getpid()))
+        elif crash.death == "memory":
+            resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))
+        with contextlib.nullcontext() if crash.rows is None else small_slabs(crash.rows):
+            Victim(crash).live()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(99)
+
+
+# -- who makes them ---------------------------------------------------------------------------------------------------
+
+
+def crashed(crashes: list[Crash]) -> list[int]:
+    """Forks victims, which live at the same time, and sees them die, with all that they fork. Their wait statuses."""
+    pids = [_born(crash) for crash in crashes]
+    return [_buried(crash, pid) for crash, pid in zip(crashes, pids)]
+
+
+def _born(crash: Crash) -> int:
+    pid = os.fork()
+    if not pid:
+        _die(crash)
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
+    return pid
+
+
+def _buried(crash: Crash, pid: int) -> int:
+    if crash.seconds is not None:
+        _wait_for_a_step(crash, pid)
+        time.sleep(crash.seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    patience = threading.Timer(100, os.killpg, (pid, signal.SIGABRT))
+    patience.start()
+    _, status = os.waitpid(pid, 0)
+    patience.cancel()
+    if crash.fork is not None:  # a child that is left lives a little longer
+        time.sleep(0.02)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return status
+
+
+def _wait_for_a_step(crash: Crash, pid: int) -> None:
+    while not any(event[0] in ("told", "lanes") for event in mortals.events(Path(crash.diary))):
+        time.sleep(0.002)
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return
+
+
+def main() -> None:
+    import gym_trace
+    from gym_trace.recording.core import CORE
+
+    with contextlib.suppress(ImportError, gymnasium.error.Error):
+        mortals.made("cheetah")
+    with tempfile.TemporaryDirectory() as place:  # what is done once in a process, such as asking for versions
+        env = gym_trace.TraceRecordingWrapper(mortals.made("cartpole"), Path(place, "t"))
+        env.reset()
+        env.close()
+    print(CORE, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(crashed([Crash(**fields) for fields in json.loads(line)])), flush=True)
+
+
+class Undertaker:
+    """A process that makes crashes. pure: without the C core.
+
+    Attributes:
+        core: which of the two records there.
+    """
+
+    def __init__(self, pure: bool):
+        path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "GYM_TRACE_PURE": str(int(pure)), "PYTHONPATH": path}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.core = self._said()
+
+    def _said(self) -> str:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], 120)
+        return self._process.stdout.readline().strip() if ready else ""
+
+    def __call__(self, *crashes: Crash) -> list[int]:
+        """Makes them all at the same time; returns their wait statuses."""
+        assert self._process.stdin is not None
+        print(json.dumps([dataclasses.asdict(crash) for crash in crashes]), file=self._process.stdin, flush=True)
+        statuses: list[int] = json.loads(self._said())
+        return statuses
+
+    def close(self) -> None:
+        with self._process:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
+
+@contextlib.contextmanager
+def small_memory(megabytes: int) -> Iterator[str | None]:
+    """A cgroup of so little memory, whose members the kernel kills; None where none can be made."""
+    for root, limit in ((MEMORY, "memory.limit_in_bytes"), (MEMORY_2, "memory.max")):
+        place = root / f"gym-trace-crash-{os.getpid()}"
+        try:
+            place.mkdir()
+            if not (place / limit).exists():
+                place.rmdir()
+                continue
+            (place / limit).write_text(str(megabytes << 20))
+        except OSError:
+            continue
+        try:
+            yield str(place)
+        finally:
+            place.rmdir()
+        return
+    yield None
+
+
+if __name__ == "__main__":
+    main()

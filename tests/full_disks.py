@@ -1,0 +1,80 @@
+"""A recording on a disk that becomes full, and goes on after the error.
+
+python full_disks.py KIND DIRECTORY DIARY STEPS FILLER
+
+FILLER: a file that takes what is left of the disk after a third of the steps; nothing: there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+
+import mortals
+import numpy as np
+from mortals import Diary, canon
+
+from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper
+from gym_trace.errors import RecordingError
+
+
+def fill(path: str) -> None:
+    """Leaves no room on a disk."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    with contextlib.suppress(OSError):
+        while True:
+            os.write(fd, bytes(1 << 12))
+
+
+def made(kind: str, directory: str) -> Any:
+    options: dict[str, Any] = {"uid": "w", "flush_seconds": 0.2}
+    if kind != "lanes":
+        return TraceRecordingWrapper(mortals.made(kind), directory, **options)
+    from gymnasium import vector
+
+    makers: Any = [lambda lane=lane: mortals.Lane(lane) for lane in range(mortals.LANES)]
+    mode = vector.AutoresetMode.NEXT_STEP
+    return TraceRecordingVectorWrapper(vector.SyncVectorEnv(makers, autoreset_mode=mode), directory, **options)
+
+
+def main(kind: str, directory: str, diary_path: str, steps: str, filler: str) -> None:
+    env, diary, after = made(kind, directory), Diary(diary_path), 0
+    errors: list[str] = []
+    env.action_space.seed(1)
+    over, count = True, 0
+    while after < 50 and count < int(steps):
+        if count == int(steps) // 3 and filler:
+            fill(filler)
+            filler = ""
+        try:
+            if over:
+                if not errors:
+                    diary.note("reset", count)
+                observation, _ = env.reset(seed=count)
+                if not errors:
+                    diary.note("began", canon(observation))
+            action = env.action_space.sample()
+            if not errors:
+                diary.note("ask", canon(action), None)
+            count += 1
+            *told, _ = env.step(action)
+            over = kind != "lanes" and (told[2] or told[3])
+            if not errors:
+                diary.note("told" if kind != "lanes" else "lanes", *map(canon, told), {} if kind != "lanes" else None)
+            after += bool(errors)
+        except RecordingError as error:
+            errors.append(str(error))
+            over = over and np.ndim(over) == 0
+    for _ in range(2):
+        try:
+            env.close()
+        except RecordingError as error:
+            errors.append(str(error))
+    print(json.dumps({"errors": errors, "after": after, "steps": count}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,32 @@
+"""Gives the C core odd objects, and compares it with pure Python, for some time.
+
+python tests/fuzz_core.py SECONDS [SEED]. It prints a seed that fails, which odd_run() and odd_frames() of test_core
+take.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+from test_core import odd_frames, odd_run
+
+
+def fuzz(seconds: float, seed: int) -> int:
+    """How many runs there were."""
+    until, runs = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        try:
+            odd_run(seed + runs)
+            odd_frames(seed + runs)
+        except BaseException:
+            print(f"seed {seed + runs}", file=sys.stderr)
+            raise
+        runs += 1
+    return runs
+
+
+if __name__ == "__main__":
+    start = int(sys.argv[2]) if len(sys.argv) > 2 else int(np.random.SeedSequence().entropy) % (1 << 62)
+    print(f"{fuzz(float(sys.argv[1]), start)} runs of odd objects, from seed {start}")

@@ -1,0 +1,273 @@
+"""What a trace says of a recording that died, compared with the diary of its victim: nothing is lost, nothing wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mortals import LANES, canon, events
+from telling import rows_of
+
+from gym_trace import Episode, Trace, check_trace, open_trace, repair_trace
+from gym_trace.model.episode import infos_of
+
+
+@dataclasses.dataclass
+class Life:
+    """An episode as the victim knew it. Lists have one item a step."""
+
+    first_step: int = 0
+    observations: list[Any] = dataclasses.field(default_factory=list)
+    steps: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)  # what it was told
+    actions: list[Any] = dataclasses.field(default_factory=list)
+    notes: list[Any] = dataclasses.field(default_factory=list)
+    seed: int | None = None
+    inside: int = 0  # how many steps the environment itself has seen
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.steps) and any(flag == canon(True) for flag in self.steps[-1][1:3])
+
+
+def lives(path: Path) -> list[Life]:
+    """What the diary of a single environment tells."""
+    found: list[Life] = []
+    for name, *values in events(path):
+        if name == "reset":
+            found.append(Life(seed=values[0]))
+        elif name == "fork":
+            found.append(Life(values[0], [values[1]]))
+        elif name == "began":
+            found[-1].observations.append(values[0])
+        elif name == "ask":
+            found[-1].actions.append(values[0])
+            found[-1].notes.append(values[1])
+        elif name == "inside":
+            found[-1].inside += 1
+        else:
+            found[-1].observations.append(values[0])
+            found[-1].steps.append(tuple(values[1:]))
+    return found
+
+
+@dataclasses.dataclass
+class Verdict:
+    """How many answered steps were recovered, lost, and are wrong."""
+
+    recovered: int = 0
+    lost: int = 0
+    wrong: int = 0
+    pending: int = 0  # crashes in a step whose action is known
+    unknown: int = 0  # and those where it is not
+
+    def __add__(self, other: Verdict) -> Verdict:
+        return Verdict(*(getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)))
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.lost or self.wrong or self.unknown)
+
+
+def compared(trace: Trace, parts: Iterable[Episode], told: list[Life]) -> Verdict:
+    """The episodes of one writer, and what its diary says of them."""
+    verdict = Verdict()
+    parts = list(parts)
+    while told and not told[-1].observations:  # its reset was never answered
+        if len(parts) == len(told):
+            assert not len(parts.pop())
+        told = told[:-1]
+    if not parts and len(told) == 1 and told[0].first_step and not told[0].steps:
+        return verdict  # a child that died before its first step has no writer
+    for number, life in enumerate(told):
+        if number >= len(parts):
+            verdict.lost += len(life.steps) + 1
+            continue
+        verdict += of_episode(trace, parts[number], life, number == len(told) - 1)
+    verdict.wrong += len(parts) > len(told)
+    return verdict
+
+
+def of_episode(trace: Trace, part: Episode, life: Life, is_last: bool) -> Verdict:
+    answered, steps = len(life.steps), len(part)
+    verdict = Verdict(recovered=min(answered, steps), lost=max(0, answered - steps))
+    if steps > answered + (is_last and len(life.actions) > answered):
+        verdict.wrong += 1
+    assert part.first_step == life.first_step, (part.first_step, life.first_step)
+    columns = [
+        [canon(row) for row in rows_of(trace.observation_space, part.observations, steps + 1)],
+        [canon(row) for row in rows_of(trace.action_space, part.actions, steps)],
+        [_number(canon(row)) for row in part.rewards],
+        [canon(bool(row)) for row in part.terminations],
+        [canon(bool(row)) for row in part.truncations],
+    ]
+    real = [life.observations, life.actions, *([step[i] for step in life.steps] for i in range(3))]
+    real[2] = list(map(_number, real[2]))
+    for mine, theirs in zip(columns, real):
+        common = min(len(mine), len(theirs))
+        verdict.wrong += sum(a != b for a, b in zip(mine[:common], theirs[:common]))
+    verdict.wrong += _notes(part, life)
+    if steps and infos_of(part) is not None:
+        infos = [canon(info) for info in part.infos]
+        verdict.wrong += sum(info != step[3] for info, step in zip(infos, life.steps))
+    if life.seed is not None:
+        verdict.wrong += part.seed != life.seed
+    verdict.wrong += life.is_over and part.outcome not in ("terminated", "truncated")
+    verdict.wrong += (part.outcome in ("lost", "closed")) != (is_last and not _ends(part))
+    if is_last and life.inside > answered and steps == answered:
+        action = part.pending_action
+        known = action is not None and canon(action) == life.actions[answered]
+        verdict.pending, verdict.unknown = int(known), int(not known)
+    return verdict
+
+
+def _number(packed: Any) -> float:
+    """A reward: rewards of several types are read as float64."""
+    _, dtype, _, raw = packed
+    return float(np.frombuffer(raw, dtype)[0])
+
+
+def _ends(part: Episode) -> bool:
+    return bool(len(part)) and bool(part.terminations[-1] or part.truncations[-1])
+
+
+def _notes(part: Episode, life: Life) -> int:
+    wrong = 0
+    names = sorted({key for note in life.notes if note is not None for key, _ in note[1]})
+    for name in names:
+        rows = part.annotations.get(name, [None] * len(part))
+        for row, note in zip(list(rows)[: len(life.steps)], life.notes):
+            wanted = None if note is None else dict(note[1])[name]
+            wrong += (None if row is None else canon(row)) != wanted
+    return wrong
+
+
+# -- lanes ------------------------------------------------------------------------------------------------------------
+
+
+def lives_of_lanes(path: Path, mode: str) -> tuple[list[list[Life]], int]:
+    """What the diary of a vector environment tells of each lane; and how many steps it was asked for and never told."""
+    found: list[list[Life]] = [[] for _ in range(LANES)]
+    over = np.zeros(LANES, bool)
+    asked: list[Any] = []
+    unanswered, mask = 0, []
+    for name, *values in events(path):
+        if name == "began":
+            for lane, row in enumerate(_rows(values[0])):
+                found[lane].append(Life(observations=[row]))
+        elif name == "ask":
+            asked = _rows(values[0])
+        elif name == "inside":
+            unanswered += 1
+        elif name == "mask":
+            mask = values[0]
+        elif name == "masked":
+            for lane in mask:
+                found[lane].append(Life(observations=[_rows(values[0])[lane]]))
+        elif name == "lanes":
+            unanswered = 0
+            observations, rewards, terminations, truncations = map(_rows, values[:4])
+            for lane, lives_ in enumerate(found):
+                if mode == "NextStep" and over[lane]:
+                    over[lane] = False
+                    lives_.append(Life(observations=[observations[lane]]))
+                    continue
+                ends = terminations[lane], truncations[lane]
+                over[lane] = any(end == canon(np.True_) for end in ends)
+                at_once = mode == "SameStep" and over[lane]
+                lives_[-1].actions.append(asked[lane])
+                lives_[-1].steps.append((rewards[lane], *ends))
+                lives_[-1].observations.append(values[4][lane] if at_once else observations[lane])
+                if at_once:
+                    lives_.append(Life(observations=[observations[lane]]))
+    return found, unanswered
+
+
+def _rows(packed: tuple[Any, ...]) -> list[Any]:
+    """The rows of an array that canon() has taken apart."""
+    _, dtype, shape, raw = packed
+    return [canon(row) for row in np.frombuffer(raw, dtype).reshape(shape)]
+
+
+def compared_lanes(trace: Trace, path: Path, mode: str) -> Verdict:
+    """The episodes of lanes, and what the diary says of them."""
+    told, unanswered = lives_of_lanes(path, mode)
+    verdict = Verdict()
+    parts: list[list[Episode]] = [[] for _ in range(LANES)]
+    for part in trace:
+        parts[part.lane].append(part)
+    extra: Counter[int] = Counter()
+    for mine, lane in zip(parts, told):
+        mine.sort(key=lambda part: part.episode_id)
+        for part, life in zip(mine, lane):
+            steps, answered = len(part), len(life.steps)
+            verdict.recovered += min(steps, answered)
+            verdict.lost += max(0, answered - steps)
+            is_last = life is lane[-1]
+            extra[max(0, steps - answered)] += 1
+            verdict.wrong += steps > answered + (is_last and unanswered)
+            columns = part.observations, part.actions, part.rewards, part.terminations, part.truncations
+            real = life.observations, life.actions, *([step[i] for step in life.steps] for i in range(3))
+            for rows, wanted in zip(columns, real):
+                verdict.wrong += sum(canon(row) != other for row, other in zip(rows, wanted))
+        verdict.lost += sum(len(life.steps) + 1 for life in lane[len(mine) :])
+        verdict.wrong += len(mine) > len(lane) + 1
+    if unanswered and not extra[1]:
+        verdict += _pending_of_lanes(trace, path, mode, parts)
+    return verdict
+
+
+def _pending_of_lanes(trace: Trace, path: Path, mode: str, parts: list[list[Episode]]) -> Verdict:
+    asked = [event for event in events(path) if event[0] == "ask"][-1]
+    wanted = _rows(asked[1])
+    known = []
+    for lane, mine in enumerate(parts):
+        if not mine or _ends(mine[-1]):
+            continue  # what it is asked then is no step
+        action = mine[-1].pending_action
+        known.append(action is not None and canon(action) == wanted[lane])
+    return Verdict(pending=int(all(known)), unknown=int(not all(known)))
+
+
+# -- a trace, before and after it is repaired -------------------------------------------------------------------------
+
+
+def inquire(directory: Path, diaries: dict[str, Path], kind: str, spare: Path) -> Verdict:
+    """Reads the trace of crashed recordings in every way. diaries: as of judged()."""
+    report = check_trace(directory)
+    assert report.damages == []
+    trace = open_trace(directory)
+    verdict = judged(trace, diaries, kind)
+    scanned = [(e.episode_id, e.lane, len(e), e.rewards.tolist()) for e in trace.scan()]
+    assert scanned == [(e.episode_id, e.lane, len(e), e.rewards.tolist()) for e in trace]
+    repaired = repair_trace(directory, spare)
+    assert (repaired.losses, repaired.steps, report.steps) == ([], report.steps, sum(map(len, trace)))
+    after = check_trace(spare)
+    assert (after.damages, after.remarks, after.steps) == ([], [], report.steps)
+    assert judged(open_trace(spare), diaries, kind) == verdict
+    assert judged(open_trace(directory), diaries, kind) == verdict
+    return verdict
+
+
+NOBODY = "nobody"  # the id of a writer of which there is no diary
+
+
+def judged(trace: Trace, diaries: dict[str, Path], kind: str) -> Verdict:
+    """diaries: by the id of the writer; of a child that its parent has forked, under "child"."""
+    verdict = Verdict()
+    trace = trace[[i for i in range(len(trace)) if trace.writer_of(i).writer != NOBODY]]
+    if kind.startswith("lanes-"):
+        path = diaries["w"]
+        return compared_lanes(trace, path, kind.removeprefix("lanes-"))
+    by_writer: dict[str, list[Episode]] = {writer: [] for writer in diaries if writer != "child"}
+    for index, part in enumerate(trace):
+        by_writer.setdefault(trace.writer_of(index).writer, []).append(part)
+    for writer, parts in by_writer.items():
+        diary = diaries.get(writer) or diaries["child"]
+        verdict += compared(trace, parts, lives(diary))
+    if by_writer.keys() <= diaries.keys() and "child" in diaries:
+        verdict += compared(trace, [], lives(diaries["child"]))
+    return verdict

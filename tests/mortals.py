@@ -1,0 +1,256 @@
+"""Environments that die when they are told to, and diaries: what a victim knows of its own run, kept where it survives.
+
+An event of a diary is written with one system call, before the next thing happens:
+
+    ("reset", seed)             the environment is to be reset
+    ("began", observation)
+    ("ask", action, note)       it is to be stepped; note: what is annotated, None: nothing
+    ("inside",)                 the environment itself has been asked: whoever records it must know by now
+    ("told", observation, reward, terminated, truncated, info)
+    ("fork", step, observation) this is a child that goes on with its parent's episode
+    ("lanes", actions, observations, rewards, terminations, truncations, last)  a step of all lanes
+    ("masked", lanes, observations)  a reset of some lanes
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import marshal
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+_LENGTH = struct.Struct("<I")
+LANES = 64
+
+
+def canon(value: Any) -> Any:
+    """A form of a value that marshal can store, equal only for the same bits; numbers are arrays of no dimensions."""
+    if type(value) in (bool, float) or (type(value) is int and -(1 << 63) <= value < 1 << 63):
+        value = np.asarray(value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        raw = value.tobytes()
+        return "array", value.dtype.str, value.shape, raw if len(raw) < 4096 else hashlib.blake2b(raw).digest()
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, tuple(map(canon, value))
+    if isinstance(value, dict):
+        return "map", tuple((key, canon(value[key])) for key in sorted(value))
+    assert value is None or type(value) in (str, bytes), type(value)
+    return value
+
+
+class Diary:
+    """What happens to a victim, each event written by a system call of its own."""
+
+    def __init__(self, path: str | Path):
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def note(self, *event: Any) -> None:
+        data = marshal.dumps(event)
+        os.write(self._fd, _LENGTH.pack(len(data)) + data)
+
+
+def events(path: Path) -> Iterator[tuple[Any, ...]]:
+    """What is in a diary, up to where its writer was killed."""
+    data = path.read_bytes() if path.exists() else b""
+    at = 0
+    while at + _LENGTH.size <= len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        if at + length > len(data):
+            return
+        yield marshal.loads(data[at : at + length])
+        at += length
+
+
+# -- deaths -----------------------------------------------------------------------------------------------------------
+
+
+def _exhaust() -> None:
+    hoard = []
+    try:
+        while True:  # until the kernel has had enough of it
+            hoard.append(np.ones(1 << 20))
+    except MemoryError:
+        os.abort()
+
+
+DEATHS: dict[str, Callable[[], Any]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "segfault": lambda: ctypes.string_at(0),
+    "exit": lambda: os._exit(3),
+    "abort": os.abort,
+    "memory": _exhaust,
+    "fork": lambda: None,
+}
+
+
+class Deadly(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Notes that it was asked, and dies in a call of one of its methods, the so-manieth."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], diary: Diary, death: str, where: str, count: int):
+        super().__init__(env)
+        self.diary, self._death, self._where, self._left = diary, death, where, count
+
+    def _live(self, where: str) -> None:
+        if where == self._where:
+            self._left -= 1
+            if not self._left:
+                DEATHS[self._death]()
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._live("reset")
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        self.diary.note("inside")
+        self._live("step")
+        result = self.env.step(action)
+        self._live("late step")
+        return result
+
+    def render(self) -> Any:
+        self._live("render")
+
+
+# -- environments -----------------------------------------------------------------------------------------------------
+
+
+class Frames(gymnasium.Env[Any, Any]):
+    """Frames of 100 kB, of which a little changes, or all."""
+
+    observation_space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
+    action_space = spaces.Discrete(6)
+
+    def __init__(self, noise: bool = False, length: int = 60):
+        self._noise, self._length = noise, length
+        self._frame = np.zeros((210, 160, 3), np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._t = 0
+        self._frame[...] = self.np_random.integers(0, 255, self._frame.shape, np.uint8)
+        return self._frame, {}
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        if self._noise:
+            self._frame[...] = self.np_random.integers(0, 255, self._frame.shape, np.uint8)
+        else:
+            at = 3 * self._t % 200
+            self._frame[at : at + 8, at % 150 : at % 150 + 8] += np.uint8(1 + action)
+        return self._frame, float(self._t), self._t == self._length, False, {}
+
+
+class Things(gymnasium.Env[Any, Any]):
+    """Observations of several kinds, infos, and rewards of more than one type."""
+
+    observation_space = spaces.Dict(
+        place=spaces.Box(-np.inf, np.inf, (3,), np.float64),
+        room=spaces.Discrete(9),
+        said=spaces.Text(20),
+        pair=spaces.Tuple([spaces.MultiBinary(3), spaces.Box(0, 255, (2, 2), np.uint8)]),
+    )
+    action_space = spaces.Dict(a=spaces.Discrete(9), b=spaces.Box(0, 1, (2,), np.float32))
+
+    def _observation(self) -> Any:
+        random = self.np_random
+        return {
+            "place": random.normal(size=3),
+            "room": np.int64(random.integers(9)),
+            "said": "x" * int(random.integers(1, 20)),
+            "pair": (random.integers(0, 2, 3).astype(np.int8), random.integers(0, 255, (2, 2), np.uint8)),
+        }
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._t = 0
+        return self._observation(), {"began": True}
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        info: dict[str, Any] = {"t": self._t, "words": ["a", {"b": self._t / 8}]}
+        if self._t % 3 == 0:
+            info["odd"] = self.np_random.normal(size=2)
+        reward: Any = np.float32(self._t) if self._t % 20 > 15 else self._t / 8
+        return self._observation(), reward, False, self._t == 50, info
+
+
+class Words(gymnasium.Env[Any, Any]):
+    """Says words of up to 200 letters."""
+
+    observation_space = spaces.Text(200)
+    action_space = spaces.Text(5)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._t = 0
+        return "begin", {}
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        return action * int(self.np_random.integers(0, 40)), self._t, self._t == 30, False, {}
+
+
+class Lane(gymnasium.Env[Any, Any]):
+    """One of many: it says which it is, its episode and the step."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = spaces.Discrete(5)
+
+    def __init__(self, lane: int):
+        self._lane, self._episode, self._t = lane, -1, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        self._episode, self._t = self._episode + 1, 0
+        return np.array([self._lane, self._episode, 0], np.float32), {"began": self._episode}
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        over = self._t > (5 * self._lane + 3 * self._episode) % 17
+        observation = np.array([self._lane, self._episode, self._t], np.float32)
+        return observation, self._lane + self._t / 8, over and self._lane % 2 == 0, over and self._lane % 2 == 1, {}
+
+
+KINDS = ("cartpole", "cheetah", "frames", "noise", "things", "words")
+MODES = ("NextStep", "SameStep", "Disabled")
+
+
+def made(kind: str) -> gymnasium.Env[Any, Any]:
+    if kind == "cartpole":
+        return gymnasium.make("CartPole-v1")
+    if kind == "cheetah":
+        return gymnasium.make("HalfCheetah-v5" if "HalfCheetah-v5" in gymnasium.registry else "HalfCheetah-v4")
+    if kind == "words":
+        return Words()
+    return Things() if kind == "things" else Frames(kind == "noise")
+
+
+class Diarist(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Keeps the diary of a process that others record, one for each, in the directory $GYM_TRACE_DIARIES."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self._diary = Diary(Path(os.environ["GYM_TRACE_DIARIES"], str(os.getpid())))
+
+    def reset(self, **kwargs: Any) -> Any:
+        self._diary.note("reset", kwargs.get("seed"))
+        result = self.env.reset(**kwargs)
+        self._diary.note("began", canon(result[0]))
+        return result
+
+    def step(self, action: Any) -> Any:
+        self._diary.note("ask", canon(action), None)
+        time.sleep(0.001)
+        result = self.env.step(action)
+        self._diary.note("told", *map(canon, result))
+        return result

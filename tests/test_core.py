@@ -1,0 +1,504 @@
+"""The C core: it answers as the rows in pure Python do, and leaves the same bytes in the slab, whatever it is given."""
+
+from __future__ import annotations
+
+import gc
+import os
+import struct
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from odd_objects import Child, Flag, flag_for, reward_for, value_for
+
+from gym_trace.model.deltas import changed_words
+from gym_trace.model.layout import Branch, Layout, Leaf
+from gym_trace.ring.log import FLAG, VALUE, LogFull
+from gym_trace.ring.row_layout import RowLayout
+from gym_trace.ring.row_slab import RowSlab
+
+core = pytest.importorskip("gym_trace.recording._core", reason="the C core was not compiled")
+
+INTEGERS = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "q", "Q", ">i2"]
+DTYPES = ["?", *INTEGERS, "f2", "f4", "f8", "c8", "c16", "g", "G", ">f4", ">c16"]
+SHAPES: list[tuple[int, ...]] = [(), (1,), (3,), (4,), (0,), (2, 3), (5, 1, 2), (3, 0), (1,) * 12, (40, 40)]
+RAISED = (struct.error, ValueError, OverflowError, TypeError, LogFull, ZeroDivisionError)
+
+
+def leaf(name: str, dtype: Any, shape: tuple[int, ...] = ()) -> Leaf:
+    return Leaf((name,), None if dtype is None else np.dtype(dtype), shape)
+
+
+def cartpole() -> RowLayout:
+    return RowLayout(leaf("observations", "f4", (4,)), leaf("actions", "i8"))
+
+
+def slab_of(kind: Any, layout: RowLayout, size: int = 4096, sequence: int = 7) -> Any:
+    slab = kind(layout)
+    slab.begin(memoryview(bytearray(size)), sequence)
+    slab.release(1 << 62)
+    return slab
+
+
+class Both:
+    """A slab in Python and one in C, to which the same happens."""
+
+    def __init__(self, layout: RowLayout, random: np.random.Generator, size: int, may: tuple[bool, ...] = ()):
+        self.layout, self._random, self._size = layout, random, size
+        self.python, self.c = RowSlab(layout, *may), core.RowSlab(layout, *may)
+        self._sequence = 0
+        self._since = time.time_ns(), time.monotonic_ns()
+        self.begin()
+
+    def begin(self) -> None:
+        """In memory that was something else before."""
+        self._sequence += 1
+        self._declined = False
+        before = self._random.bytes(self._size)
+        for slab in (self.python, self.c):
+            slab.begin(memoryview(bytearray(before)), self._sequence)
+            slab.release(1 << 62)
+        self.compare()
+
+    def do(self, name: str, *args: Any, **named: Any) -> Any:
+        """Calls a method of both, which return or raise the same."""
+        results = [_outcome(getattr(slab, name), args, named) for slab in (self.python, self.c)]
+        assert results[0] == results[1], f"{name}{args}: {results}"
+        if name.startswith(("ask", "answer", "lead")) and name != "asked":
+            self._declined = name == "ask" and not results[0]
+        self.compare()
+        return results[0]
+
+    def compare(self) -> None:
+        states = [(slab.rows, slab.logged, slab.ended, slab.sequence) for slab in (self.python, self.c)]
+        assert states[0] == states[1]
+        for slab in (self.python, self.c):
+            self._clear_times(slab)
+        assert self._image(self.python) == self._image(self.c)
+
+    def _image(self, slab: Any) -> bytearray:
+        """The bytes of a slab, but those of an action that was declined: a number that is too large may leave zeros."""
+        image = bytearray(slab.memory)
+        at = self._size - (slab.rows + 1) * self.layout.size
+        if at >= 0 and self._declined:
+            image[at : at + self.layout.reward] = bytes(self.layout.reward)
+        return image
+
+    def _clear_times(self, slab: Any) -> None:
+        for entry in slab.entries():
+            if entry.kind == FLAG and entry.c:
+                assert self._since[0] <= entry.c <= time.time_ns()
+                assert self._since[1] <= entry.d <= time.monotonic_ns()
+                slab.memory[entry.at + 32 : entry.at + 48] = bytes(16)
+
+
+def _outcome(method: Any, args: Any, named: Any) -> Any:
+    try:
+        return method(*args, **named)
+    except RAISED as error:
+        return "refused" if isinstance(error, (struct.error, OverflowError)) else type(error)
+
+
+def tree_for(random: np.random.Generator, name: str) -> Layout:
+    """A layout, mostly one leaf of fixed size."""
+    if random.random() < 0.05:
+        return Branch(None, [leaf(name, "f4", (2,)), leaf(name, "i8")])
+    if random.random() < 0.05:
+        return leaf(name, None)
+    shape = () if random.random() < 0.4 else SHAPES[random.integers(len(SHAPES))]
+    return leaf(name, DTYPES[random.integers(len(DTYPES))], shape)
+
+
+def odd_step(both: Both, random: np.random.Generator) -> None:
+    """A step of any values, put down as a recorder does: what is declined, otherwise."""
+    layout = both.layout
+    action, observation = (
+        value_for(random, tree if isinstance(tree, Leaf) else leaf("other", "f4"))
+        for tree in (layout.action, layout.observation)
+    )
+    if _swapped(layout.action, action) or _swapped(layout.observation, observation):
+        return
+    if not both.do("ask", action):
+        if not both.do("has_room"):
+            return
+        both.do("ask_packed", random.bytes(layout.action_bytes))
+    if random.random() < 0.1:
+        return  # the environment raised
+    flags = flag_for(random), flag_for(random)
+    if not both.do("answer", observation, reward_for(random), *flags):
+        both.do("answer_packed", random.bytes(layout.observation_bytes), float(random.normal()), *flags)
+
+
+def _swapped(tree: Layout, value: Any) -> bool:
+    """Whether a scalar is for a leaf of another byte order, which has to be swapped by whoever packs it."""
+    foreign = isinstance(tree, Leaf) and tree.dtype is not None and not tree.dtype.isnative
+    return foreign and isinstance(value, (np.generic, int))
+
+
+def odd_operation(both: Both, random: np.random.Generator) -> None:
+    """Anything else that a recorder does to a slab."""
+    room = both.do("has_room", 200)
+    chosen = random.integers(9)
+    if chosen == 0 and room:
+        both.do("lead", random.bytes(int(random.integers(both.layout.observation_bytes + 1))))
+    elif chosen == 1:
+        both.do("append", VALUE, random.bytes(int(random.integers(120))), 3, column=2, a=-(2**63), d=2**63 - 1)
+    elif chosen == 2:
+        both.do(
+            "append", int(random.integers(4, 11)), **{str(random.choice(["a", "b", "c", "d"])): int(random.integers(9))}
+        )
+    elif chosen == 3:
+        both.do("hold")
+    elif chosen == 4:
+        both.do("release", [1 << 62, 0, int(random.integers(both.python.rows + 3))][random.integers(3)])
+    elif chosen == 5:
+        both.do("only_floats", bool(random.integers(2)))
+    elif chosen == 6:
+        both.do("drop", int(random.integers(len(both.python.entries()) + 1)))
+    elif chosen == 7:
+        both.do("orphan")
+    elif random.random() < 0.2:
+        both.begin()
+    both.do("asked")
+    both.do("last_row")
+
+
+def odd_run(seed: int) -> None:
+    """Any steps and operations on slabs of any layout."""
+    random = np.random.default_rng(seed)
+    layout = RowLayout(tree_for(random, "observations"), tree_for(random, "actions"))
+    may = bool(random.random() < 0.9), bool(random.random() < 0.9)
+    both = Both(layout, random, 8 * int(random.integers(16, 2000)), may)
+    for _ in range(int(random.integers(60))):
+        (odd_step if random.random() < 0.7 else odd_operation)(both, random)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32))
+def test_whatever_happens_the_bytes_are_those_of_pure_python(seed: int) -> None:
+    odd_run(seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_of_each_dtype_and_shape_are_put_down(dtype: str, shape: tuple[int, ...]) -> None:
+    random = np.random.default_rng(1)
+    layout = RowLayout(leaf("observations", dtype, shape), leaf("actions", dtype, shape))
+    both = Both(layout, random, 1 << 16)
+    value = np.ones(shape, dtype)
+    fits = both.layout.delta_leaves == []
+    for slab in (both.python, both.c)[not fits :]:
+        assert slab.ask(value) is fits
+        assert slab.answer(value, 1.0, False, False) is fits
+    if fits:
+        both.compare()
+
+
+def test_only_what_is_exactly_as_said_is_put_down() -> None:
+    slab = slab_of(core.RowSlab, cartpole())
+    before = bytes(slab.memory)
+    for action in (1.0, np.int32(1), np.array([1]), None, 2**63, True, "1"):
+        assert slab.ask(action) is False
+    assert bytes(slab.memory) == before
+    assert slab.ask(np.int64(1))
+    asked = bytes(slab.memory)
+    for observation in (np.zeros(4), np.zeros((4, 1), "f4"), np.zeros(5, "f4"), [0.0] * 4, None):
+        assert slab.answer(observation, 1.0, True, False) is False
+    for reward in (np.float32(1), True, None, 2**53 + 1, "1"):
+        assert slab.answer(np.zeros(4, "f4"), reward, True, False) is False
+    assert (bytes(slab.memory), slab.rows, slab.ended) == (asked, 0, False)
+
+
+def test_a_flag_that_raises_leaves_the_slab_as_it_was() -> None:
+    slab = slab_of(core.RowSlab, cartpole())
+    slab.ask(1)
+    asked = bytes(slab.memory)
+
+    def refuse() -> bool:
+        raise KeyboardInterrupt
+
+    for flags in ((Flag(refuse), False), (False, Flag(refuse))):
+        with pytest.raises(KeyboardInterrupt):
+            slab.answer(np.zeros(4, "f4"), 1.0, *flags)
+    assert (bytes(slab.memory), slab.rows) == (asked, 0)
+
+
+@pytest.mark.parametrize("method", ["answer", "answer_packed"])
+def test_a_flag_that_takes_the_slab_away_meets_the_new_one(method: str) -> None:
+    """The memory of before is let go of, and nothing is put there any more."""
+    slab = slab_of(core.RowSlab, cartpole(), 1 << 20)
+    for _ in range(1000):
+        assert slab.ask(1)
+        assert slab.answer(np.zeros(4, "f4"), 1.0, False, False)
+    slab.ask(1)
+    before = slab.memory
+
+    def turn() -> bool:
+        slab.begin(memoryview(bytearray(4096)), 8)
+        slab.release(1)
+        assert slab.ask(2)
+        return True
+
+    kept = bytes(before)
+    observation = np.ones(4, "f4") if method == "answer" else b""
+    getattr(slab, method)(observation, 1.0, Flag(turn), False)
+    assert bytes(before) == kept
+    assert (slab.sequence, slab.rows, slab.ended) == (8, 1, True)
+
+
+def test_an_observation_that_its_flag_changes_is_not_read_where_it_was() -> None:
+    slab = slab_of(core.RowSlab, cartpole())
+    slab.ask(1)
+    observation = np.zeros(4, "f4")
+
+    def change() -> bool:
+        observation.resize(400_000, refcheck=False)
+        return False
+
+    assert slab.answer(observation, 1.0, Flag(change), False) is False
+    assert slab.rows == 0
+
+
+def test_an_orphan_leaves_the_memory_of_before_alone() -> None:
+    slab = slab_of(core.RowSlab, cartpole())
+    slab.ask(1)
+    before = slab.memory
+    kept = bytes(before)
+    slab.orphan()
+    assert slab.answer(np.ones(4, "f4"), 1.0, True, False)
+    assert bytes(before) == kept
+    assert bytes(slab.memory) != kept
+    before.release()  # nobody holds it
+
+
+def test_memory_cannot_go_while_it_is_held() -> None:
+    content = bytearray(4096)
+    slab = core.RowSlab(cartpole())
+    slab.begin(memoryview(content), 1)
+    with pytest.raises(BufferError):
+        content.clear()
+    slab.orphan()
+    content.clear()
+
+
+def fill_log(slab: Any) -> None:
+    while True:
+        slab.append(VALUE, bytes(24))
+
+
+def test_there_is_no_row_beyond_the_slab() -> None:
+    layout = cartpole()
+    for size in (*range(128, 128 + 5 * layout.size, 8), 1024):
+        slab = slab_of(core.RowSlab, layout, size)
+        rows = 0
+        while slab.has_room():
+            slab.lead(b"\xff" * 1000)
+            rows += 1
+        assert slab.ask(1) is False
+        for _ in range(rows, size // layout.size + 2):  # rows that nobody asked whether there is room for
+            try:
+                slab.lead(b"\xff" * 1000)
+            except ValueError:
+                break
+        else:
+            pytest.fail("more rows than there is memory")
+        assert slab.answer(np.zeros(4, "f4"), 1.0, False, False) is False
+        for put in (lambda slab: slab.ask_packed(b""), lambda slab: slab.answer_packed(b"", 0.0, False, False)):
+            with pytest.raises(ValueError, match="no room"):
+                put(slab)
+        with pytest.raises(LogFull):
+            fill_log(slab)
+
+
+@pytest.mark.parametrize("length", [0, 8, 64, 120, 4097, 4100])
+def test_memory_that_no_slab_can_be_is_refused(length: int) -> None:
+    slab = core.RowSlab(cartpole())
+    with pytest.raises(ValueError, match="slab"):
+        slab.begin(memoryview(bytearray(length)), 1)
+    assert slab.ask(1) is False
+
+
+def test_what_is_no_memory_no_number_or_no_layout_is_refused() -> None:
+    slab = slab_of(core.RowSlab, cartpole())
+    for memory, sequence in ((bytearray(4096), 1), (None, 1), (memoryview(bytearray(4096)), "1")):
+        with pytest.raises(TypeError):
+            slab.begin(memory, sequence)
+    with pytest.raises(BufferError):
+        slab.begin(memoryview(bytes(4096)), 1)
+    with pytest.raises(ValueError, match="aligned"):
+        slab.begin(memoryview(bytearray(4104))[1:4097], 1)
+    with pytest.raises(BufferError):
+        slab.begin(memoryview(bytearray(8192))[::2], 1)
+    with pytest.raises(OverflowError):
+        slab.begin(memoryview(bytearray(4096)), 1 << 32)
+    with pytest.raises(OverflowError):
+        slab.append(1 << 16)
+    with pytest.raises(OverflowError):
+        slab.append(1, flags=-1)
+    with pytest.raises(TypeError):
+        slab.append(1, "text")
+    for count in (1, 1 << 40):
+        with pytest.raises(ValueError, match="so many entries"):
+            slab.drop(count)
+    with pytest.raises(AttributeError):
+        core.RowSlab(None)
+    with pytest.raises(AttributeError):
+        slab.rows = 10**6
+    assert slab.ask(1)
+
+
+@pytest.mark.parametrize("name", ["size", "asked", "reward", "done"])
+@pytest.mark.parametrize("number", [-8, 0, 1, 7, 1 << 41, 1 << 63, "8"])
+def test_a_layout_that_cannot_be_is_refused(name: str, number: Any) -> None:
+    layout = cartpole()
+    setattr(layout, name, number)
+    with pytest.raises((ValueError, TypeError, OverflowError)):
+        core.RowSlab(layout)
+
+
+def test_leaves_larger_than_their_place_are_refused() -> None:
+    layout = cartpole()
+    layout.observation = leaf("observations", "f4", (5,))
+    with pytest.raises(ValueError, match="layout"):
+        core.RowSlab(layout)
+
+
+def test_a_slab_that_was_not_made_or_not_begun_does_nothing() -> None:
+    for slab in (core.RowSlab.__new__(core.RowSlab), core.RowSlab(cartpole())):
+        assert slab.ask(1) is False
+        assert slab.answer(np.zeros(4, "f4"), 1.0, True, False) is False
+        assert slab.has_room() is False
+        assert slab.asked() is None
+        assert slab.entries() == []
+        assert slab.last_row() == b""
+        slab.hold()
+        slab.orphan()
+        for method, args in (("lead", (b"",)), ("ask_packed", (b"",)), ("release", (1,)), ("drop", (0,))):
+            with pytest.raises(ValueError, match="no"):
+                getattr(slab, method)(*args)
+        with pytest.raises(LogFull):
+            slab.append(1)
+    with pytest.raises(ValueError, match="no room"):
+        core.RowSlab.__new__(core.RowSlab).begin(memoryview(bytearray(4096)), 1)
+    with pytest.raises(TypeError, match="once"):
+        slab.__init__(cartpole())
+
+
+def test_no_reference_is_lost_or_kept() -> None:
+    layout = cartpole()
+    observation, strided, odd = np.zeros(4, "f4"), np.zeros(8, "f4")[::2], Flag(lambda: True)
+    action, payload = np.int64(1), bytes(100)
+    content = bytearray(1 << 16)
+    memory = memoryview(content)
+    held = [layout, layout.action.dtype, observation, strided, odd, action, payload, memory, content, LogFull, Leaf]  # type: ignore[union-attr]
+
+    def use() -> None:
+        slab = core.RowSlab(layout)
+        for sequence in (1, 2):
+            slab.begin(memory, sequence)
+            slab.release(1 << 62)
+            for seen in (observation, strided, None):
+                slab.ask(action)
+                slab.answer(seen, 1.0, False, False)
+            slab.append(VALUE, payload, a=1)
+            slab.entries()
+            slab.ask(1)
+            slab.answer(observation, 1, odd, odd)
+            with pytest.raises(LogFull):
+                slab.append(VALUE, content * 2)
+        slab.orphan()
+
+    def counted() -> list[int]:
+        gc.collect()
+        return [sys.getrefcount(thing) for thing in held]
+
+    use()
+    before = counted()
+    for _ in range(50):
+        use()
+    assert counted() == before
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_words_that_changed_are_those_that_pure_python_finds(seed: int) -> None:
+    odd_frames(seed)
+
+
+def odd_frames(seed: int) -> None:
+    """Some values of one size, one after the other."""
+    random = np.random.default_rng(seed)
+    words = [0, 1, 3, 16, 127, 128, 129, 700, 3000][random.integers(9)]
+    word = np.dtype(f"<u{[1, 2, 4, 8][random.integers(4)]}")
+    befores = [np.frombuffer(bytearray(words * word.itemsize), word) for _ in range(2)]
+    value = befores[0].copy()
+    for _ in range(5):
+        for _ in range(random.integers(4) if words else 0):
+            at, length = random.integers(words), random.integers(1, 70)
+            value[at : at + length] = random.integers(0, 3)
+        most = int(random.integers(0, words + 2))
+        shifted = np.frombuffer(b" " + value.tobytes(), np.uint8)[1:]  # as frames that are not aligned
+        found = [find(before, shifted, most) for find, before in zip((changed_words, core.changed_words), befores)]
+        assert found[0] == found[1]
+        assert befores[0].tobytes() == befores[1].tobytes()
+        assert found[0] is None or befores[1].tobytes() == value.tobytes()
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    before, value = np.zeros(8, "<u8"), np.zeros((4, 16), "u1")
+    read_only = before.copy()
+    read_only.flags.writeable = False
+    wrong: list[Any] = [
+        (read_only, value, 1),
+        (before[::2], value[:2], 1),
+        (before, value[:, ::2], 1),
+        (before, value[:3], 1),
+        (before, value.tobytes(), 1),
+        (before, value, -1),
+        (before, value),
+        (before.view(Child), value, 1),
+        (before, value.view(Child), 1),
+        (np.zeros(8, object), value, 1),
+        (before, np.zeros(8, object), 1),
+        (np.zeros(4, "c16"), value, 1),
+    ]
+    for args in wrong:
+        with pytest.raises(TypeError):
+            core.changed_words(*args)
+    with pytest.raises(TypeError):
+        core.changed_words(before, value, "1")
+    assert core.changed_words(before, value, 1 << 62) == b""
+
+
+@pytest.mark.skipif("GYM_TRACE_STEPS" not in os.environ, reason="make flat: how many steps to watch the memory for")
+def test_memory_is_flat_over_many_steps() -> None:
+    layout = cartpole()
+    slab, memory = core.RowSlab(layout), memoryview(bytearray(1 << 18))
+    observations = [np.zeros(4, "f4"), np.zeros(8, "f4")[::2], np.zeros(3)]
+    rewards, over = [1.0, np.float64(2.0), 3, None], [False] * 90 + [True, np.True_, Flag(lambda: True)]
+    peaks = []
+    for _ in range(10):
+        for i in range(int(os.environ["GYM_TRACE_STEPS"]) // 10):
+            if not slab.rows or not slab.ask(i):
+                slab.begin(memory, 1 + i % 1000)
+                slab.release(1 << 62)
+                slab.append(VALUE, bytes(i % 500), a=i)
+                slab.ask(i)
+            slab.answer(observations[i % 3], rewards[i % 4], over[i % len(over)], False)
+        with open("/proc/self/statm", encoding="ascii") as file:
+            peaks.append(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    print(f"resident after each tenth, MB: {[round(peak / 1e6, 2) for peak in peaks]}")
+    assert peaks[-1] - peaks[1] < 1 << 20
+
+
+def test_gym_trace_pure_turns_it_off() -> None:
+    script = "from gym_trace.recording import core; print(core.CORE, core.RowSlab.__module__)"
+    for pure, expected in (("1", "pure gym_trace.ring.row_slab"), ("0", "compiled gym_trace.recording._core")):
+        environ = {**os.environ, "GYM_TRACE_PURE": pure}
+        done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected

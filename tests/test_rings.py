@@ -1,0 +1,275 @@
+"""What is in a ring is read as if it had been in a batch."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rings
+
+from gym_trace import Trace, open_trace
+from gym_trace.format import wire
+from gym_trace.ring import splitting
+from gym_trace.ring.memory import sequence_of
+
+
+def lengths(trace: Trace) -> list[tuple[int, int, str]]:
+    return [(episode.episode_id, len(episode), episode.outcome) for episode in trace]
+
+
+def check(trace: Trace) -> None:
+    for episode in [*trace, *(trace[i] for i in range(len(trace)))]:
+        rings.check_episode(episode)
+    assert trace.damage == []
+
+
+@pytest.mark.parametrize("written", range(6))
+def test_steps_of_a_killed_writer_are_read_from_its_ring(tmp_path: Path, written: int) -> None:
+    run = rings.Run().play(3, 7, 100, 1, 60, 5, 100, 100, 100, 2, open_end=True)
+    assert len(run.slabs) > 5
+    del run.slabs[written + 3 :]
+    rings.killed(tmp_path, run, written)
+    trace = open_trace(tmp_path)
+    assert lengths(trace)[:2] == [(0, 3, "terminated"), (1, 7, "terminated")]
+    assert {outcome for _, _, outcome in lengths(trace)[:-1]} == {"terminated"}
+    assert sum(trace.episodes["steps"]) == sum(
+        slab.rows - sum(slab.memory[at + 8] == rings.START for at in places(slab)) for slab in run.slabs
+    )
+    check(trace)
+
+
+def places(slab: rings.Slab) -> list[int]:
+    """Where the entries of a log are."""
+    at, found = 64, []
+    while at < slab.position:
+        found.append(at)
+        at += 56 + (int.from_bytes(slab.memory[at + 4 : at + 8], "little") + 7 & ~7)
+    return found
+
+
+def test_a_writer_without_any_batch_is_read(tmp_path: Path) -> None:
+    rings.killed(tmp_path, rings.Run().play(4, open_end=True))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["w.manifest.jsonl", "w.ring"]
+    assert lengths(open_trace(tmp_path)) == [(0, 4, "lost")]
+
+
+def test_a_ring_without_its_writer_is_left_alone(tmp_path: Path) -> None:
+    rings.killed(tmp_path, rings.Run().play(4))
+    rings.killed(tmp_path, rings.Run().play(2), name="v")
+    (tmp_path / "v.manifest.jsonl").unlink()
+    assert open_trace(tmp_path).writers == ["w"]
+
+
+def test_slabs_that_are_in_batches_are_not_read_again(tmp_path: Path) -> None:
+    run = rings.Run().play(3, 7, 100, 1)
+    rings.killed(tmp_path, run, written=len(run.slabs))
+    assert lengths(open_trace(tmp_path)) == [(i, n, "terminated") for i, n in enumerate((3, 7, 100, 1))]
+
+
+def test_chunks_of_a_slab_that_was_being_written_give_way_to_the_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = rings.Run().play(3, 7, 20, open_end=True)
+    writer = rings.Writer(tmp_path)
+    writer.put(run.ring())
+    with monkeypatch.context() as patch:
+        patch.setattr(splitting, "most_bytes", lambda: 400)
+        patch.setattr("gym_trace.ring.chunk_builder.most_bytes", lambda: 400)
+        written: list[Any] = []
+        write = writer.files.write
+
+        def some(*chunk: Any) -> None:
+            written.append(chunk)
+            if len(written) < 3:
+                write(*chunk)
+
+        patch.setattr(writer.files, "write", some)
+        writer.write(run.slab)
+    writer.die()
+    assert len(written) == 4
+    assert [more for *_, (_, more) in written] == [True] * (len(written) - 1) + [False]
+    check(trace := open_trace(tmp_path))
+    assert lengths(trace) == [(0, 3, "terminated"), (1, 7, "terminated"), (2, 20, "lost")]
+    (tmp_path / "w.ring").unlink()
+    trace = open_trace(tmp_path)
+    assert 0 < sum(trace.episodes["steps"]) < 30
+    check(trace)
+
+
+def test_a_ring_of_another_start_of_the_system_is_left_alone(tmp_path: Path) -> None:
+    run = rings.Run().play(50, 50, 50, open_end=True)
+    rings.killed(tmp_path, run, written=1, boot=b"\1" * 16)
+    trace = open_trace(tmp_path)
+    assert 0 < sum(trace.episodes["steps"]) < 150
+    check(trace)
+
+
+def test_a_step_is_seen_as_soon_as_it_is_in_the_ring(tmp_path: Path) -> None:
+    writer, run = rings.Writer(tmp_path), rings.Run()
+    writer.put(run.ring())
+    trace = open_trace(tmp_path)
+    assert len(trace) == 0
+    run.reset()
+    for step in range(1, 300):
+        run.take_step()
+        writer.put(run.ring())
+        while len(run.slabs) > 2:
+            writer.write(run.slabs.pop(0))
+        trace.refresh()
+        assert lengths(trace) == [(0, step, "running")]
+    check(trace)
+    before = trace.readers
+    trace.refresh()
+    assert trace.readers == before
+    writer.die()
+    trace.refresh()
+    assert lengths(trace) == [(0, 299, "lost")]
+
+
+def test_episodes_are_the_same_while_their_rows_move_into_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 7)
+    writer, run, chance = rings.Writer(tmp_path), rings.Run(), np.random.default_rng(5)
+    writer.put(run.ring())
+    trace, taken = open_trace(tmp_path), []
+    for _ in range(60):
+        run.play(int(chance.integers(1, 30)))
+        writer.put(run.ring())
+        while len(run.slabs) > 1 and chance.integers(2):
+            writer.write(run.slabs.pop(0))
+        while len(run.slabs) > 3:
+            writer.write(run.slabs.pop(0))
+        writer.put(run.ring())
+        trace.refresh()
+        new = trace[len(trace) - 1]
+        taken += [new, pickle.loads(pickle.dumps(new))]
+        for i in chance.integers(len(taken), size=5):
+            rings.check_episode(taken[i])
+    for slab in run.slabs:
+        writer.write(slab)
+    (tmp_path / "w.ring").unlink()
+    writer.files.close({})
+    trace.refresh()
+    assert {outcome for _, _, outcome in lengths(trace)} == {"terminated"}
+    for episode in taken:
+        episode._cache.clear()
+        rings.check_episode(episode)
+    check(trace)
+
+
+def test_a_pickled_trace_holds_what_its_ring_held(tmp_path: Path) -> None:
+    writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9, open_end=True)
+    writer.put(run.ring())
+    trace = open_trace(tmp_path)
+    pickled = pickle.dumps((trace, trace[1], trace[1:]))
+    run.play(50, 50, 50)
+    for slab in run.slabs:
+        writer.write(slab)
+    writer.files.close({})
+    (tmp_path / "w.ring").unlink()
+    again, episode, view = pickle.loads(pickled)
+    assert lengths(again) == [(0, 5, "terminated"), (1, 9, "running")]
+    check(again)
+    rings.check_episode(episode)
+    assert lengths(view) == [(1, 9, "running")]
+    assert again.refresh() == 3
+
+
+def test_a_writer_that_closes_after_it_was_listed_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9)
+    writer.put(run.ring())
+    trace = open_trace(tmp_path)
+
+    def overtaken(storage: Any) -> Any:
+        writers = find(storage)
+        if writers[0].has_ring:
+            writer.write(run.slab)
+            writer.files.close({})
+            (tmp_path / "w.ring").unlink()
+        return writers
+
+    from gym_trace.format.directory import find_writers as find
+
+    monkeypatch.setattr("gym_trace.playback.opened.find_writers", overtaken)
+    trace.refresh()
+    assert lengths(trace) == [(0, 5, "terminated"), (1, 9, "terminated")]
+
+
+def test_batches_that_are_begun_after_a_listing_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 1)
+    writer, run = rings.Writer(tmp_path), rings.Run().play(250)
+    assert len(run.slabs) == 4
+    full = run.slabs[:]
+    run.slabs = full[:3]
+    writer.put(run.ring())
+    trace = open_trace(tmp_path)
+
+    def overtaken(storage: Any) -> Any:
+        writers = find(storage)
+        if not writers[0].batches:
+            writer.write(full[0])
+            writer.write(full[1])
+            run.slabs = full
+            writer.put(run.ring())
+        return writers
+
+    from gym_trace.format.directory import find_writers as find
+
+    monkeypatch.setattr("gym_trace.playback.opened.find_writers", overtaken)
+    trace.refresh()
+    assert lengths(trace) == [(0, 250, "terminated")]
+    check(trace)
+
+
+def test_a_slab_that_is_begun_again_while_it_is_copied_is_read_from_its_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9)
+    writer.put(run.ring(count=1))
+    trace, asked = open_trace(tmp_path), []
+
+    def overtaken(file: Any, place: int) -> int:
+        asked.append(place)
+        if len(asked) == 2:
+            writer.write(run.slab)
+            run.turn()
+            run.play(2)
+            writer.put(run.ring(count=1))
+            return 2
+        return sequence_of(file, place)
+
+    monkeypatch.setattr("gym_trace.ring.recovered.sequence_of", overtaken)
+    trace.refresh()
+    assert len(asked) > 2
+    assert lengths(trace) == [(0, 5, "terminated"), (1, 9, "terminated"), (2, 2, "terminated")]
+
+
+@pytest.mark.filterwarnings("ignore:.*skipped bytes")
+def test_a_broken_ring_costs_no_more_than_itself(tmp_path: Path) -> None:
+    run = rings.killed(tmp_path, rings.Run().play(3, 40, 40, open_end=True), written=1)
+    data = (tmp_path / "w.ring").read_bytes()
+    assert len(run.slabs) > 1
+    for size in [*range(0, 500), *range(500, len(data), 401)]:
+        (tmp_path / "w.ring").write_bytes(data[:size])
+        trace = open_trace(tmp_path)
+        assert 0 < sum(trace.episodes["steps"]) < 83
+        for episode in trace.scan(on_damage="skip"):
+            rings.check_episode(episode)
+        assert bool(trace.damage) == (size > 0), size
+
+
+def test_the_fragments_of_a_ring_say_what_those_of_a_chunk_would(tmp_path: Path) -> None:
+    run = rings.Run().play(3, 7)
+    rings.killed(tmp_path / "r", run)
+    rings.killed(tmp_path / "b", run, written=1)
+    (tmp_path / "b" / "w.ring").unlink()
+    (one,), (other,) = open_trace(tmp_path / "r").readers, open_trace(tmp_path / "b").readers
+    assert one.fragments.tobytes() == other.fragments.tobytes()
+    assert one.fragments["flags"].tolist() == [wire.STARTS | wire.LEADS | wire.TERMINATED | wire.STOPS | wire.ENDS] * 2
+    assert open_trace(tmp_path / "r").episodes.tolist() == open_trace(tmp_path / "b").episodes.tolist()

@@ -1,0 +1,204 @@
+"""What a slab of rows says: marks without their rows, as an interrupt between two instructions leaves them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from gym_trace.format import wire
+from gym_trace.model.layout import Leaf
+from gym_trace.model.packing import pack, unpack
+from gym_trace.model.vocabulary import Outcome
+from gym_trace.recording.core import RowSlab
+from gym_trace.recording.reset_record import packed_generator, packed_start
+from gym_trace.ring.log import END, FLAG, LEAD, START, STOP, VALUE, LogFull
+from gym_trace.ring.row_layout import RowLayout
+from gym_trace.ring.rows import HAS_LEAD, RowDecoder
+
+LAYOUT = RowLayout(Leaf(("observations",), np.dtype("<f4"), (1,)), Leaf(("actions",), np.dtype("<i8"), ()))
+SEQUENCE = 3
+
+
+class Slab:
+    """A slab whose rows and marks are put down one by one."""
+
+    def __init__(self, size: int = 4096, layout: RowLayout = LAYOUT):
+        self.layout, self.memory = layout, memoryview(bytearray(size))
+        self.rows = RowSlab(layout)
+        self.rows.begin(self.memory, SEQUENCE)
+
+    def start(self, episode: int) -> Slab:
+        self.rows.append(START, b"\x80", HAS_LEAD, 0, episode, 7, 100, 50)
+        return self
+
+    def lead(self, first_step: int | None = None) -> Slab:
+        """first_step: None after a start."""
+        if first_step is not None:
+            self.rows.append(LEAD, b"", 0, 0, first_step)
+        self.rows.lead(bytes(self.layout.observation_bytes))
+        return self
+
+    def row(self) -> Slab:
+        self.rows.ask_packed(bytes(self.layout.action_bytes))
+        self.rows.answer_packed(bytes(self.layout.observation_bytes), 1.0, False, False)
+        return self
+
+    def mark(self, kind: int, flags: int = 0, a: int = 0, column: int = 0, payload: bytes = b"") -> Slab:
+        self.rows.append(kind, payload, flags, column, a, 0, 200, 150)
+        return self
+
+    def decoded(self, memory: Any = None) -> Any:
+        segments, self.pending = RowDecoder(self.layout.described()).decode(SEQUENCE, memory or self.memory)
+        assert len(segments) <= 1
+        return segments[0] if segments else None
+
+    def fragments(self) -> list[tuple[int, int, int, int]]:
+        """Episode, flags, steps and outcome of each; the columns have as many rows as these say."""
+        segment = self.decoded()
+        rows = int(segment.fragments["steps"].sum()) + int(np.count_nonzero(segment.fragments["flags"] & wire.LEADS))
+        assert len(segment.columns.get(("observations",), [])) == rows
+        assert len(segment.columns.get(("actions",), [])) == segment.fragments["steps"].sum()
+        assert len(segment.columns.get(("rewards",), [])) == segment.fragments["steps"].sum()
+        names = "episode", "flags", "steps", "outcome"
+        return [tuple(int(row[name]) for name in names) for row in segment.fragments]  # type: ignore[misc]
+
+
+def test_a_last_step_that_never_came_does_not_end_the_episode() -> None:
+    slab = Slab().start(0).lead().row().mark(FLAG, wire.TERMINATED, Outcome.TERMINATED)
+    assert slab.fragments() == [(0, wire.STARTS | wire.LEADS, 1, 0)]
+
+
+def test_a_last_step_that_came_does() -> None:
+    slab = Slab().start(0).lead().row().mark(FLAG, wire.TERMINATED, Outcome.TERMINATED).row().start(1).lead().row()
+    whole = wire.STARTS | wire.LEADS | wire.STOPS | wire.ENDS | wire.TERMINATED
+    assert slab.fragments() == [(0, whole, 2, Outcome.TERMINATED), (1, wire.STARTS | wire.LEADS, 1, 0)]
+
+
+def test_what_was_said_of_a_row_that_never_came_is_taken_back() -> None:
+    slab = Slab().start(0).lead().row()
+    slab.rows.ask_packed(bytes(LAYOUT.action_bytes))
+    slab.mark(FLAG, wire.TERMINATED, Outcome.TERMINATED).rows.drop(1)
+    slab.mark(STOP).mark(END, 0, Outcome.CUT).start(1).lead().row()
+    assert slab.fragments() == [
+        (0, wire.STARTS | wire.LEADS | wire.STOPS, 1, 0),
+        (0, wire.STOPS | wire.ENDS, 0, Outcome.CUT),
+        (1, wire.STARTS | wire.LEADS, 1, 0),
+    ]
+    assert slab.pending == []
+
+
+def test_a_run_that_goes_on_after_a_step_that_never_came_is_a_further_part() -> None:
+    slab = Slab().start(0).lead().row().mark(STOP).lead(1).row().row()
+    assert slab.fragments() == [(0, wire.STARTS | wire.LEADS | wire.STOPS, 1, 0), (0, wire.LEADS, 2, 0)]
+
+
+def test_a_run_that_was_not_stopped_before_the_next_one_began_is_whole() -> None:
+    slab = Slab().start(0).lead().lead(0).row().lead(3).start(1).lead().row()
+    assert slab.fragments() == [
+        (0, wire.STARTS | wire.LEADS | wire.STOPS, 0, 0),
+        (0, wire.LEADS | wire.STOPS, 1, 0),
+        (0, wire.LEADS | wire.STOPS, 0, 0),
+        (1, wire.STARTS | wire.LEADS, 1, 0),
+    ]
+
+
+def test_an_episode_whose_first_observation_never_came_has_no_rows() -> None:
+    slab = Slab()
+    slab.rows.append(START, b"\x80", 0, 0, 0, 7, 100, 50)
+    slab.mark(END, 0, Outcome.CUT).start(1).lead().row()
+    assert slab.fragments() == [
+        (0, wire.STARTS, 0, 0),
+        (0, wire.STOPS | wire.ENDS, 0, Outcome.CUT),
+        (1, wire.STARTS | wire.LEADS, 1, 0),
+    ]
+
+
+def test_an_episode_of_which_only_the_start_was_said_is_not_there() -> None:
+    slab = Slab().start(0)
+    assert slab.decoded() is None
+    assert slab.pending == []
+
+
+def test_a_slab_that_was_begun_and_not_filled_holds_nothing() -> None:
+    slab = Slab().start(0).lead().row()
+    slab.rows.begin(slab.memory, SEQUENCE)  # what was in it does not count, though its marks are still there
+    assert slab.rows.rows == 0
+    assert RowDecoder(LAYOUT.described()).decode(SEQUENCE + 1, slab.memory) == ([], [])
+
+
+@pytest.mark.parametrize("cut", range(40))
+def test_a_slab_that_was_torn_anywhere_holds_what_was_complete(cut: int) -> None:
+    """Entries and rows are there once their marks are: what is put down before these says nothing."""
+    slab = Slab()
+    states = [bytes(slab.memory)]
+    slab.start(0).lead()
+    states.append(bytes(slab.memory))
+    for _ in range(3):
+        slab.row()
+        states.append(bytes(slab.memory))
+    slab.mark(FLAG, wire.TERMINATED, Outcome.TERMINATED)
+    states.append(bytes(slab.memory))
+    slab.row()
+    states.append(bytes(slab.memory))
+    before, after = states[cut % 6], states[cut % 6 + 1]
+    changed = [i for i in range(len(before)) if before[i] != after[i]]
+    marks = _marks_of(before, after)
+    torn = bytearray(before)
+    random = np.random.default_rng(cut)
+    for i in changed:  # any of the bytes but the marks, as if these had not been written yet
+        if i not in marks and random.integers(2):
+            torn[i] = after[i]
+    one, other = slab.decoded(bytes(torn)), slab.decoded(before)
+    assert (one is None) == (other is None)
+    if one is not None:
+        assert one.fragments.tolist() == other.fragments.tolist()
+        assert {path: list(rows) for path, rows in one.columns.items()} == {
+            path: list(rows) for path, rows in other.columns.items()
+        }
+
+
+def _marks_of(before: bytes, after: bytes) -> set[int]:
+    """Where there are marks of rows and entries that only the second slab has."""
+    numbers = [np.frombuffer(memory, "<u8") for memory in (before, after)]
+    places = np.flatnonzero((numbers[0] != numbers[1]) & (numbers[1] >> np.uint64(32) == SEQUENCE)).tolist()
+    return {8 * place + i for place in places for i in range(8)}
+
+
+def test_an_action_that_was_never_answered_is_pending_with_its_odd_values() -> None:
+    slab = Slab().start(0).lead().row()
+    slab.mark(VALUE, column=1, payload=pack("left"))
+    slab.rows.ask_packed(bytes(LAYOUT.action_bytes))
+    assert len(slab.decoded().columns["actions",]) == 1
+    assert [(one.episode, one.step, one.leaves) for one in slab.pending] == [(0, 1, ["left"])]
+
+
+def test_an_entry_that_would_leave_no_room_for_a_row_is_refused() -> None:
+    slab = Slab().start(0).lead()
+    room = 0
+    while slab.rows.has_room(room):
+        room += 8
+    with pytest.raises(LogFull):
+        slab.mark(VALUE, column=1, payload=bytes(4096))
+    while slab.rows.has_room():
+        slab.row()
+    rows = slab.rows.rows
+    full = [slab] * 100
+    with pytest.raises(LogFull):
+        deque(one.mark(VALUE, column=1, payload=b"\xc0") for one in full)
+    assert slab.decoded().fragments["steps"].sum() == rows - 1
+
+
+def test_a_generator_state_is_packed_as_messagepack_says() -> None:
+    env = gymnasium.Env[Any, Any]()
+    generator = env.np_random = np.random.default_rng(3)
+    for i in range(300):
+        if i % 3 == 0:
+            generator.integers(0, 10, dtype=np.uint32)  # leaves half a number behind
+        packed, replaced = packed_start(7, None, packed_generator(env), None)
+        assert unpack(packed) == {"rng_state": generator.bit_generator.state}
+        assert not replaced
+        generator.random(i % 5)
