@@ -242,7 +242,8 @@ def test_options_that_are_nested_without_end_are_no_way_to_break_a_verification(
     env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
     env.reset(seed=1, options={"deep": deep})
     env.close()
-    assert [verdict.verdict for verdict in verify_trace(tmp_path)] == ["unverifiable"]
+    (verdict,) = verify_trace(tmp_path)
+    assert verdict.verdict in ("unverifiable", "identical")  # as deep as this version of Python goes
 
 
 def make_cartpole() -> Any:
