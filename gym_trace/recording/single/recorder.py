@@ -225,8 +225,8 @@ class RowRecorder(SlabFiller):
     def annotate(self, values: dict[str, Any]) -> None:
         """Adds values, which are snapshots, to the next row."""
         if self.episode is not None or self._deferred is not None:
+            self.slab.hold()  # first: if Ctrl-C comes after, they are not those of a later step
             self._early_notes.update(values)
-            self.slab.hold()
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
