@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from gym_trace.errors import TraceNotFound
+from gym_trace.storage.memory import MemoryAppender, MemoryReader
 from gym_trace.storage.protocol import Holder
 
 _places: dict[str, dict[str, bytearray]] = {}
@@ -43,11 +43,11 @@ class MemoryStorage:
     def open(self, name: str, holes: int = 0) -> MemoryReader:
         return MemoryReader(bytes(self._file(name)))
 
-    def create(self, name: str, lock: bool = False) -> MemoryAppender:
+    def create(self, name: str, lock: bool = False) -> LockedAppender:
         if name in self.files:
             raise FileExistsError(name)
         self.files[name] = bytearray()
-        return MemoryAppender(self.files[name], (self.root, name) if lock else None)
+        return LockedAppender(self.files[name], (self.root, name) if lock else None)
 
     def map(self, name: str, content: bytes, size: int) -> MemoryMapping:
         self.files[name] = bytearray(content.ljust(size, b"\0"))
@@ -76,25 +76,6 @@ class MemoryStorage:
         return self.files[name]
 
 
-class MemoryReader:
-    def __init__(self, data: bytes):
-        self._data, self.size = data, len(data)
-
-    def read(self, offset: int, length: int) -> bytes:
-        return self._data[offset : offset + length] if 0 <= offset < self.size else b""
-
-    def read_into(self, offset: int, out: memoryview) -> int:
-        data = self.read(offset, len(out))
-        out[: len(data)] = data
-        return len(data)
-
-    def __enter__(self) -> MemoryReader:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-
 class MemoryMapping:
     def __init__(self, data: bytearray):
         self.memory = memoryview(data)
@@ -103,20 +84,12 @@ class MemoryMapping:
         self.memory = memoryview(b"")
 
 
-class MemoryAppender:
+class LockedAppender(MemoryAppender):
     def __init__(self, data: bytearray, held: tuple[str, str] | None):
-        self._data, self._held = data, held
+        super().__init__(data)
+        self._held = held
         if held is not None:
             _held.add(held)
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._data.extend(data)
-
-    def truncate(self, size: int) -> None:
-        del self._data[size:]
-
-    def sync(self) -> None:
-        pass
 
     def close(self) -> None:
         if self._held is not None:

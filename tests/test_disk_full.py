@@ -150,9 +150,11 @@ def test_the_last_bytes_of_a_disk_may_be_those_of_the_index(tmp_path):
     size = (tmp_path / "whole" / "w.000000.gtb").stat().st_size
     for short in (1, 63, 64, 65, 400, 700):
         told = record_until_full(tmp_path / f"{short}", size - short, how="close")
-        assert len(told["errors"]) == 1
+        # Times take a few bytes more or less in another run, so that one byte less may be enough for it.
+        assert len(told["errors"]) == 1 or (short == 1 and told["errors"] == [])
         assert check_trace(tmp_path / f"{short}").damages == []
-        assert sum(map(len, open_trace(tmp_path / f"{short}"))) in (0, 100)
+        kept = sum(map(len, open_trace(tmp_path / f"{short}")))
+        assert kept == 100 or (kept == 0 and told["errors"])
 
 
 def test_after_a_failure_the_recorder_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,6 @@ _log = logging.getLogger("gym_trace")
 class Recorder(ABC):
     """One writer of a trace, fed from one thread. Subclasses define what is in a slab, and how it is decoded."""
 
-    limit: int  # set to 0 when the caller's thread should look at failures and complaints
     largest_value = wire.MAX_VALUES // 4  # bytes of one MessagePack value, so that a slab of them can be stored
 
     def __init__(
@@ -104,6 +103,8 @@ class Recorder(ABC):
         self._episodes = 0
         self._reported = False
         self._complained: set[str] = set()
+        self.limit = 1  # 0: the caller's thread is to look at failures and complaints before the next step
+        self._is_due = False  # the slab is to be turned before the next step
         self._pid = os.getpid()
         self._thread = threading.get_ident()
 
@@ -159,6 +160,7 @@ class Recorder(ABC):
         if self._pid != os.getpid() or self._sealed:
             return
         if self._is_busy():
+            self._is_due = True
             self._notice()
             return
         if self._ring is not None and not self.failed:

@@ -23,9 +23,6 @@ class Start(NamedTuple):
     monotonic: int
 
 
-NOBODY = Start(0, 0, wire.NO_SEED, b"", 0, 0)
-
-
 def stored_seed(seed: Any) -> int:
     """The seed as the fragment table has it."""
     if seed is None:

@@ -48,11 +48,6 @@ def snapshot(value: Any, pack_one: Callable[[Any], bytes]) -> Any:
     return Packed(pack_one(value))
 
 
-def snapshot_size(value: Any) -> int:
-    """The approximate size of a snapshot in bytes."""
-    return len(value) if type(value) is Packed else getattr(value, "nbytes", 64)
-
-
 def typed_or_values(path: Path, values: list[Any], complaints: dict[str, str]) -> Rows:
     """A typed array where all values have one NumPy dtype and shape, otherwise one MessagePack value a row."""
     kinds = set(map(type, values))

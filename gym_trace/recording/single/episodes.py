@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat
 import gymnasium
 
 from gym_trace.envs import autoreset
-from gym_trace.model.layout import Leaf, layout_of
+from gym_trace.model.layout import layout_of
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.live_video import LiveVideo
@@ -45,16 +45,12 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation = layout_of(self._schema["observation_space"], ("observations",))
         action = layout_of(self._schema["action_space"], ("actions",))
         layout = RowLayout(observation, action, use_deltas=not self._filtered)
-        # Rows of one value of fixed size each for observation and action are put down without a loop over leaves.
-        is_typed = all(isinstance(tree, Leaf) and tree.dtype is not None for tree in (observation, action))
-        is_plain = is_typed and not layout.delta_leaves and not self._infos and not self._filtered
         self._recorder = recorder = RowRecorder(
             LocalStorage(self.directory),
             self._schema,
             layout,
             self._infos,
             self._filtered,
-            is_plain,
             self._options,
             self._filters.summary,
             lazy,

@@ -64,7 +64,7 @@ class RowRecorder(SlabFiller):
     def begin_at_once(self, start: Start, observation: Any) -> bool:
         """As begin(), of a reset observation that is exactly as its space says; False if it is not done."""
         slab, (episode, _, seed, kept, utc, monotonic) = self.slab, start
-        if not (self._is_open and self.limit) or self._closed:
+        if not (self._answers and self._is_open and self.limit) or self._closed:
             return False
         # Before the slab is told: if Ctrl-C comes after that, the episode is ended by the next reset.
         self._episodes += 1
@@ -185,7 +185,6 @@ class RowRecorder(SlabFiller):
             self._drop_what_has_no_row()
         if not slab.ended:
             self.end_without_row(outcome)
-        self._early_notes = {}
         slab.ended = False
         self.episode = self._deferred = None
 
@@ -214,7 +213,6 @@ class RowRecorder(SlabFiller):
         if self.episode is not None and not self.slab.ended and self._deferred is None:
             self.log(END, b"", 0, 0, outcome, 0, time.time_ns(), time.monotonic_ns())
         self.slab.ended = True
-        self._early_notes = {}
         self._stop_running()
 
     def end_at_lead(self, outcome: int) -> None:

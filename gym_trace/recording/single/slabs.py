@@ -83,15 +83,13 @@ class SlabFiller(Recorder):
         layout: RowLayout,
         infos: bool,
         is_filtered: bool,
-        is_plain: bool,
         options: RecordingOptions,
         summary: Callable[[], dict[str, Any]],
         lazy: bool,
     ):
-        """is_filtered: whether every step is a special one. is_plain: whether steps have one typed value of fixed size
-        each for observation and action, no info and no filter."""
+        """infos: whether steps have one. is_filtered: whether every step is a special one."""
         self.layout = layout
-        self._asks, self._answers = not is_filtered, is_plain
+        self._asks, self._answers = not is_filtered, not (infos or is_filtered)
         chunk_bytes = chunk_bytes_of(layout)
         row_bytes = 8 + sum(max(1, leaf.row_size) for leaf in layout.leaves)
         self._most_rows = max(1, min(MOST_ROWS, chunk_bytes // row_bytes))
@@ -122,8 +120,6 @@ class SlabFiller(Recorder):
         self._due = self._checked = 0.0  # time.monotonic() when the slab is to be written, when that was looked at
         self._stride = 1  # rows until the clock is looked at again
         self._look_at = 1  # rows of the slab at which it is
-        self._is_due = False  # whether it is to be written before the next step
-        self.limit = 1
         self.packers.forget()
 
     @abstractmethod
@@ -141,16 +137,8 @@ class SlabFiller(Recorder):
         return ring
 
     def _notice(self) -> None:
-        self._is_due = True
         super()._notice()
         self.slab.hold()
-
-    def complain(self, column: str, complaint: str) -> None:
-        """Gives a warning at the next step, once for each column."""
-        self._complaints.setdefault(column, complaint)
-        if column not in self._complained:
-            super()._notice()
-            self.slab.hold()
 
     def _room(self, log_bytes: int = 0) -> bool:
         """Makes sure that there is room for a row and so much in the log; False if nothing is recorded any more."""

@@ -80,8 +80,6 @@ class LaneRecorder(Recorder):
         self._next_state: LaneState | None = None  # that to begin the next one with
         self._asked: list[Rows] | None = None  # the actions of a step that has not answered
         self._until = 0  # when the slab is to be turned, in nanoseconds of the monotonic clock
-        self._is_due = False  # whether it is to be turned at the next step
-        self.limit = 1
         if self.filters is not None:
             self.filters.forget()
 
@@ -225,16 +223,6 @@ class LaneRecorder(Recorder):
         self._asked = None
         if self._slab is not None:
             self._put(LaneSlab.mark, End(outcome, time.time_ns(), time.monotonic_ns()))
-
-    def complain(self, column: str, complaint: str) -> None:
-        """Gives a warning at the next step, once for each column."""
-        self._complaints.setdefault(column, complaint)
-        if column not in self._complained:
-            self.limit = 0
-
-    def _notice(self) -> None:
-        self._is_due = True
-        super()._notice()
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
