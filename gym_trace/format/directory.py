@@ -14,6 +14,7 @@ from typing import Any
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExists
 from gym_trace.format import manifest, wire
 from gym_trace.format.batch_reader import PART
+from gym_trace.format.facts import remove_facts
 from gym_trace.storage.protocol import Storage
 
 RING = ".ring"  # the end of the name of a ring (docs/FORMAT.md, section 8)
@@ -128,6 +129,8 @@ def prepare(storage: Storage, on_exist: str) -> None:
             _refuse_alive(files)
         for files in writers:
             _delete(files)
+        if writers:
+            remove_facts(storage)
 
 
 def _of_several() -> str:

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import RecordingError, TraceError
+from gym_trace.errors import CorruptTrace, RecordingError, TraceError
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import Chunk
+from gym_trace.format.batch_reader import Chunk, Damage
 from gym_trace.format.column_decoder import decode, packed_values
 from gym_trace.format.columns import MSGPACK, Column, Piece
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles
+from gym_trace.format.facts import Facts, read_facts, write_facts
 from gym_trace.format.trace_writer import RowsOrEncoded, TraceWriter
 from gym_trace.integrity.scan import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
 from gym_trace.model.values import Array
@@ -65,11 +66,12 @@ def check_trace(directory: Trace | str | os.PathLike[str], on_progress: Progress
         TraceNotFound: there is no trace in directory.
         UnsupportedTrace: it needs a newer gym-trace.
     """
-    report = CheckReport()
-    for examination in examinations(storage_of(directory), report, on_progress):
+    report, storage = CheckReport(), storage_of(directory)
+    for examination in examinations(storage, report, on_progress):
         for _ in examination.chunks():
             pass
         examination.finish()
+    _facts(storage, report)
     return report
 
 
@@ -107,9 +109,19 @@ def repair_trace(
     try:
         for examination in writers:
             _copy(examination, storage, report)
+        if facts := _facts(source, found):
+            write_facts(storage, facts)
     except OSError as error:
         raise RecordingError(f"{target}: the repaired trace could not be written: {error}") from error
     return report
+
+
+def _facts(storage: Storage, found: CheckReport) -> Facts:
+    try:
+        return read_facts(storage)
+    except CorruptTrace as error:
+        found.damages.append(Damage(str(error.path), 0, 0, error.problem))
+        return {}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption, TraceError, TraceNotFound
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import Damage
+from gym_trace.format.facts import read_facts
 from gym_trace.model.episode import Episode
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
@@ -171,6 +172,17 @@ class Trace:
         """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
         return self._agreed("action_space").action_space
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What people say of the whole trace: author, license, description, tags, homepage, citation, reference_scores
+        ({"random": …, "expert": …}), or whatever else. Read anew each time; nothing, and a warning, if it is damaged.
+        """
+        try:
+            return read_facts(self._opened.storage)
+        except CorruptTrace as error:
+            self._report(Damage(str(error.path), 0, 0, error.problem))
+            return {}
+
     def _agreed(self, name: str) -> WriterReader:
         """A writer whose schema says of name what those of all writers with episodes say."""
         having = [self.readers[number] for number in np.unique(self.episodes["writer"]).tolist()] or self.readers
@@ -326,8 +338,9 @@ class Trace:
     def _report(self, damage: Damage) -> None:
         if damage not in self._opened.skipped:
             self._opened.skipped[damage] = None
+            where = f"bytes {damage.start} to {damage.end}" if damage.end else "all of it"
             warnings.warn(
-                f"{damage.path}: skipped bytes {damage.start} to {damage.end}: {damage.problem}",
+                f"{damage.path}: skipped {where}: {damage.problem}",
                 UserWarning,
                 stacklevel=4,
             )
