@@ -49,7 +49,15 @@ class TraceError(Exception):
 
 
 class TraceNotFound(TraceError, FileNotFoundError):
-    """There is no trace at the given path."""
+    """There is no trace at the given path.
+
+    Attributes:
+        directory: where there is none, if it is a directory; otherwise None.
+    """
+
+    def __init__(self, *args: object, directory: str | None = None):
+        super().__init__(*args)
+        self.directory = directory
 
 
 class TraceExists(TraceError, FileExistsError):

@@ -265,7 +265,7 @@ def test_info_reports_a_killed_writer_and_its_lost_episode(tmp_path: Path) -> No
         file.write(b"\xf7GTREC\r\n torn")
     described = _json("info", tmp_path)
     (writer,) = described["writers"]
-    assert (writer["state"], writer["steps"]) == ("dead", 2)
+    assert (writer["state"], writer["steps"]) == ("killed", 2)
     assert (writer["batches"][0]["sealed"], writer["batches"][0]["torn"]) == (False, 13)
     output = _output("info", tmp_path)
     assert "1 writer died while recording" in output

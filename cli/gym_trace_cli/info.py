@@ -178,14 +178,14 @@ def _health(info: Info) -> Iterator[str]:
     if len(damage) > _MOST_DAMAGE:
         yield f"… {show.count(len(damage) - _MOST_DAMAGE)} more damaged places"
     for writer in info["writers"][:_MOST_WRITERS]:
-        if writer["ring_steps"] and writer["state"] == "dead":
+        if writer["ring_steps"] and writer["state"] == "killed":
             steps = show.count(writer["ring_steps"], "step")
             yield f"writer {writer['writer']} was killed; {steps} of it are in its ring"
         for one in writer["pending"][:_MOST_PENDING]:
             lane = f" (lane {one['lane']})" if one["lane"] else ""
             when = f"at the end of episode {one['episode']}{lane}, in step {one['step']}"
             yield f"the action that was being executed {when}: {one['action']}"
-    dead = sum(writer["state"] == "dead" for writer in info["writers"])
+    dead = sum(writer["state"] == "killed" for writer in info["writers"])
     if dead:
         yield f"{show.count(dead, 'writer')} died while recording: episodes left open have the outcome lost"
     if damage:

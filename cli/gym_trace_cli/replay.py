@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 import gym_trace
-from gym_trace.printable import key_text
 from gym_trace_cli import show
 from gym_trace_cli.environments import making_arguments
+from gym_trace_cli.episode_lines import print_as_json, print_episodes
 from gym_trace_cli.options import EpisodeSlice, NamedCallable, recorded_env_options
 from gym_trace_cli.verify import verify
 
 if TYPE_CHECKING:
     from gym_trace import Trace
 
-_BLOCK = 1000  # episodes made into lines at a time
-# What is printed of an episode, and how.
-_SHOWN: dict[str, Callable[[Any], str]] = {
-    "index": str,
-    "episode_id": str,
-    "writer": str,
-    "split": show.printable,
-    "lane": str,
-    "first_step": show.count,
-    "steps": show.count,
-    "return": show.number,
-    "outcome": str,
-    "seed": lambda seed: "-" if seed is None else key_text(seed),
-    "start_time": lambda time: "-" if time is None else time[:19].replace("T", " "),
-}
-_HEADINGS = {"episode_id": "id", "first_step": "from step", "start_time": "started (UTC)"}
-_STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "return", "outcome", "seed", "duration")
 # Where the name is another one.
 _OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "factory": "--make"}
-_NO_SEED = -1  # in the table of episodes
 
 
 @click.command("replay", short_help="Play episodes back.")
@@ -110,10 +90,9 @@ def command(
     if callback is not None:
         _call_back(trace, chosen, callback)
     elif as_json:
-        for row in _rows(trace, chosen):
-            click.echo(json.dumps(row))
+        print_as_json(trace, chosen)
     else:
-        _print_lines(trace, chosen)
+        print_episodes(trace, chosen)
 
 
 def _show_to_humans(
@@ -158,41 +137,3 @@ def _call_back(trace: Trace, chosen: list[int], callback: Callable[[Any, Any, An
             break
     took = show.duration(time.monotonic() - begin)
     click.echo(f"played {show.count(played, 'episode')}, {show.count(steps, 'step')} in {took}", err=True)
-
-
-def _rows(trace: Trace, chosen: list[int]) -> Iterator[dict[str, Any]]:
-    """What the index says of the episodes, as plain data."""
-    for begin in range(0, len(chosen), _BLOCK):
-        table = trace.episodes[chosen[begin : begin + _BLOCK]]
-        columns = {name: table[name].tolist() for name in _STORED}
-        for name in ("start_time", "end_time"):
-            columns[name] = table[name].astype("M8[us]").astype(str).tolist()
-        for values in zip(*columns.values()):
-            yield _plain(trace, dict(zip(columns, values)))
-
-
-def _plain(trace: Trace, row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the table as JSON can have it: None where something is unknown."""
-    writer = trace.readers[row["writer"]]
-    row["writer"], row["split"] = writer.writer, writer.split
-    if row["seed"] < 0:  # none, or too large for the table
-        row["seed"] = None if row["seed"] == _NO_SEED else trace[row["index"]].seed
-    if not math.isfinite(row["return"]):
-        row["return"] = None
-    row["duration"] = None if row["end_time"] == "NaT" else row["duration"] / 1e9
-    for name in ("start_time", "end_time"):
-        row[name] = None if row[name] == "NaT" else row[name] + "Z"
-    return row
-
-
-def _print_lines(trace: Trace, chosen: list[int]) -> None:
-    table = trace.episodes
-    several = {
-        "writer": len(trace.writers) > 1,
-        "split": len({writer.split for writer in trace.readers}) > 1,
-        "lane": table["lane"].any(),
-        "first_step": table["first_step"].any(),
-    }
-    names = [name for name in _SHOWN if several.get(name, True)]
-    rows = ([_SHOWN[name](row[name]) for name in names] for row in _rows(trace, chosen))
-    show.table([_HEADINGS.get(name, name) for name in names], rows)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–]$")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _TABLE_BLOCK = 1000  # rows that are aligned together
+_NARROWEST = 10  # characters that a column of text is cut to at most
 _REDRAW_SECONDS = 0.05  # between changes of the line on a terminal, which cost milliseconds each
 _PLAIN_SECONDS = 5.0  # between lines of progress where there is no terminal
 
@@ -153,15 +154,20 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
         click.echo(click.style(label.ljust(indent), dim=True) + f"\n{' ' * indent}".join(folded))
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints rows of text under headings; columns of figures flush right. Any number of rows, in little memory."""
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], fitted: bool = False) -> None:
+    """Prints rows of text under headings; columns of figures flush right. Any number of rows, in little memory.
+
+    fitted: what is too wide for a terminal is cut there, the widest columns of text first.
+    """
+    room = shutil.get_terminal_size().columns if fitted and is_terminal(sys.stdout) else None
     rows = ([printable(cell) for cell in row] for row in rows)
     block = list(islice(rows, _TABLE_BLOCK))
     right = [all(_FIGURE.match(row[i]) for row in block if row[i]) for i in range(len(headings))]
     widths = [len(heading) for heading in headings]
-    lines = [click.style(_line(headings, _widened(widths, block), right), bold=is_terminal(sys.stdout))]
+    shown = _fitted(_widened(widths, block), right, room)
+    lines = [click.style(_line(headings, shown, right), bold=is_terminal(sys.stdout))]
     while block:
-        widths = _widened(widths, block)
+        widths = _fitted(_widened(widths, block), right, room)
         click.echo("\n".join([*lines, *(_line(row, widths, right) for row in block)]))
         lines, block = [], list(islice(rows, _TABLE_BLOCK))
     if lines:
@@ -172,9 +178,32 @@ def _widened(widths: list[int], block: list[Sequence[str]]) -> list[int]:
     return [max(width, *(len(row[i]) for row in block)) if block else width for i, width in enumerate(widths)]
 
 
+def _fitted(widths: list[int], right: list[bool], room: int | None) -> list[int]:
+    """The widths with columns of text made narrower, the widest first, until a line has room."""
+    widths = list(widths)
+    texts = [i for i, flush in enumerate(right) if not flush]
+    while room is not None and texts and sum(widths) + 2 * len(widths) - 2 > room:
+        widest = max(texts, key=lambda i: widths[i])
+        if widths[widest] <= _NARROWEST:
+            break
+        widths[widest] -= 1
+    return widths
+
+
 def _line(cells: Sequence[str], widths: list[int], right: list[bool]) -> str:
-    padded = (text.rjust(width) if flush else text.ljust(width) for text, width, flush in zip(cells, widths, right))
+    padded = (
+        text.rjust(width) if flush else cut(text, width).ljust(width)
+        for text, width, flush in zip(cells, widths, right)
+    )
     return "  ".join(padded).rstrip()
+
+
+def cut(text: str, width: int) -> str:
+    """The text, or its beginning and its end, by both of which names are told apart."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
 def next_commands(directory: Path) -> None:

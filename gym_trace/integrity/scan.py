@@ -72,7 +72,9 @@ class CheckReport:
 def examinations(storage: Storage, report: CheckReport, on_progress: Progress | None) -> Iterator[Examination]:
     writers = find_writers(storage)
     if not writers:
-        raise TraceNotFound(f"{storage.root}: no trace here; it has no *.manifest.jsonl and no *.gtb files")
+        raise TraceNotFound(
+            f"{storage.root}: no trace here; it has no *.manifest.jsonl and no *.gtb files", directory=storage.root
+        )
     total = sum(_size(storage, name) for files in writers for name in files.batches.values())
 
     def advance(done: int) -> None:

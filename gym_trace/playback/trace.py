@@ -94,7 +94,10 @@ class Trace:
         self._content = Content.whole(())
         self.refresh()
         if not self._content.writers:
-            raise TraceNotFound(f"{self.directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files")
+            raise TraceNotFound(
+                f"{self.directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files",
+                directory=str(self.directory),
+            )
 
     def refresh(self) -> int:
         """Takes in what was recorded since; returns how many episodes more there are. A view has nothing to take in.

@@ -36,8 +36,8 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
 
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
         and batches (file, sealed, bytes, chunks, steps, torn: bytes at its end that are not a whole record). state:
-        "recording" (its process lives), "closed" (in order), or "dead". ring_steps: of these steps, how many are in its
-        ring alone. pending: what it was executing when it died: episode (id), lane, step, and action as text.
+        "recording" (its process lives), "closed" (in order), or "killed". ring_steps: of these steps, how many are in
+        its ring alone. pending: what it was executing when it died: episode (id), lane, step, and action as text.
 
         damage: (path, start, end, problem) of what opening found not to check; gym-trace check looks at everything.
     """
@@ -77,7 +77,7 @@ def _describe_writer(trace: Trace, writer: WriterReader) -> dict[str, Any]:
         "writer": writer.writer,
         **{name: plain(about.raw.get(name)) for name in ("split", "host", "pid", "created")},
         "environment": plain(about.environment.get("id")),
-        "state": _state(trace, writer),
+        "state": state_of(writer),
         "episodes": _episodes_of(writer),
         "steps": int(writer.fragments["steps"].sum()),
         "bytes": size_of(writer),
@@ -109,10 +109,11 @@ def _describe_batch(batch: BatchReader) -> dict[str, Any]:
     }
 
 
-def _state(trace: Trace, writer: WriterReader) -> str:
+def state_of(writer: WriterReader) -> str:
+    """ "recording" (its process lives), "closed" (in order), or "killed"."""
     if writer.alive:
         return "recording"
-    return "closed" if any(entry.get("type") == "closed" for entry in writer.files.entries()) else "dead"
+    return "closed" if any(entry.get("type") == "closed" for entry in writer.files.entries()) else "killed"
 
 
 def _episodes_of(writer: WriterReader) -> int:

@@ -240,6 +240,13 @@ def _file_system(directory: str) -> str:
     return ""
 
 
+def directories_in(path: str | os.PathLike[str]) -> list[str]:
+    """The names of the directories in one, sorted; no links, and none that is hidden. Raises OSError."""
+    with os.scandir(path) as entries:
+        found = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return sorted(name for name in found if not name.startswith("."))
+
+
 def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     """A descriptor of the regular file of this name, made with the permissions of the umask if flags say so.
 
