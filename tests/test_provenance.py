@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -12,13 +14,13 @@ from typing import Any
 
 import gymnasium
 import pytest
-from shell import in_directory, ok, run
+from shell import in_directory, ok
 from test_collect import Seeded, whole_episodes
 
 import gym_trace
 from gym_trace import collect, open_trace
-from gym_trace.collecting.run_log import EVENTS
 from gym_trace.errors import InvalidOption
+from gym_trace.recording import provenance
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1", max_episode_steps=5)
 
@@ -61,15 +63,65 @@ def test_a_trace_says_what_made_it_and_nothing_else(
     assert f"gym-trace record, policy clicks:<lambda>, gym_trace {gym_trace.__version__}, commit {commit} and" in shown
     ok(*command, "-o", "asked", "--argv")
     assert said_of("asked")["argv"] == ["gym-trace", "SECRET-ARGUMENT"]
-    if more:
-        ok(*command, "-o", "diff", "--git-diff")
-        assert "SECRET-CHANGE" in (here / "diff" / EVENTS).read_text()
+    ok(*command, "-o", "diff", "--git-diff")
+    assert "SECRET-CHANGE" in said_of("diff")["diff"]
+    assert said_of("diff")["diff_is_whole"]
+    assert "SECRET" not in ok("info", "diff").output
 
 
-def test_a_diff_is_for_runs_of_several_processes(here: Path) -> None:
-    refused = run("record", "CartPole-v1", "--git-diff")
-    assert refused.exit_code == 2
-    assert "--git-diff needs -j" in refused.output
+SCRIPT = """
+import sys, gymnasium
+from gym_trace import TraceRecordingWrapper
+for directory in "ab":
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), directory)
+    env.reset(seed=0)
+    env.close()
+"""
+
+
+@pytest.mark.parametrize("command", [["of/mine.py"], ["-m", "of.mine"], ["-c", SCRIPT]])
+def test_a_script_is_named_by_what_it_records_and_asks_git_once(here: Path, command: list[str]) -> None:
+    (here / "of").mkdir()
+    (here / "of" / "mine.py").write_text(SCRIPT)
+    git("init", "-q")
+    git("add", "of")
+    git("commit", "-q", "-m", "all")
+    (here / "bin").mkdir()
+    (here / "bin" / "git").write_text(f'#!/bin/sh\necho "$@" >> asked\nexec {shutil.which("git")} "$@"\n')
+    (here / "bin" / "git").chmod(0o755)
+    settings = {**os.environ, "PATH": f"{here / 'bin'}:{os.environ['PATH']}"}
+    subprocess.run([sys.executable, *command, "SECRET-ARGUMENT"], check=True, env=settings)
+    name = {"of/mine.py": "mine.py", "-m": "of.mine", "-c": "-c"}[command[0]]
+    commit = git("rev-parse", "HEAD").strip()
+    expected = {"command": name, "gym_trace": gym_trace.__version__, "commit": commit, "dirty": False}
+    assert said_of("a") == said_of("b") == expected
+    assert len((here / "asked").read_text().splitlines()) == 2
+
+
+def test_where_no_git_can_be_asked_recording_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"command": "pytest", "gym_trace": gym_trace.__version__}
+    monkeypatch.setattr(provenance, "script_name", lambda: "pytest")
+    for name in ("gone", "hangs", "not executable", "broken"):
+        place = here / name
+        (place / "bin").mkdir(parents=True)
+        monkeypatch.chdir(place)
+        monkeypatch.setenv("PATH", str(place / "bin"))
+        script = {"hangs": "exec /bin/sleep 60", "broken": "exit 1"}.get(name)
+        if script is not None:
+            (place / "bin" / "git").write_text(f"#!/bin/sh\n{script}\n")
+            (place / "bin" / "git").chmod(0o755)
+        if name == "not executable":
+            (place / "bin" / "git").write_text("text")
+        if name == "gone":
+            (place / "bin").rmdir()
+            place.rmdir()
+        provenance._of_this_process.cache_clear()
+        monkeypatch.setattr(provenance, "_GIT_SECONDS", 0.2)
+        monkeypatch.setattr(provenance, "_DIFF_SECONDS", 0.2)
+        begin = time.monotonic()
+        assert {**provenance.current(), "commit": ""} == {**known, "commit": ""}, name
+        provenance.provenance_of("a command", diff=True)
+        assert time.monotonic() - begin < 5
 
 
 def test_a_trace_of_collect_names_its_policy(tmp_path: Path) -> None:

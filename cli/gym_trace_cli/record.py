@@ -74,7 +74,7 @@ class PolicyName(NamedCallable):
 @click.option("--nice", "niceness", type=click.IntRange(0, 19), metavar="N", help="Niceness of workers; with -j.")
 @click.option("--tensorboard", metavar="DIR", type=click.Path(), help="Write scalars for TensorBoard; with -j.")
 @click.option("--argv", is_flag=True, help="Have the trace say the whole command line, not only what it is made by.")
-@click.option("--git-diff", is_flag=True, help="Have events.jsonl say what is not committed here; with -j.")
+@click.option("--git-diff", is_flag=True, help="Have the trace say what is changed here and not committed.")
 @click.option("--infos", is_flag=True, help="Record infos too.")
 @click.option(
     "--on-exist",
@@ -122,6 +122,7 @@ def command(
     that dies has not saved is recorded again by another one. See also --resume.
     """
     from gym_trace.collecting.rollout import new_root_seed
+    from gym_trace.recording.provenance import policy_name, provenance_of
 
     if (env_id is None) == (factory is None):
         raise click.UsageError("name an environment: ENV_ID, or --make MODULE:FUNCTION")
@@ -137,14 +138,21 @@ def command(
         "max_restarts": max_restarts,
         "niceness": niceness,
         "tensorboard": tensorboard,
-        "git_diff": git_diff or None,
     }
     given = {name: value for name, value in of_workers.items() if value is not None}
     recording["record_infos"] = infos
     if workers is not None:
         if vectorization or autoreset:
             raise click.UsageError("-j excludes --vectorization-mode and --autoreset")
-        options = {"command": _COMMAND, "argv": argv, "workers": workers, "num_envs": num_envs, "seed": seed, **limits}
+        options = {
+            "command": _COMMAND,
+            "argv": argv,
+            "git_diff": git_diff,
+            "workers": workers,
+            "num_envs": num_envs,
+            "seed": seed,
+            **limits,
+        }
         options |= {**given, **recording}
         record_with_workers(env_id, factory, directory, env_args, imports, policy, quiet, **options)
         return
@@ -156,7 +164,8 @@ def command(
     import_modules(imports)
     with spared_children() if vectorization == "async" else nullcontext():
         env = make_env(env_id, dict(env_args), factory, num_envs, vectorization, autoreset)
-    _record(env, policy, directory, quiet, argv, seed, limits, recording)
+    origin = provenance_of(_COMMAND, policy_name(policy), argv, git_diff)
+    _record(env, policy, directory, quiet, origin, seed, limits, recording)
 
 
 def _record(
@@ -164,19 +173,19 @@ def _record(
     policy: Any,
     directory: Path,
     quiet: bool,
-    argv: bool,
+    origin: dict[str, Any],
     seed: int,
     limits: dict[str, Any],
     recording: dict[str, Any],
 ) -> None:
     """Records in this process, shows how it goes, and exits with what came of it."""
     from gym_trace.collecting.policies import Annotating
-    from gym_trace.recording.provenance import provenance_of, recorded_by
+    from gym_trace.recording.provenance import recorded_by
 
     made = _made(policy, env)  # before there is a directory, so that nothing is left where it cannot be made
     with (
         StopSignals() as stop,
-        recorded_by(provenance_of(_COMMAND, policy, argv)),
+        recorded_by(origin),
         closing(_recorder(env, directory, metadata={"seed": seed}, **recording)) as recorder,
         show.ProgressLine(quiet=quiet) as line,
     ):

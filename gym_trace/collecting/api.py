@@ -22,7 +22,6 @@ from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
 from gym_trace.format.directory import new_writer_id
 from gym_trace.recording.options import opened_directory
-from gym_trace.recording.provenance import git_diff as _git_diff
 from gym_trace.recording.provenance import policy_name, provenance_of
 
 
@@ -81,8 +80,8 @@ def collect(
         executor: where workers run; None: as processes of this machine.
         describe: plain data that says what make_env makes; a run is only resumed with the same.
         command: the name of who collects, which the trace says under provenance, with that of the policy.
-        argv: whether it says the whole command line, too. git_diff: whether events.jsonl has the uncommitted changes of
-            the git repository that this is run in.
+        argv: whether it says the whole command line, too. git_diff: whether it has the uncommitted changes of the git
+            repository that this is run in. Both may hold what is not to be published.
         recording: other arguments of TraceRecordingWrapper, but for filters, videos and uid.
 
     Raises:
@@ -119,8 +118,8 @@ def collect(
         if resume:
             await_writers(place, run)
         done = finished(place, run, seed) if resume else {}
-        origin = provenance_of(command, policy, argv)
-        about = {"provenance": origin, **machine(), **({"git": _git_diff()} if git_diff else {})}
+        origin = provenance_of(command, policy_name(policy), argv, git_diff)
+        about = {"provenance": origin, **machine()}
         events("start", settings=settings, limits=asdict(limits), workers=workers, resumed=len(done), **about)
         metadata = {"seed": seed, "run": run, "given": recording.pop("metadata", None)}
         setup = Setup(

@@ -141,7 +141,6 @@ def new_schema(
         observation_space: of one lane; so is action_space.
         recorder: what it is to say of the recorder beside record_infos.
     """
-    origin = provenance.current()
     return {
         "format": [wire.MAJOR, wire.MINOR],
         "writer": trace_directory.check_writer_id(options.uid or trace_directory.new_writer_id()),
@@ -156,7 +155,7 @@ def new_schema(
         "platform": platform.platform(),
         "recorder": {"record_infos": options.record_infos, **recorder},
         "metadata": options.metadata,
-        **({} if origin is None else {"provenance": origin}),
+        "provenance": provenance.current(),
     }
 
 
