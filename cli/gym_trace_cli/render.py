@@ -13,7 +13,8 @@ import gym_trace
 from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace_cli import show
 from gym_trace_cli.environments import making_arguments
-from gym_trace_cli.options import EpisodeSlice, recorded_env_options
+from gym_trace_cli.options import recorded_env_options
+from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -24,7 +25,7 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 @click.command("render", short_help="Make videos of episodes.")
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(), help="Where to; see above.")
-@click.option("--episodes", type=EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7.")
+@selection_options
 @click.option("--schedule", metavar="S", help="cubic: 0, 1, 8, 27 to 729, then every 1000th; every:N: every Nth.")
 @click.option("--best", type=click.IntRange(min=1), metavar="N", help="The N episodes with the highest returns.")
 @click.option("--worst", type=click.IntRange(min=1), metavar="N", help="The N episodes with the lowest returns.")
@@ -44,7 +45,7 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 def command(
     directory: str,
     output: str,
-    episodes: slice | list[int] | None,
+    selection: Selection,
     schedule: str | None,
     best: int | None,
     worst: int | None,
@@ -56,7 +57,7 @@ def command(
     source: str,
     **options: Any,
 ) -> None:
-    """Make videos of episodes of the trace in DIR: all, or those chosen.
+    """Make videos of episodes of the trace in DIR: all, or those chosen; of these the best, for example.
 
     OUT ending in .mp4, .gif (at most 50 frames a second) or .cast (text, for environments that
     render as ansi) is a file of one episode; {} in its name stands for the episode's number and
@@ -66,13 +67,13 @@ def command(
     """
     from gym_trace.video.render import Destination, render_episodes
 
-    if sum(given is not None for given in (episodes, schedule, best, worst)) > 1:
-        raise click.UsageError("--episodes, --schedule, --best and --worst exclude each other")
+    if sum(given is not None for given in (schedule, best, worst)) > 1:
+        raise click.UsageError("--schedule, --best and --worst exclude each other")
     if source == "simulation" and not any(map(os.environ.get, _DISPLAYS)):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or SDL says "error: …", as if it were us
     making = making_arguments(env_id, factory, env_args, imports)
     trace = gym_trace.open_trace(directory)
-    chosen = _chosen(trace, episodes, schedule, best, worst)
+    chosen = _chosen(selection.view(trace), schedule, best, worst)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
     frames, made, begin = 0, 0, time.monotonic()
     with show.ProgressLine() as line:
@@ -99,23 +100,16 @@ def command(
         raise RenderingError("nothing was rendered; episodes whose pictures were recorded need --from observations")
 
 
-def _chosen(
-    trace: Trace, episodes: slice | list[int] | None, schedule: str | None, best: int | None, worst: int | None
-) -> list[int]:
+def _chosen(view: Trace, schedule: str | None, best: int | None, worst: int | None) -> list[int]:
+    """The places in the whole trace."""
     from gym_trace.video.render import best_episodes
     from gym_trace.video.schedules import schedule_of
 
-    everything = range(len(trace))
-    if isinstance(episodes, list):
-        if missing := [index for index in episodes if not -len(trace) <= index < len(trace)]:
-            raise InvalidOption(f"there is no episode {missing[0]}; the trace has {show.count(len(trace), 'episode')}")
-        chosen = [everything[index] for index in episodes]
-    elif best is not None or worst is not None:
-        chosen = best_episodes(trace, best or worst or 0, worst=worst is not None)
+    places: list[int] = view.chosen.tolist()
+    if best is not None or worst is not None:
+        places = [places[index] for index in best_episodes(view, best or worst or 0, worst=worst is not None)]
     elif schedule is not None:
-        chosen = list(filter(schedule_of(schedule), everything))
-    else:
-        chosen = list(everything[slice(None) if episodes is None else episodes])
-    if not chosen:
-        raise InvalidOption(f"no episode is chosen; the trace has {show.count(len(trace), 'episode')}")
-    return chosen
+        places = list(filter(schedule_of(schedule), places))
+    if not places:
+        raise InvalidOption(f"no episode is chosen; the trace has {show.count(len(view.whole), 'episode')}")
+    return places

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,8 @@ import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.environments import making_arguments
 from gym_trace_cli.episode_lines import print_as_json, print_episodes
-from gym_trace_cli.options import EpisodeSlice, NamedCallable, recorded_env_options
+from gym_trace_cli.options import NamedCallable, recorded_env_options
+from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.verify import verify
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ _OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "
 
 @click.command("replay", short_help="Play episodes back.")
 @click.argument("directory", metavar="DIR", type=click.Path())
-@click.option("--episodes", type=EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7.")
-@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N of them, drawn at random.")
-@click.option("--seed", type=int, metavar="S", help="Of the draw, to have the same sample again.")
+@selection_options
 @click.option(
     "--callback",
     type=NamedCallable(),
@@ -52,9 +50,7 @@ def command(
     ctx: click.Context,
     /,
     directory: str,
-    episodes: slice | list[int] | None,
-    sample: int | None,
-    seed: int | None,
+    selection: Selection,
     callback: Callable[[Any, Any, Any], Any] | None,
     as_json: bool,
     verified: bool,
@@ -70,12 +66,10 @@ def command(
     Where a recording was killed in the middle of a step, --through-the-crash takes that step, too, in
     a process of its own, and says what happened.
     """
-    if seed is not None and sample is None:
-        raise click.UsageError("--seed is that of --sample; pass both")
     if callback is not None and as_json:
         raise click.UsageError("--callback and --json exclude each other")
     trace = gym_trace.open_trace(directory)
-    chosen = _chosen(len(trace), episodes, sample, seed)
+    chosen = selection.of(trace).tolist()
     ways = {"--callback": callback is not None, "--verify": verified, "--human": human}
     if sum(ways.values()) > 1:
         raise click.UsageError(" and ".join(name for name, given in ways.items() if given) + " exclude each other")
@@ -111,22 +105,6 @@ def _show_to_humans(
     making = making_arguments(env_id, factory, env_args, imports)
     for verdict in play_for_humans(trace, chosen, speed=speed, trust=trust, **making):
         click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {verdict.verdict}")
-
-
-def _chosen(length: int, episodes: slice | list[int] | None, sample: int | None, seed: int | None) -> list[int]:
-    if isinstance(episodes, list):
-        for index in episodes:
-            if not -length <= index < length:
-                raise click.BadParameter(
-                    f"there is no episode {index}; the trace has {show.count(length, 'episode')}",
-                    param_hint="--episodes",
-                )
-        chosen = [index % length for index in episodes]
-    else:
-        chosen = list(range(length)[slice(None) if episodes is None else episodes])
-    if sample is not None and sample < len(chosen):
-        chosen = sorted(random.Random(seed).sample(chosen, sample))
-    return chosen
 
 
 def _call_back(trace: Trace, chosen: list[int], callback: Callable[[Any, Any, Any], Any]) -> None:

@@ -1,4 +1,4 @@
-"""The episodes of one writer from front to back, each chunk read once."""
+"""Episodes from front to back, each chunk read once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,47 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import Damage
+from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
 from gym_trace.playback.assembly import Piece
+from gym_trace.playback.content import Content
 from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
+from gym_trace.playback.opened import Scanned
 from gym_trace.playback.writer_reader import WriterReader
+
+
+def scan_content(
+    content: Content, roots: frozenset[str], wanted: Array, on_damage: Callable[[Damage], None] | None
+) -> Iterator[Episode]:
+    """The episodes at some places, which ascend in the whole trace, with their columns under roots.
+
+    on_damage: as of scan_episodes. Raises CorruptTrace.
+    """
+    whole = wanted if content.chosen is None else content.chosen[wanted]
+    everything = content.chosen is None and len(wanted) == len(content.table)
+    skip = on_damage is not None
+    for number, writer in enumerate(content.writers):
+        begin, end = content.bounds[number : number + 2].tolist()
+        mine = np.zeros(end - begin, bool)
+        first, last = np.searchsorted(whole, (begin, end))
+        mine[whole[first:last] - begin] = True
+        if not mine.any() and not everything:
+            continue
+        if writer.damage and not skip:
+            raise writer.damage[0].error()
+        for parts, row, pieces in scan_episodes(writer, roots, mine, on_damage):
+            index = begin + row
+            if parts is not writer.parts:  # what is left of one that was there whole
+                index = begin + int(writer.parts.of_fragment[parts.fragments[parts.first[row]]])
+            record = parts.table[row].copy()
+            record["index"] = index if content.chosen is None else wanted[np.searchsorted(whole, index)]
+            yield Episode(record, writer.writer, writer.split, Scanned(writer, parts, row, pieces, roots, skip))
 
 
 def scan_episodes(
     writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: Callable[[Damage], None] | None
 ) -> Iterator[tuple[Parts, int, list[Piece]]]:
-    """Each wanted episode as (parts, row, pieces), each chunk read once.
+    """Each wanted episode of a writer as (parts, row, pieces), each chunk read once.
 
     on_damage: told of damaged chunks, which are then left out as if they were not there; None: CorruptTrace.
     """

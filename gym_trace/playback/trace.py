@@ -19,9 +19,11 @@ from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.playback.content import Content
-from gym_trace.playback.episode_scan import scan_episodes
-from gym_trace.playback.opened import OnDisk, Opened, Scanned, extents_of, reopened
+from gym_trace.playback.episode_columns import EpisodeColumns
+from gym_trace.playback.episode_scan import scan_content
+from gym_trace.playback.opened import OnDisk, Opened, extents_of, reopened
 from gym_trace.playback.writer_reader import Extent, WriterReader
+from gym_trace.selecting.choice import chosen_rows
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import Storage
 
@@ -237,9 +239,58 @@ class Trace:
         places, _ = content.selected(index)
         return self._with(content.view(places))
 
+    def select(
+        self,
+        where: str | None = None,
+        *,
+        sort: str | None = None,
+        limit: int | None = None,
+        sample: int | None = None,
+        seed: int | None = None,
+    ) -> Trace:
+        """A view of the episodes that are meant: ``trace.select("return > 100", sort="-return", limit=3)``.
+
+        First where is applied, then sample, then sort, then limit. Nothing of it is run as Python; a million episodes
+        take a fraction of a second.
+
+        Args:
+            where: a condition: ``return > 100 and outcome == "lost"``. It has and, or, not; == != < <= > >= (chains,
+                too: ``0 < steps <= 10``), in and not in, of lists and of text; + - * / % and abs() of numbers; and
+                numbers, text, True, False and None. Of the columns
+
+                - index (place in the whole trace), steps, lane, episode_id, first_step, duration (seconds), seed,
+                  return (or return[0] and so on, where rewards are several numbers, which are read then) are numbers;
+                - outcome, split, writer (its id) are text;
+                - start, end are times, and compared with ISO 8601 text: ``start >= "2026-11-01"``, UTC if it does not
+                  say otherwise, the first moment of what it leaves out;
+                - metadata.KEY is what was given as metadata to the writer, options.KEY what was given to reset, which
+                  has to be read; ``metadata["a key"].deeper[0]`` goes on in dicts and lists. Each can be of any
+                  kind, and is compared with values of that kind alone; alone it is true where it is True.
+
+                What is not known is None, and equal to None alone (``seed is None``, ``options.level is None``): a
+                seed that was not given, a return that is NaN or several numbers, the end and the duration of what
+                came to no end, a key that is not there, a division by 0. It is neither less nor greater than
+                anything, so that ``seed != 5`` and ``not return < 100`` have the episodes without a seed, a return.
+                Integers of any size are compared with integers exactly, such as seeds; sums and products of them are
+                exact up to 64 bits; all else is float64.
+            sort: a column, or several, ``"split, -return"``: a - in front has it descend. What is not known comes
+                last; episodes that are the same in it keep their order. None: the order here.
+            limit: the first so many.
+            sample: so many, drawn at random, each once, in their order here; all, where there are no more.
+            seed: of the draw, to have the same sample again.
+
+        Raises:
+            InvalidOption: something does not make sense; points to the place.
+            CorruptTrace: options, or rewards, were asked for and are damaged.
+        """
+        content = self._content
+        columns = EpisodeColumns(content, self._with(content).scan, lambda index: self._episode(content, index))
+        chosen = chosen_rows(columns, where, sort=sort, limit=limit, sample=sample, seed=seed)
+        return self._with(content.view(chosen))
+
     @property
     def chosen(self) -> Array:
-        """The places that the episodes of a view have in the whole trace."""
+        """The places that the episodes of a view have in the whole trace, in the order of the view."""
         chosen = self._content.chosen
         return np.arange(len(self)) if chosen is None else chosen
 
@@ -271,8 +322,8 @@ class Trace:
         Args:
             columns: read only these: "observations", "actions", "rewards", "terminations", "truncations", "infos",
                 "annotations". None: all.
-            episodes: a slice, indices, or a boolean array over the trace; in the order given (which, if it does not
-                ascend, is read episode by episode, and columns when they are asked for). None: all.
+            episodes: a slice, indices, or a boolean array over the trace; in the order given. None: all. An order that
+                does not ascend, as of a sorted view, is read episode by episode, and columns when they are asked for.
             on_damage: "raise" CorruptTrace at a damaged chunk, or "skip" it: what it broke apart comes in parts, a
                 warning tells what was skipped, and .damage lists it.
         """
@@ -281,34 +332,18 @@ class Trace:
             raise InvalidOption(f'on_damage={on_damage!r}: pass "raise" or "skip"')
         content = self._content
         wanted, ordered = content.selected(episodes)
-        if not ordered and on_damage == "skip":
-            raise InvalidOption('on_damage="skip" reads a trace from front to back: give episodes in ascending order')
-        if not ordered:
+        if ordered:
+            return self._scan(content, roots, wanted, on_damage == "skip")
+        if on_damage == "raise":
             return (self._episode(content, int(i)) for i in wanted)
-        return self._scan(content, roots, wanted, on_damage == "skip")
+        places = wanted if content.chosen is None else content.chosen[wanted]
+        runs = np.split(wanted, np.flatnonzero(np.diff(places) <= 0) + 1)
+        return chain.from_iterable(self._scan(content, roots, run, True) for run in runs)
 
     def _scan(self, content: Content, roots: frozenset[str], wanted: Array, skip: bool) -> Iterator[Episode]:
-        whole = wanted if content.chosen is None else content.chosen[wanted]
-        everything = content.chosen is None and len(wanted) == len(content.table)
-        for number, writer in enumerate(content.writers):
-            begin, end = content.bounds[number : number + 2].tolist()
-            mine = np.zeros(end - begin, bool)
-            first, last = np.searchsorted(whole, (begin, end))
-            mine[whole[first:last] - begin] = True
-            if not mine.any() and not everything:
-                continue
-            if writer.damage and not skip:
-                raise writer.damage[0].error()
-            for parts, row, pieces in scan_episodes(writer, roots, mine, self._report if skip else None):
-                index = begin + row
-                if parts is not writer.parts:  # what is left of one that was there whole
-                    index = begin + int(writer.parts.of_fragment[parts.fragments[parts.first[row]]])
-                record = parts.table[row].copy()
-                record["index"] = index if content.chosen is None else wanted[np.searchsorted(whole, index)]
-                yield Episode(record, writer.writer, writer.split, Scanned(writer, parts, row, pieces, roots, skip))
-        if skip:
-            for damage in self.damage:
-                self._report(damage)
+        yield from scan_content(content, roots, wanted, self._report if skip else None)
+        for damage in self.damage if skip else ():
+            self._report(damage)
 
     def call_back(self, episode_cb: EpisodeCallback | None, max_episodes: int | None = None) -> int:
         """As scan_recorded_traces."""

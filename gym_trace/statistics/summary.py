@@ -12,11 +12,11 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
+from gym_trace.playback.episode_columns import objective_returns
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import finite
 from gym_trace.statistics.columns import ColumnValues, describe_columns
-from gym_trace.statistics.objectives import objective_returns
 
 GROUPINGS = ("split", "writer", "outcome")
 ENDED = ("terminated", "truncated")  # the outcomes of episodes that came to their end
@@ -183,7 +183,7 @@ def _facts(trace: Trace, codes: Array) -> Facts:
     if len(begin) < len(table):
         with np.errstate(invalid="ignore"):
             steps, returns = np.add.reduceat(steps, begin), np.add.reduceat(returns, begin)
-    found = objective_returns(trace)
+    found = objective_returns(trace.episodes, trace.scan)
     objectives = np.empty((len(first), 0)) if found is None else found[order]
     if found is not None and len(begin) < len(table):
         objectives = np.add.reduceat(objectives, begin, axis=0)

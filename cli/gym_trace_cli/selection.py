@@ -1,0 +1,108 @@
+"""Which episodes a command is about: --episodes, --where, --sample, --sort and --limit, the same for all commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gym_trace.errors import InvalidOption
+from gym_trace_cli import show
+from gym_trace_cli.options import EpisodeSlice
+
+if TYPE_CHECKING:
+    from gym_trace import Trace
+    from gym_trace.model.values import Array
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which episodes are meant. Applied in this order: episodes, where, sample, sort, limit."""
+
+    episodes: slice | list[int] | None = None
+    where: str | None = None
+    sort: str | None = None
+    limit: int | None = None
+    sample: int | None = None
+    seed: int | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every episode is meant, in the order of the trace."""
+        return self == Selection()
+
+    def of(self, trace: Trace) -> Array:
+        """The places of the episodes in the trace, (n,) int64, each once, in the wanted order.
+
+        Without --sort that of the trace, or of a list of --episodes. Raises click.BadParameter.
+        """
+        return self.view(trace).chosen
+
+    def view(self, trace: Trace) -> Trace:
+        """The same as a trace of these episodes alone; the trace itself, where all are meant."""
+        view = trace if self.episodes is None else trace[_places(len(trace), self.episodes)]
+        if Selection(self.episodes) == self:
+            return view
+        try:
+            return view.select(self.where, sort=self.sort, limit=self.limit, sample=self.sample, seed=self.seed)
+        except InvalidOption as error:
+            raise click.BadParameter(str(error), param_hint=self._given()) from error
+
+    def _given(self) -> str:
+        return " / ".join(f"'--{name}'" for name in ("where", "sort") if getattr(self, name) is not None)
+
+
+class Condition(click.ParamType):  # type: ignore[type-arg]
+    """--where and --sort: checked at once, but for the columns, which the trace knows."""
+
+    name = "condition"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from gym_trace.selecting.language import parse_condition, parse_keys
+
+        try:
+            (parse_keys if param is not None and param.name == "sort" else parse_condition)(value)
+        except InvalidOption as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+_OPTIONS = (
+    click.option("--episodes", type=EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7."),
+    click.option(
+        "--where", type=Condition(), metavar="EXPR", help="Those of which it is true: 'return > 100 and steps < 50'."
+    ),
+    click.option("--sort", type=Condition(), metavar="COLUMN", help="In this order; -return: the highest first."),
+    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N of them."),
+    click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N of them, drawn at random."),
+    click.option("--seed", type=int, metavar="S", help="Of the draw, to have the same sample again."),
+)
+
+
+def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options that choose episodes, and one parameter for all of them: selection."""
+
+    @wraps(command)
+    def selecting(*args: Any, **kwargs: Any) -> Any:
+        chosen = {name: kwargs.pop(name) for name in Selection.__dataclass_fields__}
+        if chosen["seed"] is not None and chosen["sample"] is None:
+            raise click.UsageError("--seed is that of --sample; pass both")
+        return command(*args, selection=Selection(**chosen), **kwargs)
+
+    for option in reversed(_OPTIONS):
+        selecting = option(selecting)
+    return selecting
+
+
+def _places(length: int, episodes: slice | list[int]) -> slice | list[int]:
+    """The same with every index there, and none of them twice. Raises click.BadParameter."""
+    if isinstance(episodes, slice):
+        return episodes
+    for index in episodes:
+        if not -length <= index < length:
+            told = f"there is no episode {index}; the trace has {show.count(length, 'episode')}"
+            raise click.BadParameter(told, param_hint="'--episodes'")
+    return list(dict.fromkeys(index % length for index in episodes))

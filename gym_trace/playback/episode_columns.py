@@ -1,0 +1,168 @@
+"""What can be asked of the episodes of a trace: the columns of conditions."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.model.episode import Episode
+from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import OUTCOMES
+from gym_trace.playback.content import Content
+from gym_trace.printable import printable
+from gym_trace.selecting.columns import Column, factorized, numbers, times, words
+
+COLUMNS = (
+    *("index", "steps", "return", "outcome", "seed", "split", "writer", "lane", "start", "end", "duration"),
+    *("episode_id", "first_step", "metadata", "options"),
+)
+MOST_OBJECTIVES = 64  # of a reward; of a larger one there is no return
+_NO_SEED, _LARGE_SEED = -1, -2  # in the table
+_NAMED = 8  # keys that an error names
+
+Scan = Callable[..., Iterator[Episode]]
+
+
+class EpisodeColumns:
+    """The columns of the episodes of a trace or a view, made when they are asked for.
+
+    scan: Trace.scan; episode: gives one by its index, for what the index of the trace does not hold.
+    """
+
+    def __init__(self, content: Content, scan: Scan, episode: Callable[[int], Episode]):
+        self._content, self._scan, self._episode = content, scan, episode
+
+    def __len__(self) -> int:
+        return len(self._content.table)
+
+    def column(self, path: tuple[Any, ...]) -> Column:
+        """The column that is called so: see Trace.select. Raises InvalidOption, CorruptTrace."""
+        name, *keys = path
+        if name == "metadata":
+            return self._metadata(keys)
+        if name == "options":
+            return self._options(keys)
+        if name not in COLUMNS:
+            near = difflib.get_close_matches(str(name), COLUMNS, n=1, cutoff=0.5)
+            instead = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COLUMNS)}"
+            raise InvalidOption(f"no column {name!r}; {instead}")
+        if name == "return" and len(keys) == 1 and isinstance(keys[0], int):
+            return self._objective(keys[0])
+        if keys:
+            raise InvalidOption(f"{name} is one value, in which there is no {keys[0]!r}")
+        return self._of_table(str(name))
+
+    def _of_table(self, name: str) -> Column:
+        content, table = self._content, self._content.table
+        if name == "index":
+            return numbers(np.arange(len(table)) if content.chosen is None else content.chosen)
+        if name == "outcome":
+            codes = np.zeros(len(table), np.int64)
+            for code, outcome in enumerate(OUTCOMES[1:], 1):
+                codes[table["outcome"] == outcome] = code
+            return words(codes, OUTCOMES, "text")
+        if name == "writer":
+            return words(table["writer"].astype(np.int64), [writer.writer for writer in content.readers], "text")
+        if name == "split":
+            splits = [writer.about_or_empty.split for writer in content.readers]
+            return words(table["writer"].astype(np.int64), splits, "text")
+        if name == "seed":
+            return self._seeds(table["seed"])
+        if name in ("start", "end"):
+            return times(np.ascontiguousarray(table[f"{name}_time"]))
+        if name == "duration":
+            return numbers(table["duration"] / 1e9, ~np.isnat(table["end_time"]))
+        data = table[name]
+        return numbers(data.astype(np.float64 if data.dtype.kind == "f" else np.int64))
+
+    def _seeds(self, seeds: Array) -> Column:
+        """Those that are too large for the table are kept with what is known of the reset."""
+        large = np.flatnonzero(seeds == _LARGE_SEED)
+        if not len(large):
+            return numbers(seeds, seeds != _NO_SEED)
+        exact, known = seeds.astype(object), seeds != _NO_SEED
+        for index in large.tolist():
+            seed = self._episode(index).seed
+            exact[index], known[index] = seed or 0, seed is not None
+        return numbers(exact, known)
+
+    def _objective(self, index: int) -> Column:
+        found = objective_returns(self._content.table, self._scan)
+        if found is None:
+            if not len(self):
+                return numbers(np.empty(0))
+            raise InvalidOption("the rewards here are single numbers; write return without an index")
+        if not 0 <= index < found.shape[1]:
+            raise InvalidOption(f"there is no objective {index}; there are 0 to {found.shape[1] - 1}")
+        return numbers(found[:, index])
+
+    def _metadata(self, keys: list[Any]) -> Column:
+        given = [writer.about_or_empty.metadata for writer in self._content.readers]
+        self._check_key(given, keys, "metadata")
+        return words(self._content.table["writer"].astype(np.int64), [_at(value, keys) for value in given])
+
+    def _options(self, keys: list[Any]) -> Column:
+        given = [self._episode(index).options for index in range(len(self))]
+        self._check_key(given, keys, "options")
+        return factorized(_at(value, keys) for value in given)
+
+    def _check_key(self, given: list[Any], keys: list[Any], name: str) -> None:
+        """That at least one of them has the first key. Raises InvalidOption."""
+        if not keys or not len(self):
+            return
+        known = {str(key): None for value in given if isinstance(value, Mapping) for key in value}
+        if keys[0] in known or any(_at(value, keys[:1]) is not None for value in given):
+            return
+        near = difflib.get_close_matches(str(keys[0]), known, n=1, cutoff=0.5)
+        there = ", ".join(list(known)[:_NAMED]) + (" …" if len(known) > _NAMED else "") or "none"
+        instead = f"did you mean {near[0]!r}?" if near else f"keys there are: {there}"
+        raise InvalidOption(printable(f"no {keys[0]!r} in the {name} here; {instead}"))
+
+
+def objective_returns(table: Array, scan: Scan) -> Array | None:
+    """The sums of the rewards of each part of an episode, (parts, objectives); None if rewards are single numbers.
+
+    Reads the rewards of those alone whose index says that they have no return, where a first one of a writer shows
+    that its rewards are several numbers. NaN for all others. table, scan: of a trace, or a view of one.
+    """
+    unknown = np.isnan(table["return"]) & (table["steps"] > 0)
+    returns: Array | None = None
+    for writer in np.unique(table["writer"][unknown]).tolist():
+        width = 0
+        episodes = unknown & (table["writer"] == writer)
+        for episode in scan(columns=("rewards",), episodes=episodes, on_damage="skip"):
+            total = _sums(episode.rewards)
+            if not (width := width or len(total)):
+                break
+            if returns is None or returns.shape[1] < width:
+                wider = np.full((len(table), width), np.nan)
+                wider[:, : 0 if returns is None else returns.shape[1]] = np.nan if returns is None else returns
+                returns = wider
+            if len(total) == width:
+                returns[episode.index, :width] = total
+    return returns
+
+
+def _sums(rewards: Array) -> Array:
+    """Of each objective; nothing where there are none."""
+    if rewards.ndim < 2 or rewards.dtype.kind not in "biuf" or rewards[0].size > MOST_OBJECTIVES:
+        return np.empty(0)
+    with np.errstate(all="ignore"):  # rewards may be infinite
+        sums: Array = rewards.reshape(len(rewards), -1).sum(axis=0, dtype=np.float64)
+    return sums
+
+
+def _at(value: Any, keys: list[Any]) -> Any:
+    """What is in a value under keys, and places of lists; None if there is nothing."""
+    for key in keys:
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif isinstance(key, int) and isinstance(value, (list, tuple, np.ndarray)) and -len(value) <= key < len(value):
+            value = value[key]
+        else:
+            return None
+    return value

@@ -1,0 +1,39 @@
+"""Rows of a table by a condition, a sample, an order and a limit."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.selecting.columns import Array, Table
+from gym_trace.selecting.conditions import rows_where, sorted_rows
+
+
+def chosen_rows(
+    table: Table,
+    where: str | None = None,
+    *,
+    sort: str | None = None,
+    limit: int | None = None,
+    sample: int | None = None,
+    seed: int | None = None,
+) -> Array:
+    """The rows of a table that are meant, (n,) int64: first where, then sample, then sort, then limit.
+
+    sample: as many rows, drawn at random, each at most once; in their order in the table. seed: of the draw.
+
+    Raises InvalidOption.
+    """
+    for name, given in (("limit", limit), ("sample", sample)):
+        if given is not None and given < 0:
+            raise InvalidOption(f"{name}={given}: pass 0 or more")
+    if seed is not None and sample is None:
+        raise InvalidOption("seed is that of the sample; pass sample, too")
+    rows = np.arange(len(table)) if where is None else np.flatnonzero(rows_where(where, table))
+    if sample is not None and sample < len(rows):
+        rows = rows[sorted(random.Random(seed).sample(range(len(rows)), sample))]
+    if sort is not None:
+        rows = sorted_rows(sort, table, rows)
+    return rows if limit is None else rows[:limit]

@@ -1,0 +1,270 @@
+"""What conditions say of the rows of a table: trees are evaluated column by column, a whole one at a time."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.selecting.columns import (
+    ALWAYS,
+    NEVER,
+    Array,
+    Column,
+    Table,
+    as_numbers,
+    floats,
+    less,
+    literal,
+    numbers,
+    of_pairs,
+    ranks,
+    same,
+    time_of,
+    words,
+)  # fmt: skip
+from gym_trace.selecting.language import Node, parse_condition, parse_keys, pointed
+
+_COMPARED = {
+    "==": operator.eq, "is": operator.eq, "!=": operator.eq, "is not": operator.eq,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+_NEGATED = {"!=", "is not", "not in"}
+_OF_WORDS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": same, "is": same, "!=": same, "is not": same,
+    "<": less, "<=": lambda x, y: less(x, y) or same(x, y),
+    ">": lambda x, y: less(y, x), ">=": lambda x, y: less(y, x) or same(x, y),
+}  # fmt: skip
+_CALLED = {"number": "a number", "time": "a time", "text": "text", "condition": "true or false", "list": "a list"}
+_INT64 = np.iinfo(np.int64)
+
+
+def rows_where(condition: str, table: Table) -> Array:
+    """Which rows of a table a condition is true of: a bool each. Raises InvalidOption, which shows the place."""
+    answer = _Evaluation(condition, table).condition(parse_condition(condition))
+    return np.broadcast_to(answer, len(table))
+
+
+def sorted_rows(keys: str, table: Table, rows: Array) -> Array:
+    """rows in the order of some keys; those that are the same in all of them stay as they are to each other.
+
+    What is not known comes last, whether a key ascends or descends. Raises InvalidOption, which shows the place.
+    """
+    evaluation, by = _Evaluation(keys, table), []
+    for node, descends in parse_keys(keys):
+        column = evaluation.sortable(node)
+        rank = np.broadcast_to(ranks(column), len(table))[rows]
+        known = np.broadcast_to(column.known, len(table))[rows]
+        if descends:  # the largest integer has no opposite, but a complement
+            rank = -rank if rank.dtype.kind == "f" else ~rank.astype(np.int64)
+        by += [~known, np.where(known, rank, 0)]
+    return rows[np.lexsort(by[::-1])]
+
+
+class _Evaluation:
+    """Evaluates trees over a table."""
+
+    def __init__(self, source: str, table: Table):
+        self._source, self._table = source, table
+        self._columns: dict[tuple[Any, ...], Column] = {}
+
+    def _error(self, node: Node, problem: str) -> InvalidOption:
+        return pointed(self._source, node.begin, node.end, problem)
+
+    def _text(self, node: Node) -> str:
+        return self._source[node.begin : node.end]
+
+    # -- conditions ---------------------------------------------------------------------------------------------------
+
+    def condition(self, node: Node) -> Array:
+        """Where it is true."""
+        if node.kind in ("and", "or"):
+            combine = np.logical_and if node.kind == "and" else np.logical_or
+            answer = self.condition(node.parts[0])
+            for part in node.parts[1:]:
+                answer = combine(answer, self.condition(part))
+            return answer
+        if node.kind == "not":
+            return ~self.condition(node.parts[0])
+        if node.kind == "comparison":
+            pairs = zip(node.value, node.parts, node.parts[1:])
+            answers = [self._compared(sign, left, right) for sign, left, right in pairs]
+            return np.asarray(np.logical_and.reduce(np.broadcast_arrays(*answers))) if answers[1:] else answers[0]
+        column = self._value(node)
+        if column.kind == "condition":
+            return column.data & column.known
+        if column.kind == "any":
+            return of_pairs(column, literal_words(True), same)
+        said = self._text(node)
+        raise self._error(node, f"{said} is {_called(column)}, and no condition; compare it, such as {said} == …")
+
+    def _compared(self, sign: str, left: Node, right: Node) -> Array:
+        negated = sign in _NEGATED
+        a, b = self._value(left), self._value(right)
+        if sign in ("is", "is not") and "none" not in (a.kind, b.kind):
+            raise self._error(right, f"'{sign}' is for None alone; write {'!=' if negated else '=='}")
+        if sign in ("in", "not in"):
+            answer = self._within(a, left, b, right)
+        elif "list" in (a.kind, b.kind):
+            raise self._error(right if b.kind == "list" else left, "of a list there is 'in' alone")
+        elif "none" in (a.kind, b.kind):
+            if sign in ("<", "<=", ">", ">="):
+                raise self._error(right if b.kind == "none" else left, "None comes neither before nor after anything")
+            answer = ~a.known & ~b.known
+        else:
+            answer = self._ordered(sign, a, left, b, right)
+        return ~answer if negated else answer
+
+    def _ordered(self, sign: str, a: Column, left: Node, b: Column, right: Node) -> Array:
+        if "time" in (a.kind, b.kind):
+            a, b = self._as_time(a, left), self._as_time(b, right)
+        elif "condition" in (a.kind, b.kind) and sign in ("<", "<=", ">", ">="):
+            raise self._error(left, "true and false come in no order")
+        elif "any" in (a.kind, b.kind) and "number" not in (a.kind, b.kind):
+            a, b = (as_words(column) if column.kind == "condition" else column for column in (a, b))
+            return of_pairs(a, b, _OF_WORDS[sign])
+        elif "any" in (a.kind, b.kind):
+            a, b = as_numbers(a), as_numbers(b)
+        elif a.kind != b.kind:
+            told = f"{self._text(left)} is {_called(a)}, and {self._text(right)} is {_called(b)}"
+            raise self._error(right, f"{told}: they cannot be compared")
+        if a.kind == "text":
+            return of_pairs(a, b, _OF_WORDS[sign])
+        with np.errstate(invalid="ignore"):
+            return _exactly(_COMPARED[sign], a.data, b.data) & a.known & b.known
+
+    def _within(self, a: Column, left: Node, b: Column, right: Node) -> Array:
+        if b.kind in ("text", "any"):
+            if a.kind not in ("text", "any"):
+                raise self._error(left, f"{self._text(left)} is {_called(a)}, and only text can be in text")
+            return of_pairs(a, b, lambda x, y: isinstance(x, str) and isinstance(y, str) and x in y)
+        if b.kind != "list":
+            raise self._error(right, f"{self._text(right)} is {_called(b)}; 'in' takes a list, as [1, 2], or text")
+        if a.kind in ("list", "none"):
+            raise self._error(left, "a column was expected before 'in'")
+        answer = ~a.known if any(value is None for value in right.value) else NEVER
+        listed = [(value, part) for value, part in zip(right.value, right.parts) if value is not None]
+        if a.kind == "number":
+            ints = [value for value, _ in listed if isinstance(value, int) and not isinstance(value, bool)]
+            if a.data.dtype == np.int64 and len(ints) == len(listed):
+                fit = [value for value in ints if _INT64.min <= value <= _INT64.max]
+                return answer | (np.isin(a.data, np.array(fit, np.int64)) & a.known)
+        if a.kind in ("text", "any"):
+            for value, part in listed:
+                if a.kind == "text" and not isinstance(value, str):
+                    raise self._error(part, f"{self._text(left)} is text, and {self._text(part)} is not")
+            # With its kind, because True is 1 for a set.
+            among = {(isinstance(value, bool), isinstance(value, str), value) for value, _ in listed}
+            found = [(isinstance(word, bool), isinstance(word, str), word) in among for word in a.words]
+            return np.asarray(answer | np.array(found, bool)[a.data])
+        for value, part in listed:
+            answer = answer | self._ordered("==", a, left, literal(value), part)
+        return answer
+
+    def _as_time(self, column: Column, node: Node) -> Column:
+        if column.kind == "time":
+            return column
+        moment = time_of(node.value) if node.kind == "literal" and isinstance(node.value, str) else None
+        if moment is None:
+            example = '"2026-11-01" or "2026-11-01 20:15"'
+            raise self._error(node, f"times are compared with times, which are written as {example}, in UTC")
+        return Column("time", literal(moment).data, ALWAYS)
+
+    # -- values -------------------------------------------------------------------------------------------------------
+
+    def _value(self, node: Node) -> Column:
+        if node.kind == "literal":
+            return literal(node.value)
+        if node.kind == "list":
+            return Column("list", np.array(0), ALWAYS)
+        if node.kind == "column":
+            if node.value not in self._columns:
+                try:
+                    self._columns[node.value] = self._table.column(node.value)
+                except InvalidOption as error:
+                    raise self._error(node, str(error)) from None
+            return self._columns[node.value]
+        if node.kind in ("sum", "product"):
+            result = self._number(node.parts[0])
+            for sign, part in zip(node.value, node.parts[1:]):
+                result = _calculated(sign, result, self._number(part))
+            return result
+        if node.kind == "minus":
+            return _calculated("-", literal(0), self._number(node.parts[0]))
+        if node.kind == "plus":
+            return self._number(node.parts[0])
+        if node.kind == "abs":
+            column = self._number(node.parts[0])
+            negated = _calculated("-", literal(0), column)
+            data = column.data if column.data.dtype == negated.data.dtype else floats(column)
+            return Column("number", np.where(data < 0, negated.data, data), column.known)
+        return Column("condition", self.condition(node), ALWAYS)
+
+    def _number(self, node: Node) -> Column:
+        column = self._value(node)
+        if column.kind not in ("number", "any"):
+            hint = "; end - start in seconds is duration" if column.kind == "time" else ""
+            raise self._error(node, f"{self._text(node)} is {_called(column)}, and no number to calculate with{hint}")
+        return as_numbers(column)
+
+    def sortable(self, node: Node) -> Column:
+        """What to sort by."""
+        column = self._value(node)
+        if column.kind in ("none", "list") or node.kind in ("literal",):
+            raise self._error(node, f"{self._text(node)} is the same for all; sort by a column")
+        return column
+
+
+def literal_words(value: Any) -> Column:
+    """A value for all rows, in words."""
+    return words(np.array(0), [value])
+
+
+def as_words(column: Column) -> Column:
+    """True and false in words."""
+    return Column("any", column.data.astype(np.int64), column.known, [False, True])
+
+
+def _called(column: Column) -> str:
+    return _CALLED.get(column.kind, "None" if column.kind == "none" else "of no certain kind")
+
+
+def _exactly(compare: Callable[[Any, Any], Any], a: Array, b: Array) -> Array:
+    """compare(a, b), integers with integers of any size exactly."""
+    if a.dtype != object and b.dtype != object:
+        return np.asarray(compare(a, b))
+    if a.dtype == np.int64 and b.ndim == 0:  # an integer that is beyond all of 64 bits
+        return np.full(a.shape, compare(0, 1 if b.item() > 0 else -1))
+    if b.dtype == np.int64 and a.ndim == 0:
+        return np.full(b.shape, compare(1 if a.item() > 0 else -1, 0))
+    return np.asarray(compare(a.astype(object), b.astype(object))).astype(bool)
+
+
+def _calculated(sign: str, a: Column, b: Column) -> Column:
+    """Sums, products and remainders of integers are integers while they fit 64 bits; all else is float64."""
+    known = a.known & b.known
+    with np.errstate(all="ignore"):
+        if sign in ("/", "%"):
+            known = known & np.asarray(b.data != 0)
+        if sign != "/" and a.data.dtype == b.data.dtype == np.int64 and _fits(sign, a.data, b.data):
+            calculate = {"+": np.add, "-": np.subtract, "*": np.multiply, "%": np.remainder}[sign]
+            return Column("number", np.asarray(calculate(a.data, b.data)), known)
+        calculate = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide, "%": np.remainder}[sign]
+        return numbers(np.asarray(calculate(floats(a), floats(b))), known)
+
+
+def _fits(sign: str, a: Array, b: Array) -> bool:
+    """Whether the result is surely in 64 bits."""
+    if not a.size or not b.size:
+        return True
+    low, high, least, most = (int(bound) for bound in (a.min(), a.max(), b.min(), b.max()))
+    if sign == "%":
+        return True
+    if sign == "*":
+        corners = [low * least, low * most, high * least, high * most]
+    else:
+        corners = [low + least, high + most] if sign == "+" else [low - most, high - least]
+    return min(corners) >= _INT64.min and max(corners) <= _INT64.max
