@@ -96,6 +96,22 @@ class StorageContract:
         file.close()
         assert _content(storage, "a") == b"whole, again"
 
+    def test_a_range_of_another_file_is_appended(self, storage: Storage) -> None:
+        data = bytes(range(256)) * 9000
+        _written(storage, "a", [data])
+        file = storage.create("b")
+        file.write(b"head")
+        with storage.open("a") as source:
+            file.copy(source, 5, len(data) - 6)
+            file.copy(source, 0, 0)
+            file.write(b"between")
+            file.copy(source, 1, 2)
+            storage.append("b", b"last")
+            with pytest.raises(OSError, match="shorter"):
+                file.copy(source, len(data) - 1, 2)
+        file.close()
+        assert _content(storage, "b").startswith(b"head" + data[5:-1] + b"between" + data[1:3] + b"last")
+
     def test_what_is_written_can_be_read_at_once(self, storage: Storage) -> None:
         storage.make()
         file = storage.create("a.part")

@@ -29,9 +29,9 @@ LAYERS = [
     {"envs"},  # what needs gymnasium; playback and statistics do without, but for what asks for an environment
     {"video.writers", "video.schedules"},  # recording films episodes as they happen
     {"recording", "playback"},
-    {"integrity", "replay", "statistics"},
+    {"integrity", "replay", "statistics", "editing"},
     {"video", "collecting", "interop"},
-    {"wrappers", "replay_env"},  # public paths
+    {"wrappers", "replay_env", "edit"},  # public paths
 ]
 MOST_MODULES, MOST_FILES, MOST_LINES = 6, 12, 400
 PACKING = {"format.wire", "ring.memory", "ring.log", "ring.row_slab"}

@@ -4,21 +4,93 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
-from gym_trace.errors import UnstorableValue
+from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART
+from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
-from gym_trace.format.columns import Column, Path, Piece
-from gym_trace.model.packing import pack
+from gym_trace.format.columns import Column, Path, Piece, parse_column
+from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import Array
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import Reader, Storage
 
 _WORTH_A_CALL = 64 << 10  # bytes
+_BLOCK = 1 << 20
+
+
+class StoredChunk(NamedTuple):
+    """A chunk as it lies in a batch: what its record says of it, and none of its columns.
+
+    pending: what it says of actions that were never answered.
+    """
+
+    file: Reader
+    header: wire.RecordHeader
+    columns: list[Column]
+    pending: Any
+
+
+def stored_chunk(file: Reader, batch: BatchReader, number: int) -> StoredChunk:
+    """A chunk of a batch, of which file is open. Raises CorruptTrace."""
+    offset, length = (int(batch.chunks[name][number]) for name in ("offset", "length"))
+    header = wire.unpack_record_header(file.read(offset, wire.HEADER_SIZE), offset, batch.header.file_id)
+    if header is None or header.type != wire.CHUNK or header.end != offset + length:
+        raise CorruptTrace("checksum mismatch in the header of a record", batch.path, offset)
+    raw = file.read(offset + wire.HEADER_SIZE, header.metadata_length)
+    metadata = unpack(raw) if crc32(raw) == header.metadata_crc else None
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("columns"), list):
+        raise CorruptTrace("checksum mismatch in the metadata of a record", batch.path, offset)
+    columns = list(map(parse_column, metadata["columns"]))
+    if sum(wire.aligned(column.stored) for column in columns) > header.body_length:
+        raise CorruptTrace("a column claims more bytes than its record has", batch.path, offset)
+    return StoredChunk(file, header, columns, metadata.get("pending"))
+
+
+def copy_batch(batch: BatchReader, source: Storage, crc: int | None, target: Storage, name: str, number: int) -> int:
+    """Copies a sealed batch as it is stored, but for the number it has; returns the CRC of the copy.
+
+    Args:
+        source: where the batch lies.
+        crc: that of its file; None: to be had by reading it.
+
+    Raises:
+        UnstorableValue: with this number it would not be as long as it is. Nothing was written.
+        CorruptTrace, OSError
+    """
+    with source.open(batch.name) as file:
+        header = wire.unpack_record_header(
+            file.read(wire.HEADER_SIZE, wire.HEADER_SIZE), wire.HEADER_SIZE, batch.header.file_id
+        )
+        if header is None or batch.schema is None:
+            raise CorruptTrace("checksum mismatch in the schema record", batch.path, wire.HEADER_SIZE)
+        old = new = file.read(0, header.end)
+        if (batch.header.batch, batch.schema.get("batch")) != (number, number):
+            file_id, schema = batch.header.file_id, pack({**batch.schema, "batch": number})
+            record = wire.pack_record(wire.SCHEMA, schema, [], wire.HEADER_SIZE, header.sequence, file_id, header.flags)
+            new = b"".join([wire.pack_file_header(file_id, number), *record])
+        if len(new) != len(old):
+            raise UnstorableValue(f"{batch.path}: as batch {number} it would have another length")
+        if crc is None:
+            crc, at = 0, 0
+            while block := file.read(at, _BLOCK):
+                at, crc = at + len(block), crc32(block, crc)
+        copy = target.create(name + PART)
+        try:
+            if new == old:
+                copy.copy(file, 0, batch.size)
+            else:
+                copy.write(new)
+                copy.copy(file, len(new), batch.size - len(new))
+            copy.sync()
+        finally:
+            copy.close()
+    target.rename(name + PART, name)
+    target.sync()
+    return wire.replaced_crc(crc, old, new, batch.size - len(new))
 
 
 class BatchWriter:
@@ -73,14 +145,40 @@ class BatchWriter:
         if short > 0:  # a reader could take these for few bytes that stand for many
             blobs.append([bytes(short)])
         self._record(wire.CHUNK, metadata, blobs)
-        self._fragments.append(fragments)
-        self._chunks.append((offset, self.size - offset, len(fragments), observation_rows))
-        self.fragments += len(fragments)
         self._pending = pending
         if slab is not None:
             known = self._slab
             self._slab = (*slab, 1 + (known[2] if known is not None and known[0] == slab[0] else 0))
-        for column, _ in columns:
+        self._indexed(offset, fragments, observation_rows, [column for column, _ in columns])
+
+    def copy_chunk(self, fragments: Array, observation_rows: int, chunk: StoredChunk) -> None:
+        """Appends a chunk of another batch as it is stored, without its columns being read."""
+        offset, header = self.size, chunk.header
+        packed = wire.pack_record_header(header._replace(offset=offset, sequence=self._sequence), self._file_id)
+        start, length = header.offset + wire.HEADER_SIZE, header.end - header.offset - wire.HEADER_SIZE
+        try:
+            self._file.write(packed)
+            self._file.copy(chunk.file, start, length)
+        except OSError:
+            self._file.truncate(offset)
+            raise
+        crc, rest = crc32(packed, self.crc), length
+        pieces = [(header.metadata_crc, header.metadata_length)]
+        for piece_crc, stored in [*pieces, *((column.crc, column.stored) for column in chunk.columns)]:
+            crc = crc32(wire.padding(stored), wire.joined_crc(crc, piece_crc, stored))
+            rest -= wire.aligned(stored)
+        self.crc = crc32(bytes(rest), crc)
+        self.size += wire.HEADER_SIZE + length
+        self._sequence += 1
+        self._pending = chunk.pending or ()
+        self._indexed(offset, fragments, observation_rows, chunk.columns)
+
+    def _indexed(self, offset: int, fragments: Array, observation_rows: int, columns: Sequence[Column]) -> None:
+        """Has the index tell of the chunk that was appended."""
+        self._fragments.append(fragments)
+        self._chunks.append((offset, self.size - offset, len(fragments), observation_rows))
+        self.fragments += len(fragments)
+        for column in columns:
             total = self._totals.setdefault(column.path, [0, 0])
             total[0] += column.full_size
             total[1] += column.stored

@@ -10,7 +10,8 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
-from gym_trace.format.batch_writer import BatchWriter
+from gym_trace.format.batch_reader import BatchReader
+from gym_trace.format.batch_writer import BatchWriter, StoredChunk, copy_batch
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import Column, Piece
 from gym_trace.format.columns import Path as ColumnPath
@@ -86,17 +87,42 @@ class TraceWriter:
         slab: tuple[int, bool] | None,
         pending: Sequence[Any] = (),
     ) -> None:
+        columns = [self._encoded(("fragments",), fragments), *columns]
+        self._with_room(fragments).write_chunk(fragments, _observation_rows(fragments), columns, slab, pending)
+        self._wrote(fragments)
+
+    def copy_chunk(self, fragments: Array, chunk: StoredChunk) -> None:
+        """Appends a chunk of another batch as it is stored; fragments: its fragment table."""
+        self._with_room(fragments).copy_chunk(fragments, _observation_rows(fragments), chunk)
+        self._wrote(fragments)
+
+    def copy_batch(self, batch: BatchReader, source: Storage, crc: int | None) -> None:
+        """Seals, and appends a sealed batch as it is stored in source. crc: of its file, if that is known.
+
+        Raises UnstorableValue if it has to be written anew, chunk by chunk; CorruptTrace.
+        """
+        self.seal()
+        name = batch_name(self.writer, self._batches)
+        crc = copy_batch(batch, source, crc, self._storage, name, self._batches)
+        self._batches += 1
+        self._count(batch.fragments)
+        self._sealed(name, batch.size, crc)
+
+    def _with_room(self, fragments: Array) -> BatchWriter:
+        """The batch for a chunk of these fragments."""
         if self._batch is not None and not self._batch.has_room(len(fragments)):
             self.seal()
-        columns = [self._encoded(("fragments",), fragments), *columns]
-        leads = int(np.count_nonzero(fragments["flags"] & wire.LEADS))
-        steps = int(fragments["steps"].sum())
-        self.batch().write_chunk(fragments, steps + leads, columns, slab, pending)
-        self._batch_steps += steps
-        self._batch_episodes += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
+        return self.batch()
+
+    def _wrote(self, fragments: Array) -> None:
+        self._count(fragments)
         self.bytes = self._in_sealed + self.batch().size
         if self._fsync:
             self.batch().sync()
+
+    def _count(self, fragments: Array) -> None:
+        self._batch_steps += int(fragments["steps"].sum())
+        self._batch_episodes += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
 
     def feed(self, path: ColumnPath, rows: Array | DeltaRows) -> None:
         """Takes some of the large rows of a column of the next chunk; all of one dtype and shape, not to be changed."""
@@ -128,9 +154,13 @@ class TraceWriter:
         batch.seal(self._workspace)
         self._batch = None
         self._batches += 1
-        self._in_sealed += batch.size
+        self._sealed(batch.name, batch.size, batch.crc)
+
+    def _sealed(self, name: str, size: int, crc: int) -> None:
+        """Has the manifest tell of a batch that is sealed."""
+        self._in_sealed += size
         self.bytes = self._in_sealed
-        self._manifest.batch(batch.name, batch.size, batch.crc, self._batch_episodes, self._batch_steps)
+        self._manifest.batch(name, size, crc, self._batch_episodes, self._batch_steps)
         self.episodes += self._batch_episodes
         self.steps += self._batch_steps
         self._batch_episodes = self._batch_steps = 0
@@ -162,3 +192,7 @@ class TraceWriter:
         if path not in self._encoders:
             self._encoders[path] = ColumnEncoder(path, self._workspace)
         return self._encoders[path]
+
+
+def _observation_rows(fragments: Array) -> int:
+    return int(fragments["steps"].sum()) + int(np.count_nonzero(fragments["flags"] & wire.LEADS))

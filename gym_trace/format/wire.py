@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -40,6 +41,7 @@ _FILE = struct.Struct("<8sHHI16sI24x")
 _RECORD = struct.Struct("<8sHHIQQQ16sI")
 _FOOTER = struct.Struct("<8sQQ16s20x")
 _CRC = struct.Struct("<I")
+_POLYNOMIAL = 0xEDB88320  # of CRC-32, its lowest bit first
 LENGTH = np.dtype("<u4")  # of the values of a msgpack column
 
 # The fragment table; see docs/FORMAT.md, section 4.
@@ -113,6 +115,50 @@ def _checks(raw: bytes | memoryview) -> bool:
     return len(raw) == HEADER_SIZE and crc32(raw[:60]) == _CRC.unpack_from(raw, 60)[0]
 
 
+def joined_crc(first: int, second: int, length: int) -> int:
+    """The CRC of some bytes and of length bytes behind them, whose CRCs are known. As zlib's crc32_combine does it."""
+    return _shifted(first, length) ^ second
+
+
+def replaced_crc(crc: int, old: bytes, new: bytes, rest: int) -> int:
+    """The CRC of a file that began with old, of which it was crc, once it begins with new; rest: bytes behind that."""
+    return crc ^ _shifted(crc32(old) ^ crc32(new), rest)
+
+
+def _shifted(crc: int, length: int) -> int:
+    """What zeros, length of them, make of the register of a CRC, which is linear in it."""
+    for power in range(length.bit_length()):
+        if length >> power & 1:
+            crc = _mapped(_zeros(power), crc)
+    return crc
+
+
+def _mapped(tables: list[list[int]], crc: int) -> int:
+    a, b, c, d = tables
+    return a[crc & 255] ^ b[crc >> 8 & 255] ^ c[crc >> 16 & 255] ^ d[crc >> 24]
+
+
+@cache
+def _zeros(power: int) -> list[list[int]]:
+    """What 2 ** power zeros make of a register, a table for each of its bytes."""
+    images = []
+    for bit in range(32):
+        image = 1 << bit
+        if power:
+            image = _mapped(_zeros(power - 1), _mapped(_zeros(power - 1), image))
+        else:
+            for _ in range(8):
+                image = image >> 1 ^ (_POLYNOMIAL if image & 1 else 0)
+        images.append(image)
+    tables = []
+    for byte in range(4):
+        table = [0]
+        for image in images[8 * byte : 8 * byte + 8]:
+            table += [entry ^ image for entry in table]
+        tables.append(table)
+    return tables
+
+
 def pack_file_header(file_id: bytes, batch: int) -> bytes:
     return _sealed(_FILE.pack(FILE_MAGIC, MAJOR, MINOR, 0, file_id, batch))
 
@@ -143,13 +189,16 @@ def pack_record(
     """The pieces of one record, to be written one after the other at offset. blobs: each in pieces."""
     lengths = [sum(map(len, blob)) for blob in blobs]
     body_length = sum(map(aligned, lengths))
-    header = _RECORD.pack(
-        SYNC, kind, flags, len(metadata), body_length, offset, sequence, file_id, crc32(metadata)
-    )  # fmt: skip
-    pieces: list[bytes | memoryview] = [_sealed(header), metadata, padding(len(metadata))]
+    header = RecordHeader(kind, flags, len(metadata), body_length, offset, sequence, crc32(metadata))
+    pieces: list[bytes | memoryview] = [pack_record_header(header, file_id), metadata, padding(len(metadata))]
     for blob, length in zip(blobs, lengths):
         pieces += [*blob, padding(length)]
     return pieces
+
+
+def pack_record_header(header: RecordHeader, file_id: bytes) -> bytes:
+    kind, flags, metadata_length, body_length, offset, sequence, crc = header
+    return _sealed(_RECORD.pack(SYNC, kind, flags, metadata_length, body_length, offset, sequence, file_id, crc))
 
 
 def unpack_record_header(raw: bytes | memoryview, offset: int, file_id: bytes) -> RecordHeader | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceExists, TraceNotFound
-from gym_trace.storage.protocol import Holder
+from gym_trace.storage.protocol import Holder, Reader
 
 try:
     import fcntl
@@ -21,10 +21,12 @@ except ImportError:  # not a POSIX system: writers cannot be told alive from dea
 # O_NONBLOCK: opening a pipe would wait for somebody at its other end. These are not on every system.
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 _NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
+_NO_COPYING = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.EIO)
 _REFUSED = "a link, or no regular file: it is left alone"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _HOLES = 16 << 20  # bytes of a file that may be holes, besides three times what is on the disk
 _MOST_EXTENTS = 1 << 16
+_BLOCK = 1 << 20
 _MOUNTS = "/proc/self/mountinfo"
 # File systems whose shared mappings outlive a process, and whose allocated blocks can be written later: others may copy
 # on write, compress, or ask another machine.
@@ -162,6 +164,9 @@ class LocalReader:
             data += more
         return data
 
+    def fileno(self) -> int:
+        return self._file.fileno()
+
     def read_into(self, offset: int, out: memoryview) -> int:
         if not 0 <= offset < self.size:
             return 0
@@ -195,6 +200,17 @@ class LocalAppender:
         left = memoryview(data)
         while left:
             left = left[os.write(self._fd, left) :]
+
+    def copy(self, file: Reader, offset: int, length: int) -> None:
+        if isinstance(file, LocalReader):
+            copied = _copied_by_the_system(file.fileno(), self._fd, offset, length)
+            offset, length = offset + copied, length - copied
+        while length:
+            data = file.read(offset, min(length, _BLOCK))
+            if not data:
+                raise OSError(errno.EIO, "a file that is copied is shorter than it was")
+            self.write(data)
+            offset, length = offset + len(data), length - len(data)
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
@@ -287,6 +303,25 @@ def storage_of_copy(target: Path, source: Path) -> LocalStorage:
     if not is_empty:
         raise TraceExists(f"{target} is not empty; give a new directory")
     return storage
+
+
+def _copied_by_the_system(source: int, target: int, offset: int, length: int) -> int:
+    """How many bytes of a range were appended to the file target without being read; the rest is to be copied."""
+    done = 0
+    if fcntl is None or not hasattr(os, "copy_file_range"):
+        return done
+    flags = fcntl.fcntl(target, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(target, fcntl.F_SETFL, flags & ~os.O_APPEND)  # which the call refuses
+        os.lseek(target, 0, os.SEEK_END)
+        while done < length and (count := os.copy_file_range(source, target, length - done, offset + done)):
+            done += count
+    except OSError as error:
+        if error.errno not in _NO_COPYING:
+            raise
+    finally:
+        fcntl.fcntl(target, fcntl.F_SETFL, flags)
+    return done
 
 
 def _open_to_read(path: str) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gym_trace.storage.protocol import Holder, Mapping
+import errno
+
+from gym_trace.storage.protocol import Holder, Mapping, Reader
 
 
 class MemoryStorage:
@@ -94,6 +96,12 @@ class MemoryAppender:
 
     def write(self, data: bytes | memoryview) -> None:
         self._data += data
+
+    def copy(self, file: Reader, offset: int, length: int) -> None:
+        data = file.read(offset, length)
+        self._data += data
+        if len(data) < length:
+            raise OSError(errno.EIO, "a file that is copied is shorter than it was")
 
     def truncate(self, size: int) -> None:
         del self._data[size:]

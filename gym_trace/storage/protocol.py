@@ -39,6 +39,9 @@ class Appender(Protocol):
     def write(self, data: bytes | memoryview) -> None:
         """Appends data, for others to read. If it fails, a part of data may have been written."""
 
+    def copy(self, file: Reader, offset: int, length: int) -> None:
+        """Appends a range of another file, where the system can without reading it. As write(), also if it is short."""
+
     def truncate(self, size: int) -> None:
         """Takes back all but the first size bytes."""
 

@@ -1,0 +1,10 @@
+"""New traces made of recorded ones: every edit keeps seeds, generator states, times, writers and ids of episodes."""
+
+from __future__ import annotations
+
+from gym_trace.editing.filter import filter_trace as filter
+from gym_trace.editing.merge import merge_traces as merge
+from gym_trace.editing.split import split_trace as split
+from gym_trace.editing.writer_copy import EditReport
+
+__all__ = ["EditReport", "filter", "merge", "split"]

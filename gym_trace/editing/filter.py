@@ -1,0 +1,51 @@
+"""Some of the episodes of a trace as a new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gym_trace.editing.merge import write_taken
+from gym_trace.editing.sources import TraceOrPath, opened, taken_of
+from gym_trace.editing.writer_copy import EditReport, Progress
+from gym_trace.format.facts import write_facts
+from gym_trace.model.values import Array
+from gym_trace.storage.staging import StagedStorage, new_directory
+
+
+def filter_trace(
+    trace: TraceOrPath,
+    destination: str | os.PathLike[str],
+    episodes: slice | Sequence[int] | Array | None = None,
+    *,
+    on_progress: Progress | None = None,
+) -> EditReport:
+    """Writes a new trace with some of the episodes of another; a view of a trace is those that it has.
+
+    Every episode keeps its writer, its id, and their order; writers without an episode are left out. Batches and chunks
+    of which all is kept are copied as they are stored, without being decoded.
+
+    Args:
+        trace: a trace, a view (``trace[mask]``), or a directory. Episodes that are being recorded are left out.
+        destination: a new or empty directory. It is there when it is complete.
+        episodes: a slice, indices, or a boolean array over the trace; None: all that it has.
+        on_progress: called now and then with the bytes done and the bytes there are.
+
+    Raises:
+        InvalidOption: there is no such episode, or destination lies in the trace; nothing was written.
+        TraceNotFound, TraceExists, CorruptTrace, UnsupportedTrace
+        RecordingError: the new trace could not be written.
+    """
+    source = opened(trace)
+    source = source if episodes is None else source[episodes]
+    taken, running = taken_of(source, np.ones(len(source), np.bool_))
+    report = EditReport(Path(destination), running=running)
+    with new_directory(destination, source.directory) as staged:
+        storage = StagedStorage(staged)
+        write_taken(storage, {one.reader.writer: [one] for one in taken}, report, on_progress)
+        if facts := source.facts:
+            write_facts(storage, facts)
+    return report

@@ -1,0 +1,225 @@
+"""One writer of a new trace, made of what is stored of it: files and chunks are copied where nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gym_trace.editing.kept import Kept, Wanted, kept_of, part_of
+from gym_trace.editing.pieces import Pieces
+from gym_trace.errors import UnstorableValue
+from gym_trace.format import manifest, wire
+from gym_trace.format.batch_reader import PART, BatchReader
+from gym_trace.format.batch_writer import stored_chunk
+from gym_trace.format.directory import video_name
+from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.model.packing import pack_lenient
+from gym_trace.model.values import Array
+from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.storage.protocol import Storage
+
+LEVEL = 3  # of zstd, for what is encoded anew
+Advance = Callable[[int], None]  # bytes that are done
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass
+class EditReport:
+    """What an edit has written.
+
+    Attributes:
+        destination: the new trace.
+        episodes, steps, bytes: what it has, videos not counted; episodes as a Trace has them.
+        writers: their ids.
+        files: batches that were copied whole. chunks: further chunks that were copied as they are stored.
+        encoded: chunks of which only a part was kept, and which were decoded for it.
+        running: episodes that were left out, because they are still being recorded.
+        duplicates: episodes that several of the traces had, and that were kept once.
+    """
+
+    destination: Path
+    episodes: int = 0
+    steps: int = 0
+    bytes: int = 0
+    writers: list[str] = field(default_factory=list)
+    files: int = 0
+    chunks: int = 0
+    encoded: int = 0
+    running: int = 0
+    duplicates: int = 0
+
+
+def schema_of(reader: WriterReader) -> dict[str, Any]:
+    """What a writer said of itself, without what is true of one batch alone. Raises CorruptTrace."""
+    said = {key: value for key, value in reader.schema.items() if key not in ("batch", "type")}
+    return {**said, "writer": reader.writer}
+
+
+def bytes_of(reader: WriterReader) -> int:
+    """How many bytes there are to be copied of a writer, at most."""
+    return sum(batch.size for batch in reader.read_batches)
+
+
+class WriterCopy:
+    """Writes the files of one writer; a context manager, which lets go of them as they are if close() was not called.
+
+    Chunks go into the files in the order in which they are added, and so do fragments: ids, seeds, times and sums of
+    rewards stay as they are to the bit. Raises OSError.
+    """
+
+    def __init__(self, storage: Storage, schema: dict[str, Any], report: EditReport, advance: Advance | None = None):
+        """schema: as schema_of() gives it; batches that say the same are copied as files."""
+        self._storage = storage
+        self._said = pack_lenient(schema)[0]
+        self._report = report
+        self._advance = advance or (lambda done: None)
+        self.writer = TraceWriter(storage, schema, LEVEL, fsync=False)
+        self.pieces = Pieces(self.writer)
+        self._pending: list[Any] = []  # actions that were never answered
+        self._last_pending: Any = []  # what the last chunk says of such
+        self._videos: list[tuple[Storage, dict[str, Any]]] = []
+        self._closing: dict[str, Any] = {}
+
+    def __enter__(self) -> WriterCopy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.abandon()
+
+    def add(self, reader: WriterReader, rows: Array, wanted: Wanted = lambda path: True) -> None:
+        """Adds episodes of a writer: those of the rows of its table for which rows is true.
+
+        wanted: which columns of them are kept.
+
+        Raises CorruptTrace, UnsupportedTrace.
+        """
+        kept = kept_of(reader, rows)
+        closing, listed = _journal(reader)
+        first = 0
+        for batch, count in _batches(reader):
+            last = first + count
+            whole = count == len(batch.chunks) and bool(kept.whole[first:last].all())
+            if not (whole and self._add_batch(reader, batch, listed, wanted)):
+                self._add_chunks(reader, kept, range(first, last), wanted)
+            first = last
+        self.pieces.write()
+        self._closing = {**closing, **self._closing}
+        ids = set(kept.ids.tolist())
+        self._pending += [one.described() for one in reader.pending if one.episode in ids or rows.all()]
+        videos = (entry for entry in reader.files.entries() if entry.get("type") == "video")
+        self._videos += [(reader.files.storage, entry) for entry in videos if entry.get("episode") in ids]
+        self._report.episodes += int(np.count_nonzero(rows))
+        self._report.steps += int(reader.parts.table["steps"][rows].sum())
+
+    def close(self) -> None:
+        """Seals, and says so in the manifest."""
+        self.pieces.write()
+        if pack_lenient(self._pending)[0] != pack_lenient(self._last_pending or [])[0]:
+            self.writer.write(np.zeros(0, wire.FRAGMENT), {}, pending=self._pending)
+        self.writer.close(self._closing)
+        self._report.bytes += self.writer.bytes
+        self._report.writers.append(self.writer.writer)
+        for source, entry in self._videos:
+            self._copy_video(source, entry)
+
+    def _add_batch(
+        self, reader: WriterReader, batch: BatchReader, listed: dict[str, dict[str, Any]], wanted: Wanted
+    ) -> bool:
+        """Copies a batch as a file, if it can be; otherwise nothing."""
+        if not _is_sealed(batch) or batch.schema is None or not all(map(wanted, batch.totals)):
+            return False
+        said = {key: value for key, value in batch.schema.items() if key != "batch"}
+        if pack_lenient(said)[0] != self._said:
+            return False
+        entry = listed.get(batch.name, {})
+        crc = entry.get("crc32") if entry.get("bytes") == batch.size else None
+        self.pieces.write()
+        try:
+            self.writer.copy_batch(batch, reader.files.storage, crc if isinstance(crc, int) else None)
+        except UnstorableValue:
+            return False
+        self._last_pending = batch.slabs.pending
+        self._report.files += 1
+        self._advance(batch.size)
+        return True
+
+    def _add_chunks(self, reader: WriterReader, kept: Kept, numbers: range, wanted: Wanted) -> None:
+        bounds = reader.chunk_bounds
+        for number in numbers:
+            begin, end = bounds[number : number + 2].tolist()
+            fragments, (batch, place) = reader.fragments[begin:end], reader.chunk_places[number]
+            if kept.whole[number]:
+                self.pieces.write()
+                self._add_chunk(reader, fragments, batch, place, wanted)
+            elif kept.part[number]:
+                chunk = batch.read_chunk(place, lambda path: path != ("fragments",))
+                self.pieces.add(*part_of(chunk, fragments, kept.kept[begin:end], kept.bare[begin:end], wanted))
+                self._last_pending = []
+                self._report.encoded += 1
+            self._advance(int(batch.chunks["length"][place]))
+
+    def _add_chunk(
+        self, reader: WriterReader, fragments: Array, batch: BatchReader, place: int, wanted: Wanted
+    ) -> None:
+        stored = None
+        if _is_sealed(batch):
+            with reader.files.storage.open(batch.name) as file:
+                stored = stored_chunk(file, batch, place)
+                if all(wanted(column.path) for column in stored.columns):
+                    self.writer.copy_chunk(fragments, stored)
+                    self._last_pending = stored.pending
+                else:
+                    stored = None
+        if stored is None:
+            chunk = batch.read_chunk(place, lambda path: path != ("fragments",) and wanted(path))
+            self.writer.write(fragments, {path: chunk.encoded(path) for path in chunk.columns})
+            self._last_pending = []
+        self.writer.seal_if_due()
+        self._report.chunks += 1
+
+    def _copy_video(self, source: Storage, entry: dict[str, Any]) -> None:
+        """A video of an episode that was filmed while it was recorded, if it is there as the manifest tells."""
+        name, episode, size = entry.get("file"), entry.get("episode"), entry.get("bytes")
+        if not isinstance(episode, int) or name != video_name(self.writer.writer, episode):
+            return
+        try:
+            with source.open(name) as file:
+                if file.size != size:
+                    return
+                copy = self._storage.create(name)
+                try:
+                    copy.copy(file, 0, file.size)
+                finally:
+                    copy.close()
+        except (FileNotFoundError, FileExistsError):
+            return
+        manifest.append(self._storage, self.writer.writer, entry)
+
+
+def _is_sealed(batch: BatchReader) -> bool:
+    """Whether nobody can change the file, or give it another name."""
+    return batch.sealed and not batch.name.endswith(PART) and not batch.damage
+
+
+def _batches(reader: WriterReader) -> list[tuple[BatchReader, int]]:
+    """Its batches, with how many of its chunks are in each; that of its ring comes last."""
+    counts: dict[int, list[Any]] = {}
+    for batch, _ in reader.chunk_places:
+        counts.setdefault(id(batch), [batch, 0])[1] += 1
+    return [(batch, count) for batch, count in counts.values()]
+
+
+def _journal(reader: WriterReader) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What the manifest says in its last line beside what batches say, and of each batch."""
+    closing: dict[str, Any] = {}
+    listed: dict[str, dict[str, Any]] = {}
+    for entry in reader.files.entries():
+        if entry.get("type") == "closed":
+            closing = {key: value for key, value in entry.items() if key not in ("type", "episodes", "steps")}
+        elif entry.get("type") == "batch":
+            listed[str(entry.get("file"))] = entry
+    return closing, listed

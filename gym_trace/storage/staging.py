@@ -1,0 +1,83 @@
+"""Directories that are there whole, or not at all: filled under another name, and renamed when they are complete."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from gym_trace.errors import InvalidOption, TraceExists
+from gym_trace.storage.local import LocalAppender, LocalStorage
+
+_LONGEST = 200  # characters of a name, to which others are added
+
+
+class StagedStorage(LocalStorage):
+    """A directory that is being filled, and counts once it has its name: its files need not be durable before."""
+
+    def create(self, name: str, lock: bool = False) -> LocalAppender:
+        return _Staged(self.path(name), lock)
+
+    def sync(self) -> None:
+        """Nothing: see new_directory()."""
+
+
+class _Staged(LocalAppender):
+    def sync(self) -> None:
+        """Nothing: see new_directory()."""
+
+
+@contextlib.contextmanager
+def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -> Iterator[Path]:
+    """A directory beside target to be filled, which gets its name at the end, at once and durable.
+
+    Where that is not reached nothing is left; a process that is killed leaves ".NAME….part" beside the target.
+
+    Args:
+        target: a new or empty directory.
+        sources: directories that it must not lie in.
+
+    Raises:
+        TraceExists: there is something already.
+        InvalidOption: target lies in a source.
+    """
+    final = Path(target).resolve()
+    for source in sources:
+        if final.is_relative_to(Path(source).resolve()):
+            raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
+    if final.exists() and not final.is_dir():
+        raise TraceExists(f"{target} is a file; give a new directory")
+    if final.exists() and os.listdir(final):
+        raise TraceExists(f"{target} is not empty; give a new directory")
+    if os.path.ismount(final):
+        raise InvalidOption(f"{target} is where a file system is mounted; give a directory in it")
+    staged = beside(final)
+    os.makedirs(staged)
+    try:
+        yield staged
+        sync_files(staged)
+        os.rename(staged, final)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    LocalStorage(final.parent).sync()
+
+
+def beside(directory: Path) -> Path:
+    """A name for a directory that is to take the place of this one: in the same parent, and nobody's yet."""
+    return directory.with_name(f".{directory.name[:_LONGEST]}.{secrets.token_hex(4)}.part")
+
+
+def sync_files(directory: str | os.PathLike[str]) -> None:
+    """Returns when all that is in a directory, and in those below it, would survive a loss of power."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            fd = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        LocalStorage(folder).sync()
