@@ -9,8 +9,10 @@ from typing import Any
 import click
 
 import gym_trace
+from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DIFFERS, FINE
+from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.verify import difference_as_json
 
 _TOLD = 10  # differing episodes that are printed one by one
@@ -19,33 +21,46 @@ _TOLD = 10  # differing episodes that are printed one by one
 @click.command("diff", short_help="Compare two traces.")
 @click.argument("first", metavar="A", type=click.Path())
 @click.argument("second", metavar="B", type=click.Path())
+@selection_options
 @click.option("--atol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Numbers this close are equal.")
 @click.option("--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The same, relative.")
 @click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, seed, outcome …")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.pass_context
 def command(
-    ctx: click.Context, /, first: str, second: str, atol: float, rtol: float, ignore: Sequence[str], as_json: bool
+    ctx: click.Context,
+    /,
+    first: str,
+    second: str,
+    selection: Selection,
+    atol: float,
+    rtol: float,
+    ignore: Sequence[str],
+    as_json: bool,
 ) -> None:
     """Compare the episodes of the traces A and B, bit for bit, and tell where they first differ.
 
-    Where no episode is the same they are different runs: their statistics are shown side by side.
+    Or those that are chosen, of A and of B alike. Where no episode is the same they are different
+    runs: their statistics are shown side by side.
     Exits with 0 if the traces hold the same episodes, and with 3 if not.
     """
-    a, b = gym_trace.open_trace(first), gym_trace.open_trace(second)
+    a, b = selection.view(gym_trace.open_trace(first)), selection.view(gym_trace.open_trace(second))
+    if not (selection.is_all or len(a) or len(b)):
+        raise InvalidOption("no episode is chosen, neither of A nor of B")
+    places = a.chosen.tolist()
     differing, same, both = [], 0, max(1, min(len(a), len(b)))
     with show.ProgressLine() as line:
         for number, found in enumerate(gym_trace.diff_traces(a, b, atol=atol, rtol=rtol, ignore=ignore), 1):
             if found.difference is None:
                 same += 1
             else:
-                differing.append((found.index, found.difference))
+                differing.append((places[found.index], found.difference))
             line.update(f"{show.count(number)} of {show.count(both, 'episode')}", number / both)
     identical = same == len(a) == len(b)
     summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
     if as_json:
-        places = [{"index": index, **difference_as_json(difference)} for index, difference in differing]
-        said = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": places}
+        told = [{"index": index, **difference_as_json(difference)} for index, difference in differing]
+        said = {"identical": identical, "episodes": [len(a), len(b)], "same": same, "differing": told}
         click.echo(json.dumps(said | ({"summaries": summaries} if summaries else {})))
     else:
         shown = differing[: 1 if summaries else _TOLD]

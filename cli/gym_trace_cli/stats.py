@@ -10,6 +10,7 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
+from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.show import number
 
 Summary = dict[str, Any]
@@ -22,25 +23,30 @@ _COUNTED = ("count", "nan", "inf")
 
 @click.command("stats", short_help="Summarize a trace.")
 @click.argument("directory", metavar="DIR", type=click.Path())
+@selection_options
 @click.option("--by", type=click.Choice(["split", "writer", "outcome"]), help="The same for each of these besides.")
 @click.option("--columns", is_flag=True, help="Also rewards, actions and observations: reads all of the trace.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(directory: str, by: str | None, columns: bool, as_json: bool) -> None:
+def command(directory: str, selection: Selection, by: str | None, columns: bool, as_json: bool) -> None:
     """Summarize the trace in DIR: episodes, returns, lengths, outcomes, speed, and bytes a column.
 
-    All this comes from the index, at once whatever the size; only --columns reads the recorded steps. Returns and
-    lengths are those of complete episodes: terminated or truncated, with at least one step. Where rewards are several
+    Or the episodes that are chosen, which have no bytes of their own. All this comes from the index, at
+    once whatever the size; only --columns reads the recorded steps. Returns and lengths are those of
+    complete episodes: terminated or truncated, with at least one step. Where rewards are several
     numbers each, there is a return for every one.
     """
+    trace = selection.view(gym_trace.open_trace(directory))
     with show.ProgressLine(quiet=not columns) as progress:
 
         def on_progress(done: int, total: int) -> None:
             progress.update(f"{show.count(done)} of {show.count(total)} steps", done / total if total else None)
 
-        summary = gym_trace.summarize(directory, by=by, columns=columns, on_progress=on_progress)
+        summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=on_progress)
     if as_json:
         click.echo(json.dumps(summary, indent=2, allow_nan=False))
     else:
+        if not selection.is_all:
+            summary["chosen"] = f"{show.count(len(trace))} of {show.count(len(trace.whole), 'episode')}"
         _print_summary(summary)
 
 
@@ -50,8 +56,9 @@ def _print_summary(summary: Summary) -> None:
     _print_spreads(summary)
     if summary.get("groups"):
         _print_groups(summary)
-    show.title("bytes a column")
-    _print_storage(summary["storage"])
+    if summary["storage"] is not None:
+        show.title("bytes a column")
+        _print_storage(summary["storage"])
     for name, described in _groups_with_columns(summary):
         _print_columns(described, f" of {name}" if name else "")
 
@@ -59,6 +66,7 @@ def _print_summary(summary: Summary) -> None:
 def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     storage, duration = summary["storage"], summary["duration"]
     yield "trace", show.printable(summary["directory"])
+    yield "chosen", summary.get("chosen", "")
     episodes = show.count(summary["episodes"])
     if summary["filtered"] or summary["parts"] > summary["episodes"]:
         episodes += f" in {show.count(summary['parts'])} parts"
@@ -72,8 +80,9 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary["steps_per_second"] is not None:
         running = show.duration(duration["running"])
         yield "speed", f"{number(summary['steps_per_second'])} steps/s over the {running} that episodes were running"
-    raw = f" for {show.size(storage['raw_bytes'])} of values, {number(storage['compression_ratio'])} : 1"
-    yield "on disk", show.size(storage["bytes"]) + (raw if storage["raw_bytes"] else "")
+    if storage is not None:
+        raw = f" for {show.size(storage['raw_bytes'])} of values, {number(storage['compression_ratio'])} : 1"
+        yield "on disk", show.size(storage["bytes"]) + (raw if storage["raw_bytes"] else "")
     if summary["filtered"]:
         yield "filtered", "steps were left out: return and length count those that were kept"
     if summary["damage"]:

@@ -1,0 +1,186 @@
+"""Episodes of real traces that are chosen: Trace.select, views in any order, and the options of commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from shell import ok, run
+
+import gym_trace
+from gym_trace import Trace, TraceRecordingWrapper, open_trace
+from gym_trace.errors import CorruptTrace, InvalidOption
+
+SAMPLES = Path(__file__).parent.parent / "sample_traces" / "format-1.1"
+
+
+class Lengths(gymnasium.Env[Any, Any]):
+    """Episodes as long as options say, with a reward of 1 or of two objectives a step."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, several: bool = False):
+        self._several = several
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._left = int((options or {}).get("length", 3))
+        return np.full(1, self._left, np.float64), {}
+
+    def step(self, action: Any) -> Any:
+        self._left -= 1
+        reward = np.array([1.0, -2.0 * self._left]) if self._several else 1.0
+        return np.full(1, self._left, np.float64), reward, self._left == 0, False, {}
+
+
+def record(directory: Path, resets: list[dict[str, Any]], several: bool = False, **options: Any) -> Trace:
+    env = TraceRecordingWrapper(Lengths(several), directory, on_exist="append", **options)
+    for given in resets:
+        env.reset(**given)
+        while not env.step(0)[2]:
+            pass
+    env.close()
+    return open_trace(directory)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    """Two writers with four episodes each."""
+    resets = [{"seed": 2**70, "options": {"length": 5, "level": "hard"}}, {"options": {"length": 2, "level": 3}}, {}]
+    record(tmp_path, [*resets, {"seed": 7, "options": {"length": 9}}], metadata={"lr": 0.1, "tags": ["a", "b"]})
+    return record(tmp_path, [{"seed": s, "options": {"length": 1 + s}} for s in range(4)], split="eval", uid="second")
+
+
+def places(trace: Trace, *args: Any, **options: Any) -> list[int]:
+    return trace.select(*args, **options).chosen.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("steps > 4", [0, 3]),
+        ("return == steps and outcome == 'terminated'", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("seed is None", [1, 2]),
+        (f"seed >= {2**70}", [0]),
+        ("seed == 7 or seed in [0, 1]", [3, 4, 5]),
+        ("split == 'eval' and 'second' in writer", [4, 5, 6, 7]),
+        ("metadata.lr < 1", [0, 1, 2, 3]),
+        ("metadata.tags[-1] == 'b'", [0, 1, 2, 3]),
+        ("metadata is None", [4, 5, 6, 7]),
+        ("options.length > 4", [0, 3]),
+        ("options.level == 'hard' or options.level == 3", [0, 1]),
+        ("options is None", [2]),
+        ("start > '2020' and end >= start and duration >= 0", [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("episode_id == 0 and lane == 0 and first_step == 0", [0, 4]),
+        ("index % 7 == 0", [0, 7]),
+    ],
+)
+def test_episodes_are_chosen_by_what_is_known_of_them(trace: Trace, where: str, expected: list[int]) -> None:
+    assert places(trace, where) == expected
+
+
+def test_a_view_is_chosen_of_as_a_trace_is_and_its_index_stays_that_of_the_trace(trace: Trace) -> None:
+    view = trace.select(sort="-steps, index")
+    assert view.chosen.tolist() == [3, 0, 7, 2, 6, 1, 5, 4]
+    assert [len(episode) for episode in view] == [9, 5, 4, 3, 3, 2, 2, 1]
+    assert places(view, "index < 4") == [3, 0, 2, 1]
+    assert places(view, sample=3, seed=1) == [p for p in view.chosen if p in places(view, sample=3, seed=1)]
+    assert view.select("split == 'eval'", limit=2).writers == ["second"]
+
+
+def test_a_sorted_view_is_read_in_its_order_by_whatever_takes_a_trace(trace: Trace, tmp_path: Path) -> None:
+    view = trace.select(sort="-steps, index")
+    expected = [9, 5, 4, 3, 3, 2, 2, 1]
+    assert [len(e.actions) for e in view.scan(on_damage="skip")] == expected
+    assert [e.index for e in view.scan(on_damage="skip")] == list(range(8))
+    assert [e.observations[0, 0] for e in view.scan(columns="observations")] == expected
+    seen: list[int] = []
+    gym_trace.scan_recorded_traces(view, lambda observations, actions, rewards: seen.append(len(actions)))
+    assert seen == expected
+    assert all(found.difference is None for found in gym_trace.diff_traces(view, view))
+    differing = [found.index for found in gym_trace.diff_traces(trace[2:4], trace[[3, 2]]) if found.difference]
+    assert differing == [0, 1]
+    whole, summary = gym_trace.summarize(trace, columns=True), gym_trace.summarize(view, columns=True)
+    assert summary["rewards"] == whole["rewards"]
+    assert summary["return"] == whole["return"]
+    verdicts = gym_trace.verify_trace(view[[2, 1]], make_env=Lengths)
+    assert sorted((verdict.index, verdict.verdict) for verdict in verdicts) == [(0, "identical"), (1, "identical")]
+
+
+def test_a_full_view_in_another_order_is_not_taken_for_the_trace(tmp_path: Path) -> None:
+    trace = record(tmp_path, [{"options": {"length": n}} for n in (1, 2, 3)])
+    found = list(gym_trace.diff_traces(trace, trace.select(sort="-steps")))
+    assert [difference.difference is None for difference in found] == [False, True, False]
+
+
+def test_returns_of_several_objectives_are_chosen_by_each_of_them(tmp_path: Path) -> None:
+    trace = record(tmp_path, [{"options": {"length": n}} for n in (2, 5, 3)], several=True)
+    assert places(trace, "return is None") == [0, 1, 2]
+    assert places(trace, "return[0] > 2 and return[1] < -6") == [1]
+    assert places(trace.select(sort="-return[0]"), "return[1] < -2") == [1, 2]
+    with pytest.raises(InvalidOption, match="0 to 1"):
+        trace.select("return[2] > 0")
+    assert places(trace[:0], "return[1] < 0") == []
+
+
+@pytest.mark.parametrize(
+    ("where", "problem"),
+    [
+        ("lenght > 3", "there are index, steps"),
+        ("retrun > 3", "did you mean 'return'"),
+        ("metadata.lrr > 3", "did you mean 'lr'"),
+        ("options.nothing > 3", "length, level"),
+        ("steps[0] > 3", "one value"),
+        ("return[0] > 3", "single numbers"),
+        ("metadata.lr", None),
+    ],
+)
+def test_columns_that_are_not_there_are_named_with_the_nearest(trace: Trace, where: str, problem: str | None) -> None:
+    if problem is None:
+        assert places(trace, where) == []
+        return
+    with pytest.raises(InvalidOption, match=problem):
+        trace.select(where)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in SAMPLES.iterdir() if path.is_dir()))
+def test_all_samples_are_chosen_from(name: str) -> None:
+    trace = open_trace(SAMPLES / name)
+    assert len(trace.select("return > 0 or not return > 0", sort="-return, start, metadata")) == len(trace)
+    try:
+        chosen = trace.select("options is None or options is not None")
+    except CorruptTrace:
+        assert name == "damaged"
+    else:
+        assert len(chosen) == len(trace)
+
+
+def test_commands_choose_alike(trace: Trace) -> None:
+    def indices(*words: Any) -> list[int]:
+        lines = ok("replay", trace.directory, "--json", *words).output.splitlines()
+        return [json.loads(line)["index"] for line in lines]
+
+    assert indices("--episodes", "2:", "--where", "steps > 2", "--sort", "-steps", "--limit", 3) == [3, 7, 2]
+    assert indices("--episodes", "7,1,7", "--where", "steps > 0") == [7, 1]
+    assert len(indices("--where", "split == 'eval'", "--sample", 2, "--seed", 1)) == 2
+    summary = json.loads(ok("stats", trace.directory, "--json", "--where", "steps > 4", "--by", "split").output)
+    assert (summary["episodes"], summary["storage"]) == (2, None)
+    assert "2 of 8 episodes" in ok("stats", trace.directory, "--where", "steps > 4").output
+    diff = ok("diff", trace.directory, trace.directory, "--json", "--where", "steps > 4", "--sort", "-steps").output
+    assert json.loads(diff)["episodes"] == [2, 2]
+    assert "no episode is chosen" in run("diff", trace.directory, trace.directory, "--where", "steps > 40").stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["--where", "steps >"], ["--where", "step > 3"], ["--sort", "return >"], ["--sort", "x"]]
+)
+def test_what_makes_no_sense_is_a_usage_error_that_points_to_it(trace: Trace, words: list[str]) -> None:
+    result = run("replay", trace.directory, *words)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{words[0]}'" in result.stderr
+    assert "^" in result.stderr
