@@ -28,11 +28,11 @@ def test_check_of_a_sound_trace_says_so_and_exits_with_0(tmp_path):
     assert "no damage" in result.output
 
 
-def test_check_names_damage_by_file_and_byte_and_exits_with_1(tmp_path):
+def test_check_names_damage_by_file_and_byte_and_exits_with_5(tmp_path):
     batch = record(tmp_path / "t")
     start, end = break_chunk(batch, 3)
     result = run("check", tmp_path / "t")
-    assert result.exit_code == 1
+    assert result.exit_code == 5
     assert f"{batch}: bytes {start} to {end}: " in result.output
     assert "gym-trace repair" in result.output
 
@@ -42,7 +42,7 @@ def test_quiet_check_prints_nothing_but_damage(tmp_path):
     assert run("check", tmp_path / "t", "--quiet").output == ""
     break_chunk(batch, 3)
     result = run("check", tmp_path / "t", "--quiet")
-    assert result.exit_code == 1
+    assert result.exit_code == 5
     assert str(batch) in result.output
 
 

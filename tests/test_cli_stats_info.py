@@ -184,7 +184,7 @@ def test_stats_of_a_damaged_chunk_is_one_line_for_columns(cartpole: Path) -> Non
     batch.write_bytes(data)
     assert "episodes     20" in _output("stats", cartpole)
     result = _run("stats", cartpole, "--columns")
-    assert result.exit_code == 1
+    assert result.exit_code == 5
     assert result.stderr.startswith("error: ")
     assert "gym-trace repair" in result.stderr
     assert len(result.output.splitlines()) == 1

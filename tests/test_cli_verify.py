@@ -81,7 +81,7 @@ def test_exit_codes_say_what_came_out() -> None:
     assert "8 identical" in result.stdout
     assert code("--skip-damaged", "--env-arg", "g=3") == 3
     assert code("--episodes", "0") == 0
-    assert "otherwise 4" in run("replay", "--help").output
+    assert "otherwise 4" in run("verify", "--help").output
 
 
 def test_a_damaged_trace_is_said_to_be_so_also_by_workers_and_as_json() -> None:

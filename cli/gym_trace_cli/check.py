@@ -6,7 +6,7 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.exit_codes import ERROR
+from gym_trace_cli.exit_codes import DAMAGED
 
 
 @click.command("check", short_help="Verify every checksum.")
@@ -14,7 +14,7 @@ from gym_trace_cli.exit_codes import ERROR
 @click.option("--quiet", is_flag=True, help="No progress, and nothing said of a trace without damage.")
 @click.pass_context
 def command(ctx: click.Context, /, directory: str, quiet: bool) -> None:
-    """Read every byte of the trace in DIR and name what is damaged, by file and byte. Exits with 1 if anything is.
+    """Read every byte of the trace in DIR and name what is damaged, by file and byte. Exits with 5 if anything is.
 
     What a killed recorder leaves behind (a torn end, an unsealed batch) is no damage and only mentioned.
     """
@@ -32,6 +32,6 @@ def command(ctx: click.Context, /, directory: str, quiet: bool) -> None:
     if report.damages:
         again = f"'gym-trace repair {show.printable(directory)} -o NEW'"
         click.echo(f"{show.count(len(report.damages), 'damaged place')}; {again} saves the rest")
-        ctx.exit(ERROR)
+        ctx.exit(DAMAGED)
     if not quiet:
         click.echo("no damage")

@@ -1,8 +1,4 @@
-"""The command group: which commands there are, and the one place where errors become exit codes.
-
-Exit codes: 0 fine, 1 error, 2 usage, 3 a replay that differs, 4 one that cannot be verified, 5 one that is damaged, 129
-hung up (SIGHUP), 130 interrupted (Ctrl-C), 143 terminated (SIGTERM).
-"""
+"""The command group: which commands there are, and the one place where errors become exit codes (see exit_codes.py)."""
 
 from __future__ import annotations
 
@@ -19,14 +15,15 @@ from typing import Any, NoReturn
 import click
 
 import gym_trace
-from gym_trace.errors import TraceError, told
+from gym_trace.errors import CorruptTrace, TraceError, told
 from gym_trace_cli import show
-from gym_trace_cli.exit_codes import ERROR, INTERRUPTED, READER_GONE
+from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, TABLE
 
 # By name: the module that has it, and its line in the help. A module is imported when its command is called.
 COMMANDS = {
     "record": ("gym_trace_cli.record", "Record episodes of an environment to a trace."),
-    "replay": ("gym_trace_cli.replay", "Play episodes back: to a function, or in their environment to verify them."),
+    "replay": ("gym_trace_cli.replay", "Play episodes back: to a function, or in a window."),
+    "verify": ("gym_trace_cli.verify", "Play episodes again in their environment, and compare them bit for bit."),
     "render": ("gym_trace_cli.render", "Make videos of episodes: MP4, GIF, PNG, or text as an asciicast."),
     "stats": ("gym_trace_cli.stats", "Summarize returns, lengths, outcomes and columns of a trace."),
     "info": ("gym_trace_cli.info", "Tell what a trace holds: environment, spaces, writers, health."),
@@ -65,6 +62,10 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl(list(TABLE.items()))
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with warnings.catch_warnings():
@@ -78,7 +79,8 @@ class Commands(click.Group):
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
                 ctx.exit(READER_GONE)
-            _fail(ctx, ERROR, "\n".join(show.printable(line) for line in f"error: {describe(error)}".splitlines()))
+            code = DAMAGED if isinstance(error, CorruptTrace) else ERROR
+            _fail(ctx, code, "\n".join(show.printable(line) for line in f"error: {describe(error)}".splitlines()))
         return result
 
 

@@ -13,9 +13,9 @@ import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.environments import making_arguments
 from gym_trace_cli.episode_lines import print_as_json, print_episodes
-from gym_trace_cli.options import NamedCallable, recorded_env_options
+from gym_trace_cli.options import NamedCallable
 from gym_trace_cli.selection import Selection, selection_options
-from gym_trace_cli.verify import verify
+from gym_trace_cli.verify import verification_options, verify
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -36,13 +36,7 @@ _OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "
 )
 @click.option("--json", "as_json", is_flag=True, help="Print an episode as a line of JSON.")
 @click.option("--verify", "verified", is_flag=True, help="Play them again in their environment, and compare.")
-@click.option("--skip-damaged", is_flag=True, help="Verify what can be read, where the trace is damaged.")
-@recorded_env_options
-@click.option("--atol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Numbers this close are equal.")
-@click.option("--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The same, relative.")
-@click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, rewards …")
-@click.option("--through-the-crash", is_flag=True, help="Also execute the action at which a recording was killed.")
-@click.option("--workers", type=click.IntRange(min=1), default=1, metavar="N", help="Verify in N processes.")
+@verification_options
 @click.option("--human", is_flag=True, help="Play them in a window, at the speed of the environment.")
 @click.option("--speed", type=click.FloatRange(0.001, 1000), metavar="X", help="With --human: times that speed.")
 @click.pass_context
@@ -60,11 +54,7 @@ def command(
 ) -> None:
     """Play the episodes of the trace in DIR back to a function, or without one print a line an episode.
 
-    With --verify each is played again in its environment: started as it was, given the recorded
-    actions, and everything compared with the recording, bit for bit. Exits with 0 if all come out
-    the same, 3 if any differs, otherwise 5 if any is damaged, otherwise 4 if any cannot be verified.
-    Where a recording was killed in the middle of a step, --through-the-crash takes that step, too, in
-    a process of its own, and says what happened.
+    --verify is the command gym-trace verify, whose options it takes.
     """
     if callback is not None and as_json:
         raise click.UsageError("--callback and --json exclude each other")

@@ -30,6 +30,23 @@ def spared_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Within it SIGTERM and SIGHUP end the command as Ctrl-C does, by an exception, so that things are put in order."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(SIGNALLED + number)
+
+    numbers = [number for number in _NAMES if number != signal.SIGINT and signal.getsignal(number) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
 class StopSignals:
     """Within it the first Ctrl-C, SIGTERM or SIGHUP is only noted, and a second one, of the impatient, strikes at once.
 

@@ -1,20 +1,25 @@
-"""gym-trace replay --verify"""
+"""gym-trace verify, which gym-trace replay --verify is, too"""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import gym_trace
-from gym_trace.errors import CorruptTrace
+from gym_trace.errors import CorruptTrace, TraceError, told
 from gym_trace.printable import shown
 from gym_trace_cli import show
 from gym_trace_cli.environments import making_arguments
-from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, FINE, UNVERIFIABLE
+from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, SIGNALLED, UNVERIFIABLE
+from gym_trace_cli.options import recorded_env_options
+from gym_trace_cli.reports import Outcome, ReportFile, Reports
+from gym_trace_cli.selection import Selection, selection_options
+from gym_trace_cli.stopping import ended_by_signals
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -23,6 +28,56 @@ if TYPE_CHECKING:
 
 # Exit codes. Of several the first counts: what is known to be wrong comes before what is not known.
 _CODES = {"differs": DIFFERS, "damaged": DAMAGED, "unverifiable": UNVERIFIABLE}
+_SAID = {
+    "identical": "identical, bit for bit",
+    "close": "within the tolerance",
+    "differs": "different",
+    "unverifiable": "that cannot be verified",
+    "damaged": "damaged",
+}
+
+
+def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a verification."""
+    positive = click.FloatRange(min=0)
+    for option in (
+        click.option("--junit", type=ReportFile(), metavar="FILE", help="Write what came out as JUnit XML, for CI."),
+        click.option("--report", type=ReportFile(), metavar="FILE", help="Write what came out as one JSON document."),
+        click.option("--workers", type=click.IntRange(min=1), default=1, metavar="N", help="Verify in N processes."),
+        click.option(
+            "--through-the-crash", is_flag=True, help="Also execute the action at which a recording was killed."
+        ),
+        click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, rewards …"),
+        click.option("--rtol", type=positive, default=0.0, metavar="X", help="The same, relative."),
+        click.option("--atol", type=positive, default=0.0, metavar="X", help="Numbers this close are equal."),
+        recorded_env_options,
+        click.option("--skip-damaged", is_flag=True, help="Verify what can be read, where the trace is damaged."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("verify", short_help="Play episodes again and compare.")
+@click.argument("directory", metavar="DIR", type=click.Path())
+@selection_options
+@click.option("--json", "as_json", is_flag=True, help="Print what came out as JSON, a line an episode.")
+@verification_options
+@click.pass_context
+def command(
+    ctx: click.Context, /, directory: str, selection: Selection, as_json: bool, **verification: Any
+) -> None:  # fmt: skip
+    """Play the episodes of the trace in DIR again in their environment, and compare all that comes out.
+
+    Each is started as it was, given the recorded actions, and compared with the recording, bit for
+    bit. Exits with 0 if all come out the same, 3 if any differs, otherwise 5 if any is damaged,
+    otherwise 4 if any cannot be verified. Where a recording was killed in the middle of a step,
+    --through-the-crash takes that step, too, in a process of its own, and says what happened.
+
+    --report and --junit write their files when it ends, also by damage or Ctrl-C: then they say so,
+    and hold what was verified until then. Whatever the order chosen, episodes are played lane by lane.
+    """
+    trace = gym_trace.open_trace(directory)
+    ctx.exit(verify(trace, selection.of(trace).tolist(), as_json, **verification))
 
 
 def verify(
@@ -34,52 +89,94 @@ def verify(
     factory: str | None,
     env_args: Sequence[tuple[str, Any]],
     imports: Sequence[str],
+    report: Path | None,
+    junit: Path | None,
     **options: Any,
 ) -> int:
-    """Plays the chosen episodes again, says what came out, and returns the exit code."""
-    from gym_trace.replay.verify import differing_versions, played_in_registered
+    """Plays the chosen episodes again, says what came out, writes the reports, and returns the exit code."""
+    options |= {"imports": imports, "on_damage": "skip" if skip_damaged else "raise"}
+    outcome, reports = Outcome(str(trace.directory), len(chosen)), Reports(report, junit)
+    with ended_by_signals():
+        try:
+            options |= making_arguments(env_id, factory, env_args, imports)
+            _play(trace, chosen, as_json, options, outcome, reports)
+        except CorruptTrace as error:
+            outcome.ended, outcome.message = "damaged", str(error)
+            click.echo(f"error: {show.printable(error)}; --skip-damaged verifies the others", err=True)
+        except BaseException as error:
+            outcome.ended, outcome.exit_code = _end(error)
+            outcome.message = str(error) if isinstance(error, TraceError) else told(error)
+            raise
+        finally:
+            _sum_up(trace, outcome, skip_damaged)
+            reports.close(outcome)  # before anything is printed, which may fail
+            _tell(trace, outcome, as_json, own_arguments="env_kwargs" in options)
+    return outcome.exit_code
 
-    options |= making_arguments(env_id, factory, env_args, imports)
-    options["on_damage"] = "skip" if skip_damaged else "raise"
-    counts: Counter[str] = Counter()
-    damaged = False
-    try:
-        with show.ProgressLine() as line:
-            for verdict in gym_trace.verify_trace(trace, episodes=chosen, imports=imports, **options):
-                counts[verdict.verdict] += 1
-                if as_json:
-                    click.echo(json.dumps(_plain(verdict)))
-                elif verdict.verdict in _CODES:
-                    click.echo(_told(verdict, several=len(trace.writers) > 1))
-                elif verdict.crash:
-                    action = show.printable(shown(trace[verdict.index].pending_action))
-                    click.echo(f"episode {verdict.index}: the action that was being executed at its end, {action}:")
-                    click.echo(f"  {show.printable(verdict.crash)}")
-                done = sum(counts.values())
-                line.update(f"{show.count(done)} of {show.count(len(chosen), 'episode')}", done / len(chosen))
-    except CorruptTrace as error:
-        click.echo(f"error: {show.printable(error)}; --skip-damaged verifies the others", err=True)
-        damaged = True
+
+def _play(
+    trace: Trace, chosen: list[int], as_json: bool, options: dict[str, Any], outcome: Outcome, reports: Reports
+) -> None:
+    ids = [str(writer.about.environment.get("id") or "environment") for writer in trace.readers]
+    verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
+    with show.ProgressLine() as line, closing(verdicts):
+        for done, verdict in enumerate(verdicts, 1):
+            outcome.verdicts[verdict.verdict] = outcome.verdicts.get(verdict.verdict, 0) + 1
+            plain = _plain(verdict)
+            text = _told(verdict, several=len(trace.writers) > 1) if verdict.verdict in _CODES else ""
+            reports.add(plain, text, ids[int(trace.episodes["writer"][verdict.index])])
+            if as_json:
+                click.echo(json.dumps(plain))
+            elif text:
+                click.echo(text)
+            elif verdict.crash:
+                action = show.printable(shown(trace[verdict.index].pending_action))
+                click.echo(f"episode {verdict.index}: the action that was being executed at its end, {action}:")
+                click.echo(f"  {show.printable(verdict.crash)}")
+            line.update(f"{show.count(done)} of {show.count(len(chosen), 'episode')}", done / len(chosen))
+
+
+def _end(error: BaseException) -> tuple[str, int]:
+    """What ended it early, in a word, and the exit code of that."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > SIGNALLED:
+        return "terminated", error.code
+    return "error", ERROR
+
+
+def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
+    from gym_trace.replay.verify import differing_versions
+
     for name, (recorded, installed) in differing_versions(trace).items():
-        click.echo(show.printable(f"note: recorded with {name} {recorded}, here is {installed or 'none'}"), err=True)
-    for name in played_in_registered(trace) if "env_kwargs" in options else ():
+        outcome.versions[name] = {"recorded": recorded, "installed": installed}
+    if skip_damaged:
+        outcome.damage = [damage._asdict() for damage in trace.damage]
+    found = {name for name, number in outcome.verdicts.items() if number}
+    if outcome.damage or outcome.ended == "damaged":
+        found.add("damaged")
+    if not outcome.exit_code:
+        outcome.exit_code = next((code for name, code in _CODES.items() if name in found), FINE)
+
+
+def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) -> None:
+    """Prints what there is to say in the end, and of an early one."""
+    from gym_trace.replay.verify import played_in_registered
+
+    if outcome.ended == "error":
+        return
+    for name, versions in outcome.versions.items():
+        here = versions["installed"] or "none"
+        click.echo(show.printable(f"note: recorded with {name} {versions['recorded']}, here is {here}"), err=True)
+    for name in played_in_registered(trace) if own_arguments else ():
         click.echo(show.printable(f"note: played in the {name} that is registered here"), err=True)
-    for damage in trace.damage if skip_damaged else ():
-        damaged = True
-        where = f"{damage.path}, bytes {damage.start} to {damage.end}"
-        click.echo(show.printable(f"skipped: {where}: {damage.problem}"), err=True)
-    words = [f"{show.count(number)} {_SAID[name]}" for name, number in sorted(counts.items())]
-    click.echo(f"{show.count(sum(counts.values()), 'episode')} replayed: {', '.join(words) or 'none'}", err=as_json)
-    return next((code for verdict, code in _CODES.items() if counts[verdict] or (damaged and code == DAMAGED)), FINE)
-
-
-_SAID = {
-    "identical": "identical, bit for bit",
-    "close": "within the tolerance",
-    "differs": "different",
-    "unverifiable": "that cannot be verified",
-    "damaged": "damaged",
-}
+    for damage in outcome.damage:
+        click.echo(f"skipped: {show.damage(**damage)}", err=True)
+    words = [f"{show.count(number)} {_SAID[name]}" for name, number in sorted(outcome.verdicts.items())]
+    total = show.count(sum(outcome.verdicts.values()), "episode")
+    stopped = outcome.ended in ("interrupted", "terminated")
+    until = f", of {show.count(outcome.chosen)}, until it was {outcome.ended}" if stopped else ""
+    click.echo(f"{total} replayed{until}: {', '.join(words) or 'none'}", err=as_json or stopped)
 
 
 def _told(verdict: Verdict, several: bool) -> str:

@@ -1,0 +1,181 @@
+"""What came of a verification, as files for other programs: JSON, and JUnit XML for CI."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+from xml.sax.saxutils import quoteattr
+
+import click
+
+import gym_trace
+from gym_trace.printable import printable
+
+# What a verdict is in JUnit; all others have passed. What is not verified has not passed either.
+_OUTCOMES = {"differs": "failure", "damaged": "error", "unverifiable": "skipped"}
+_MOST_TOLD = 10  # damaged places in one message
+
+
+class ReportFile(click.ParamType):  # type: ignore[type-arg]
+    """A file that can be written: a new one, or one that is to be replaced."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(os.path.realpath(value))
+        if path.exists() and not path.is_file():
+            self.fail(f"{value} is not a file", param, ctx)
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            self.fail(f"{path.parent} is no directory that can be written to", param, ctx)
+        return path
+
+
+@dataclass
+class Outcome:
+    """What came of a whole verification. ended: "complete", or what ended it early; message: the error then."""
+
+    trace: str
+    chosen: int
+    verdicts: dict[str, int] = field(default_factory=dict)
+    ended: str = "complete"
+    message: str = ""
+    exit_code: int = 0
+    versions: dict[str, Any] = field(default_factory=dict)
+    damage: list[dict[str, Any]] = field(default_factory=list)
+    started: float = field(default_factory=time.time)
+
+    @property
+    def seconds(self) -> float:
+        return round(max(0.0, time.time() - self.started), 6)
+
+    @property
+    def start(self) -> str:
+        """UTC, ISO 8601."""
+        return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.started))
+
+
+class Reports:
+    """The files that were asked for, which have the names that were given once they are whole.
+
+    Rows are kept on disk meanwhile. add() takes a verdict as plain data, close() what came of all.
+    """
+
+    def __init__(self, report: Path | None, junit: Path | None):
+        self._stack = ExitStack()
+        self._files: list[tuple[Path, TextIO, Callable[..., str], Callable[..., tuple[str, str]]]] = []
+        for path, row, frame in ((report, _json_row, _json_frame), (junit, _junit_row, _junit_frame)):
+            if path is not None:
+                rows: Any = tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n")  # noqa: SIM115
+                self._stack.callback(rows.close)
+                self._files.append((path, rows, row, frame))
+        self._last = time.monotonic()
+        self._number = 0
+
+    def add(self, verdict: dict[str, Any], text: str, environment: str) -> None:
+        """A verdict, the same in words if there is something to say, and the id of the environment."""
+        now = time.monotonic()
+        for _, rows, row, _ in self._files:
+            rows.write(row(verdict, text, environment, now - self._last, self._number))
+        self._last, self._number = now, self._number + 1
+
+    def close(self, outcome: Outcome) -> None:
+        """Writes the files. Raises OSError."""
+        with self._stack:
+            for path, rows, _, frame in self._files:
+                head, foot = frame(outcome)
+                rows.seek(0)
+                _write_whole(path, head, rows, foot)
+
+
+def _write_whole(path: Path, head: str, rows: TextIO, foot: str) -> None:
+    """Writes a file beside, and gives it the name when it is on disk."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "w", encoding="utf-8", newline="\n") as file:
+            file.write(head)
+            shutil.copyfileobj(rows, file)
+            file.write(foot)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _json_row(verdict: dict[str, Any], text: str, environment: str, seconds: float, number: int) -> str:
+    comma = "," if number else ""
+    return f"{comma}\n{json.dumps(verdict, allow_nan=False)}"
+
+
+def _json_frame(outcome: Outcome) -> tuple[str, str]:
+    told = {
+        "trace": outcome.trace,
+        "gym_trace": gym_trace.__version__,
+        "started": outcome.start + "Z",
+        "seconds": outcome.seconds,
+        "ended": outcome.ended,
+        "message": outcome.message,
+        "exit_code": outcome.exit_code,
+        "chosen": outcome.chosen,
+        "verdicts": outcome.verdicts,
+        "versions": outcome.versions,
+        "damage": outcome.damage,
+    }
+    return f'{json.dumps(told, allow_nan=False)[:-1]}, "episodes": [', "\n]}\n"
+
+
+# -- JUnit ------------------------------------------------------------------------------------------------------------
+
+
+def _junit_row(verdict: dict[str, Any], text: str, environment: str, seconds: float, number: int) -> str:
+    name = f"episode {verdict['index']} ({verdict['writer']}/{verdict['episode_id']})"
+    kind = _OUTCOMES.get(verdict["verdict"])
+    return _test_case(environment, name, seconds, kind, verdict["verdict"], text)
+
+
+def _junit_frame(outcome: Outcome) -> tuple[str, str]:
+    counted = {kind: sum(outcome.verdicts.get(v, 0) for v, k in _OUTCOMES.items() if k == kind) for kind in _KINDS}
+    tests, cut = sum(outcome.verdicts.values()), ""
+    message = "; ".join("{path}: {problem}".format(**damage) for damage in outcome.damage[:_MOST_TOLD])
+    if outcome.ended != "complete":
+        message = f"{outcome.ended} after {tests} of {outcome.chosen} episodes; {outcome.message}".removesuffix("; ")
+    if message:  # or the others would look as if they were all
+        cut = _test_case("gym-trace", "all episodes", 0.0, "error", outcome.ended, message)
+        tests, counted["error"] = tests + 1, counted["error"] + 1
+    numbers = f'tests="{tests}" failures="{counted["failure"]}" errors="{counted["error"]}"'
+    taken = f'time="{outcome.seconds:.3f}"'
+    suite = f'name={_attribute(outcome.trace)} {numbers} skipped="{counted["skipped"]}" {taken}'
+    head = (
+        f'<?xml version="1.0" encoding="UTF-8"?>\n<testsuites name="gym-trace verify" {numbers} {taken}>\n'
+        f'<testsuite {suite} timestamp="{outcome.start}">\n'
+    )
+    return head, f"{cut}</testsuite>\n</testsuites>\n"
+
+
+_KINDS = ("failure", "error", "skipped")
+
+
+def _test_case(group: str, name: str, seconds: float, kind: str | None, type_: str, message: str) -> str:
+    case = f'<testcase classname={_attribute(group)} name={_attribute(name)} time="{seconds:.6f}"'
+    if kind is None:
+        return f"{case}/>\n"
+    of_type = "" if kind == "skipped" else f" type={_attribute(type_)}"
+    return f"{case}><{kind} message={_attribute(message)}{of_type}/></testcase>\n"
+
+
+def _attribute(text: str) -> str:
+    """Quoted, without the control characters and surrogates that XML cannot have at all."""
+    return quoteattr(printable(text))
