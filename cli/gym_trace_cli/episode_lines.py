@@ -15,6 +15,7 @@ from gym_trace_cli import show
 
 if TYPE_CHECKING:
     from gym_trace import Trace
+    from gym_trace.model.values import Array
 
 _BLOCK = 1000  # episodes made into lines at a time
 # What is printed of an episode, and how.
@@ -36,7 +37,7 @@ _STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "retu
 _NO_SEED = -1  # in the table of episodes
 
 
-def print_episodes(trace: Trace, chosen: Sequence[int]) -> None:
+def print_episodes(trace: Trace, chosen: Sequence[int] | Array) -> None:
     """A table of these episodes. What is the same for all of the trace, such as the writer, is left out."""
     table = trace.episodes
     several = {
@@ -50,13 +51,13 @@ def print_episodes(trace: Trace, chosen: Sequence[int]) -> None:
     show.table([_HEADINGS.get(name, name) for name in names], rows, fitted=True)
 
 
-def print_as_json(trace: Trace, chosen: Sequence[int]) -> None:
+def print_as_json(trace: Trace, chosen: Sequence[int] | Array) -> None:
     """A line of JSON for each of these episodes: null where something is unknown, times in UTC, duration in seconds."""
     for row in _rows(trace, chosen):
         click.echo(json.dumps(row))
 
 
-def _rows(trace: Trace, chosen: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _rows(trace: Trace, chosen: Sequence[int] | Array) -> Iterator[dict[str, Any]]:
     """What the index says of the episodes, as plain data."""
     for begin in range(0, len(chosen), _BLOCK):
         places = chosen[begin : begin + _BLOCK]
@@ -69,15 +70,16 @@ def _rows(trace: Trace, chosen: Sequence[int]) -> Iterator[dict[str, Any]]:
             yield _plain(trace, dict(zip(columns, values)))
 
 
-def _returns(trace: Trace, places: Sequence[int], known: list[float]) -> list[Any]:
+def _returns(trace: Trace, places: Sequence[int] | Array, known: list[float]) -> list[Any]:
     """Returns as JSON can have them: None where unknown or infinite, a list where rewards are several numbers each."""
     if not any(map(math.isnan, known)):
         return [value if math.isfinite(value) else None for value in known]
-    from gym_trace.statistics.objectives import objective_returns
+    from gym_trace.playback.episode_columns import objective_returns
 
+    view = trace[places]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damage, which is told of elsewhere
-        objectives = objective_returns(trace[places])
+        objectives = objective_returns(view.episodes, view.scan)
     several = [None] * len(known) if objectives is None else objectives.tolist()
     return [
         value if math.isfinite(value) else row if row is not None and all(map(math.isfinite, row)) else None

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 import gym_trace
-from gym_trace.errors import CorruptTrace, TraceError, told
+from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound, told
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, TABLE
 
@@ -25,6 +25,7 @@ COMMANDS = {
     "replay": ("gym_trace_cli.replay", "Play episodes back: to a function, or in a window."),
     "verify": ("gym_trace_cli.verify", "Play episodes again in their environment, and compare them bit for bit."),
     "render": ("gym_trace_cli.render", "Make videos of episodes: MP4, GIF, PNG, or text as an asciicast."),
+    "ls": ("gym_trace_cli.ls", "List traces in a line each, or the episodes of one."),
     "stats": ("gym_trace_cli.stats", "Summarize returns, lengths, outcomes and columns of a trace."),
     "info": ("gym_trace_cli.info", "Tell what a trace holds: environment, spaces, writers, health."),
     "diff": ("gym_trace_cli.diff", "Compare two traces, episode by episode."),
@@ -93,6 +94,8 @@ def _fail(ctx: click.Context, code: int, line: str) -> NoReturn:
 
 def describe(error: Exception) -> str:
     """What is wrong, mostly in one line. Of an error that is not ours, also where it came from."""
+    if isinstance(error, TraceNotFound) and error.directory is not None:
+        return f"{error}{importlib.import_module('gym_trace_cli.ls').hint(error.directory)}"
     if isinstance(error, TraceError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

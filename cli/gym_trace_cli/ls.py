@@ -1,0 +1,102 @@
+"""gym-trace ls"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+import gym_trace
+from gym_trace.errors import TraceNotFound
+from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
+from gym_trace_cli.episode_lines import print_as_json, print_episodes
+from gym_trace_cli.exit_codes import ERROR, FINE
+from gym_trace_cli.selection import Selection, selection_options
+
+_HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "started (UTC)")
+
+
+@click.command("ls", short_help="List traces, or the episodes of one.")
+@click.argument("directories", metavar="[DIR]...", nargs=-1, type=TraceDirectory())
+@selection_options
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each trace, or episode.")
+@click.pass_context
+def command(ctx: click.Context, /, directories: Sequence[str], selection: Selection, as_json: bool) -> None:
+    """List the episodes of the trace in DIR, a line each. Where DIR is a directory of traces, or several are given,
+    list these traces: a line each, of those up to three levels below, too. DIR is by default the current directory.
+
+    A trace is "recording" now, or was "killed" while it did, or "closed" in order; or opening it has
+    found it "damaged" (gym-trace check looks at every byte), or "unreadable", which exits with 1.
+
+    With --episodes, --where and so on episodes, steps, return and times are those of the chosen
+    episodes, of each trace. The return is the mean of complete episodes.
+    """
+    from gym_trace.statistics.listing import find_traces, is_trace
+
+    directories = directories or (".",)
+    if len(directories) == 1 and is_trace(directories[0]):
+        trace = gym_trace.open_trace(directories[0])
+        (print_as_json if as_json else print_episodes)(trace, selection.of(trace))
+        return
+    found: dict[str, None] = {}
+    for directory in directories:
+        traces = dict.fromkeys(find_traces(directory))
+        found |= traces
+        if not traces:
+            raise TraceNotFound(f"{directory}: no traces here, nor in the directories up to three levels below")
+    states = set()
+    rows = _listed(list(found), selection)
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(row))
+            states.add(row["state"])
+    else:
+        states = _print_traces(list(rows))
+    ctx.exit(ERROR if "unreadable" in states else FINE)
+
+
+def hint(directory: str) -> str:
+    """What to say beside that there is no trace in a directory: where there are some below it."""
+    from gym_trace.statistics.listing import find_traces
+
+    if next(find_traces(directory, deepest=2), None) is None:
+        return ""
+    return f"; there are traces in directories of it: 'gym-trace ls {show.printable(directory)}' lists them"
+
+
+def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[str, Any]]:
+    from gym_trace.statistics.listing import list_trace
+
+    with show.ProgressLine(quiet=not show.is_terminal(sys.stderr)) as progress:
+        for number, directory in enumerate(directories):
+            progress.update(
+                f"{show.count(number)} of {show.count(len(directories), 'trace')}", number / len(directories)
+            )
+            yield list_trace(directory, selection.of)
+
+
+def _print_traces(rows: Sequence[dict[str, Any]]) -> set[str]:
+    """Prints a table; returns the states there are."""
+    show.table(_HEADINGS, map(_cells, rows), fitted=True)
+    for row in rows:
+        if row["problem"]:
+            where = show.printable(row["directory"])
+            click.echo(f"{where} is {row['state']}: {show.printable(row['problem'])}", err=True)
+    return {row["state"] for row in rows}
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    several = isinstance(row["return"], list)
+    return (
+        row["directory"],
+        ", ".join(name or "without an id" for name in row["environments"]),
+        *("-" if row[name] is None else show.count(row[name]) for name in ("episodes", "steps")),
+        show.returned(tuple(row["return"]) if several else row["return"]),
+        "-" if row["bytes"] is None else show.size(row["bytes"]),
+        row["state"],
+        "-" if row["start_time"] is None else row["start_time"][:16].replace("T", " "),
+    )
