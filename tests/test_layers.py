@@ -34,6 +34,7 @@ LAYERS = [
     {"wrappers", "replay_env", "edit"},  # public paths
 ]
 MOST_MODULES, MOST_FILES, MOST_LINES = 6, 12, 400
+EXCHANGING = "storage.exchange"  # which asks the C library for what Python does not offer
 PACKING = {"format.wire", "ring.memory", "ring.log", "ring.row_slab"}
 NEVER_LOADED = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "ctypes"}
 BEHIND_STORAGE = {"format", "playback", "integrity", "statistics"}
@@ -115,7 +116,7 @@ def test_no_module_knows_itself_by_a_detour() -> None:
 def test_the_library_knows_nothing_of_the_command_line_or_of_pickles(path: Path) -> None:
     tops = {name.partition(".")[0] for name in imports_of(path)}
     assert not tops & {"click", "rich", "gym_trace_cli"}
-    assert not tops & NEVER_LOADED
+    assert not tops & NEVER_LOADED - ({"ctypes"} if module_of(path) == EXCHANGING else set())
     if module_of(path) not in PACKING:
         assert "struct" not in tops, f"only {PACKING} pack bytes"
 

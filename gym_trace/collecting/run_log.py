@@ -18,6 +18,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError
 from gym_trace.format.directory import find_writers
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
+from gym_trace.playback.origins.reader import presented
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.local import LocalStorage, lock, open_regular
 
@@ -153,15 +154,15 @@ def finished(directory: Path, run: str, root: int, writer: str | None = None) ->
     for files in find_writers(LocalStorage(directory)) if directory.is_dir() else ():
         if writer is not None and files.writer != writer:
             continue
-        reader = WriterReader(files)
-        if not _belongs(reader, run):
-            continue
-        table = reader.parts.table
-        whole = table[np.isin(table["outcome"], (Outcome.TERMINATED.word, Outcome.TRUNCATED.word))]
-        whole = whole[(whole["first_step"] == 0) & (whole["seed"] >= 0) & (whole["seed"] < EPISODES)]
-        found.update(
-            (episode_of(root, seed), steps) for seed, steps in zip(whole["seed"].tolist(), whole["steps"].tolist())
-        )
+        for reader in presented(WriterReader(files)):
+            if not _belongs(reader, run):
+                continue
+            table = reader.parts.table
+            whole = table[np.isin(table["outcome"], (Outcome.TERMINATED.word, Outcome.TRUNCATED.word))]
+            whole = whole[(whole["first_step"] == 0) & (whole["seed"] >= 0) & (whole["seed"] < EPISODES)]
+            found.update(
+                (episode_of(root, seed), steps) for seed, steps in zip(whole["seed"].tolist(), whole["steps"].tolist())
+            )
     return found
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from gym_trace.errors import UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.format.column_decoder import packed_values
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.model.values import Array
@@ -89,7 +88,6 @@ def part_of(
 
 
 def _rows(chunk: Chunk, path: ColumnPath, mask: Array) -> Rows:
-    column, blob = chunk.encoded(path)
-    if column.dtype != MSGPACK:
+    if chunk.columns[path].dtype != MSGPACK:
         return chunk.array(path)[mask]
-    return [value for value, is_kept in zip(packed_values(column, blob), mask.tolist()) if is_kept]
+    return [value for value, is_kept in zip(chunk.packed(path), mask.tolist()) if is_kept]

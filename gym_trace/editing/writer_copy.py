@@ -102,7 +102,7 @@ class WriterCopy:
         first = 0
         for batch, count in _batches(reader):
             last = first + count
-            whole = count == len(batch.chunks) and bool(kept.whole[first:last].all())
+            whole = reader.has_own_files and count == len(batch.chunks) and bool(kept.whole[first:last].all())
             if not (whole and self._add_batch(reader, batch, listed, wanted)):
                 self._add_chunks(reader, kept, range(first, last), wanted)
             first = last
@@ -152,11 +152,11 @@ class WriterCopy:
         for number in numbers:
             begin, end = bounds[number : number + 2].tolist()
             fragments, (batch, place) = reader.fragments[begin:end], reader.chunk_places[number]
-            if kept.whole[number]:
+            if kept.whole[number] and reader.has_own_files:
                 self.pieces.write()
                 self._add_chunk(reader, fragments, batch, place, wanted)
-            elif kept.part[number]:
-                chunk = batch.read_chunk(place, lambda path: path != ("fragments",))
+            elif kept.whole[number] or kept.part[number]:
+                chunk = reader.read_chunk(number)
                 self.pieces.add(*part_of(chunk, fragments, kept.kept[begin:end], kept.bare[begin:end], wanted))
                 self._last_pending = []
                 self._report.encoded += 1

@@ -10,7 +10,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
-from gym_trace.format.column_decoder import decode, decode_rows
+from gym_trace.format.column_decoder import decode, decode_rows, packed_values
 from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, parse_column
 from gym_trace.format.tables import Index, SlabLedger, TableRoom, are_apart, totals_of
 from gym_trace.model.packing import unpack
@@ -42,6 +42,7 @@ class Chunk:
 
     Attributes:
         rows: how many rows each column has, those included that were not read.
+        located: a problem with it, together with where it lies.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Chunk:
     ):
         self.rows = rows
         self._blobs = blobs
-        self._located = located
+        self.located = located
         self._decoded: dict[Path, Array] = {}
 
     @property
@@ -75,12 +76,19 @@ class Chunk:
     def array(self, path: Path) -> Array:
         """The decoded rows of a column: the same writable array at every call."""
         if path not in self._decoded:
-            column, blob = self._blobs[path]
-            try:
-                self._decoded[path] = decode(column, blob)
-            except CorruptTrace as error:
-                raise self._located(error) from error
+            self._decoded[path] = self._by(decode, path)
         return self._decoded[path]
+
+    def packed(self, path: Path) -> list[bytes]:
+        """The rows of a msgpack column as they are packed; before it is decoded. Raises CorruptTrace."""
+        packed: list[bytes] = self._by(packed_values, path)
+        return packed
+
+    def _by(self, decoder: Callable[..., Any], path: Path, *rest: Any) -> Any:
+        try:
+            return decoder(*self._blobs[path], *rest)
+        except CorruptTrace as error:
+            raise self.located(error) from error
 
     def decode(self) -> None:
         """Decodes all columns but those that are walked, and lets go of their bytes as they are stored."""
@@ -100,11 +108,7 @@ class Chunk:
 
     def decode_rows(self, path: Path, begin: int, out: Array) -> None:
         """Fills out, (rows, *row shape), with rows of a walked column, from begin on. Raises CorruptTrace."""
-        column, blob = self._blobs[path]
-        try:
-            decode_rows(column, blob, begin, out)
-        except CorruptTrace as error:
-            raise self._located(error) from error
+        self._by(decode_rows, path, begin, out)
 
 
 class BatchReader:

@@ -14,6 +14,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import Column, Path, Piece, parse_column
+from gym_trace.model.origins import ORIGINS
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader, Storage
@@ -71,7 +72,7 @@ def copy_batch(batch: BatchReader, source: Storage, crc: int | None, target: Sto
         if (batch.header.batch, batch.schema.get("batch")) != (number, number):
             file_id, schema = batch.header.file_id, pack({**batch.schema, "batch": number})
             record = wire.pack_record(wire.SCHEMA, schema, [], wire.HEADER_SIZE, header.sequence, file_id, header.flags)
-            new = b"".join([wire.pack_file_header(file_id, number), *record])
+            new = b"".join([wire.pack_file_header(file_id, number, features_of(batch.schema)), *record])
         if len(new) != len(old):
             raise UnstorableValue(f"{batch.path}: as batch {number} it would have another length")
         if crc is None:
@@ -91,6 +92,11 @@ def copy_batch(batch: BatchReader, source: Storage, crc: int | None, target: Sto
     target.rename(name + PART, name)
     target.sync()
     return wire.replaced_crc(crc, old, new, batch.size - len(new))
+
+
+def features_of(schema: dict[str, Any]) -> int:
+    """What a reader of a batch with this schema has to know."""
+    return wire.ORIGINS if ORIGINS in schema else 0
 
 
 class BatchWriter:
@@ -114,7 +120,7 @@ class BatchWriter:
         self.crc = 0
         self.fragments = 0
         try:
-            self._append([wire.pack_file_header(self._file_id, number)])
+            self._append([wire.pack_file_header(self._file_id, number, features_of(schema))])
             self._record(wire.SCHEMA, pack(schema), [])
         except OSError:
             self.abandon()

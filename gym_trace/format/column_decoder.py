@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import zstandard
 
@@ -39,6 +41,12 @@ def packed_values(column: Column, blob: bytes | memoryview) -> list[bytes]:
     """The rows of a msgpack column as they were packed. Raises CorruptTrace."""
     view, bounds = _value_bounds(column, blob)
     return [bytes(view[a:b]) for a, b in bounds]
+
+
+def unpacked(packed: Sequence[bytes]) -> Array:
+    """Rows of a msgpack column as an array of objects. Raises CorruptTrace."""
+    containers = Containers() if sum(map(len, packed)) > MAX_CONTAINERS else None
+    return objects([unpack(value, containers) for value in packed])
 
 
 def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:

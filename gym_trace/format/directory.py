@@ -67,8 +67,12 @@ def new_writer_id() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
+def is_writer_id(writer: str) -> bool:
+    return bool(re.fullmatch(_WRITER, writer)) and not _BATCH.search(writer) and manifest.SUFFIX not in writer
+
+
 def check_writer_id(writer: str) -> str:
-    if not re.fullmatch(_WRITER, writer) or _BATCH.search(writer) or manifest.SUFFIX in writer:
+    if not is_writer_id(writer):
         raise InvalidOption(f"uid={writer!r}: a writer id has 1 to 120 of A-Z a-z 0-9 _ - . and no dot in front")
     return writer
 

@@ -15,6 +15,8 @@ from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.model.vocabulary import FragmentFlag
 
 MAJOR, MINOR = 1, 1
+ORIGINS_MINOR = 2  # of batches that need the feature of that name
+ORIGINS = 1  # the required feature bit of batches that hold what other writers have recorded
 HEADER_SIZE = 64  # file header, record header and footer alike
 MAX_METADATA = 256 << 20
 MAX_COLUMN = 2 << 30  # bytes of a column once decoded
@@ -159,8 +161,9 @@ def _zeros(power: int) -> list[list[int]]:
     return tables
 
 
-def pack_file_header(file_id: bytes, batch: int) -> bytes:
-    return _sealed(_FILE.pack(FILE_MAGIC, MAJOR, MINOR, 0, file_id, batch))
+def pack_file_header(file_id: bytes, batch: int, features: int = 0) -> bytes:
+    minor = ORIGINS_MINOR if features & ORIGINS else MINOR
+    return _sealed(_FILE.pack(FILE_MAGIC, MAJOR, minor, features, file_id, batch))
 
 
 def unpack_file_header(raw: bytes) -> FileHeader:
@@ -172,7 +175,7 @@ def unpack_file_header(raw: bytes) -> FileHeader:
     _, major, minor, features, file_id, batch = _FILE.unpack_from(raw)
     if major != MAJOR:
         raise UnsupportedTrace(f"format version {major}.{minor}, but this gym-trace reads {MAJOR}.x; upgrade gym-trace")
-    if features:
+    if features & ~ORIGINS:
         raise UnsupportedTrace(f"needs features {features:#x} that this gym-trace does not know; upgrade gym-trace")
     return FileHeader(file_id, batch)
 

@@ -20,6 +20,7 @@ from gym_trace.format.directory import WriterFiles
 from gym_trace.format.facts import Facts, read_facts, write_facts
 from gym_trace.format.trace_writer import RowsOrEncoded, TraceWriter
 from gym_trace.integrity.scan import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
+from gym_trace.model.origins import ID_BITS, origins_of
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.trace import Trace, storage_of
@@ -134,7 +135,8 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
     if schema is not None:
         schema["writer"] = examination.files.writer  # the name of the files is what counts
         writer = TraceWriter(storage, schema, level=3, fsync=False)
-        report.writers.append(writer.writer)
+        origins = origins_of(schema, writer.writer)
+        report.writers += [origin.writer for origin in origins] or [writer.writer]
     try:
         mender = _Mender(examination)
         for fragments, chunk in examination.chunks():
@@ -196,7 +198,18 @@ class _Mender:
                     columns[path] = _without(*chunk.encoded(path), bounds[orphans])
             sums = _sums_without_first(chunk.array(("rewards",)), bounds, orphans)
             fragments = self._adopted(fragments, orphans, sums)
-        return np.concatenate([_bare_stops(broken), fragments]), columns
+        if not self._examination.has_origins:
+            return np.concatenate([_bare_stops(broken), fragments]), columns
+        numbers = fragments["episode"] >> np.uint64(ID_BITS)
+        over = [
+            (episode, run) for episode, run in self._runs.items() if episode >> ID_BITS < int(numbers.max(initial=0))
+        ]
+        for episode, _ in over:
+            del self._runs[episode]
+        over = [(episode, run) for episode, run in over if run.goes_on]
+        # Fragments of an origin lie together: what ends with it comes before those of the next one.
+        joined = np.concatenate([_bare_stops(broken), fragments, _bare_stops(over)])
+        return joined[np.argsort(joined["episode"] >> np.uint64(ID_BITS), kind="stable")], columns
 
     def stops(self) -> Array:
         """Fragments that end the runs that are still going on: their episodes stay without an outcome."""
@@ -229,13 +242,12 @@ class _Mender:
         loss = self._examination.last_inexact
         start = 0 if run is None else run.next_step
         if loss is not None and start < end:
-            loss.steps.append(LostSteps(self._examination.files.writer, episode, start, end - start))
+            loss.steps.append(self._examination.lost_steps(episode, start, end - start))
 
     def _adopted(self, fragments: Array, orphans: list[int], reward_sums: Sequence[float]) -> Array:
         fragments = fragments.copy()
-        writer = self._examination.files.writer
         ids, steps = fragments["episode"][orphans].tolist(), fragments["first_step"][orphans].tolist()
-        self.orphans += [LostSteps(writer, episode, first, 1) for episode, first in zip(ids, steps)]
+        self.orphans += [self._examination.lost_steps(episode, first, 1) for episode, first in zip(ids, steps)]
         fragments["flags"][orphans] |= wire.LEADS
         fragments["first_step"][orphans] += 1
         fragments["steps"][orphans] -= 1

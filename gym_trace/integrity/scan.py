@@ -16,6 +16,7 @@ from gym_trace.format.column_decoder import decode
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.integrity.batch_scan import BatchInspector
 from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, is_there
+from gym_trace.model.origins import Origin, origins_of, split_id
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import step_offsets
@@ -106,6 +107,7 @@ class Examination:
         self._journal = ManifestCheck(files)
         self._episodes: list[Array] = []
         self._tail = RingTail()
+        self._origins: list[Origin] = []
         self.pending: list[Pending] = []  # actions that were never answered
 
     def schema(self) -> dict[str, Any] | None:
@@ -124,6 +126,7 @@ class Examination:
         """The chunks that can be read whole, in order, each with its fragments."""
         schema = self.schema()
         self._journal.schema = schema
+        self._origins = origins_of(schema or {}, self.files.writer)
         try:
             layouts = None if schema is None else WriterSchema.of(schema).layouts
             problem = "the schema is lost, and with it what the columns mean"
@@ -279,10 +282,20 @@ class Examination:
 
     def _steps(self, fragments: Array) -> list[LostSteps]:
         some = fragments[fragments["steps"] > 0]
-        return [
-            LostSteps(self.files.writer, episode, first, steps)
-            for episode, first, steps in some[["episode", "first_step", "steps"]].tolist()
-        ]
+        return [self.lost_steps(*facts) for facts in some[["episode", "first_step", "steps"]].tolist()]
+
+    def lost_steps(self, episode: int, first: int, steps: int) -> LostSteps:
+        """Steps of an episode, by its id in the fragment table."""
+        if not self._origins:
+            return LostSteps(self.files.writer, episode, first, steps)
+        number, own = split_id(episode)
+        writer = self._origins[number].writer if number < len(self._origins) else self.files.writer
+        return LostSteps(writer, own, first, steps)
+
+    @property
+    def has_origins(self) -> bool:
+        """Whether its files hold what other writers have recorded; to be asked while its chunks are read."""
+        return bool(self._origins)
 
 
 def _merged(damages: list[Damage]) -> list[Damage]:

@@ -8,7 +8,7 @@ from threading import Lock
 from gym_trace.format.batch_reader import BatchReader, Chunk
 from gym_trace.playback.writer_reader import WriterReader
 
-_Key = tuple[BatchReader, int, str]
+_Key = tuple[BatchReader, int, str, str]
 
 
 class ChunkCache:
@@ -25,7 +25,7 @@ class ChunkCache:
 
     def chunk(self, writer: WriterReader, number: int, root: str) -> Chunk:
         """The columns under root of a chunk, decoded. Raises CorruptTrace."""
-        key = (*writer.chunk_places[number], root)
+        key = (*writer.chunk_places[number], writer.key, root)
         with self._lock:
             if key in self._chunks:
                 self._chunks.move_to_end(key)

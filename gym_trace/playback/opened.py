@@ -16,6 +16,7 @@ from gym_trace.format.tables import TableRoom
 from gym_trace.playback.assembly import Piece, assemble, cut_down
 from gym_trace.playback.chunk_cache import ChunkCache
 from gym_trace.playback.episode_table import Parts
+from gym_trace.playback.origins.reader import presented
 from gym_trace.playback.writer_reader import Extent, WriterReader
 from gym_trace.storage.protocol import Storage
 
@@ -26,13 +27,15 @@ class Opened:
     """What a Trace, its views and its episodes share. Pickled, it is opened again, and holds what it held here.
 
     Attributes:
-        writers: by id, in the order in which they began; another dict after a refresh that found anything.
+        writers: by their keys, in the order in which they began; another dict after a refresh that found anything.
         skipped: damage that was found while reading, and left out.
     """
 
     def __init__(self, storage: Storage, writers: Sequence[WriterReader] = ()):
         self.storage = storage
-        self.writers = {writer.writer: writer for writer in writers}
+        self._stored = {writer.writer: writer for writer in writers}
+        self._presented = {writer.writer: presented(writer) for writer in writers}
+        self.writers = self._in_order()
         self.cache = ChunkCache(_CACHE_BYTES)
         self.skipped: dict[Damage, None] = {}
         self._room = TableRoom()
@@ -42,15 +45,26 @@ class Opened:
         """The writers as they are by now. Raises TraceNotFound."""
         with self._lock:
             found = find_writers(self.storage)
-            known = self.writers
-            present = [
-                known[files.writer].refreshed(files) if files.writer in known else WriterReader(files, room=self._room)
+            known, before = self._stored, self._presented
+            self._stored = {
+                files.writer: known[files.writer].refreshed(files)
+                if files.writer in known
+                else WriterReader(files, room=self._room)
                 for files in found
-            ]
-            present.sort(key=lambda writer: (writer.about_or_empty.created, writer.writer))
-            if list(known.values()) != present:
-                self.writers = {writer.writer: writer for writer in present}
+            }
+            self._presented = {
+                name: before[name] if stored is known.get(name) else presented(stored)
+                for name, stored in self._stored.items()
+            }
+            present = self._in_order()
+            if list(self.writers.values()) != list(present.values()):
+                self.writers = present
             return self.writers
+
+    def _in_order(self) -> dict[str, WriterReader]:
+        readers = [reader for readers in self._presented.values() for reader in readers]
+        readers.sort(key=lambda writer: (writer.about_or_empty.created, writer.writer))
+        return {reader.key: reader for reader in readers}
 
     def __copy__(self) -> Opened:
         return self
@@ -59,12 +73,12 @@ class Opened:
         return self
 
     def __reduce__(self) -> Any:
-        return reopened, (self.storage, extents_of(list(self.writers.values())))
+        return reopened, (self.storage, extents_of(list(self._stored.values())))
 
 
 def extents_of(writers: Sequence[WriterReader]) -> tuple[Extent, ...]:
-    """How much of the files of each of these writers was read."""
-    return tuple(writer.extent for writer in writers)
+    """How much of the files of these writers was read."""
+    return tuple(dict.fromkeys(writer.extent for writer in writers))
 
 
 def reopened(storage: Storage, extents: tuple[Extent, ...]) -> Opened:
@@ -90,7 +104,7 @@ class OnDisk:
     __slots__ = ("_last", "_opened", "_place", "_record", "_writer")
 
     def __init__(self, opened: Opened, writer: WriterReader, row: int, record: Any):
-        self._opened, self._writer, self._place = opened, writer.writer, writer.place_of(row)
+        self._opened, self._writer, self._place = opened, writer.key, writer.place_of(row)
         self._record = record  # as it was; there may be more steps by now
         self._last: Any = None  # the pieces that were asked for last
 

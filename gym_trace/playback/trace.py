@@ -20,7 +20,7 @@ from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.playback.content import Content
 from gym_trace.playback.episode_columns import EpisodeColumns
-from gym_trace.playback.episode_scan import scan_content
+from gym_trace.playback.episode_scan import arrays_of, scan_content
 from gym_trace.playback.opened import OnDisk, Opened, extents_of, reopened
 from gym_trace.playback.writer_reader import Extent, WriterReader
 from gym_trace.selecting.choice import chosen_rows
@@ -366,7 +366,7 @@ class Trace:
         for writer in content.writers:
             if writer.damage:
                 raise writer.damage[0].error()
-            yield writer.arrays()
+            yield arrays_of(writer)
 
     def _episode(self, content: Content, index: int) -> Episode:
         writer, row = content.place(index)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
 from copy import copy
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -16,17 +15,16 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.tables import TableRoom
-from gym_trace.model.layout import put_together
 from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.values import Array, copied
-from gym_trace.playback.assembly import Piece, assemble, cut_down
+from gym_trace.model.values import copied
+from gym_trace.playback.assembly import Piece, cut_down
 from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
 from gym_trace.playback.ring_tail import RingTail, complete_in, is_behind, tail_of
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import Recovered, read_ring
 
-_CALLBACK_ROOTS = frozenset(("observations", "actions", "rewards"))
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations"))
+_STARTS = frozenset(("starts",))
 _LISTINGS = 3  # of a writer that begins one batch after the other
 
 
@@ -46,6 +44,7 @@ class WriterReader:
 
     Attributes:
         writer: its id.
+        key: what tells it from the other writers of a trace.
         alive: whether its process holds the lock of its manifest.
         about: what it said of itself; about_or_empty: nothing of it, where that is lost; schema: as it was read.
         batches: its readable batches, in order.
@@ -57,7 +56,7 @@ class WriterReader:
 
     def __init__(self, files: WriterFiles, extent: Extent | None = None, room: TableRoom | None = None):
         """room: for the tables of all writers of a trace; None: of this one alone."""
-        self.writer = files.writer
+        self.writer = self.key = files.writer
         self._extent = extent
         self._room = TableRoom() if room is None else room
         self.tail = RingTail()
@@ -176,6 +175,20 @@ class WriterReader:
         return self.batches if self.tail.batch is None else [*self.batches, self.tail.batch]
 
     @property
+    def size(self) -> int:
+        """Bytes of its files that stay; of a ring, which does not, what its content takes in a batch."""
+        size = sum(batch.size for batch in self.read_batches)
+        if self.files.manifest is not None:
+            with contextlib.suppress(FileNotFoundError):
+                size += self.files.storage.size(self.files.manifest)
+        return size
+
+    @property
+    def has_own_files(self) -> bool:
+        """Whether its files hold nothing of other writers."""
+        return True
+
+    @property
     def pending(self) -> list[Pending]:
         """Of a dead writer, the actions with which its environment was stepped and which it never answered."""
         if self.alive:
@@ -246,18 +259,20 @@ class WriterReader:
 
     def chunk(self, number: int, roots: frozenset[str]) -> Chunk:
         """The columns under roots of a chunk. Raises CorruptTrace."""
-        batch, i = self.chunk_places[number]
-        chunk = batch.read_chunk(i, lambda path: path[0] in roots)
+        chunk = self.read_chunk(number, roots)
         table = self.fragments[self.chunk_bounds[number] : self.chunk_bounds[number + 1]]
         observation_rows, step_rows = (int(offsets[-1]) for offsets in step_offsets(table))
         for path, rows in {("rewards",): 0, **chunk.rows}.items():  # rewards are always there, if there are steps
             expected = observation_rows if path[0] == "observations" else step_rows
             if path[0] in _ROOTS and rows != expected:
-                offset = int(batch.chunks["offset"][i])
-                raise CorruptTrace(
-                    f"column {'/'.join(map(str, path))} has the wrong number of rows", batch.path, offset
-                )
+                problem = f"column {'/'.join(map(str, path))} has the wrong number of rows"
+                raise chunk.located(CorruptTrace(problem))
         return chunk
+
+    def read_chunk(self, number: int, roots: frozenset[str] | None = None) -> Chunk:
+        """The same, however many rows they have. roots: None: all columns. Raises CorruptTrace."""
+        batch, i = self.chunk_places[number]
+        return batch.read_chunk(i, lambda path: roots is None or path[0] in roots)
 
     # -- single episodes ----------------------------------------------------------------------------------------------
 
@@ -335,65 +350,11 @@ class WriterReader:
         number = int(np.searchsorted(self.chunk_bounds, f, side="right")) - 1
         place, known = self.chunk_places[number], self._starts
         if known is None or known[:2] != place:
-            chunk = place[0].read_chunk(place[1], lambda path: path[0] == "starts")
+            chunk = self.read_chunk(number, _STARTS)
             known = self._starts = (*place, chunk.array(("starts",)).tolist() if ("starts",) in chunk else [])
         begun = np.count_nonzero(self.fragments[self.chunk_bounds[number] : f]["flags"] & wire.STARTS)
         entry = known[2][begun] if begun < len(known[2]) else None
         return copied(entry) if isinstance(entry, dict) else {}
-
-    # -- reading through ----------------------------------------------------------------------------------------------
-
-    def arrays(self) -> Iterator[tuple[Any, Any, Array]]:
-        """(observations, actions, rewards) of each episode: the quick way through a whole trace."""
-        parts = self.parts
-        alone = (np.diff(parts.first) == 1) & (parts.table["steps"] > 0)  # no steps have no dtype of their own
-        alone[parts.trimmed] = False
-        pending: dict[int, list[tuple[int, Piece]]] = {}
-        bounds = self.chunk_bounds
-        for number in range(self.chunk_count):
-            begin, end = bounds[number : number + 2].tolist()
-            rows = parts.of_fragment[begin:end]
-            if not (rows >= 0).any():
-                continue
-            chunk = self.chunk(number, _CALLBACK_ROOTS)
-            chunk.decode()
-            o, s = (offsets.tolist() for offsets in step_offsets(self.fragments[begin:end]))
-            sliced = self._slicer(chunk)
-            whole = (alone[rows] & (rows >= 0)).tolist()
-            for i, row in enumerate(rows.tolist()):
-                if sliced is not None and whole[i]:
-                    yield sliced(o[i], o[i + 1], s[i], s[i + 1])
-                elif row >= 0:
-                    piece = Piece(chunk, number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), 0)
-                    items = pending.setdefault(row, [])
-                    items.append((begin + i, piece))
-                    if parts.is_whole(row, len(items)):
-                        pieces, trimmed = [piece for _, piece in pending.pop(row)], bool(parts.trimmed[row])
-                        yield (
-                            assemble("observations", pieces, self.layouts, trimmed, copy=False),
-                            assemble("actions", pieces, self.layouts, trimmed, copy=False),
-                            assemble("rewards", pieces, self.layouts, trimmed, copy=False),
-                        )
-            del chunk, sliced  # before the next ones take memory
-
-    def _slicer(self, chunk: Chunk) -> Callable[[int, int, int, int], tuple[Any, Any, Array]] | None:
-        """A function that cuts an episode out of the columns of a chunk; None if they are not all typed."""
-        layouts = self.layouts
-        seen_paths = [leaf.path for leaf in layouts.observations.leaves()]
-        done_paths = [leaf.path for leaf in layouts.actions.leaves()]
-        paths = [*seen_paths, *done_paths, ("rewards",)]
-        if not all(path in chunk and not chunk.is_walked(path) and chunk.array(path).dtype != object for path in paths):
-            return None
-        seen, done = [chunk.array(path) for path in seen_paths], [chunk.array(path) for path in done_paths]
-        rewards = chunk.array(("rewards",))
-        if layouts.is_flat:
-            (observations,), (actions,) = seen, done
-            return lambda o, p, s, t: (observations[o:p], actions[s:t], rewards[s:t])
-        return lambda o, p, s, t: (
-            put_together(layouts.observations, [array[o:p] for array in seen]),
-            put_together(layouts.actions, [array[s:t] for array in done]),
-            rewards[s:t],
-        )
 
 
 _UNREAD = Chunk({}, {}, lambda error: error)

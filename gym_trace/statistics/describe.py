@@ -15,7 +15,7 @@ from gym_trace.model.layout import PlainSpace, layout_of
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import integer, shown
-from gym_trace.statistics.summary import by_episode, size_of
+from gym_trace.statistics.summary import by_episode
 
 _FIRST_SEEDS = 5
 _DEEPEST = 32
@@ -66,7 +66,7 @@ def progress_of(trace: Trace | str | os.PathLike[str]) -> dict[str, int]:
     return {
         "episodes": sum(_episodes_of(writer) for writer in trace.readers),
         "steps": sum(int(writer.fragments["steps"].sum()) for writer in trace.readers),
-        "bytes": sum(size_of(writer) for writer in trace.readers),
+        "bytes": sum(writer.size for writer in trace.readers),
         "recording": sum(writer.alive for writer in trace.readers),
     }
 
@@ -80,7 +80,7 @@ def _describe_writer(trace: Trace, writer: WriterReader) -> dict[str, Any]:
         "state": state_of(writer),
         "episodes": _episodes_of(writer),
         "steps": int(writer.fragments["steps"].sum()),
-        "bytes": size_of(writer),
+        "bytes": writer.size,
         "batches": [_describe_batch(batch) for batch in writer.batches],
         "ring_steps": 0 if writer.tail.batch is None else int(writer.tail.batch.fragments["steps"].sum()),
         "pending": _pending(writer),

@@ -16,7 +16,7 @@ from gym_trace.playback.trace import Trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import shown
 from gym_trace.statistics.describe import state_of
-from gym_trace.statistics.summary import size_of, summarize
+from gym_trace.statistics.summary import summarize
 from gym_trace.storage.local import LocalStorage, directories_in
 
 DEEPEST = 3  # levels of directories that are looked through for traces
@@ -81,7 +81,7 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
         "episodes": summary["episodes"],
         "steps": summary["steps"],
         "return": means if means and summary["return"]["mean"] is None else summary["return"]["mean"],
-        "bytes": sum(map(size_of, trace.readers)),
+        "bytes": sum(writer.size for writer in trace.readers),
         "state": "damaged" if problems else next(state for state in STATES if writers[state]),
         "writers": {state: writers[state] for state in STATES if writers[state]},
         "start_time": _time(chosen.episodes["start_time"], np.min),

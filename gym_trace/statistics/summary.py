@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,17 +126,6 @@ def _grouping(trace: Trace, by: str | None) -> Grouping:
     return Grouping([""], of_writer, of_outcome)
 
 
-def size_of(writer: WriterReader) -> int:
-    """Bytes of the files of a writer that stay; of a ring, which does not, what its content takes in a batch."""
-    size = sum(batch.size for batch in writer.batches)
-    if writer.tail.batch is not None:
-        size += writer.tail.batch.size
-    if writer.files.manifest is not None:
-        with suppress(FileNotFoundError):
-            size += writer.files.storage.size(writer.files.manifest)
-    return size
-
-
 # -- from the index ---------------------------------------------------------------------------------------------------
 
 
@@ -213,15 +201,16 @@ def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> 
     parts = np.bincount(grouping.of_parts(trace, codes), minlength=len(names)).tolist()
     order = np.argsort(group, kind="stable")
     bounds = np.searchsorted(group[order], np.arange(len(names) + 1))
-    shared = of_outcome.any()  # the files of a writer hold episodes of several groups
+    # Whether files hold episodes of several groups.
+    shared = of_outcome.any() or not all(writer.has_own_files for writer in trace.readers)
     summaries = {}
     for i, name in enumerate(names):
         members = order[bounds[i] : bounds[i + 1]]
-        if len(members) or not shared:
+        if len(members) or not of_outcome.any():
             writers = (
                 None if shared or trace.whole is not trace else [w for w, g in zip(trace.readers, of_writer) if g == i]
             )
-            summaries[name] = _summary(trace, facts.take(members), parts[i], writers, bool(shared))
+            summaries[name] = _summary(trace, facts.take(members), parts[i], writers, bool(of_outcome.any()))
     return summaries
 
 
@@ -321,15 +310,13 @@ def _curve(values: Array) -> list[float | None]:
 
 def _storage(trace: Trace, writers: list[WriterReader]) -> dict[str, Any]:
     totals: dict[str, list[int]] = {}
-    in_files = raw = 0
-    for writer in writers:
-        in_files += size_of(writer)
-        for batch in writer.read_batches:
-            for path, (full, stored) in batch.totals.items():
-                total = totals.setdefault("/".join(map(str, path)), [0, 0])
-                total[0] += full
-                total[1] += stored
-                raw += 0 if path == _BOOKKEEPING else full
+    in_files, raw = sum(writer.size for writer in writers), 0
+    for batch in dict.fromkeys(batch for writer in writers for batch in writer.read_batches):
+        for path, (full, stored) in batch.totals.items():
+            total = totals.setdefault("/".join(map(str, path)), [0, 0])
+            total[0] += full
+            total[1] += stored
+            raw += 0 if path == _BOOKKEEPING else full
     return {
         "bytes": in_files,
         "raw_bytes": raw,

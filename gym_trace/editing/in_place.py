@@ -1,0 +1,228 @@
+"""An edited trace put in the place of the old one at once: whenever the process dies, one of them is there, whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gym_trace.errors import InvalidOption, TraceError, TraceNotFound
+from gym_trace.format.directory import WriterFiles, find_writers
+from gym_trace.playback.trace import Trace
+from gym_trace.storage.exchange import exchange
+from gym_trace.storage.local import LocalStorage, lock, open_regular
+from gym_trace.storage.staging import StagedStorage, new_directory, sync_files
+
+# Beside a trace called NAME, for as long as it is edited: .NAME.gym-trace-edit/ with
+#   lock      held by the process that edits
+#   trace     what is being built; once it has changed places with the trace, the old one
+#   journal   what the old one is known by, and what was in it: what came later is not to be lost with it
+_WORK, _LOCK, _TRACE, _JOURNAL = ".{}.gym-trace-edit", "lock", "trace", "journal"
+_ELSEWHERE = "write to a new directory instead"
+_Seen = dict[str, list[int]]
+
+
+@contextmanager
+def edited(
+    source: Trace, destination: str | os.PathLike[str] | None = None, in_place: bool = False
+) -> Iterator[StagedStorage]:
+    """Where an edit of a trace is to be written: in a new directory, or in what takes its place when the block ends.
+
+    Raises:
+        InvalidOption: neither, or both.
+        TraceError: in place, and more was recorded since the trace was opened. As replaced() and new_directory().
+    """
+    if in_place != (destination is None):
+        raise InvalidOption("give a new directory, or in_place=True, and not both")
+    if destination is not None:
+        with new_directory(destination, source.directory) as fresh:
+            yield StagedStorage(fresh)
+        return
+    with replaced(source.directory) as fresh:
+        if Trace(source.directory).episodes.tobytes() != source.whole.episodes.tobytes():
+            raise TraceError(f"{source.directory}: more was recorded since it was opened; it is as it was, try again")
+        yield StagedStorage(fresh)
+
+
+@contextmanager
+def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
+    """An empty directory beside a trace. What is written there takes the place of the trace when the block ends.
+
+    The two change places at once. Killed at any moment, the directory holds the old trace or the new one, whole; what
+    is left beside it is removed by the next edit. Files that are not the trace's (videos, notes, logs, directories) are
+    carried along, but for those of which the block has written its own. If the block raises, nothing has changed.
+
+    Raises:
+        TraceNotFound: there is no trace in directory.
+        InvalidOption: the two cannot change places here: another system, a mount point, the current directory.
+        TraceError: something is recording into it, or has begun to meanwhile, or another process edits it.
+        OSError: as the file system does.
+    """
+    place = Path(os.path.realpath(directory))
+    storage = LocalStorage(place)
+    if not find_writers(storage):
+        raise TraceNotFound(f"{directory}: no trace here; it has no *.manifest.jsonl and no *.gtb files")
+    _check_place(place)
+    work = place.parent / _WORK.format(place.name)
+    held = _hold(work, place)
+    try:
+        _tidy(work, place)
+        _try_exchange(work)
+        before = _files_of_writers(storage)
+        fresh = work / _TRACE
+        fresh.mkdir()
+        yield fresh
+        seen = _tree(place)
+        now = _files_of_writers(storage)
+        if now != before or any(seen.get(name) != _status(place / name) for name in now):
+            raise TraceError(f"{place}: something was recorded into it meanwhile; it is as it was, try again")
+        sync_files(fresh)
+        _carry(place, fresh, now)
+        LocalStorage(fresh).sync()
+        _write_journal(work, place, seen)
+        exchange(fresh, place)
+        LocalStorage(place.parent).sync()
+        _tidy(work, place)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        raise InvalidOption(f"{place} cannot be edited in place: {error.strerror}; {_ELSEWHERE}") from error
+    finally:
+        with contextlib.suppress(OSError):  # what is left is removed by the next edit
+            _tidy(work, place)
+            shutil.rmtree(work)
+        os.close(held)
+
+
+def _check_place(place: Path) -> None:
+    if os.path.ismount(place):
+        raise InvalidOption(f"{place} is a mount point, which cannot be edited in place; {_ELSEWHERE}")
+    with contextlib.suppress(FileNotFoundError):
+        if Path.cwd().is_relative_to(place):
+            raise InvalidOption(f"{place}: you are in this directory, which is to be replaced; go elsewhere first")
+
+
+def _hold(work: Path, place: Path) -> int:
+    """Makes the directory beside, and has its lock. Raises TraceError if another process has it."""
+    while True:
+        with contextlib.suppress(FileExistsError):
+            work.mkdir()
+        if work.is_symlink() or not work.is_dir():
+            raise TraceError(f"{work} is no directory; remove it, it is in the way of editing {place}")
+        try:
+            held = open_regular(work / _LOCK, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:
+            continue  # another process has just ended, and removed it
+        if not lock(held):
+            os.close(held)
+            raise TraceError(f"{place}: another process is editing it in place; wait until that has ended")
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(held), os.stat(work / _LOCK)):
+                return held
+        os.close(held)
+
+
+def _try_exchange(work: Path) -> None:
+    """Whether it works here is to be known before the work is done, not after."""
+    one, other = work / "one", work / "other"
+    for path in (one, other):
+        path.mkdir(exist_ok=True)
+    exchange(one, other)
+    for path in (one, other):
+        path.rmdir()
+
+
+def _files_of_writers(storage: LocalStorage) -> dict[str, list[int]]:
+    """What is the trace's and is not carried along. Raises TraceError if a writer is alive."""
+    writers = find_writers(storage)
+    for files in writers:
+        if files.is_alive():
+            raise TraceError(f"{files.where}: this writer is still recording; edit in place when it has ended")
+    there = set(storage.names())
+    names = {name for files in writers for name in _names(files)}
+    return {name: _status(Path(storage.path(name))) for name in sorted(names & there)}
+
+
+def _names(files: WriterFiles) -> Iterator[str]:
+    yield from ([] if files.manifest is None else [files.manifest])
+    for name in files.batches.values():
+        whole = name.removesuffix(".part")
+        yield from (whole, f"{whole}.part")
+    yield from (files.ring, f"{files.ring}.part")
+
+
+def _status(path: Path) -> list[int]:
+    status = path.lstat()
+    return [status.st_ino, status.st_mtime_ns, status.st_size]
+
+
+def _tree(place: Path) -> _Seen:
+    """What is in a directory, by its path there; directories themselves are not told."""
+    seen: _Seen = {}
+    for folder, _, _ in os.walk(place):
+        for entry in os.scandir(folder):
+            if not entry.is_dir(follow_symlinks=False):
+                path = Path(entry.path)
+                with contextlib.suppress(FileNotFoundError):
+                    seen[os.path.relpath(path, place)] = _status(path)
+    return seen
+
+
+def _carry(place: Path, fresh: Path, left: Collection[str]) -> None:
+    """Gives fresh all that is in place but for the files of writers: the same files, where they can have two names."""
+    for folder, _, _ in os.walk(place):
+        to = fresh / os.path.relpath(folder, place)
+        to.mkdir(exist_ok=True)
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False) or (Path(folder) == place and entry.name in left):
+                continue
+            if not os.path.lexists(to / entry.name):
+                try:
+                    os.link(entry.path, to / entry.name, follow_symlinks=False)
+                except OSError:
+                    shutil.copy2(entry.path, to / entry.name, follow_symlinks=False)
+        status = os.stat(folder)
+        with contextlib.suppress(OSError):
+            os.chown(to, status.st_uid, status.st_gid)
+        shutil.copystat(folder, to)
+
+
+def _write_journal(work: Path, place: Path, seen: _Seen) -> None:
+    journal = work / _JOURNAL
+    with open(work / f"{_JOURNAL}.part", "w", encoding="utf-8") as file:
+        json.dump({"inode": place.stat().st_ino, "seen": seen}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(f"{journal}.part", journal)
+    LocalStorage(work).sync()
+
+
+def _tidy(work: Path, place: Path) -> None:
+    """Removes what is not in its place: a trace that was not finished, or, once they have changed places, the old one.
+
+    What has come into the old one since it was looked at is put into the new one.
+    """
+    old, journal = work / _TRACE, work / _JOURNAL
+    if old.is_dir():
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            known = json.loads(journal.read_text(encoding="utf-8"))
+            if old.stat().st_ino == known["inode"]:
+                _keep_what_came_later(old, place, known["seen"])
+        shutil.rmtree(old)
+    journal.unlink(missing_ok=True)
+
+
+def _keep_what_came_later(old: Path, place: Path, seen: _Seen) -> None:
+    for name, status in _tree(old).items():
+        new = place / name
+        with contextlib.suppress(FileNotFoundError):
+            if status[0] == new.lstat().st_ino:  # the same file under both names
+                continue
+        if status != seen.get(name):
+            new.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(old / name, new)

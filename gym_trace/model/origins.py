@@ -1,0 +1,79 @@
+"""Writers whose files hold what others have recorded: who these were (docs/FORMAT.md, Origins)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from gym_trace.model.packing import pack_lenient
+from gym_trace.model.schema import as_map
+
+ORIGINS = "origins"  # the key of the schema record
+ID_BITS = 40  # of an episode id in the fragment table that are the episode's own; those above are the origin's number
+OWN_ID = (1 << ID_BITS) - 1
+MOST_ORIGINS = 1 << 16
+_FORMAT = [1, 2]
+
+
+class Origin(NamedTuple):
+    """A writer whose episodes are in the files of another one.
+
+    Attributes:
+        writer: its id.
+        schema: its schema record.
+        entries: the lines of its manifest, but for those that tell of the schema and of batches.
+    """
+
+    writer: str
+    schema: dict[str, Any]
+    entries: list[dict[str, Any]]
+
+
+def origins_of(schema: dict[str, Any], file: str) -> list[Origin]:
+    """The origins that a schema record tells of, of which nothing is trusted; none of a writer's own recording.
+
+    file: the id of the writer in whose files they are, by which one is called that does not say its id.
+    """
+    found: list[Origin] = []
+    described = schema.get(ORIGINS)
+    now = {key: value for key, value in schema.items() if key not in (ORIGINS, "batch")}
+    for number, one in enumerate(described[:MOST_ORIGINS] if isinstance(described, list) else ()):
+        one = as_map(one)
+        without = one.get("without")
+        gone = [key for key in without if isinstance(key, str)] if isinstance(without, list) else []
+        now = {key: value for key, value in now.items() if key not in gone} if gone else dict(now)
+        now |= as_map(one.get("schema"))
+        writer = one.get("writer")
+        writer = writer if isinstance(writer, str) else f"{file}.{number}"
+        entries = one.get("manifest")
+        lines = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+        found.append(Origin(writer, {**now, "writer": writer}, lines))
+    return found
+
+
+def with_origins(origins: Iterable[Origin], writer: str) -> dict[str, Any]:
+    """The schema record of a writer whose files hold what these have recorded: the first one's, and what differs."""
+    described: list[dict[str, Any]] = []
+    schema: dict[str, Any] = {}
+    before: dict[str, Any] = {}
+    packed: dict[str, bytes] = {}
+    for origin in origins:
+        own = {key: value for key, value in origin.schema.items() if key not in ("writer", "batch", ORIGINS)}
+        if not described:
+            schema = {**own, "format": _FORMAT, "writer": writer}
+            before, packed = schema, {key: pack_lenient(value)[0] for key, value in schema.items()}
+        now = {key: pack_lenient(value)[0] for key, value in own.items()}
+        differs = {key: value for key, value in own.items() if packed.get(key) != now[key]}
+        without = [key for key in before if key not in own and key != "writer"]
+        one: dict[str, Any] = {"writer": origin.writer}
+        one |= {"schema": differs} if differs else {}
+        one |= {"without": without} if without else {}
+        one |= {"manifest": origin.entries} if origin.entries else {}
+        described.append(one)
+        before, packed = own, now
+    return {**schema, ORIGINS: described}
+
+
+def split_id(episode: int) -> tuple[int, int]:
+    """The number of the origin of an episode, and its own id, by its id in the fragment table."""
+    return episode >> ID_BITS, episode & OWN_ID

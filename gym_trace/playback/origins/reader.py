@@ -1,0 +1,174 @@
+"""A writer whose episodes are in the files of another one, read as if it had files of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import Damage
+from gym_trace.format.directory import WriterFiles, is_writer_id
+from gym_trace.model.origins import ID_BITS, MOST_ORIGINS, ORIGINS, OWN_ID, Origin, origins_of, split_id
+from gym_trace.model.schema import WriterSchema
+from gym_trace.model.values import Array
+from gym_trace.playback.episode_table import Parts, step_offsets
+from gym_trace.playback.origins.chunks import ChunkShare, SharedChunk
+from gym_trace.playback.ring_tail import RingTail
+from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.ring.pending import Pending
+
+
+def presented(stored: WriterReader) -> list[WriterReader]:
+    """The writers whose episodes are in the files of one: itself, as a rule; of compacted ones, its origins."""
+    origins = origins_of(stored.about_or_empty.raw, stored.writer)
+    if not origins:
+        return [stored]
+    file = _OriginFile(stored, origins)
+    return [OriginReader(file, number, _named(origin, number, stored)) for number, origin in enumerate(origins)]
+
+
+def _named(origin: Origin, number: int, stored: WriterReader) -> Origin:
+    """With an id that is one: files are called by it, and it may be anybody's."""
+    if is_writer_id(origin.writer):
+        return origin
+    return origin._replace(writer=f"{stored.writer[:100]}.{number}")
+
+
+class _OriginFile:
+    """What the origins of one writer have in common: its files, and the chunk that was read last."""
+
+    def __init__(self, stored: WriterReader, origins: list[Origin]):
+        self.stored = stored
+        numbers = (stored.fragments["episode"] >> np.uint64(ID_BITS)).astype(np.int64)
+        problem = ""
+        if len(origins) == MOST_ORIGINS < len(stored.about.raw[ORIGINS]):
+            problem = f"more than {MOST_ORIGINS} origins"
+        elif not bool((numbers[1:] >= numbers[:-1]).all()):
+            problem, numbers = "the fragments of its origins are not in order", numbers[:0]
+        elif len(numbers) and numbers[-1] >= len(origins):
+            problem = "fragments of origins that its schema does not name"
+        where = stored.batches[0].path if stored.batches else stored.files.where
+        self.damage = [Damage(where, 0, 0, problem)] if problem else []
+        self.bounds = numbers.searchsorted(np.arange(len(origins) + 1))
+        rows = stored.parts.table["episode_id"] >> ID_BITS if len(numbers) else np.empty(0, np.int64)
+        self.row_bounds = rows.searchsorted(np.arange(len(origins) + 1))
+        # How much of the bytes each of them counts as its own.
+        self.weights = np.append(0, np.cumsum(1 + np.diff(self.bounds)))
+        self._last: tuple[int, dict[frozenset[str] | None, SharedChunk]] = (-1, {})
+
+    def chunk(self, number: int, roots: frozenset[str] | None) -> SharedChunk:
+        """Each chunk is decoded once where origins are read one after the other."""
+        known, chunks = self._last
+        if known != number:
+            chunks = {}
+            self._last = number, chunks
+        shared = chunks.get(roots)
+        if shared is None:
+            stored = self.stored
+            chunk = stored.read_chunk(number, None) if roots is None else stored.chunk(number, roots)
+            shared = chunks[roots] = SharedChunk(chunk)
+        return shared
+
+
+class _OriginFiles(WriterFiles):
+    """The files of another writer, with the lines of the manifest that an origin had."""
+
+    def __init__(self, stored: WriterReader, origin: Origin):
+        super().__init__(stored.files.storage, origin.writer)
+        self.manifest = stored.files.manifest
+        self._entries = [{"type": "writer", **origin.schema}, *origin.entries]
+
+    def is_alive(self) -> bool:
+        return False
+
+    def listed_again(self) -> WriterFiles:
+        return self
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        return iter(self._entries)
+
+
+class OriginReader(WriterReader):
+    """What one writer has recorded, in the files of another: its chunks are the parts of chunks that it has rows in."""
+
+    def __init__(self, file: _OriginFile, number: int, origin: Origin):
+        stored, self._file, self._number = file.stored, file, number
+        self.writer = origin.writer
+        self.key = f"{origin.writer} ({stored.writer}:{number})"
+        self.alive = stored.alive
+        self.files = _OriginFiles(stored, origin)
+        self.extent = stored.extent
+        self.tail = RingTail()
+        self._starts = None
+        self._about = WriterSchema.of(origin.schema)
+        begin, end = file.bounds[number : number + 2].tolist()
+        self.fragments = stored.fragments[begin:end].copy()
+        self.fragments["episode"] &= np.uint64(OWN_ID)
+        bounds = stored.chunk_bounds
+        first = max(0, int(np.searchsorted(bounds, begin, side="right")) - 1)
+        last = int(np.searchsorted(bounds, end)) if end > begin else first
+        self._first_chunk, self._begin = first, begin
+        self.chunk_bounds = np.clip(bounds[first : last + 1], begin, max(begin, end)) - begin
+        self.chunk_places = stored.chunk_places[first:last]
+        self.batches = list(dict.fromkeys(batch for batch, _ in self.chunk_places))
+        self.parts = _share(stored.parts, begin, end, *file.row_bounds[number : number + 2].tolist())
+        self._numbers, self._begins = [0], [0]
+
+    def refreshed(self, files: WriterFiles) -> WriterReader:
+        return self
+
+    @property
+    def damage(self) -> list[Damage]:
+        return [*self._file.stored.damage, *self._file.damage]
+
+    @property
+    def size(self) -> int:
+        weights, size = self._file.weights, self._file.stored.size
+        before, after = (size * int(weights[i]) // int(weights[-1]) for i in (self._number, self._number + 1))
+        return after - before
+
+    @property
+    def has_own_files(self) -> bool:
+        return False
+
+    @property
+    def pending(self) -> list[Pending]:
+        mine = [(one, *split_id(one.episode)) for one in self._file.stored.pending]
+        return [one._replace(episode=episode) for one, number, episode in mine if number == self._number]
+
+    def read_chunk(self, number: int, roots: frozenset[str] | None = None) -> ChunkShare:
+        stored, whole = self._file.stored, self._first_chunk + number
+        shared = self._file.chunk(whole, roots)
+        begin, end = stored.chunk_bounds[whole : whole + 2].tolist()
+        table = stored.fragments[begin:end]
+        first, last = (int(at) + self._begin - begin for at in self.chunk_bounds[number : number + 2])
+        observations, steps = (slice(*offsets[[first, last]].tolist()) for offsets in step_offsets(table))
+        begun = table["flags"] & wire.STARTS > 0
+        starts = slice(*(int(np.count_nonzero(begun[:at])) for at in (first, last)))
+        return ChunkShare(shared, slice(first, last), observations, steps, starts)
+
+
+def _share(parts: Parts, begin: int, end: int, first: int, last: int) -> Parts:
+    """Of the parts of all origins those of one, whose fragments are those from begin to end, its rows from first on."""
+    table = parts.table[first:last].copy()
+    table["episode_id"] &= OWN_ID
+    table["index"] = np.arange(len(table))
+    bounds = parts.first[first : last + 1]
+    fragments = parts.fragments[int(bounds[0]) : int(bounds[-1])] - begin
+    starts = parts.starts[first:last]
+    return Parts(
+        table,
+        _moved(parts.of_fragment[begin:end], first),
+        fragments,
+        bounds - bounds[0],
+        parts.trimmed[first:last],
+        _moved(starts, begin),
+    )
+
+
+def _moved(places: Array, by: int) -> Array:
+    """Places counted from another one on; -1 stays what it is."""
+    moved: Array = np.where(places < 0, -1, places - by)
+    return moved

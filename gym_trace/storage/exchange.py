@@ -1,0 +1,25 @@
+"""Two directories that change places at once, as Linux can have them."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None:
+    """Has two names of one file system stand for each other's content: nobody sees one of them missing, or half.
+
+    Raises OSError; with ENOTSUP where the system or the file system cannot do it.
+    """
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError) as error:  # no Linux, or a C library that does not know it
+        raise OSError(errno.ENOTSUP, "this system cannot exchange two directories at once", os.fspath(one)) from error
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        code = ctypes.get_errno()
+        if code in (errno.ENOSYS, errno.EINVAL):
+            code = errno.ENOTSUP
+        raise OSError(code, os.strerror(code), os.fspath(one))
