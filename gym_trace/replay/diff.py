@@ -42,11 +42,12 @@ def diff_traces(
     rtol: float = 0.0,
     ignore: Collection[str] = (),
 ) -> Iterator[EpisodeDifference]:
-    """Compares episodes one at a time, in bounded memory: those with the same seed, or those at the same place.
+    """Compares episodes one at a time, in bounded memory: the same one of the same writer, of the same seed, or place.
 
-    By seed where every episode of both traces has one of its own, but for those that were left begun and recorded anew:
-    so runs of several processes can be compared, whose episodes are in no certain order. Yields as many as both traces
-    have in common. Running episodes are compared as far as they have been recorded.
+    Where both have episodes of one recording, as after an edit, an episode is known by its writer, its id and its first
+    step. Otherwise by seed, where every episode of both traces has one of its own, but for those that were left begun
+    and recorded anew: so runs of several processes can be compared, whose episodes are in no certain order. Yields as
+    many as both traces have in common. Running episodes are compared as far as they have been recorded.
 
     In a Difference, "recorded" is what the first trace has and "seen" what the second one has. Where an episode is
     shorter than the other, column is "steps".
@@ -83,6 +84,10 @@ def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset
 
 
 def _pairs(a: Trace, b: Trace) -> Iterator[tuple[Episode, Episode]]:
+    ours, known = ({(writer.writer, writer.about_or_empty.created) for writer in t.readers} for t in (a, b))
+    if ours & known:
+        yield from _same_ones(a, b, {writer for writer, _ in ours & known})
+        return
     common = min(len(a), len(b))
     whole, others = _whole(a), _whole(b)
     mine, theirs = a.episodes["seed"][whole], b.episodes["seed"][others]
@@ -94,6 +99,25 @@ def _pairs(a: Trace, b: Trace) -> Iterator[tuple[Episode, Episode]]:
     order = np.argsort(left)
     for one, place in zip(a.scan(episodes=whole[left[order]]), others[right[order]].tolist()):
         yield one, b[place]
+
+
+def _same_ones(a: Trace, b: Trace, writers: set[str]) -> Iterator[tuple[Episode, Episode]]:
+    """Episodes of one recording that both traces have, in the order of the first."""
+    theirs: dict[tuple[str, int, int], list[int]] = {}
+    for place, key in enumerate(_identities(b)):
+        theirs.setdefault(key, []).append(place)
+    pairs = []
+    for place, key in enumerate(_identities(a)):
+        if key[0] in writers and theirs.get(key):
+            pairs.append((place, theirs[key].pop(0)))
+    for one, (_, other) in zip(a.scan(episodes=np.array([place for place, _ in pairs], np.int64)), pairs):
+        yield one, b[other]
+
+
+def _identities(trace: Trace) -> Iterator[tuple[str, int, int]]:
+    table, names = trace.episodes, trace.writers
+    numbers = (table[name].tolist() for name in ("writer", "episode_id", "first_step"))
+    return ((names[writer], episode, step) for writer, episode, step in zip(*numbers))
 
 
 def _whole(trace: Trace) -> Array:
