@@ -21,7 +21,7 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 LAYERS = [
     {"printable"},
     {"errors"},
-    {"selecting"},  # of tables; what is a table of a trace, playback says
+    {"selecting", "showing"},  # of tables; what is a table of a trace, playback says
     {"model"},
     {"storage"},
     {"format"},

@@ -380,7 +380,14 @@ def test_damage_is_raised_or_skipped_with_a_warning(tmp_path: Path) -> None:
         assert counts_of(open_trace(tmp_path)[i]) == whole
 
 
-def test_skipping_damage_in_an_order_of_ones_own_is_refused(tmp_path: Path) -> None:
-    record_lengths(tmp_path, [2, 3, 1])
-    with pytest.raises(InvalidOption, match="ascending"):
-        open_trace(tmp_path).scan(episodes=[2, 0], on_damage="skip")
+def test_damage_is_skipped_in_an_order_of_ones_own_too(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [10] * 6, flush_after=10)
+    (batch,) = tmp_path.glob("*.gtb")
+    data = bytearray(batch.read_bytes())
+    data[int(open_trace(tmp_path).readers[0].batches[0].chunks["offset"][2]) + 70] ^= 0xFF
+    batch.write_bytes(data)
+    with pytest.warns(UserWarning, match="skipped bytes") as warned:
+        found = [(e.index, counts_of(e)) for e in open_trace(tmp_path).scan(episodes=[5, 1, 2, 0], on_damage="skip")]
+    assert len(warned) == 1
+    whole = list(range(11))
+    assert [index for index, counts in found if counts == whole] == [5, 1, 0]

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, TraceError
+from gym_trace.model.returns import numbers_of
 from gym_trace.model.values import Array
+from gym_trace.printable import printable
+from gym_trace.showing.frames import steps_frame
+from gym_trace.showing.html import image, page, sparkline
+from gym_trace.showing.pictures import picture_of, pictures_in
+from gym_trace.showing.words import count, moment, number, seed_of
 
 
 class Source(Protocol):
@@ -78,10 +85,53 @@ class Episode:
         return Episode(self._record, self.writer, self.split, self._source, chosen)
 
     def __repr__(self) -> str:
+        return "<" + "\n  ".join([self._title, *self._lines()]) + ">"
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the same, the rewards, and the picture that was observed last, if they can be read."""
+        parts = []
+        with suppress(TraceError):
+            parts.append(sparkline(numbers_of(self.rewards), "rewards"))
+            last = self[max(0, len(self) - 1) :].observations
+            parts += [image(picture_of(array[-1])) for array in pictures_in(last)]
+        return page(self._title, self._lines(), *parts)
+
+    @property
+    def _title(self) -> str:
         part = f" from step {self.first_step}" if self.first_step else ""
-        known = f", return {self._record['return']:g}" if self._steps is None else ""
-        what = f"{len(self)} steps{known}, {self.outcome}"
-        return f"<Episode {self.episode_id} of {self.writer}{part}: {what}>"
+        total = float(self._record["return"])
+        known = f", return {number(total)}" if self._steps is None and total == total else ""
+        what = f"{count(len(self), 'step')}{known}, {self.outcome}"
+        return printable(f"Episode {self.episode_id} of {self.writer}{part}: {what}")
+
+    def _lines(self) -> list[str]:
+        """What else is known of it without reading it."""
+        ended = not np.isnat(self._record["end_time"])
+        took = f", took {number(self._record['duration'] / 1e9)} s" if ended else ""
+        return [
+            printable(f"index {self.index}, lane {self.lane}, seed {seed_of(self._record)}, split {self.split}"),
+            f"started {moment(self._record['start_time'])} UTC{took}",
+        ]
+
+    def to_pandas(self) -> Any:
+        """The steps as a pandas.DataFrame, which needs pandas.
+
+        A row a step: the observation that was there, the action, reward, terminated, truncated, and annotations.NAME.
+        Arrays of up to 64 numbers have a column for each, "observation[2]", larger ones a column of arrays; parts of
+        dicts and tuples are columns of their own, "observation.position[0]". The last observation, to which the last
+        step led, is in no row: it is ``episode.observations[-1]``.
+
+        Raises MissingExtra, CorruptTrace.
+        """
+        trees = {
+            "observation": self.observations,
+            "action": self.actions,
+            "reward": self.rewards,
+            "terminated": self.terminations,
+            "truncated": self.truncations,
+            **{f"annotations.{name}": values for name, values in self.annotations.items()},
+        }
+        return steps_frame(trees, len(self))
 
     @property
     def index(self) -> int:

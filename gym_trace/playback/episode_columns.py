@@ -13,6 +13,7 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.content import Content
+from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.printable import printable
 from gym_trace.selecting.columns import Column, factorized, numbers, times, words
 
@@ -61,10 +62,7 @@ class EpisodeColumns:
         if name == "index":
             return numbers(np.arange(len(table)) if content.chosen is None else content.chosen)
         if name == "outcome":
-            codes = np.zeros(len(table), np.int64)
-            for code, outcome in enumerate(OUTCOMES[1:], 1):
-                codes[table["outcome"] == outcome] = code
-            return words(codes, OUTCOMES, "text")
+            return words(outcome_codes(table), OUTCOMES, "text")
         if name == "writer":
             return words(table["writer"].astype(np.int64), [writer.writer for writer in content.readers], "text")
         if name == "split":

@@ -101,6 +101,14 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
     return Parts(table, of_fragment, order[places], first, trimmed[rank], starts[rank])
 
 
+def outcome_codes(table: Array) -> Array:
+    """Of each episode of a table, the place of its outcome in OUTCOMES."""
+    codes = np.zeros(len(table), np.int64)
+    for code, name in enumerate(OUTCOMES[1:], 1):
+        codes[table["outcome"] == name] = code
+    return codes
+
+
 def _join_episode_facts(table: Array, fragments: Array, alive: bool) -> Array:
     """Fills in what the first and the last fragment of an episode say, in all its parts; returns where the first is."""
     flags = fragments["flags"]

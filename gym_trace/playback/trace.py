@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from pathlib import Path as FilePath
 from typing import Any, overload
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
-from gym_trace.format.batch_reader import Damage
-from gym_trace.format.facts import read_facts
+from gym_trace.errors import InvalidOption, TraceNotFound
 from gym_trace.model.episode import Episode
-from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.playback.content import Content
 from gym_trace.playback.episode_columns import EpisodeColumns
 from gym_trace.playback.episode_scan import arrays_of, scan_content
-from gym_trace.playback.opened import OnDisk, Opened, extents_of, reopened
-from gym_trace.playback.writer_reader import Extent, WriterReader
+from gym_trace.playback.opened import Opened, extents_of, reopened
+from gym_trace.playback.recorded import Recorded
+from gym_trace.playback.writer_reader import Extent
 from gym_trace.selecting.choice import chosen_rows
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import Storage
@@ -70,7 +66,7 @@ def storage_of(trace: Trace | str | os.PathLike[str]) -> Storage:
     return trace._opened.storage if isinstance(trace, Trace) else LocalStorage(trace)
 
 
-class Trace:
+class Trace(Recorded):
     """A recorded trace: a sequence of episodes.
 
     Only indexes are read on opening; steps are read and decoded when asked for, chunk by chunk.
@@ -128,99 +124,6 @@ class Trace:
         other = Trace.__new__(Trace)
         other._opened, other._content = self._opened, content
         return other
-
-    @property
-    def directory(self) -> FilePath:
-        return FilePath(self._opened.storage.root)
-
-    @property
-    def episodes(self) -> Array:
-        return self._content.table
-
-    # -- what was recorded --------------------------------------------------------------------------------------------
-
-    @property
-    def writers(self) -> list[str]:
-        return [writer.writer for writer in self.readers]
-
-    @property
-    def readers(self) -> list[WriterReader]:
-        """The writers with what is known of their files; of a view, those that have episodes in it."""
-        return self._content.readers
-
-    @property
-    def damage(self) -> list[Damage]:
-        found = [damage for writer in self.readers for damage in writer.damage]
-        return list(dict.fromkeys([*found, *self._opened.skipped]))
-
-    def writer_of(self, index: int) -> WriterReader:
-        """Who wrote an episode: .writer (its id), .metadata, .env_spec, .observation_space, .action_space, .schema."""
-        return self.place_of(index)[0]
-
-    @property
-    def metadata(self) -> Any:
-        """What was given as metadata when the trace was recorded. Raises TraceError if writers were given different."""
-        return self._agreed("metadata").metadata
-
-    @property
-    def env_spec(self) -> dict[str, Any]:
-        """What is known of the environment: id, spec (JSON), wrappers, class. Raises TraceError as metadata does."""
-        return self._agreed("environment").env_spec
-
-    @property
-    def observation_space(self) -> Any:
-        """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
-        return self._agreed("observation_space").observation_space
-
-    @property
-    def action_space(self) -> Any:
-        """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
-        return self._agreed("action_space").action_space
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What people say of the whole trace: author, license, description, tags, homepage, citation, reference_scores
-        ({"random": …, "expert": …}), or whatever else. Read anew each time; nothing, and a warning, if it is damaged.
-        """
-        try:
-            return read_facts(self._opened.storage)
-        except CorruptTrace as error:
-            self._report(Damage(str(error.path), 0, 0, error.problem))
-            return {}
-
-    def _agreed(self, name: str) -> WriterReader:
-        """A writer whose schema says of name what those of all writers with episodes say."""
-        having = [self.readers[number] for number in np.unique(self.episodes["writer"]).tolist()] or self.readers
-        said = {pack_lenient(writer.schema.get(name))[0] for writer in having}
-        if len(said) > 1:
-            raise TraceError(
-                f"{self.directory}: the writers of this trace differ in their {name}; trace.writer_of(i) gives the "
-                "writer of episode i, with what that one says"
-            )
-        return having[0]
-
-    def make_env(self, *, trust: bool = False, env_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
-        """Makes the recorded environment, with its wrappers; kwargs override the recorded ones.
-
-        Args:
-            trust: do what only the trace names: import modules, call classes, open files. Without it the error says
-                what that would be.
-            env_kwargs: further arguments of the environment, such as one that is called "trust".
-
-        Raises:
-            EnvironmentUnavailable: says what is missing.
-        """
-        from gym_trace.envs.make import make_environment
-
-        return make_environment(self.env_spec, trust, {**(env_kwargs or {}), **kwargs})
-
-    # -- episodes -----------------------------------------------------------------------------------------------------
-
-    def __repr__(self) -> str:
-        return f"<Trace of {len(self)} episodes in {self.directory}>"
-
-    def __len__(self) -> int:
-        return len(self._content.table)
 
     def __iter__(self) -> Iterator[Episode]:
         return self.scan()
@@ -289,27 +192,10 @@ class Trace:
         return self._with(content.view(chosen))
 
     @property
-    def chosen(self) -> Array:
-        """The places that the episodes of a view have in the whole trace, in the order of the view."""
-        chosen = self._content.chosen
-        return np.arange(len(self)) if chosen is None else chosen
-
-    @property
     def whole(self) -> Trace:
         """Of a view, the trace that it was taken of, as that was then; otherwise the trace itself."""
         content = self._content
         return self if content.chosen is None else self._with(Content.whole(content.writers))
-
-    @property
-    def rows(self) -> Array:
-        """Where the episodes are stored: the row of each with its writer."""
-        content, chosen = self._content, self.chosen
-        return chosen - content.bounds[np.searchsorted(content.bounds, chosen, side="right") - 1]
-
-    def place_of(self, index: int) -> tuple[WriterReader, int]:
-        """Where an episode is stored: the writer, and its row there."""
-        content = self._content
-        return content.place(range(len(content.table))[index])
 
     def scan(
         self,
@@ -367,21 +253,6 @@ class Trace:
             if writer.damage:
                 raise writer.damage[0].error()
             yield arrays_of(writer)
-
-    def _episode(self, content: Content, index: int) -> Episode:
-        writer, row = content.place(index)
-        record = content.table[index].copy()  # of its own, so that it does not keep the table
-        return Episode(record, writer.writer, writer.split, OnDisk(self._opened, writer, row, record))
-
-    def _report(self, damage: Damage) -> None:
-        if damage not in self._opened.skipped:
-            self._opened.skipped[damage] = None
-            where = f"bytes {damage.start} to {damage.end}" if damage.end else "all of it"
-            warnings.warn(
-                f"{damage.path}: skipped {where}: {damage.problem}",
-                UserWarning,
-                stacklevel=4,
-            )
 
 
 def _reopened(storage: Storage, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:

@@ -12,6 +12,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.episode_columns import objective_returns
+from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import finite
@@ -80,7 +81,7 @@ def summarize(
     if by is not None and by not in GROUPINGS:
         raise InvalidOption(f"by={by!r}: pass one of {', '.join(GROUPINGS)}")
     trace = as_trace(trace)
-    codes = _outcome_codes(trace.episodes)
+    codes = outcome_codes(trace.episodes)
     facts = _facts(trace, codes)
     files = trace.readers if trace.whole is trace else None  # a view has only a share in them
     summary = {"directory": str(trace.directory), **_summary(trace, facts, len(trace.episodes), files)}
@@ -154,13 +155,6 @@ def by_episode(table: Array) -> tuple[Array, Array]:
     opens = np.ones(len(table), bool)
     opens[1:] = (writer[1:] != writer[:-1]) | (episode[1:] != episode[:-1])
     return order, np.flatnonzero(opens)
-
-
-def _outcome_codes(table: Array) -> Array:
-    codes = np.zeros(len(table), np.int64)
-    for code, name in enumerate(OUTCOMES[1:], 1):
-        codes[table["outcome"] == name] = code
-    return codes
 
 
 def _facts(trace: Trace, codes: Array) -> Facts:

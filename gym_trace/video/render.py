@@ -15,10 +15,9 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption, RenderingError, told
 from gym_trace.model.episode import Episode
-from gym_trace.model.layout import Leaf
-from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.resimulate import LaneReplay, MakeEnv, Verdict, observation_rows
+from gym_trace.showing.pictures import is_picture, picture_of
 from gym_trace.video.asciicast import CastWriter
 from gym_trace.video.captions import Words
 from gym_trace.video.simulate import DEFAULT_FPS, Making, fps_of, replays, warn_of
@@ -197,7 +196,7 @@ class _Studio:
                 "an asciicast shows text, and observations are pictures: render them as mp4, gif or png"
             )
         rows = observation_rows(self._trace, index)
-        leaf = next((leaf for leaf in rows.layout.leaves() if _is_image(leaf)), None)
+        leaf = next((leaf for leaf in rows.layout.leaves() if is_picture(leaf.dtype, leaf.shape)), None)
         if leaf is None:
             raise RenderingError(
                 "the observations hold no pictures: uint8 of (H, W), (H, W, 1), (H, W, 3) or (stack, H, W)"
@@ -205,7 +204,7 @@ class _Studio:
         film = self._film(index, path)
         with film:
             for step in range(len(rows)):
-                film.show(_picture_of(rows.value(leaf, step)), step, DEFAULT_FPS)
+                film.show(picture_of(rows.value(leaf, step)), step, DEFAULT_FPS)
         return Rendered(index, path, film.frames, None)
 
     def _film(self, index: int, path: Path) -> _Film:
@@ -274,17 +273,3 @@ def _naming(path: Path) -> Iterator[None]:
         if error.filename is not None:
             raise
         raise RenderingError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def _is_image(leaf: Leaf) -> bool:
-    return leaf.dtype == np.uint8 and len(leaf.shape) in (2, 3, 4) and min(leaf.shape[-3:]) > 0
-
-
-def _picture_of(observation: Any) -> Array:
-    """The picture in an observation; of a stack of them, (stack, H, W) or (stack, H, W, 3), the last."""
-    picture = np.asarray(observation)
-    if picture.ndim == 4:
-        picture = picture[-1]
-    if picture.ndim == 3 and picture.shape[2] not in (1, 3):
-        picture = picture[:, :, -1] if picture.shape[2] == 4 < picture.shape[0] else picture[-1]
-    return picture

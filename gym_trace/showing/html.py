@@ -1,0 +1,55 @@
+"""What notebooks show: a little HTML, in which everything that a trace holds is text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gym_trace.printable import printable
+from gym_trace.showing.pictures import thumbnail
+
+Array = npt.NDArray[Any]
+_WIDTH, _HEIGHT, _POINTS = 240, 40, 120
+
+
+def page(title: str, lines: Iterable[str], *parts: str) -> str:
+    """A title, some lines, and whatever else."""
+    told = "".join(f"<div>{_text(line)}</div>" for line in lines if line)
+    return f"<div><b>{_text(title)}</b>{told}{''.join(parts)}</div>"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows under headings."""
+    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><tr>{''.join(f'<th>{_text(name)}</th>' for name in headings)}</tr>{body}</table>"
+
+
+def sparkline(values: Array, label: str) -> str:
+    """A line through values, neighbours taken together where there are many; empty for fewer than two."""
+    groups = [group[np.isfinite(group)] for group in np.array_split(values, min(_POINTS, max(1, len(values))))]
+    with np.errstate(over="ignore"):
+        means = np.array([group.mean() for group in groups if len(group)])
+        scale = np.ptp(means) if len(means) else 0.0
+    if len(means) < 2 or not np.isfinite(scale):
+        return ""
+    heights = (means - means.min()) / (scale or 1.0)
+    across = np.linspace(1, _WIDTH - 1, len(means))
+    points = " ".join(f"{x:.1f},{_HEIGHT - 1 - y * (_HEIGHT - 2):.1f}" for x, y in zip(across, heights))
+    line = f'<polyline points="{points}" fill="none" stroke="currentColor"/>'
+    drawn = f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="{_text(label)}">{line}</svg>'
+    return f"<div>{drawn} <small>{_text(label)}</small></div>"
+
+
+def image(picture: Array) -> str:
+    """A thumbnail of a picture; see pictures.thumbnail."""
+    data = base64.b64encode(thumbnail(picture)).decode("ascii")
+    return f'<img src="data:image/png;base64,{data}" alt="an observation"/>'
+
+
+def _text(value: Any) -> str:
+    return escape(printable(value))

@@ -1,0 +1,57 @@
+"""Observations that are pictures."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+_MOST_PIXELS = 160  # of a side of a thumbnail
+
+
+def is_picture(dtype: Any, shape: tuple[int, ...] | None) -> bool:
+    """Whether values of this dtype and shape are pictures, or stacks of them; None: of any shape."""
+    if shape is None:
+        return False
+    return bool(dtype == np.uint8) and len(shape) in (2, 3, 4) and min(shape[-3:]) > 0
+
+
+def pictures_in(tree: Any) -> list[Array]:
+    """The arrays of pictures, one a row, in an array or a structure of dicts and tuples."""
+    if isinstance(tree, dict):
+        return [array for part in tree.values() for array in pictures_in(part)]
+    if isinstance(tree, tuple):
+        return [array for part in tree for array in pictures_in(part)]
+    there = isinstance(tree, np.ndarray) and len(tree) > 0 and is_picture(tree.dtype, tree.shape[1:])
+    return [tree] if there else []
+
+
+def picture_of(observation: Any) -> Array:
+    """The picture in an observation; of a stack of them, (stack, H, W) or (stack, H, W, 3), the last."""
+    picture = np.asarray(observation)
+    if picture.ndim == 4:
+        picture = picture[-1]
+    if picture.ndim == 3 and picture.shape[2] not in (1, 3):
+        picture = picture[:, :, -1] if picture.shape[2] == 4 < picture.shape[0] else picture[-1]
+    return picture
+
+
+def thumbnail(picture: Array) -> bytes:
+    """A picture of uint8, (H, W), (H, W, 1) or (H, W, 3), as a PNG of few pixels."""
+    step = -(-max(picture.shape[:2]) // _MOST_PIXELS)
+    picture = picture[::step, ::step]
+    height, width = picture.shape[:2]
+    rows = np.ascontiguousarray(picture).reshape(height, -1)
+    kind = 2 if rows.shape[1] == 3 * width and picture.ndim == 3 else 0
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), rows], axis=1)  # each begins with its filter: none
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, kind, 0, 0, 0])
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_png_part(name, content) for name, content in parts)
+
+
+def _png_part(name: bytes, content: bytes) -> bytes:
+    checksum = zlib.crc32(name + content).to_bytes(4, "big")
+    return len(content).to_bytes(4, "big") + name + content + checksum

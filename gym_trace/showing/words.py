@@ -1,0 +1,56 @@
+"""Numbers and times of arrays in a few words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def number(value: float) -> str:
+    """In four digits: 0.01235, 12.35, 12,346."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def count(of: int, noun: str) -> str:
+    """1 episode, 2,000 episodes."""
+    return f"{of:,} {noun}" + ("" if of == 1 else "s")
+
+
+def spread(values: Array) -> str:
+    """The mean of those that are finite, and between which they are; empty if there are none."""
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return ""
+    with np.errstate(over="ignore"):
+        return f"{number(known.mean())} on average, from {number(known.min())} to {number(known.max())}"
+
+
+def tally(codes: Array, names: list[str]) -> str:
+    """How often there is each name, the most frequent first. codes: places in names."""
+    counts = np.bincount(codes, minlength=len(names))
+    order = np.argsort(-counts, kind="stable").tolist()
+    return ", ".join(f"{names[i]} {counts[i]:,}" for i in order if counts[i])
+
+
+def moment(time: Any) -> str:
+    """A datetime64, to the second: 2026-11-01 20:15:00."""
+    return "unknown" if np.isnat(time) else str(time.astype("M8[s]")).replace("T", " ")
+
+
+def seed_of(row: Any) -> str:
+    """The seed in a row of a table of episodes."""
+    return {-1: "none", -2: "larger than 64 bits"}.get(int(row["seed"]), str(row["seed"]))
+
+
+def period(begins: Array, ends: Array) -> str:
+    """From the first to the last of these times; empty if none is known."""
+    begins, ends = begins[~np.isnat(begins)], ends[~np.isnat(ends)]
+    if not len(begins):
+        return ""
+    first, last = moment(begins.min()), moment(max(ends.max(), begins.max()) if len(ends) else begins.max())
+    same = first[:11] if first[:10] == last[:10] else ""
+    return f"{first} UTC" if first == last else f"{first} to {last.removeprefix(same)} UTC"
