@@ -26,6 +26,7 @@ COMMANDS = {
     "verify": ("gym_trace_cli.verify", "Play episodes again in their environment, and compare them bit for bit."),
     "render": ("gym_trace_cli.render", "Make videos of episodes: MP4, GIF, PNG, or text as an asciicast."),
     "ls": ("gym_trace_cli.ls", "List traces in a line each, or the episodes of one."),
+    "cat": ("gym_trace_cli.cat", "Print steps: as a table, JSON lines, CSV or npz."),
     "stats": ("gym_trace_cli.stats", "Summarize returns, lengths, outcomes and columns of a trace."),
     "info": ("gym_trace_cli.info", "Tell what a trace holds: environment, spaces, writers, health."),
     "diff": ("gym_trace_cli.diff", "Compare two traces, episode by episode."),

@@ -164,10 +164,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], fitted: bool =
     block = list(islice(rows, _TABLE_BLOCK))
     right = [all(_FIGURE.match(row[i]) for row in block if row[i]) for i in range(len(headings))]
     widths = [len(heading) for heading in headings]
-    shown = _fitted(_widened(widths, block), right, room)
+    shown = _fitted(_widened(widths, block), block, right, room)
     lines = [click.style(_line(headings, shown, right), bold=is_terminal(sys.stdout))]
     while block:
-        widths = _fitted(_widened(widths, block), right, room)
+        widths = _fitted(_widened(widths, block), block, right, room)
         click.echo("\n".join([*lines, *(_line(row, widths, right) for row in block)]))
         lines, block = [], list(islice(rows, _TABLE_BLOCK))
     if lines:
@@ -178,23 +178,22 @@ def _widened(widths: list[int], block: list[Sequence[str]]) -> list[int]:
     return [max(width, *(len(row[i]) for row in block)) if block else width for i, width in enumerate(widths)]
 
 
-def _fitted(widths: list[int], right: list[bool], room: int | None) -> list[int]:
-    """The widths with columns of text made narrower, the widest first, until a line has room."""
-    widths = list(widths)
-    texts = [i for i, flush in enumerate(right) if not flush]
-    while room is not None and texts and sum(widths) + 2 * len(widths) - 2 > room:
-        widest = max(texts, key=lambda i: widths[i])
-        if widths[widest] <= _NARROWEST:
-            break
-        widths[widest] -= 1
+def _fitted(widths: list[int], block: list[Sequence[str]], right: list[bool], room: int | None) -> list[int]:
+    """The widths with columns made narrower, the widest first, until a line has room. Figures are never cut."""
+    if room is None:
+        return widths
+    widths, excess = list(widths), sum(widths) + 2 * len(widths) - 2 - room
+    figures = _widened([0] * len(widths), block)
+    least = [figures[i] if flush else _NARROWEST for i, flush in enumerate(right)]
+    for _ in range(excess):
+        widest = max(range(len(widths)), key=lambda i: widths[i] if widths[i] > least[i] else -1)
+        widths[widest] -= widths[widest] > least[widest]
     return widths
 
 
 def _line(cells: Sequence[str], widths: list[int], right: list[bool]) -> str:
-    padded = (
-        text.rjust(width) if flush else cut(text, width).ljust(width)
-        for text, width, flush in zip(cells, widths, right)
-    )
+    texts = map(cut, cells, widths)
+    padded = (text.rjust(width) if flush else text.ljust(width) for text, width, flush in zip(texts, widths, right))
     return "  ".join(padded).rstrip()
 
 

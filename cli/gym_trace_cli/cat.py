@@ -1,0 +1,160 @@
+"""gym-trace cat"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+import click
+
+import gym_trace
+from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory, names_in_a_list
+from gym_trace_cli.exit_codes import DAMAGED, FINE
+from gym_trace_cli.selection import Selection, selection_options
+from gym_trace_cli.step_table import print_steps
+
+if TYPE_CHECKING:
+    from gym_trace import Trace
+    from gym_trace.errors import CorruptTrace
+    from gym_trace.interop.steps.choice import Choice
+    from gym_trace.model.values import Array
+
+_FORMATS = ("table", "jsonl", "csv", "npz")
+
+
+class StepSlice(click.ParamType):  # type: ignore[type-arg]
+    """--steps: "5", "10:20", "-3:", as a slice."""
+
+    name = "slice"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> slice:
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        try:
+            if ":" not in value:
+                step = int(value)
+                return slice(step, step + 1 or None)
+            start, stop = (int(part) if part.strip() else None for part in value.split(":"))
+        except ValueError:
+            self.fail(f"{value!r} is not a choice of steps; write 5, 10:20, :100 or -3: (the last three)", param, ctx)
+        return slice(start, stop)
+
+
+def _names(ctx: click.Context) -> list[str]:
+    from gym_trace.interop.steps.choice import names_in
+
+    return names_in(gym_trace.open_trace(ctx.params["directory"]))
+
+
+@click.command("cat", short_help="Print the steps of episodes.")
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@selection_options
+@click.option("--steps", type=StepSlice(), default=slice(None), metavar="A:B", help="Which of each: 5, 10:20 or -3:.")
+@click.option(
+    "--columns",
+    metavar="NAMES",
+    shell_complete=names_in_a_list(_names),
+    help="Only these, such as actions,rewards or observations/image. Default: all.",
+)
+@click.option("--format", "form", type=click.Choice(_FORMATS), help="Default: as FILE ends, or a table.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
+@click.option("-o", "--output", metavar="FILE", type=click.Path(dir_okay=False), help="Default: the standard output.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    directory: str,
+    selection: Selection,
+    steps: slice,
+    columns: str | None,
+    form: str | None,
+    as_json: bool,
+    output: str | None,
+) -> None:
+    """Print the steps of episodes of the trace in DIR: actions, rewards, how it ended, and the observation that each
+    led to. Before the first step of an episode comes the observation before it.
+
+    A table cuts what is long. jsonl loses nothing, docs/STEPS.md says how to have the values back bit
+    for bit. csv has a column for each number. npz has an array a column, of all episodes one after
+    the other. However long a trace is, it is printed in little memory.
+
+    What is damaged is left out, and told of in the end; then this exits with 5. npz has all or nothing.
+    """
+    from gym_trace.interop.steps.choice import choose
+
+    form = _form(form, as_json, output)
+    trace = gym_trace.open_trace(directory)
+    places = selection.of(trace)
+    choice = choose(trace, None if columns is None else [name.strip() for name in columns.split(",")])
+    damage = {str(found.error()): None for found in trace.damage}
+
+    def on_damage(error: CorruptTrace) -> None:
+        damage[str(error)] = None
+
+    with _opened(output, form) as out:
+        if form == "npz":
+            _write_npz(trace, places, choice, out.buffer, steps, quiet=output is None)
+        elif form == "table":
+            print_steps(trace, places, choice, steps, on_damage)
+        else:
+            for text in _texts(form)(trace, places, choice, steps, on_damage):
+                out.write(text)
+    for problem in damage:
+        click.echo(f"left out: {show.printable(problem)}", err=True)
+    ctx.exit(DAMAGED if damage else FINE)
+
+
+def _form(form: str | None, as_json: bool, output: str | None) -> str:
+    """The format that is meant. Raises click.UsageError."""
+    ending = None if output is None else os.path.splitext(output)[1].removeprefix(".")
+    if as_json and form not in (None, "jsonl"):
+        raise click.UsageError(f"--json is --format jsonl; it excludes --format {form}")
+    form = "jsonl" if as_json else form or (ending if ending in _FORMATS else None)
+    if form is None and output is not None:
+        raise click.UsageError(f"{show.printable(output)} ends like none of {', '.join(_FORMATS[1:])}: pass --format")
+    if form == "table" and output is not None:
+        raise click.UsageError("a table is for the terminal; -o takes --format jsonl, csv or npz")
+    if form == "npz" and output is None and sys.stdout.isatty():
+        raise click.UsageError("npz is no text for a terminal: name a file, -o steps.npz")
+    return form or "table"
+
+
+@contextmanager
+def _opened(output: str | None, form: str) -> Iterator[TextIO]:
+    """The standard output, or a file that is there once all of it is written."""
+    if output is None:
+        yield sys.stdout
+        return
+    part = f"{output}.part"
+    try:
+        with open(part, "w", encoding="utf-8", newline="") as file:
+            yield file
+        os.replace(part, output)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(part)
+        raise
+
+
+def _texts(form: str) -> Callable[..., Iterator[str]]:
+    from gym_trace.interop.steps.csv_rows import csv_lines
+    from gym_trace.interop.steps.jsonl import json_lines
+
+    if form == "csv":
+        return csv_lines
+    return lambda *args: (f"{line}\n" for line in json_lines(*args))
+
+
+def _write_npz(trace: Trace, places: Array, choice: Choice, file: BinaryIO, steps: slice, quiet: bool) -> None:
+    from gym_trace.interop.steps.npz import write_npz
+
+    with show.ProgressLine(quiet=quiet) as line:
+
+        def on_progress(done: int, total: int) -> None:
+            line.update(f"{show.count(done)} of {show.count(total, 'column')}", done / total)
+
+        write_npz(trace, places, choice, file, steps, on_progress)

@@ -1,0 +1,96 @@
+"""Steps as an aligned table: gym-trace cat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gym_trace_cli import show
+
+if TYPE_CHECKING:
+    from gym_trace import Trace
+    from gym_trace.errors import CorruptTrace
+    from gym_trace.interop.steps.choice import Choice
+    from gym_trace.interop.steps.windows import Window
+
+_ORDER = ("actions", "rewards", "terminations", "truncations", "observations", "annotations", "infos")
+_FLAGS = {"terminations": "terminated", "truncations": "truncated"}  # which are in one column
+_MOST_NUMBERS = 8  # of an array that are shown one by one
+_LONGEST = 60  # characters of a value that is no array
+
+
+def print_steps(
+    trace: Trace, places: Iterable[int], choice: Choice, steps: slice, on_damage: Callable[[CorruptTrace], None]
+) -> None:
+    """Prints these steps of these episodes; another table where the columns change, as from one writer to another."""
+    from gym_trace.interop.steps.windows import step_windows
+
+    windows = step_windows(trace, places, choice, steps, on_damage)
+    number = 0
+    for number, (names, parts) in enumerate(groupby((_columns(window, choice) for window in windows), key=tuple), 1):
+        if number > 1:
+            click.echo()
+        rows = (row for columns in parts for row in zip(*columns.values()))
+        show.table([show.printable(name) for name in names], rows, fitted=True)
+    if not number:
+        show.table(["episode", "step"], [])
+
+
+def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:
+    """The text of each column, with a row for the observation before, where that is to be told."""
+    from gym_trace.interop.steps.choice import name_of
+
+    has_before = window.opens and "observations" in window.columns
+    first, index = window.first_step, str(window.episode.index)
+    columns = {
+        "episode": [index] * (window.steps + has_before),
+        "step": ["-"] * has_before + [str(first + i) for i in range(window.steps)],
+    }
+    found = {path: rows for path, _, rows in window.leaves(choice)}
+    for path in sorted(found, key=lambda path: _ORDER.index(str(path[0]))):
+        rows = found[path]
+        if path[0] == "observations":
+            columns[name_of(path)] = list(map(_text, rows if has_before else rows[1:]))
+            continue
+        texts = [""] * has_before
+        if path[0] in _FLAGS:
+            known = columns.get("end", [""] * (window.steps + has_before))[has_before:]
+            word = _FLAGS[str(path[0])]
+            texts += [" and ".join(filter(None, (before, word * flag))) for before, flag in zip(known, rows.tolist())]
+            columns["end"] = texts
+        else:
+            columns[name_of(path)] = texts + list(map(_text, rows))
+    return columns
+
+
+def _text(value: Any) -> str:
+    """A value in few characters: numbers in four digits, large arrays by what they are."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return show.cut(value, _LONGEST)
+    if isinstance(value, (bool, int, float)) or getattr(value, "shape", None) == ():
+        return _number(value.item() if hasattr(value, "item") else value)
+    kind = getattr(getattr(value, "dtype", None), "kind", None)
+    if kind is None or kind not in "biuf":
+        from gym_trace.statistics.describe import plain
+
+        return show.cut(json.dumps(plain(value), ensure_ascii=False), _LONGEST)
+    if value.size <= _MOST_NUMBERS:
+        return _numbers(value.tolist())
+    shape = "×".join(map(str, value.shape))
+    return f"{shape} {value.dtype}, {_number(value.min().item())} to {_number(value.max().item())}"
+
+
+def _numbers(values: Any) -> str:
+    return f"[{', '.join(map(_numbers, values))}]" if isinstance(values, list) else _number(values)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return show.number(value) if isinstance(value, float) else str(value)
