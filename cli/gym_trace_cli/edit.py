@@ -1,4 +1,4 @@
-"""gym-trace edit: the group, and merge, split and filter"""
+"""gym-trace edit: the group, and merge, split and filter; edit_whole.py has the others"""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from gym_trace.edit import EditReport
 
 
-@click.group("edit", short_help="Make new traces of recorded ones: merge, split, filter.")
+@click.group("edit", short_help="Make new traces of recorded ones: merge, split, filter, drop, compact.")
 def command() -> None:
-    """Make new traces of recorded ones. What is given is never changed.
+    """Make new traces of recorded ones. What is given is never changed, but with --in-place, and by annotate.
 
     Seeds, generator states, times, outcomes, writers and the ids of episodes stay as they were recorded, so that a
     replay of the new trace verifies. The new one is there when it is complete; what a killed edit leaves is called

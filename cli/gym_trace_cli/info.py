@@ -148,7 +148,7 @@ def _print_writers(writers: list[Info]) -> None:
     )
     if len(writers) > _MOST_WRITERS:
         click.echo(f"… {show.count(len(writers) - _MOST_WRITERS)} more, see --json")
-    batches = [batch for writer in writers for batch in writer["batches"]]
+    batches = list({batch["file"]: batch for writer in writers for batch in writer["batches"]}.values())
     if not batches:
         return
     last = batches[-_LAST_BATCHES:]

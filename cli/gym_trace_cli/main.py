@@ -30,7 +30,7 @@ COMMANDS = {
     "stats": ("gym_trace_cli.stats", "Summarize returns, lengths, outcomes and columns of a trace."),
     "info": ("gym_trace_cli.info", "Tell what a trace holds: environment, spaces, writers, health."),
     "diff": ("gym_trace_cli.diff", "Compare two traces, episode by episode."),
-    "edit": ("gym_trace_cli.edit", "Make new traces of recorded ones: merge, split, filter."),
+    "edit": ("gym_trace_cli.edit_whole", "Make new traces of recorded ones: merge, split, filter, drop, compact."),
     "check": ("gym_trace_cli.check", "Verify every checksum of a trace and name what is damaged."),
     "repair": ("gym_trace_cli.repair", "Write a clean copy of all that can be read of a trace."),
     "import": ("gym_trace_cli.import_", "Write a recording of gym_recording or of Gym's Monitor as a trace."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.editing.closing import copy_videos, entries_of, finish
 from gym_trace.editing.in_place import edited
 from gym_trace.editing.kept import Rows
 from gym_trace.editing.pieces import Pieces
 from gym_trace.editing.sources import TraceOrPath, opened
 from gym_trace.editing.writer_copy import LEVEL, EditReport, Progress
 from gym_trace.errors import InvalidOption, RecordingError, TraceError, UnsupportedTrace
-from gym_trace.format import manifest, wire
+from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.columns import Path as ColumnPath
-from gym_trace.format.directory import find_writers, new_writer_id, video_name
+from gym_trace.format.directory import find_writers, new_writer_id
 from gym_trace.format.facts import write_facts
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.origins import ID_BITS, MOST_ORIGINS, Origin, with_origins
@@ -66,8 +66,7 @@ def compact_trace(
     with edited(source, destination, in_place) as storage:
         _write(source, storage, on_progress)
         if not in_place:
-            for reader in source.readers:
-                _copy_videos(reader, storage)
+            copy_videos(source.readers, storage)
             if facts := source.facts:
                 write_facts(storage, facts)
         return report_of(Trace(storage.root), source, destination)
@@ -107,22 +106,6 @@ def _write(trace: Trace, storage: Storage, on_progress: Progress | None) -> None
         raise RecordingError(f"{storage.root}: the compacted trace could not be written: {error}") from error
 
 
-def _copy_videos(reader: WriterReader, storage: Storage) -> None:
-    """Videos of its episodes that were filmed while they were recorded, if they are there as the manifest tells."""
-    for entry in reader.files.entries():
-        episode = entry.get("episode")
-        if entry.get("type") != "video" or not isinstance(episode, int) or episode < 0:
-            continue
-        name = video_name(reader.writer, episode)
-        with contextlib.suppress(FileNotFoundError, FileExistsError), reader.files.storage.open(name) as file:
-            if file.size == entry.get("bytes") and name == entry.get("file"):
-                copy = storage.create(name)
-                try:
-                    copy.copy(file, 0, file.size)
-                finally:
-                    copy.close()
-
-
 def _groups(readers: Iterable[WriterReader]) -> Iterator[list[WriterReader]]:
     """The writers of which each file is to be made: those whose columns are alike, in their order."""
     groups: dict[Any, list[WriterReader]] = {}
@@ -154,7 +137,7 @@ def _written(group: list[WriterReader], storage: Storage) -> Iterator[int]:
         schema = {key: value for key, value in first.about_or_empty.raw.items() if key not in ("batch", "type")}
         schema["writer"] = first.writer  # the name of the files is what counts
     else:
-        origins = [Origin(one.writer, one.about_or_empty.raw, _entries(one)) for one in group]
+        origins = [Origin(one.writer, one.about_or_empty.raw, entries_of(one)) for one in group]
         schema = with_origins(origins, new_writer_id())
     writer = TraceWriter(storage, schema, LEVEL, fsync=False)
     try:
@@ -171,27 +154,9 @@ def _written(group: list[WriterReader], storage: Storage) -> Iterator[int]:
         pieces.write()
         if pending:
             writer.write(np.zeros(0, wire.FRAGMENT), {}, pending=pending)
-        _end(writer, _entries(first) if is_alone else [{"type": "closed"}])
-        if is_alone:
-            for entry in _entries(first):
-                if entry.get("type") != "closed":
-                    manifest.append(storage, writer.writer, entry)
+        finish(writer, storage, entries_of(first) if is_alone else [{"type": "closed"}])
     finally:
         writer.abandon()
-
-
-def _entries(reader: WriterReader) -> list[dict[str, Any]]:
-    """The lines of a manifest that are not about its files."""
-    return [entry for entry in reader.files.entries() if entry.get("type") not in ("writer", "batch")]
-
-
-def _end(writer: TraceWriter, entries: list[dict[str, Any]]) -> None:
-    """Seals, and says closed if one of these lines does: what died stays known to have died."""
-    for entry in entries:
-        if entry.get("type") == "closed":
-            writer.close({key: value for key, value in entry.items() if key not in ("type", "episodes", "steps")})
-            return
-    writer.seal()
 
 
 def _add(writer: TraceWriter, pieces: Pieces, fragments: Array, chunk: Chunk, is_stored: bool) -> None:

@@ -58,9 +58,10 @@ def with_origins(origins: Iterable[Origin], writer: str) -> dict[str, Any]:
     before: dict[str, Any] = {}
     packed: dict[str, bytes] = {}
     for origin in origins:
-        own = {key: value for key, value in origin.schema.items() if key not in ("writer", "batch", ORIGINS)}
+        said = {key: value for key, value in origin.schema.items() if key not in ("batch", ORIGINS)}
+        own = {key: value for key, value in said.items() if key != "writer"}
         if not described:
-            schema = {**own, "format": _FORMAT, "writer": writer}
+            schema = {**said, "format": _FORMAT, "writer": writer}
             before, packed = schema, {key: pack_lenient(value)[0] for key, value in schema.items()}
         now = {key: pack_lenient(value)[0] for key, value in own.items()}
         differs = {key: value for key, value in own.items() if packed.get(key) != now[key]}

@@ -63,16 +63,17 @@ def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, co
     if name in ("terminations", "truncations"):
         bit = wire.TERMINATED if name == "terminations" else wire.TRUNCATED
         return _flag_column(pieces, bit)[skip:]
+    # Pieces of no steps say nothing of them, whoever shares their chunks, or whatever was to be recorded.
+    stepped = [piece for piece in pieces if piece.steps.stop > piece.steps.start]
     if name == "infos":
-        if not any(("infos",) in piece.chunk for piece in pieces):
-            # Chunks of no steps have no such column, whatever was to be recorded.
-            return [] if layouts.infos and not any(piece.steps.stop > piece.steps.start for piece in pieces) else None
+        if not any(("infos",) in piece.chunk for piece in stepped):
+            return [] if layouts.infos and not stepped else None
         return _joined(pieces, ("infos",), _step_rows, _VALUES, copy)[skip:].tolist()
     paths = dict.fromkeys(
-        path for piece in pieces for path in piece.chunk.columns if path[0] == "annotations" and len(path) == 2
+        path for piece in stepped for path in piece.chunk.columns if path[0] == "annotations" and len(path) == 2
     )
-    notes = {path[1]: _joined_notes(pieces, path, copy)[skip:] for path in paths}
-    return {name: values for name, values in notes.items() if len(values)}  # of no steps, whoever shares the chunk
+    notes = {path[1]: _joined_notes(stepped, path, copy)[skip:] for path in paths}
+    return {name: values for name, values in notes.items() if len(values)}  # not of one step that is trimmed
 
 
 _VALUES = Leaf(("values",), None, ())  # of any kind

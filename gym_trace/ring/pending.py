@@ -9,7 +9,8 @@ from gym_trace.model.packing import pack_lenient, unpack
 from gym_trace.model.values import Misfit
 from gym_trace.printable import shown
 
-_MOST = 1 << 32  # what an episode or a step may be numbered, and a lane
+_MOST = 1 << 32  # what a step may be numbered, and a lane
+_MOST_EPISODES = 1 << 63  # with the origin in the upper bits
 
 
 class Pending(NamedTuple):
@@ -46,6 +47,8 @@ def pending_in(described: Any) -> list[Pending]:
     found = []
     for one in described if isinstance(described, list) else ():
         match one:
-            case [int(episode), int(lane), int(step), list(leaves)] if 0 <= min(one[:3]) <= max(one[:3]) < _MOST:
+            case [int(episode), int(lane), int(step), list(leaves)] if (
+                0 <= episode < _MOST_EPISODES and 0 <= min(lane, step) <= max(lane, step) < _MOST
+            ):
                 found.append(Pending(episode, lane, step, leaves))
     return found

@@ -35,7 +35,8 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         episodes were seeded and unseeded, and the first seeds. episodes, steps and bytes: with those of running ones.
 
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
-        and batches (file, sealed, bytes, chunks, steps, torn: bytes at its end that are not a whole record). state:
+        and batches (file, sealed, bytes, chunks, steps, torn: bytes at its end that are not a whole record), which
+        several writers have in common once a trace was compacted: the writer's bytes are a share of them then. state:
         "recording" (its process lives), "closed" (in order), or "killed". ring_steps: of these steps, how many are in
         its ring alone. pending: what it was executing when it died: episode (id), lane, step, and action as text.
 
