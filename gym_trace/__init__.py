@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gym_trace.replay.diff import diff_traces
     from gym_trace.replay.replay_env import ReplayEnv
     from gym_trace.replay.verify import verify_trace
+    from gym_trace.statistics.card import dataset_card
     from gym_trace.statistics.summary import summarize
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ _HOMES = {
     "TraceRecordingWrapper": "gym_trace.recording.single.wrapper",
     "check_trace": "gym_trace.integrity.repair",
     "collect": "gym_trace.collecting.api",
+    "dataset_card": "gym_trace.statistics.card",
     "diff_traces": "gym_trace.replay.diff",
     "load_results": "gym_trace.interop.legacy.results",
     "open_trace": "gym_trace.playback.trace",
@@ -50,6 +52,7 @@ __all__ = [
     "TraceRecordingWrapper",
     "check_trace",
     "collect",
+    "dataset_card",
     "diff_traces",
     "errors",
     "load_results",

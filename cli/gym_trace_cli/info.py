@@ -15,6 +15,8 @@ from gym_trace_cli import show
 
 Info = dict[str, Any]
 _LONGEST = 600  # characters of a space or of the metadata
+_LONGEST_NAME = 20
+_MOST_FACTS = 20
 _MOST_WRITERS = 20
 _LAST_BATCHES = 10
 _MOST_DAMAGE = 5
@@ -84,11 +86,19 @@ def _facts(info: Info) -> Iterator[tuple[str, str]]:
     options = {name: value for name, value in _items(info["recorder"]) if value}
     yield "recorder", ", ".join(name if value is True else f"{name} {value}" for name, value in options.items())
     yield "made by", ", ".join(_provenance(dict(_items(info["provenance"]))))
+    yield from _facts_of(info["facts"])
     yield "metadata", "" if info["metadata"] is None else _cut(json.dumps(info["metadata"], ensure_ascii=False))
     yield "episodes", show.count(info["episodes"])
     yield "seeds", _seeds(info["seeds"])
     yield "steps", show.count(info["steps"])
     yield "on disk", show.size(info["bytes"])
+
+
+def _facts_of(facts: Info) -> Iterator[tuple[str, str]]:
+    """What people say of a trace, which may be anything."""
+    for name, value in list(facts.items())[:_MOST_FACTS]:
+        text = ", ".join(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else value
+        yield _cut(name)[:_LONGEST_NAME], _cut(text if isinstance(text, str) else json.dumps(text, ensure_ascii=False))
 
 
 def _provenance(known: dict[str, Any]) -> Iterator[str]:

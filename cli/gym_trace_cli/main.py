@@ -29,6 +29,7 @@ COMMANDS = {
     "cat": ("gym_trace_cli.cat", "Print steps: as a table, JSON lines, CSV or npz."),
     "stats": ("gym_trace_cli.stats", "Summarize returns, lengths, outcomes and columns of a trace."),
     "info": ("gym_trace_cli.info", "Tell what a trace holds: environment, spaces, writers, health."),
+    "card": ("gym_trace_cli.card", "Show or write a data set card, with the metadata that Hugging Face reads."),
     "diff": ("gym_trace_cli.diff", "Compare two traces, episode by episode."),
     "edit": ("gym_trace_cli.edit_whole", "Make new traces of recorded ones: merge, split, filter, drop, compact."),
     "check": ("gym_trace_cli.check", "Verify every checksum of a trace and name what is damaged."),

@@ -31,8 +31,9 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
 
     Returns:
         environment (as recorded: id, class, wrappers, render_mode, spec, note), observation_space and action_space (as
-        text), versions, platform, recorder, metadata, provenance: of the first writer with episodes. seeds: how many
-        episodes were seeded and unseeded, and the first seeds. episodes, steps and bytes: with those of running ones.
+        text), versions, platform, recorder, metadata, provenance: of the first writer with episodes. facts: what people
+        say of the trace, see Trace.facts. seeds: how many episodes were seeded and unseeded, and the first seeds.
+        episodes, steps and bytes: with those of running ones.
 
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
         and batches (file, sealed, bytes, chunks, steps, torn: bytes at its end that are not a whole record), which
@@ -52,6 +53,7 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         "observation_space": space_text(first.get("observation_space")),
         "action_space": space_text(first.get("action_space")),
         **{name: plain(first.get(name)) for name in ("versions", "platform", "recorder", "metadata", "provenance")},
+        "facts": plain(trace.facts),
         "seeds": _seeds(trace),
         "episodes": sum(writer["episodes"] for writer in writers),
         "steps": sum(writer["steps"] for writer in writers),
