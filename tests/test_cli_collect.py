@@ -63,7 +63,7 @@ def test_failing_workers_are_said_and_exit_with_1(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["--resume"], "--resume needs -j"),
-        (["--bytes", 5], "--bytes needs -j"),
+        (["--nice", 5], "--nice needs -j"),
         (["-j", 2, "--num-envs", 2, "--autoreset", "disabled"], "-j excludes"),
         (["-j", 0], "-j"),
     ],

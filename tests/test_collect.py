@@ -266,7 +266,9 @@ def test_metadata_of_the_user_does_not_hide_what_is_recorded(tmp_path: Path) -> 
         )
     assert (result.new_episodes, result.episodes) == (0, 9)
     assert len(whole_episodes(tmp_path, 5)) == 9
-    assert open_trace(tmp_path).metadata["given"] == {"mine": 1}
+    assert open_trace(tmp_path).metadata["mine"] == 1
+    collect(CARTPOLE, directory=tmp_path / "more", episodes=1, metadata={"run": "mine"})
+    assert open_trace(tmp_path / "more").metadata["given"] == {"run": "mine"}
 
 
 def test_a_second_run_beside_the_first_has_episodes_of_its_own(tmp_path: Path) -> None:

@@ -99,8 +99,10 @@ def test_the_installed_command_runs_from_another_folder(wheel: Path, tmp_path: P
     assert all(str(environment) in place for place in ran.stdout.split())
 
 
-def test_the_declared_dependencies_are_the_six_we_promise() -> None:
+def test_the_declared_dependencies_are_the_six_we_promise_and_what_newer_pythons_have_themselves() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     block = text[text.index("\ndependencies = [") : text.index("[project.optional-dependencies]")]
-    names = {line.strip().strip('",').partition(">")[0] for line in block.splitlines() if line.startswith("    ")}
+    lines = [line.strip().strip('",') for line in block.splitlines() if line.startswith("    ")]
+    assert [line for line in lines if ";" in line] == ["tomli>=2; python_version < '3.11'"]
+    names = {line.partition(">")[0] for line in lines if ";" not in line}
     assert names == {"click", "gymnasium", "msgpack", "numpy", "rich", "zstandard"}

@@ -170,8 +170,16 @@ def test_the_bytes_are_those_of_the_trace_wherever_the_recorder_is_among_the_wra
     recorder = gym_trace.TraceRecordingWrapper(Countdown(), tmp_path / "trace")
     with gymnasium.wrappers.TimeLimit(recorder, 3) as env:
         done = record_episodes(env, episodes=2, seed=0)
-        assert done.bytes == sum(path.stat().st_size for path in (tmp_path / "trace").iterdir()) > 0
+        files = [path for path in (tmp_path / "trace").iterdir() if path.suffix != ".ring"]
+        assert done.bytes == sum(path.stat().st_size for path in files) > 0
     assert record_episodes(Countdown(), episodes=2).bytes == 0
+
+
+def test_a_run_ends_after_so_many_bytes_where_something_is_written(tmp_path: Path) -> None:
+    with gym_trace.TraceRecordingWrapper(Countdown(10**9), tmp_path, flush_seconds=0) as env:
+        assert record_episodes(env, bytes=20_000).bytes >= 20_000
+    with pytest.raises(InvalidOption, match="nothing records this environment"):
+        record_episodes(Countdown(), bytes=1)
 
 
 def test_a_recorded_run_is_the_run_that_was_not_recorded(tmp_path: Path) -> None:

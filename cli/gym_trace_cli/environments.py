@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any
@@ -25,12 +26,33 @@ def import_modules(modules: Sequence[str]) -> None:
             raise EnvironmentUnavailable(f"--import {module}: {error}") from error
 
 
-def import_and_make(
-    modules: Sequence[str], env_id: str | None, factory: str | None, env_args: dict[str, Any]
-) -> Any:  # fmt: skip
-    """The environment, in a process that has not imported anything yet."""
-    import_modules(modules)
-    return make_env(env_id, env_args, factory)
+@dataclass(frozen=True)
+class NamedEnvironment:
+    """An environment as the command line names it. Called, it makes one: here, or in a process of its own."""
+
+    env_id: str | None
+    factory: str | None
+    env_args: dict[str, Any]
+    imports: tuple[str, ...] = ()
+    wrappers: tuple[str, ...] = ()  # MODULE:CALLABLE, innermost first
+    max_episode_steps: int | None = None
+
+    def __call__(self, *vectorized: Any) -> Any:
+        """vectorized: num_envs, vectorization and autoreset of make_env. Raises EnvironmentUnavailable."""
+        import_modules(self.imports)
+        return make_env(
+            self.env_id,
+            self.env_args,
+            self.factory,
+            *vectorized,
+            wrappers=self.wrappers,
+            max_episode_steps=self.max_episode_steps,
+        )
+
+    def described(self) -> dict[str, Any]:
+        """What a run has to be resumed with."""
+        more = {"make": self.factory, "wrappers": list(self.wrappers), "max_episode_steps": self.max_episode_steps}
+        return {"id": self.env_id, "kwargs": self.env_args, **{name: value for name, value in more.items() if value}}
 
 
 def making_arguments(
@@ -75,32 +97,81 @@ def make_env(
     num_envs: int | None = None,
     vectorization: str | None = None,
     autoreset: str | None = None,
+    *,
+    wrappers: Sequence[str] = (),
+    max_episode_steps: int | None = None,
 ) -> Any:
-    """The environment, or that many of them as a vector environment. Raises EnvironmentUnavailable."""
+    """The environment, or that many of them as a vector environment. Raises EnvironmentUnavailable.
+
+    wrappers: MODULE:CALLABLE of what is put around each single environment. max_episode_steps: of each of them.
+    """
     import gymnasium
 
     vector_kwargs = {}
     if autoreset is not None:
         vector_kwargs["autoreset_mode"] = gymnasium.vector.AutoresetMode["_".join(autoreset.upper().split("-"))]
     if factory is not None:
+        make = partial(_made_and_wrapped, factory, env_args, wrappers, max_episode_steps)
         if num_envs is None:
-            return make_with(factory, env_args)
+            return make()
         kinds = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
         if vectorization not in (None, *kinds):
             raise InvalidOption("--make makes single environments: pass --vectorization-mode sync or async")
-        return kinds[vectorization or "sync"]([partial(make_with, factory, env_args)] * num_envs, **vector_kwargs)
+        return kinds[vectorization or "sync"]([make] * num_envs, **vector_kwargs)
     env_id = str(env_id)
+    if max_episode_steps is not None:
+        env_args = {**env_args, "max_episode_steps": max_episode_steps}
     try:
         if num_envs is None:
-            return gymnasium.make(env_id, **env_args)
+            return _wrapped(gymnasium.make(env_id, **env_args), wrappers)
+        around = {"wrappers": [partial(_wrap, name) for name in wrappers]} if wrappers else {}
         return gymnasium.make_vec(
-            env_id, num_envs, vectorization_mode=vectorization or "sync", vector_kwargs=vector_kwargs, **env_args
+            env_id,
+            num_envs,
+            vectorization_mode=vectorization or "sync",
+            vector_kwargs=vector_kwargs,
+            **around,
+            **env_args,
         )
     except gymnasium.error.UnregisteredEnv as error:
         module = next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), "MODULE")
         raise EnvironmentUnavailable(f"{_one_line(error)} If a package has it, say which: --import {module}") from error
+    except EnvironmentUnavailable:
+        raise
     except Exception as error:  # whatever somebody's constructor raises
         raise EnvironmentUnavailable(f"{env_id} cannot be made: {_one_line(error)}") from error
+
+
+def _made_and_wrapped(
+    factory: str, env_args: dict[str, Any], wrappers: Sequence[str], max_episode_steps: int | None
+) -> Any:
+    import gymnasium
+
+    env = make_with(factory, env_args)
+    if max_episode_steps is not None:
+        env = gymnasium.wrappers.TimeLimit(env, max_episode_steps)
+    return _wrapped(env, wrappers)
+
+
+def _wrapped(env: Any, wrappers: Sequence[str]) -> Any:
+    for name in wrappers:
+        env = _wrap(name, env)
+    return env
+
+
+def _wrap(name: str, env: Any) -> Any:
+    """env within what a callable makes of it; closed if that fails. Raises EnvironmentUnavailable."""
+    import gymnasium
+
+    wrapper = NamedCallable().convert(name, None, None)
+    try:
+        wrapped = wrapper(env)
+        if not isinstance(wrapped, gymnasium.Env):
+            raise TypeError(f"it gave a {type(wrapped).__name__}, which is no gymnasium.Env")
+    except Exception as error:  # somebody's code
+        env.close()
+        raise EnvironmentUnavailable(f"--wrapper {name}: {type(error).__name__}: {_one_line(error)}") from error
+    return wrapped
 
 
 def _one_line(error: Exception) -> str:

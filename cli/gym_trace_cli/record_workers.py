@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.environments import import_and_make
+from gym_trace_cli.environments import NamedEnvironment
 from gym_trace_cli.exit_codes import ERROR
 from gym_trace_cli.stopping import StopSignals
 
@@ -21,19 +20,10 @@ if TYPE_CHECKING:
 
 
 def record_with_workers(
-    env_id: str | None,
-    factory: str | None,
-    directory: Path,
-    env_args: Sequence[tuple[str, Any]],
-    imports: Sequence[str],
-    policy: Any,
-    quiet: bool,
-    tensorboard: str | None = None,
-    **options: Any,
+    named: NamedEnvironment, directory: Path, policy: Any, quiet: bool, tensorboard: str | None, **options: Any
 ) -> None:
     """Records with workers, shows how it goes, and exits with what came of it."""
-    make = partial(import_and_make, tuple(imports), env_id, factory, dict(env_args))
-    describe = {"id": env_id, "kwargs": dict(env_args), **({} if factory is None else {"make": factory})}
+    limits = {name: options[name] for name in ("episodes", "steps", "seconds", "bytes") if options[name] is not None}
     restarts = 0
     with StopSignals() as stop, show.ProgressLine(quiet=quiet) as line, ExitStack() as stack:
         scalars = None
@@ -47,12 +37,20 @@ def record_with_workers(
             died, restarts = progress.restarts > restarts, progress.restarts
             why = f"  ({progress.trouble})" if died else ""
             text = show.printable("  ".join(_facts(progress)) + why)
-            line.update(text, table=partial(_table, progress), at_once=died)
+            line.update(text, show.fraction(progress, limits), table=partial(_table, progress), at_once=died)
             if scalars is not None:
-                scalars.add(progress)
+                scalars.add(
+                    progress.steps,
+                    progress.returns,
+                    episodes=progress.episodes,
+                    steps_per_second=progress.speeds[0],
+                    bytes=progress.bytes,
+                    restarts=progress.restarts,
+                )
             return stop.received
 
-        done = gym_trace.collect(make, policy, directory, describe=describe, on_progress=report, **options)
+        described = named.described()
+        done = gym_trace.collect(named, policy, directory, describe=described, on_progress=report, **options)
     if not quiet and done.episodes:
         _print_summary(done, directory)
     if done.stopped == "interrupted":
@@ -85,7 +83,6 @@ def _table(progress: Collected) -> Any:
 
     ten, minute, five = (show.count(round(speed)) for speed in progress.speeds)
     lines = [
-        Text("  ".join(_facts(progress)), no_wrap=True, overflow="ellipsis"),
         Text(f"steps/s: {ten} over 10 s, {minute} over 1 min, {five} over 5 min", no_wrap=True),
     ]
     if progress.returns is not None:

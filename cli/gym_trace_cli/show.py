@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,6 +29,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _TABLE_BLOCK = 1000  # rows that are aligned together
 _NARROWEST = 10  # characters that a column of text is cut to at most
 _REDRAW_SECONDS = 0.05  # between changes of the line on a terminal, which cost milliseconds each
+_SURE_SECONDS = 1.0  # before it is said how long something may still take
 _PLAIN_SECONDS = 5.0  # between lines of progress where there is no terminal
 
 
@@ -97,6 +98,12 @@ def recorded(episodes: int, steps: int, speed: float, size_: float, mean: Return
     """What a run that goes on has recorded so far. speed: steps a second; mean: return, None if not known yet."""
     told = [count(episodes, "episode"), count(steps, "step"), f"{count(round(speed))} steps/s", size(size_)]
     return told if mean is None else [*told, f"return {returned(mean)}"]
+
+
+def fraction(progress: Any, limits: Mapping[str, float]) -> float:
+    """How far something is to the limit that is nearest, each being an attribute of progress."""
+    ways: list[float] = [getattr(progress, name) / limit for name, limit in limits.items()]
+    return min(1.0, max(ways))
 
 
 def damage(path: str, start: int, end: int, problem: str) -> str:
@@ -212,7 +219,7 @@ def next_commands(directory: Path) -> None:
 
 
 class ProgressLine:
-    """One line on stderr that tells how far a command is; a context manager.
+    """One line on stderr that tells how far a command is, and how long it may still take; a context manager.
 
     On a terminal the line is drawn over and is gone in the end; elsewhere a line is printed every few seconds; with
     quiet there is none.
@@ -223,6 +230,7 @@ class ProgressLine:
         self._live: Live | None = None
         self._redrawn = -math.inf
         self._due = time.monotonic() + _PLAIN_SECONDS
+        self._began: tuple[float, float] | None = None  # when, and at which fraction
 
     def __enter__(self) -> ProgressLine:
         if not self._quiet and is_terminal(sys.stderr):
@@ -242,19 +250,33 @@ class ProgressLine:
     def update(
         self, text: str, fraction: float | None = None, table: Callable[[], Any] | None = None, at_once: bool = False
     ) -> None:
-        """Shows text, and a bar if it is known which fraction is done.
+        """Shows text, and a bar and the time that is left if it is known which fraction is done.
 
-        table: makes what rich draws on a terminal instead. at_once: whether to print it now where there is no terminal.
+        table: makes what rich draws below it on a terminal. at_once: whether to print it now where there is none.
         """
+        left = [] if fraction is None else self._left(fraction)
         if self._live is not None:
             if time.monotonic() < self._redrawn + _REDRAW_SECONDS:
                 return
             self._redrawn = time.monotonic()
-            drawn = _drawn(text, fraction, self._live.console.width) if table is None else table()
-            self._live.update(drawn, refresh=True)
+            from rich.console import Group
+
+            drawn = _drawn([*left, text], fraction, self._live.console.width)
+            self._live.update(drawn if table is None else Group(drawn, table()), refresh=True)
         elif not self._quiet and (at_once or time.monotonic() >= self._due):
             self._due = time.monotonic() + _PLAIN_SECONDS
-            click.echo(text if fraction is None else f"{fraction:4.0%}  {text}", err=True)
+            click.echo("  ".join([*_percent(fraction), *left, text]), err=True)
+
+    def _left(self, fraction: float) -> list[str]:
+        """The time that is left, if it has gone on for long enough to tell."""
+        now = time.monotonic()
+        if self._began is None or fraction < self._began[1]:
+            self._began = now, fraction
+        gone, done = now - self._began[0], fraction - self._began[1]
+        if gone < _SURE_SECONDS or not 0 < done < 1 or fraction >= 1:
+            return []
+        seconds = max(1, round(gone * (1 - fraction) / done))
+        return [f"{seconds} s left" if seconds < 60 else f"{duration(seconds)} left"]
 
     def update_bytes(self, done: int, total: int) -> None:
         """Shows how many bytes are done, of how many."""
@@ -266,16 +288,22 @@ class ProgressLine:
             self._live = None
 
 
-def _drawn(text: str, fraction: float | None, width: int) -> Any:
+def _percent(fraction: float | None) -> list[str]:
+    """Rounded down, so that it is 100 % in the end and not before."""
+    return [] if fraction is None else [f"{math.floor(100 * fraction):3d}%"]
+
+
+def _drawn(parts: Sequence[str], fraction: float | None, width: int) -> Any:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
+    text = "  ".join(parts)
     line = Text(text, no_wrap=True, overflow="ellipsis")
     if fraction is None:
         return line
     grid = Table.grid(padding=(0, 2, 0, 0))
-    cells: list[Any] = [Text(f"{fraction:4.0%}"), line]
+    cells: list[Any] = [Text(*_percent(fraction)), line]
     room = width - len(text) - 10
     if room >= 6:
         cells.insert(0, ProgressBar(total=1.0, completed=fraction, width=min(room, 24)))

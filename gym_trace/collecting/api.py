@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,10 @@ from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
 from gym_trace.format.directory import new_writer_id
+from gym_trace.format.facts import add_facts, checked
 from gym_trace.recording.options import opened_directory
 from gym_trace.recording.provenance import policy_name, provenance_of
+from gym_trace.storage.local import LocalStorage
 
 
 def collect(
@@ -49,6 +51,7 @@ def collect(
     command: str = "gym_trace.collect",
     argv: bool = False,
     git_diff: bool = False,
+    facts: Mapping[str, Any] | None = None,
     **recording: Any,
 ) -> Collected:
     """Records episodes of an environment with several processes into one trace.
@@ -82,7 +85,9 @@ def collect(
         command: the name of who collects, which the trace says under provenance, with that of the policy.
         argv: whether it says the whole command line, too. git_diff: whether it has the uncommitted changes of the git
             repository that this is run in. Both may hold what is not to be published.
-        recording: other arguments of TraceRecordingWrapper, but for filters, videos and uid.
+        facts: what the trace is to say of itself (see Trace.facts), beside what it says already.
+        recording: other arguments of TraceRecordingWrapper, but for filters, videos and uid. metadata has "seed" and
+            "run" besides; one that is no map, or has such keys itself, is under "given" there.
 
     Raises:
         InvalidOption, TraceExists
@@ -98,6 +103,7 @@ def collect(
             raise InvalidOption(f"{name}={count!r}: pass 1 or more")
     if refused := sorted({"episode_filter", "frame_filter", "reward_classes", "uid", "video"} & set(recording)):
         raise InvalidOption(f"{refused[0]}: not with collect, which records all of every episode, each of them once")
+    facts = checked(facts or {})
     directory = None if directory is None else Path(directory).absolute()
     before = settings_of(directory) if resume and directory is not None else None
     if resume and before is None:
@@ -115,13 +121,14 @@ def collect(
     place.mkdir(parents=True, exist_ok=True)
     events = Events(place)
     try:
+        add_facts(LocalStorage(place), facts)
         if resume:
             await_writers(place, run)
         done = finished(place, run, seed) if resume else {}
         origin = provenance_of(command, policy_name(policy), argv, git_diff)
         about = {"provenance": origin, **machine()}
         events("start", settings=settings, limits=asdict(limits), workers=workers, resumed=len(done), **about)
-        metadata = {"seed": seed, "run": run, "given": recording.pop("metadata", None)}
+        metadata = {**_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
         setup = Setup(
             make_env,
             policy_maker(policy),
@@ -157,6 +164,14 @@ def collect(
 def _report(events: Events, on_progress: Callable[[Collected], Any] | None, progress: Collected) -> Any:
     events("report", **_facts(progress))
     return None if on_progress is None else on_progress(progress)
+
+
+def _by_name(given: Any) -> dict[str, Any]:
+    """The metadata that somebody gave, as keys of a map that has "seed" and "run" as well; otherwise under "given"."""
+    if given is None:
+        return {}
+    plain = isinstance(given, dict) and not {"seed", "run"} & set(given)
+    return given if plain else {"given": given}
 
 
 def _facts(progress: Collected) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from gym_trace.collecting.policies import RandomPolicy
 from gym_trace.envs.autoreset import vector_mode
 from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.errors import InvalidOption
+from gym_trace.format.batch_reader import PART
+from gym_trace.format.directory import RING
 from gym_trace.model.returns import LaneReturns, LastReturns, Return, as_return
 from gym_trace.model.values import Array
 from gym_trace.ring.lanes.autoreset import after_step
@@ -139,7 +141,8 @@ class RolloutProgress:
         open_steps: of the episodes that are open; in the end, of those that a limit cut short.
         open_episodes: how many those are.
         seconds: since the start.
-        bytes: size of the trace's directory, at most a second old; 0 if nothing is recorded.
+        bytes: size of the trace's files, at most a second old; 0 if nothing is recorded. Steps that are in a ring and
+            in no batch yet do not count.
         mean_return, min_return, max_return: of the last 100 complete episodes; None before the first. Of rewards
             that are several numbers (objectives) tuples, with one for each.
     """
@@ -163,6 +166,7 @@ def record_episodes(
     episodes: int | None = None,
     steps: int | None = None,
     seconds: float | None = None,
+    bytes: int | None = None,
     seed: int | None = None,
     on_progress: Callable[[RolloutProgress], Any] | None = None,
 ) -> RolloutProgress:
@@ -178,6 +182,7 @@ def record_episodes(
             ``reset(seed)`` is called before each episode, or once, if it has one. None: random actions.
         episodes: complete episodes to run.
         steps, seconds: end after so many, also in the middle of an episode.
+        bytes: end soon after env, or what it wraps, has written so many.
         seed: 0 or more; None takes one from the system's entropy.
         on_progress: called about five times a second with the progress so far, always the same object. A truthy result
             ends the run after the step it is at.
@@ -185,17 +190,21 @@ def record_episodes(
     Raises:
         InvalidOption: no limit is given, or one that makes no sense.
     """
-    if episodes is None and steps is None and seconds is None:
-        raise InvalidOption("record_episodes needs a limit: pass episodes=, steps= or seconds=")
-    for name, limit in (("episodes", episodes), ("steps", steps), ("seconds", seconds), ("seed", seed)):
+    limits = {"episodes": episodes, "steps": steps, "seconds": seconds, "bytes": bytes}
+    if all(limit is None for limit in limits.values()):
+        raise InvalidOption("record_episodes needs a limit: pass episodes=, steps=, seconds= or bytes=")
+    for name, limit in {**limits, "seed": seed}.items():
         if limit is not None and not limit >= 0:
             raise InvalidOption(f"{name}={limit!r}: pass 0 or more")
+    if bytes is not None and _trace_directory(env) is None:
+        raise InvalidOption(f"bytes={bytes!r}: nothing records this environment; wrap it in TraceRecordingWrapper")
     recording = _Recording(
         env,
         RolloutProgress(new_root_seed() if seed is None else seed),
         sys.maxsize if episodes is None else episodes,
         sys.maxsize if steps is None else steps,
         math.inf if seconds is None else seconds,
+        sys.maxsize if bytes is None else bytes,
         on_progress,
     )
     return recording.run(RandomPolicy(None, env.action_space) if policy is None else policy)
@@ -216,12 +225,13 @@ class _Recording(Rollout):
         most_episodes: int,
         most_steps: int,
         seconds: float,
+        most_bytes: int,
         on_progress: Callable[[RolloutProgress], Any] | None,
     ):
         super().__init__(progress.seed, most_steps)
         self.over = most_episodes == 0
         self._env, self._progress, self._on_progress = env, progress, on_progress
-        self._most_episodes = most_episodes
+        self._most_episodes, self._most_bytes = most_episodes, most_bytes
         self._directory = _trace_directory(env)
         self._returns = LastReturns()
         self._begin = time.monotonic()
@@ -259,8 +269,9 @@ class _Recording(Rollout):
         """Reports, and finds out whether to end."""
         now = time.monotonic()
         self._measure(now, disk=now >= self._next_disk)
-        if now >= self._deadline or (self._on_progress is not None and self._on_progress(self._progress)):
+        if self._on_progress is not None and self._on_progress(self._progress):
             self.over = True
+        self.over = self.over or now >= self._deadline or self._progress.bytes >= self._most_bytes
         self.next_look = min(time.monotonic() + LOOK_SECONDS, self._deadline)
 
     def _measure(self, now: float, disk: bool) -> None:
@@ -285,10 +296,12 @@ def _trace_directory(env: Any) -> Path | None:
 
 
 def directory_bytes(directory: Path) -> int:
-    """Sizes of the files in a trace's directory, while others may rename them."""
+    """Sizes of the files in a trace's directory but for rings, which do not stay, while others may rename them."""
     total = 0
     with os.scandir(directory) as entries:
         for entry in entries:
+            if entry.name.endswith((RING, RING + PART)):
+                continue
             try:
                 total += entry.stat(follow_symlinks=False).st_size
             except FileNotFoundError:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gym_trace.collecting.supervisor import Collected
 from gym_trace.errors import InvalidOption
+from gym_trace.model.returns import Return
 
 
 class Scalars:
@@ -19,21 +19,15 @@ class Scalars:
             raise InvalidOption("--tensorboard needs tensorboardX: pip install 'gym-trace[tensorboard]'") from error
         self._writer: Any = SummaryWriter(os.fspath(directory))
 
-    def add(self, progress: Collected) -> None:
-        values: dict[str, float] = {
-            "episodes": progress.episodes,
-            "steps_per_second": progress.speeds[0],
-            "bytes": progress.bytes,
-            "restarts": progress.restarts,
-        }
-        if progress.returns is not None:
-            for name, value in zip(("mean", "min", "max"), progress.returns):
-                if isinstance(value, tuple):  # a curve an objective
-                    values |= {f"return/{name}/{i}": part for i, part in enumerate(value)}
-                else:
-                    values[f"return/{name}"] = value
+    def add(self, steps: int, returns: tuple[Return, Return, Return] | None, **values: float) -> None:
+        """returns: mean, least and largest of the last episodes, None if there are none yet."""
+        for name, value in zip(("mean", "min", "max"), returns or ()):
+            if isinstance(value, tuple):  # a curve an objective
+                values |= {f"return/{name}/{i}": part for i, part in enumerate(value)}
+            else:
+                values[f"return/{name}"] = value
         for name, value in values.items():
-            self._writer.add_scalar(f"collect/{name}", value, progress.steps)
+            self._writer.add_scalar(f"collect/{name}", value, steps)
 
     def __enter__(self) -> Scalars:
         return self

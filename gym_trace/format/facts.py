@@ -93,6 +93,12 @@ def write_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
     storage.sync()
 
 
+def add_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
+    """Has a trace say this, too, or instead of what it said by that name. Raises as read_facts and write_facts do."""
+    if facts:
+        write_facts(storage, {**read_facts(storage), **facts})
+
+
 def checked(facts: Mapping[str, Any]) -> Facts:
     """Facts that somebody gave, as they are. Raises InvalidOption where one has not the form that KNOWN says."""
     for key, value in facts.items():

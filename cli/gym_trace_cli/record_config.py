@@ -1,0 +1,164 @@
+"""gym-trace record --config and --write-config: the options of a run in a TOML file."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+import gym_trace
+from gym_trace_cli import show
+from gym_trace_cli.options import EnvArg
+
+_ARGUMENT = "environment"  # what ENV_ID is called in a file
+_NOT_READ, _NOT_WRITTEN = ("config", "new_config"), ("resume", "quiet")
+_CONTROL = {chr(code): f"\\u{code:04X}" for code in (*range(32), 127)} | {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
+
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--config and --write-config; the latter is handed to the command as new_config."""
+    read = click.option(
+        "--config",
+        type=click.Path(),
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_read,
+        help="Take options from a TOML file; those given here count more.",
+    )
+    write = click.option(
+        "--write-config", "new_config", type=click.Path(), metavar="FILE", help="Write one that repeats this run."
+    )
+    return read(write(command))
+
+
+def drop_overruled(ctx: click.Context, **pair: Any) -> list[Any]:
+    """Two options that exclude each other, without the one that a file says where the command line says the other."""
+    here = [name for name in pair if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    overruled = len(here) == 1 and all(value is not None for value in pair.values())
+    return [None if overruled and name not in here else value for name, value in pair.items()]
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
+    if path is None or ctx.resilient_parsing:
+        return
+    known = dict(_by_key(ctx.command))
+    try:
+        ctx.default_map = dict(_entry(ctx, known, key, value) for key, value in _parsed(path).items())
+    except ValueError as error:
+        raise click.UsageError(show.printable(f"{path}: {error}"), ctx) from error
+
+
+def _by_key(command: click.Command) -> Iterator[tuple[str, click.Parameter]]:
+    """The parameters that a file may say, by what they are called there."""
+    for param in command.params:
+        if param.name in _NOT_READ:
+            continue
+        if isinstance(param, click.Argument):
+            yield _ARGUMENT, param
+        for name in param.opts:
+            if name.startswith("--"):
+                yield name.removeprefix("--"), param
+
+
+def _parsed(path: str) -> dict[str, Any]:
+    """Raises ValueError for what is no TOML."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ValueError(error.strerror or "it cannot be read") from error
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def _entry(ctx: click.Context, known: dict[str, click.Parameter], key: str, value: Any) -> tuple[str, Any]:
+    """The name of a parameter, and its value as the command line would have it. Raises ValueError."""
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "gym-trace record --help tells what there is"
+        raise ValueError(f"no option {key!r}; {hint}")
+    param = known[key]
+    if not (isinstance(param, click.Option) and param.multiple):
+        return str(param.name), _checked(ctx, param, key, value)
+    if isinstance(param.type, EnvArg) and isinstance(value, dict):
+        return str(param.name), list(value.items())
+    if not isinstance(value, list):
+        raise ValueError(f'{key} is {_shown(value)}: write a list, such as {key} = ["…"]')
+    return str(param.name), [_checked(ctx, param, key, item) for item in value]
+
+
+def _checked(ctx: click.Context, param: click.Parameter, key: str, value: Any) -> Any:
+    wanted: tuple[type, ...]
+    convert: Any = param.type.convert
+    if isinstance(param, click.Option) and param.is_flag:
+        wanted, words = (bool,), "true or false"
+    elif isinstance(param.type, click.IntRange):
+        wanted, words = (int,), "a whole number"
+    elif isinstance(param.type, click.FloatRange):
+        wanted, words = (int, float), "a number"
+    else:
+        wanted, words = (str,), "text in quotes"
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise ValueError(f"{key} is {_shown(value)}: write {words}")
+    if isinstance(param.type, (click.IntRange, click.FloatRange, click.Choice)):
+        try:
+            convert(value, param, ctx)
+        except click.BadParameter as error:
+            raise ValueError(f"{key}: {error.message}") from error
+    return value
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False)[:100]
+
+
+# -- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_config(ctx: click.Context, path: str, seed: int) -> None:
+    """Writes the options that a command was given here and in its file, and the seed, also where nobody gave one."""
+    lines = [f"# gym-trace {gym_trace.__version__}: gym-trace record --config {show.printable(path)} repeats this run."]
+    for param in ctx.command.params:
+        name = str(param.name)
+        given = name == "seed" or ctx.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)
+        value: Any = seed if name == "seed" else ctx.params.get(name)
+        if given and name not in (*_NOT_READ, *_NOT_WRITTEN) and value not in (None, ()):
+            key = next((key for key, known in _by_key(ctx.command) if known is param), name)
+            told = [_pair(*one) for one in value] if isinstance(param.type, EnvArg) else value
+            lines.append(f"{key} = {_toml(told)}")
+    try:
+        content = "\n".join([*lines, ""]).encode()
+        with open(path, "wb") as file:
+            file.write(content)
+    except UnicodeEncodeError as error:
+        raise click.UsageError("--write-config: TOML cannot hold names of files that are not UTF-8", ctx) from error
+    except OSError as error:
+        raise click.UsageError(f"--write-config {show.printable(path)}: {error.strerror}", ctx) from error
+
+
+def _pair(key: str, value: Any) -> str:
+    """K=V as on the command line: TOML lacks some of what V may be."""
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, value))}]"
+    return '"' + "".join(_CONTROL.get(c, c) for c in value) + '"'

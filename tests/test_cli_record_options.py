@@ -1,0 +1,221 @@
+"""gym-trace record: what is put around environments, what is said of a trace, when it ends, and options in a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from gym_trace_cli import show
+from gym_trace_cli.main import cli
+from shell import in_directory, ok, run
+
+from gym_trace import open_trace
+
+WRAPPERS = """
+import gymnasium, numpy as np
+
+def clock(**_):
+    import clicks
+    return clicks.Clock()
+
+class Halved(gymnasium.ObservationWrapper, gymnasium.utils.RecordConstructorArgs):
+    def __init__(self, env):
+        gymnasium.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+    def observation(self, observation):
+        return observation / 2
+
+def plus_one(env):
+    return gymnasium.wrappers.TransformObservation(env, lambda o: o + 1, env.observation_space)
+
+def broken(env):
+    raise ValueError("not around this")
+
+nothing = lambda env: None
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "around.py").write_text(WRAPPERS)
+    yield from in_directory(tmp_path, monkeypatch)
+    sys.modules.pop("around", None)
+
+
+WAYS: list[list[object]] = [[], ["-j", 1], ["--num-envs", 2]]
+
+
+@pytest.mark.parametrize("more", WAYS)
+@pytest.mark.parametrize("env", [["CliClock-v0", "--import", "clicks"], ["--make", "around:clock"]])
+def test_wrappers_and_the_longest_episode_are_those_of_each_environment(env: list[object], more: list[object]) -> None:
+    around = ["--wrapper", "around:plus_one", "--wrapper", "around:Halved", "--max-episode-steps", 3]
+    ok("record", *env, *around, *more, "--episodes", 2, "-o", "t")
+    episodes = [episode for episode in open_trace("t") if episode.outcome == "truncated"]
+    assert len(episodes) >= 2
+    for episode in episodes:
+        assert episode.observations[:, 0].tolist() == [0.5, 1.0, 1.5, 2.0]
+
+
+def test_a_trace_with_wrappers_of_ones_own_is_verified_on_trust() -> None:
+    ok("record", "CliClock-v0", "--import", "clicks", "--wrapper", "around:Halved", "--episodes", 1, "-o", "t")
+    assert "identical" in ok("replay", "t", "--verify", "--import", "clicks", "--trust").output
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("around:broken", "--wrapper around:broken: ValueError: not around this"),
+        ("around:nothing", "--wrapper around:nothing: TypeError: it gave a NoneType, which is no gymnasium.Env"),
+        ("around:missing", "'around:missing': module 'around' has no attribute 'missing'"),
+        ("around", "'around' is not of the form MODULE:NAME"),
+    ],
+)
+def test_what_is_no_wrapper_is_said_in_a_line_and_leaves_nothing(here: Path, name: str, said: str) -> None:
+    failed = run("record", "CartPole-v1", "--wrapper", name, "-o", "t")
+    assert failed.exit_code in (1, 2)
+    assert said in failed.output
+    assert not (here / "t").exists()
+
+
+@pytest.mark.parametrize("more", WAYS)
+def test_metadata_is_beside_the_seed_and_facts_are_the_traces(more: list[object]) -> None:
+    told = ["--author", "Ada", "--licence", "mit", "--description", "two\nlines", "--tag", "a", "--tag", "b"]
+    given = ["--metadata", "note=x", "--metadata", "rate=0.5", "--seed", 3]
+    ok("record", "CartPole-v1", "--episodes", 1, *told, *given, *more, "-o", "t")
+    trace = open_trace("t")
+    assert {"note": "x", "rate": 0.5, "seed": 3}.items() <= trace.metadata.items()
+    assert trace.facts == {"author": "Ada", "license": "mit", "description": "two\nlines", "tags": ["a", "b"]}
+    ok("record", "CartPole-v1", "--episodes", 1, "--author", "Bob", *more, "-o", "t", "--on-exist", "append")
+    assert trace.facts["author"] == "Bob"
+    assert trace.facts["license"] == "mit"
+
+
+def test_metadata_does_not_hide_the_seed() -> None:
+    refused = run("record", "CartPole-v1", "--metadata", "seed=1")
+    assert refused.exit_code == 2
+    assert "--metadata seed=…: a recording says that itself" in refused.output
+
+
+@pytest.mark.parametrize("more", [[], ["--num-envs", 2]])
+def test_bytes_and_curves_need_no_workers(here: Path, more: list[object]) -> None:
+    pytest.importorskip("tensorboardX")
+    done = ok("record", "CartPole-v1", "--bytes", 1, "--tensorboard", "curves", *more, "-o", "t").output
+    assert done.startswith("recorded ")
+    (events,) = (here / "curves").iterdir()
+    assert b"collect/return/mean" in events.read_bytes()
+
+
+def test_episodes_are_filmed_while_they_are_recorded(here: Path) -> None:
+    pytest.importorskip("av")
+    pytest.importorskip("pygame")
+    ok("record", "CartPole-v1", "--episodes", 3, "--max-episode-steps", 2, "--video", "every:2", "-o", "t")
+    assert [path.name.split(".")[-2] for path in sorted((here / "t").glob("*.mp4"))] == ["000000", "000002"]
+    for wrong, said in ((["--video", "every:0"], "is no schedule"), (["--video", "cubic", "-j", 1], "leave out -j")):
+        refused = run("record", "CartPole-v1", *wrong)
+        assert refused.exit_code == 2
+        assert said in refused.output
+
+
+# -- options in a file ------------------------------------------------------------------------------------------------
+
+CONFIG = """
+environment = "CliClock-v0"
+import = ["clicks"]
+output = "t"
+episodes = 2
+policy = "clicks:ones"
+env-arg = {length = 4}
+metadata = {note = "x"}
+tag = ["one", "two"]
+infos = true
+seconds = 60
+"""
+
+
+def test_options_of_a_file_count_less_than_those_of_the_command_line(here: Path) -> None:
+    (here / "run.toml").write_text(CONFIG)
+    ok("record", "--config", "run.toml")
+    trace = open_trace("t")
+    assert [len(episode) for episode in trace] == [4, 4]
+    assert trace[0].actions.tolist() == [1] * 4
+    assert trace[0].infos[0] == {"steps": 1}
+    assert trace.facts == {"tags": ["one", "two"]}
+    ok("record", "--make", "around:clock", "--config", "run.toml", "--episodes", 1, "-o", "u", "--tag", "three",
+       "--env-arg", "more=1")  # fmt: skip
+    assert [len(episode) for episode in open_trace("u")] == [10]
+    assert open_trace("u").facts == {"tags": ["three"]}
+
+
+@pytest.mark.parametrize("more", [[], ["-j", 1]])
+def test_a_written_file_repeats_the_run(here: Path, more: list[object]) -> None:
+    text = 'a "quote", a \\, \t and\nmore \x7f é'
+    given = ["--env-arg", "max_episode_steps=9", "--metadata", "none=null", "--metadata", f"text={text}"]
+    ok("record", "CartPole-v1", "--episodes", 3, *given, "--description", text, "--tag", text, "--policy",
+       "clicks:Plain", *more, "-o", "t", "--write-config", "run.toml")  # fmt: skip
+    ok("record", "--config", "run.toml", "-o", "u", "--write-config", "again.toml")
+    assert "3 episodes, identical" in ok("diff", "t", "u").output
+    assert open_trace("u").facts == open_trace("t").facts == {"description": text, "tags": [text]}
+    assert {"none": None, "text": text}.items() <= open_trace("u").metadata.items()
+    first, again = ((here / name).read_text().splitlines()[1:] for name in ("run.toml", "again.toml"))
+    assert [line for line in first if "output" not in line] == [line for line in again if "output" not in line]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"episode = 5", "no option 'episode'; did you mean 'episodes'?"),
+        (b"num_envs = 5", "no option 'num_envs'; did you mean 'num-envs'?"),
+        (b'config = "x"', "no option 'config'"),
+        (b"episodes = 0", "episodes: 0 is not in the range x>=1"),
+        (b'episodes = "5"', 'episodes is "5": write a whole number'),
+        (b"episodes = true", "episodes is true: write a whole number"),
+        (b"episodes = 1.5", "episodes is 1.5: write a whole number"),
+        (b'tag = "x"', 'tag is "x": write a list'),
+        (b"policy = 3", "policy is 3: write text in quotes"),
+        (b"infos = 1", "infos is 1: write true or false"),
+        (b'autoreset = "x"', "autoreset: 'x' is not one of"),
+        (b"[a]\nx = 2024-01-01", "no option 'a'"),
+        (b"\nx\n", "(at line 2, column 2)"),
+        (b"\xff", "codec can't decode"),
+        (b"a = " + b"[" * 100_000, "run.toml: "),
+        (b'"\\u001b[31m" = 1', r"no option '\x1b[31m'"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said_with_its_name(here: Path, content: bytes, said: str) -> None:
+    (here / "run.toml").write_bytes(content)
+    refused = run("record", "CartPole-v1", "--config", "run.toml", "-o", "t")
+    assert refused.exit_code == 2, refused.output
+    assert "run.toml: " in refused.output
+    assert said in refused.output
+    assert not (here / "t").exists()
+
+
+def test_a_file_that_is_not_there_or_cannot_be_written_is_a_matter_of_usage() -> None:
+    for option in ("--config", "--write-config"):
+        refused = run("record", "CartPole-v1", option, "missing/run.toml")
+        assert refused.exit_code == 2
+        assert "missing/run.toml: No such file or directory" in refused.output
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+def test_progress_tells_percent_and_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = SimpleNamespace(seconds=1000.0)
+    monkeypatch.setattr(show.time, "monotonic", lambda: now.seconds)
+
+    @cli.command("slowly", hidden=True)
+    def slowly() -> None:
+        with show.ProgressLine() as line:
+            for second in range(101):
+                now.seconds = 1000 + 6.0 * second
+                line.update("words", 0.2 + 0.8 * second / 100)
+
+    lines = CliRunner().invoke(slowly).stderr.splitlines()
+    assert lines[0] == " 20%  9 min 54 s left  words"
+    assert lines[49] == " 60%  5 min left  words"
+    assert lines[-2:] == [" 99%  6 s left  words", "100%  words"]
