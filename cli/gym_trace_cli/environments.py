@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ import click
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 from gym_trace_cli.options import NamedCallable, import_here, look_in_current_directory
 
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _REGISTERED_BY = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
 
 
@@ -71,6 +73,12 @@ def making_arguments(
 
 def _shown(env_id: str, env_args: dict[str, Any], **render_mode: Any) -> Any:
     return make_env(env_id, {**env_args, **render_mode})
+
+
+def without_display() -> None:
+    """Has SDL draw where there is no display, too, and say nothing of it, which would look as if it were us."""
+    if not any(map(os.environ.get, _DISPLAYS)):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def make_with(factory: str, env_args: dict[str, Any], **render_mode: Any) -> Any:

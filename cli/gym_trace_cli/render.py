@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,12 @@ import click
 import gym_trace
 from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace_cli import show
-from gym_trace_cli.environments import making_arguments
+from gym_trace_cli.environments import making_arguments, without_display
 from gym_trace_cli.options import recorded_env_options
 from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
     from gym_trace import Trace
-
-_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
 
 @click.command("render", short_help="Make videos of episodes.")
@@ -69,8 +66,8 @@ def command(
 
     if sum(given is not None for given in (schedule, best, worst)) > 1:
         raise click.UsageError("--schedule, --best and --worst exclude each other")
-    if source == "simulation" and not any(map(os.environ.get, _DISPLAYS)):
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # or SDL says "error: …", as if it were us
+    if source == "simulation":
+        without_display()
     making = making_arguments(env_id, factory, env_args, imports)
     trace = gym_trace.open_trace(directory)
     chosen = _chosen(selection.view(trace), schedule, best, worst)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,18 @@ from click.core import ParameterSource
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.environments import making_arguments
+from gym_trace_cli.environments import making_arguments, without_display
 from gym_trace_cli.episode_lines import print_as_json, print_episodes
+from gym_trace_cli.exit_codes import DAMAGED, FINE
 from gym_trace_cli.options import NamedCallable
 from gym_trace_cli.selection import Selection, selection_options
+from gym_trace_cli.stopping import ended_by_signals
 from gym_trace_cli.verify import verification_options, verify
 
 if TYPE_CHECKING:
     from gym_trace import Trace
 
+_OF_ENVIRONMENTS = ("env_id", "env_args", "imports", "factory", "trust")
 # Where the name is another one.
 _OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "factory": "--make"}
 
@@ -38,7 +42,14 @@ _OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "
 @click.option("--verify", "verified", is_flag=True, help="Play them again in their environment, and compare.")
 @verification_options
 @click.option("--human", is_flag=True, help="Play them in a window, at the speed of the environment.")
-@click.option("--speed", type=click.FloatRange(0.001, 1000), metavar="X", help="With --human: times that speed.")
+@click.option("--speed", type=click.FloatRange(0.001, 1000), metavar="X", help="Times the speed of the environment.")
+@click.option("--step", "stepwise", is_flag=True, help="In a terminal: wait for a key at each step.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Choice(["simulation", "observations"]),
+    help="In a terminal: play them again and show what the environment renders, or show what was observed.",
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -50,9 +61,15 @@ def command(
     verified: bool,
     human: bool,
     speed: float | None,
+    stepwise: bool,
+    source: str | None,
     **verification: Any,
 ) -> None:
-    """Play the episodes of the trace in DIR back to a function, or without one print a line an episode.
+    """Play the episodes of the trace in DIR back: in the terminal, in a window, or to a function.
+
+    In a terminal pictures that were observed are shown; without such, what the environment renders
+    when the episode is played again; where that cannot be had, the numbers that were observed.
+    The keys are below the picture. Where the output is no terminal, a line an episode is printed.
 
     --verify is the command gym-trace verify, whose options it takes.
     """
@@ -63,20 +80,55 @@ def command(
     ways = {"--callback": callback is not None, "--verify": verified, "--human": human}
     if sum(ways.values()) > 1:
         raise click.UsageError(" and ".join(name for name, given in ways.items() if given) + " exclude each other")
-    if human:
-        return _show_to_humans(trace, chosen, 1.0 if speed is None else speed, **verification)
-    if speed is not None:
-        raise click.UsageError("--speed needs --human")
+    plays = not (any(ways.values()) or as_json) and show.is_terminal(sys.stdin) and show.is_terminal(sys.stdout)
+    for name, given in {"--step": stepwise, "--from": source is not None, "--speed": speed is not None}.items():
+        if given and not (plays or (human and name == "--speed")):
+            raise click.UsageError(f"{name} needs a terminal" + (" or --human" if name == "--speed" else ""))
     if verified:
         ctx.exit(verify(trace, chosen, as_json, **verification))
-    if given := [name for name in verification if ctx.get_parameter_source(name) != ParameterSource.DEFAULT]:
-        raise click.UsageError(f"{_OPTIONS.get(given[0], '--' + given[0].replace('_', '-'))} needs --verify")
-    if callback is not None:
+    used = _OF_ENVIRONMENTS if plays or human else ()
+    for option in verification:
+        if option not in used and ctx.get_parameter_source(option) != ParameterSource.DEFAULT:
+            raise click.UsageError(f"{_OPTIONS.get(option, '--' + option.replace('_', '-'))} needs --verify")
+    if human:
+        _show_to_humans(trace, chosen, speed or 1.0, **verification)
+    elif plays and chosen:
+        ctx.exit(_play(trace, chosen, source, speed or 1.0, stepwise, **verification))
+    elif callback is not None:
         _call_back(trace, chosen, callback)
     elif as_json:
         print_as_json(trace, chosen)
     else:
         print_episodes(trace, chosen)
+
+
+def _play(
+    trace: Trace,
+    chosen: list[int],
+    source: str | None,
+    speed: float,
+    stepwise: bool,
+    env_id: str | None,
+    factory: str | None,
+    env_args: Sequence[tuple[str, Any]],
+    imports: Sequence[str],
+    trust: bool,
+    **_: Any,
+) -> int:
+    from gym_trace.video.simulate import Making
+    from gym_trace_cli.player.player import Player
+    from gym_trace_cli.player.terminal import Terminal
+
+    without_display()
+    player = Player(trace, chosen, source, speed, stepwise)
+    with ended_by_signals(), Terminal() as terminal:
+        player.run(terminal, Making(trust=trust, **making_arguments(env_id, factory, env_args, imports)))
+    for note in player.notes:
+        click.echo(show.printable(f"note: {note}"), err=True)
+    for damage in player.damages:
+        click.echo(f"error: {show.printable(damage)}", err=True)
+    click.echo(f"played {show.count(player.played)} of {show.count(len(chosen), 'episode')}")
+    return DAMAGED if player.damages else FINE
 
 
 def _show_to_humans(

@@ -152,13 +152,21 @@ class LaneReplay:
             return verdict_on(episode, UNVERIFIABLE, reason="it was reset without a seed, and no state was recorded")
         return self._doubted(episode, verdict) if verdict.verdict == DIFFERS else verdict
 
-    def film(self, position: int, watch: Watch, make: MakeEnv | None = None) -> Verdict:
+    def film(
+        self,
+        position: int,
+        watch: Watch,
+        make: MakeEnv | None = None,
+        on_verdict: Callable[[Verdict], None] = lambda verdict: None,
+    ) -> Verdict:
         """As play(); watch is called once after the reset and after each step, in the way that comes out right.
 
-        Where none does, in the way that comes out. make: the environment to watch it in; None: the same. Raises
-        RenderingError if that raises where it does not when nobody watches.
+        Where none does, in the way that comes out. make: the environment to watch it in; None: the same. on_verdict:
+        told what came out, before anything is watched. Raises RenderingError if that environment raises where it does
+        not when nobody watches.
         """
         verdict = self.play(position)
+        on_verdict(verdict)
         simulation = self._simulation
         right = simulation is not None and simulation.after == position
         origin = simulation.origin if simulation is not None and right else position

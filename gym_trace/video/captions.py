@@ -8,31 +8,44 @@ from typing import Any
 import numpy as np
 
 from gym_trace.model.episode import Episode
-from gym_trace.model.values import row_of
+from gym_trace.model.values import Array, row_of
 
 _LONGEST = 60  # characters of an action
 
 
 class Words:
-    """What is to be said of each step of an episode."""
+    """What is to be said of each step of an episode.
+
+    Attributes:
+        rewards: (N,), or (N, objectives).
+    """
 
     def __init__(self, episode: Episode):
-        self._actions, self._rewards = episode.actions, episode.rewards
+        self._actions, self.rewards = episode.actions, episode.rewards
         self._first_step = episode.first_step
-        self._return: Any = 0.0
+        self._returns = _returns(self.rewards)
 
     def at(self, step: int) -> list[str]:
-        """step: how many were taken; to be asked for in order."""
+        """step: how many were taken."""
         taken = self._first_step + step
+        said = f"step {taken}   return {_number(self._returns[step])}"
         if step == 0:
-            return [f"step {taken}   return {_number(self._return)}", "reset"]
-        reward = self._rewards[step - 1]
-        try:
-            self._return = self._return + reward
-        except (TypeError, ValueError):  # no number, and not several
-            self._return = math.nan
+            return [said, "reset"]
         action = _short(row_of(self._actions, step - 1))
-        return [f"step {taken}   return {_number(self._return)}", f"reward {_number(reward)}   action {action}"]
+        return [said, f"reward {_number(self.rewards[step - 1])}   action {action}"]
+
+
+def _returns(rewards: Array) -> Array | list[Any]:
+    """After so many steps; NaN from the first reward on that is no number, and not several."""
+    if rewards.dtype.kind in "biuf" and rewards.ndim == 1:
+        return np.concatenate([[0.0], np.cumsum(rewards, dtype=np.result_type(rewards.dtype, np.float64))])
+    returns: list[Any] = [0.0]
+    for reward in rewards:
+        try:
+            returns.append(returns[-1] + reward)
+        except (TypeError, ValueError):
+            returns.append(math.nan)
+    return returns
 
 
 def _number(value: Any) -> str:

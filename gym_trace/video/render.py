@@ -13,13 +13,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from gym_trace.errors import InvalidOption, RenderingError, told
+from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace.model.episode import Episode
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.resimulate import LaneReplay, MakeEnv, Verdict, observation_rows
-from gym_trace.showing.pictures import is_picture, picture_of
+from gym_trace.showing.pictures import picture_of
 from gym_trace.video.asciicast import CastWriter
 from gym_trace.video.captions import Words
+from gym_trace.video.frames import picture_leaf, rendered_frame
 from gym_trace.video.simulate import DEFAULT_FPS, Making, fps_of, replays, warn_of
 
 FORMATS = ("mp4", "gif", "png", "cast")
@@ -170,15 +171,7 @@ class _Studio:
         film = self._film(index, path)
 
         def watch(env: gymnasium.Env[Any, Any], step: int) -> None:
-            try:
-                frame: Any = env.render()
-            except Exception as error:  # other people's code, and graphics
-                raise RenderingError(f"{env} cannot render: {told(error)}") from error
-            if isinstance(frame, list):  # of those since the last one
-                frame = frame[-1] if frame else None
-            if frame is None:
-                raise RenderingError(f"{env} renders nothing in its render mode {env.render_mode!r}")
-            film.show(frame, step, fps_of(env))
+            film.show(rendered_frame(env), step, fps_of(env))
 
         with film:
             verdict = replay.film(position, watch)
@@ -196,7 +189,7 @@ class _Studio:
                 "an asciicast shows text, and observations are pictures: render them as mp4, gif or png"
             )
         rows = observation_rows(self._trace, index)
-        leaf = next((leaf for leaf in rows.layout.leaves() if is_picture(leaf.dtype, leaf.shape)), None)
+        leaf = picture_leaf(rows.layout)
         if leaf is None:
             raise RenderingError(
                 "the observations hold no pictures: uint8 of (H, W), (H, W, 1), (H, W, 3) or (stack, H, W)"

@@ -1,0 +1,1 @@
+"""The player that `gym-trace replay` is in a terminal."""

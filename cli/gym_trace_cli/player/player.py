@@ -1,0 +1,201 @@
+"""Episodes played in a terminal, step by step, under the keys of whoever looks at them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gym_trace import Trace
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError
+from gym_trace.printable import key_text
+from gym_trace.replay.resimulate import Verdict
+from gym_trace.video.captions import Words
+from gym_trace.video.frames import picture_leaf, view_observed, view_rendered
+from gym_trace.video.simulate import Making
+from gym_trace_cli import show
+from gym_trace_cli.player.screen import Screen
+from gym_trace_cli.player.terminal import Terminal
+
+_SMALLEST_PICTURE = 16  # pixels; what is smaller is a map of codes rather than something to look at
+_HOLD_FRAMES = 15  # for which the end of an episode stays
+_SHORTEST = 0.02  # seconds between two drawings
+_LOOK_SECONDS = 0.25  # between looks at whether the terminal has changed
+_LATE_SECONDS = 0.5  # after which lost time is not caught up with
+_CURVE = 60  # rewards that are drawn
+_JUMPS = 20  # jumps from the begin of an episode to its end
+_SPEEDS = (0.001, 1000.0)
+_HELP = [  # the longest that fits
+    "space pause/play   ←→ seek   . or Enter one step   ↑↓ episode   +- speed   q quit",
+    "space pause   ←→ seek   . one step   ↑↓ episode   +- speed   q quit",
+    "space  ←→ seek  . step  ↑↓ episode  +- speed  q quit",
+    "space ←→ . ↑↓ +- q",
+    "q quit",
+]
+_HELP_ASCII = [line.replace("←→", "arrows").replace("↑↓", "up/down") for line in _HELP]
+
+
+class _Turn(Exception):
+    """Leaves an episode: for the next one, the one before, or for good."""
+
+    def __init__(self, by: int | None):
+        self.by = by
+
+
+class Player:
+    """Plays episodes; a gym_trace.video.frames.Viewer of each.
+
+    Args:
+        chosen: their indices in the trace.
+        source: "simulation" shows what the environment renders, "observations" what was observed; None: pictures that
+            were observed, or else what is rendered, or where that cannot be had the numbers that were observed.
+        speed: times the speed of the environment.
+        paused: whether to wait for a key at each step.
+
+    Attributes:
+        damages: of episodes that could not be read, in words.
+        notes: why some were shown as numbers.
+        played: how many episodes were shown.
+    """
+
+    def __init__(self, trace: Trace, chosen: list[int], source: str | None, speed: float, paused: bool):
+        self.damages: list[str] = []
+        self.notes: dict[str, None] = {}
+        self.played = 0
+        self.step, self.fps = 0, 30.0
+        self._trace, self._chosen, self._source = trace, chosen, source
+        self._speed, self._paused = speed, paused
+        self._place, self._index, self._last, self._clock = 0, 0, 0, 0.0
+        self._note = ""
+        self._without: dict[str, str] = {}  # by writer, why its environment cannot be had
+
+    def run(self, terminal: Terminal, making: Making) -> None:
+        """Plays them all, or until somebody quits. making: how to make their environments."""
+        self._terminal, self._screen, self._making = terminal, Screen(terminal), making
+        by = 1
+        while self._place < len(self._chosen):
+            try:
+                self._play(self._chosen[self._place])
+            except CorruptTrace as error:
+                self.damages.append(f"episode {self._index}: {error}")
+            except _Turn as turn:
+                if turn.by is None:
+                    return
+                by = turn.by
+            self._place += by
+            if self._place < 0:
+                self._place, by = 0, 1
+
+    def _play(self, index: int) -> None:
+        self._index, self.step, self._note = index, 0, ""
+        episode = self._trace[index]
+        self._last = len(episode)
+        self._words = Words(episode)
+        self.played += 1
+        self._clock = time.monotonic()
+        try:
+            if self._source != "simulation" and (self._source or self._observes_pictures(index)):
+                view_observed(self._trace, index, self, _SMALLEST_PICTURE)
+            elif episode.writer in self._without:
+                raise EnvironmentUnavailable(self._without[episode.writer])
+            self._screen.draw([self._title(), "playing it again …"], "", [], 0, self._last, [])
+            view_rendered(self._trace, index, self, self._making)
+        except (EnvironmentUnavailable, RenderingError) as error:
+            if self._source == "simulation":
+                raise
+            if isinstance(error, EnvironmentUnavailable):
+                self._without[episode.writer] = str(error)
+            self._note = f"as numbers: {error}"
+            self.notes[self._note] = None
+            view_observed(self._trace, index, self, None)
+
+    def _observes_pictures(self, index: int) -> bool:
+        return picture_leaf(self._trace.writer_of(index).layouts.observations, _SMALLEST_PICTURE) is not None
+
+    # -- a viewer of an episode ---------------------------------------------------------------------------------------
+
+    def told(self, verdict: Verdict) -> None:
+        if verdict.verdict in ("identical", "close"):
+            self._note = "played again, as recorded"
+        else:
+            what = verdict.reason or f"differs {verdict.difference}"
+            self._note = f"played again, {verdict.verdict}: {what}"
+        self._clock = time.monotonic()
+
+    def see(self, frame: Any) -> None:
+        looked_at = self.step
+        self._draw(frame)
+        drawn = time.monotonic()
+        while self.step == looked_at:
+            rate = self.fps * self._speed
+            due = max(self._clock + 1 / rate, drawn + _SHORTEST)
+            if self.step == self._last:
+                due = max(due, drawn + _HOLD_FRAMES / rate)
+            wait = _LOOK_SECONDS if self._paused else min(_LOOK_SECONDS, due - time.monotonic())
+            key = self._terminal.key(max(0.0, wait))
+            if key is not None:
+                self._act(key)
+            elif not self._paused and time.monotonic() >= due:
+                self._go_on(rate)
+            if self.step == looked_at and (key is not None or self._screen.is_stale):
+                self._draw(frame)
+
+    def _go_on(self, rate: float) -> None:
+        """Goes to the step that is due, which is not the next one where drawing takes longer than a step."""
+        if self.step == self._last:
+            raise _Turn(1)
+        now = time.monotonic()
+        steps = max(1, int((now - self._clock) * rate))
+        self._clock = now if now - self._clock > _LATE_SECONDS else self._clock + steps / rate
+        self.step = min(self._last, self.step + steps)
+
+    def _act(self, key: str) -> None:
+        self._clock = time.monotonic()
+        jump = 1 if self._paused else max(1, self._last // _JUMPS)
+        if key == "quit":
+            raise _Turn(None)
+        if key == "pause":
+            self._paused = not self._paused
+        elif key == "next":
+            self._paused = True
+            if self.step == self._last:
+                raise _Turn(1)
+            self.step += 1
+        elif key in ("left", "right"):
+            self._go_to(self.step + (jump if key == "right" else -jump))
+        elif key in ("home", "end"):
+            self._go_to(0 if key == "home" else self._last)
+        elif key == "up" or (key == "down" and self._place < len(self._chosen) - 1):
+            raise _Turn(1 if key == "down" else -1)
+        elif key in ("faster", "slower"):
+            speed = self._speed * (2 if key == "faster" else 0.5)
+            self._speed = min(_SPEEDS[1], max(_SPEEDS[0], speed))
+
+    def _go_to(self, step: int) -> None:
+        """Seeks; at the end it stays, because whoever went there wants to see it."""
+        self.step = min(self._last, max(0, step))
+        self._paused = self._paused or self.step == self._last
+
+    # -- what is drawn ------------------------------------------------------------------------------------------------
+
+    def _draw(self, frame: Any) -> None:
+        head = [self._title(), *([self._note] if self._note else [])]
+        words = self._words.at(self.step)
+        if isinstance(frame, list):
+            words.append(self._curve())
+        self._screen.draw(head, frame, words, self.step, self._last, _HELP if self._screen.unicode else _HELP_ASCII)
+
+    def _curve(self) -> str:
+        """The rewards of the last steps, where there are such."""
+        rewards = self._words.rewards[max(0, self.step - _CURVE) : self.step]
+        drawn = self._screen.unicode and rewards.ndim == 1 and rewards.dtype.kind in "iuf"
+        curve = show.curve(rewards.tolist()) if drawn else ""
+        return curve and f"rewards {curve}"
+
+    def _title(self) -> str:
+        episode = self._trace[self._index]
+        described = self._trace.writer_of(self._index).about.environment
+        name = described.get("id") or str(described.get("class")).rpartition(".")[2]
+        several = f" ({self._place + 1:,} of {len(self._chosen):,})" if len(self._chosen) > 1 else ""
+        seed = "" if episode.seed is None else f"  seed {key_text(episode.seed)}"
+        state = "  paused" if self._paused else "" if self._speed == 1 else f"  {self._speed:g}x"
+        return f"{name}  episode {self._index}{several}  {episode.outcome}{seed}{state}"

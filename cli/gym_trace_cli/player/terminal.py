@@ -1,0 +1,292 @@
+"""The terminal, lent to the player: single keys, a screen of its own, and all as it was in the end, come what may."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import sys
+import tempfile
+import termios
+import time
+import warnings
+from contextlib import ExitStack, suppress
+from types import FrameType
+from typing import Any, BinaryIO, NamedTuple
+
+from gym_trace.printable import printable
+
+_IN, _OUT = 0, 1
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_BEGIN = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"  # another screen, no cursor, no wrapping of lines
+# Ends a picture that was cut off, too. The last is for terminals that have no other screen.
+_END = "\x1b\\\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l\r\x1b[K"
+# How large a cell is, how many colours its pictures have, and what it is capable of, which every terminal answers.
+_ASK = "\x1b[16t\x1b[?1;1;0S\x1b[c"
+_LEAST_COLOURS = 256  # of pictures; where there are less, characters show more
+_ANSWER_SECONDS = 0.5
+_GUARD_SECONDS = 0.25
+_TOKEN = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|\x1b[^\[O]|[^\x1b]", re.S)
+_UNFINISHED = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)?\Z")
+_KEYS = {
+    b" ": "pause",
+    b"q": "quit",
+    b"Q": "quit",
+    b"\x04": "quit",
+    b"\r": "next",
+    b"\n": "next",
+    b".": "next",
+    b"\x1b[C": "right",
+    b"\x1b[D": "left",
+    b"\x1b[A": "up",
+    b"\x1b[B": "down",
+    b"\x1bOC": "right",
+    b"\x1bOD": "left",
+    b"\x1bOA": "up",
+    b"\x1bOB": "down",
+    b"\x1b[H": "home",
+    b"\x1b[F": "end",
+    b"\x1b[1~": "home",
+    b"\x1b[4~": "end",
+    b"+": "faster",
+    b"=": "faster",
+    b"-": "slower",
+}
+
+
+class Abilities(NamedTuple):
+    """What the terminal says of itself. sixel: whether it shows pictures; cell: its width and height in pixels."""
+
+    sixel: bool = False
+    cell: tuple[int, int] | None = None
+
+
+class Terminal:
+    """A context manager: within it the terminal is the player's.
+
+    What others write to it meanwhile, such as environments, is kept until the end. Ctrl-Z gives the terminal back and
+    takes it again. Should the process die, a small one that watches it gives the terminal back.
+
+    Attributes:
+        abilities: see Abilities.
+        is_new: whether the screen is to be drawn anew; whoever draws it says that it is not.
+    """
+
+    def __init__(self) -> None:
+        self.abilities = Abilities()
+        self.is_new = True
+        self._stack = ExitStack()
+        self._tty = _OUT
+        self._lent = False
+        self._unread = b""
+        self._read_at = 0.0
+
+    def __enter__(self) -> Terminal:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        try:
+            self._modes = termios.tcgetattr(_IN)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self._tty = os.dup(_OUT)
+            self._stack.callback(os.close, self._tty)
+            self._stack.enter_context(_Overheard())
+            guard = _Guard(self._tty, self._modes)
+            self._stack.callback(guard.dismiss)
+            self._stack.callback(self._give_back)
+            for number, handler in ((signal.SIGTSTP, self._suspend), (signal.SIGCONT, self._resumed)):
+                self._stack.callback(signal.signal, number, signal.signal(number, handler))
+            self._take()
+            self.abilities = self._asked()
+        except BaseException:
+            self._stack.close()
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_ENDING, signal.SIGTSTP))
+        try:
+            self._stack.close()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows."""
+        with suppress(OSError):
+            columns, rows = os.get_terminal_size(self._tty)
+            if columns > 0 and rows > 0:
+                return columns, rows
+        return 80, 24
+
+    def write(self, text: str) -> None:
+        """Raises OSError where the terminal is gone."""
+        raw = text.encode(sys.stdout.encoding or "ascii", "replace")
+        while raw:
+            raw = raw[os.write(self._tty, raw) :]
+
+    def key(self, seconds: float) -> str | None:
+        """The next key that means something, or None after so many seconds; "quit" where the terminal is gone."""
+        deadline = time.monotonic() + seconds
+        while (token := self._token(deadline)) is not None:
+            if token == b"":
+                return "quit"
+            if token in _KEYS:
+                return _KEYS[token]
+        return None
+
+    def _token(self, deadline: float) -> bytes | None:
+        """What one key sends, or the terminal answers; b"" at the end of all."""
+        while True:
+            if found := _TOKEN.match(self._unread):
+                self._unread = self._unread[found.end() :]
+                return found[0]
+            wait = max(0.0, deadline - time.monotonic())
+            if not select.select([_IN], [], [], wait)[0]:
+                return None
+            if self._unread and time.monotonic() - self._read_at > 0.1:  # Escape, pressed by itself
+                self._unread = b""
+            try:
+                read = os.read(_IN, 4096)
+            except OSError:
+                return b""
+            if not read:
+                return b""
+            self._unread, self._read_at = self._unread + read, time.monotonic()
+            if not _TOKEN.match(self._unread) and not _UNFINISHED.match(self._unread):
+                self._unread = b""
+
+    # -- taking it and giving it back ---------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        modes = termios.tcgetattr(_IN)
+        modes[0] &= ~termios.IXON  # Ctrl-S stops nothing
+        modes[3] &= ~(termios.ICANON | termios.ECHO)
+        modes[6] = [*modes[6]]
+        modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
+        termios.tcsetattr(_IN, termios.TCSANOW, modes)
+        self.is_new = True
+        if not self._lent:
+            self._lent = True
+            self.write(_BEGIN)
+
+    def _give_back(self) -> None:
+        _restore(self._tty, self._modes)
+        self._lent = False
+
+    def _suspend(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z."""
+        self._give_back()
+        before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, before)  # from here on it goes on, or nobody could have resumed it
+        self._resumed(number, frame)
+
+    def _resumed(self, number: int, frame: FrameType | None) -> None:
+        with suppress(OSError, termios.error):
+            self._take()
+
+    def _asked(self) -> Abilities:
+        self.write(_ASK)
+        deadline, sixel, cell, colours = time.monotonic() + _ANSWER_SECONDS, False, None, _LEAST_COLOURS
+        while token := self._token(deadline):
+            if found := re.fullmatch(rb"\x1b\[6;(\d{1,4});(\d{1,4})t", token):
+                cell = int(found[2]), int(found[1])
+            elif found := re.fullmatch(rb"\x1b\[\?1;0;(\d{1,6})S", token):
+                colours = int(found[1])
+            elif found := re.fullmatch(rb"\x1b\[\?([\d;]*)c", token):
+                sixel = b"4" in found[1].split(b";")[1:] and colours >= _LEAST_COLOURS
+                break
+        return Abilities(sixel, cell if cell is not None and min(cell) > 0 else self._cell())
+
+    def _cell(self) -> tuple[int, int] | None:
+        """The size of a cell as the system knows it."""
+        with suppress(OSError):
+            rows, columns, width, height = struct.unpack("HHHH", fcntl.ioctl(self._tty, termios.TIOCGWINSZ, bytes(8)))
+            if rows and columns and width >= columns and height >= rows:
+                return width // columns, height // rows
+        return None
+
+
+def _restore(tty: int, modes: Any) -> None:
+    for put_back in (
+        lambda: os.write(tty, _END.encode()),
+        lambda: termios.tcflush(_IN, termios.TCIFLUSH),  # keys that nobody read are not for the shell
+        lambda: termios.tcsetattr(_IN, termios.TCSANOW, modes),
+    ):
+        with suppress(OSError, termios.error):  # it may be gone
+            put_back()
+
+
+class _Overheard:
+    """A context manager: what is written to the terminal within it is shown afterwards, the end of it at least."""
+
+    _MOST = 20  # lines
+
+    def __enter__(self) -> None:
+        self._spool: BinaryIO = tempfile.TemporaryFile()
+        self._before = {fd: os.dup(fd) for fd in (1, 2) if os.isatty(fd)}
+        for fd in self._before:
+            os.dup2(self._spool.fileno(), fd)
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        for fd, before in self._before.items():
+            os.dup2(before, fd)
+            os.close(before)
+        self._spool.seek(0, os.SEEK_END)
+        size = self._spool.tell()
+        self._spool.seek(max(0, size - 100_000))
+        lines = self._spool.read().decode("utf-8", "replace").splitlines()
+        self._spool.close()
+        lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in lines]
+        said = list(dict.fromkeys(line for line in lines if line))  # the same at every step is said once
+        if len(said) > self._MOST:
+            said = ["…", *said[-self._MOST :]]
+        with suppress(OSError):
+            sys.stderr.writelines(f"{printable(line)}\n" for line in said)
+            sys.stderr.flush()
+
+
+class _Guard:
+    """A process that waits for this one to end, and if that was sudden puts the terminal in order."""
+
+    def __init__(self, tty: int, modes: Any):
+        read, self._write = os.pipe()
+        parent = os.getpid()
+        with warnings.catch_warnings():  # of threads of others: the copy does nothing but to wait
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._child = os.fork()
+        if not self._child:
+            try:
+                _watch(parent, read, self._write, tty, modes)
+            finally:
+                os._exit(0)
+        os.close(read)
+
+    def dismiss(self) -> None:
+        with suppress(OSError):
+            os.write(self._write, b".")
+        os.close(self._write)
+        with suppress(ChildProcessError):
+            os.waitpid(self._child, 0)
+
+
+def _watch(parent: int, read: int, write: int, tty: int, modes: Any) -> None:
+    for number in (*_ENDING, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
+    os.close(write)
+    while os.getppid() == parent:  # children of an environment may keep the pipe open
+        if select.select([read], [], [], _GUARD_SECONDS)[0]:
+            break
+    else:
+        _restore(tty, modes)
+        return
+    if not os.read(read, 1):
+        _restore(tty, modes)

@@ -1,0 +1,292 @@
+"""Episodes played in a terminal: what is shown of each step, what keys do, and what there is where nothing renders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gym_trace_cli.player.player import Player
+from gymnasium import spaces
+from painted import painted
+from terminals import Scripted
+
+from gym_trace import Trace, TraceRecordingWrapper, open_trace
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
+from gym_trace.replay.resimulate import Verdict
+from gym_trace.video import frames
+from gym_trace.video.frames import view_observed, view_rendered
+from gym_trace.video.simulate import Making
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8")
+
+
+def record(path: Path, env: Any, episodes: int = 1, **options: Any) -> Trace:
+    with TraceRecordingWrapper(env, path, **options) as recorder:
+        recorder.action_space.seed(0)
+        for episode in range(episodes):
+            recorder.reset(seed=episode)
+            over = False
+            while not over:
+                _, _, terminated, truncated, _ = recorder.step(recorder.action_space.sample())
+                over = terminated or truncated
+    return open_trace(path)
+
+
+def played(
+    trace: Trace, keys: Iterable[str | None] = (), source: str | None = None, paused: bool = True, **options: Any
+) -> tuple[Player, Scripted]:
+    scripted = Scripted(keys, **options)
+    player = Player(trace, list(range(len(trace))), source, 1000.0, paused)
+    player.run(scripted, Making())  # type: ignore[arg-type]
+    return player, scripted
+
+
+def steps(scripted: Scripted) -> list[tuple[int, int]]:
+    """Episode and step at each key."""
+    found = [re.search(r"episode (\d+).*^step (\d+)", screen, re.S | re.M) for screen in scripted.screens]
+    return [(int(match[1]), int(match[2])) for match in found if match is not None]
+
+
+class Script:
+    """A viewer that looks at the given steps in this order."""
+
+    class Over(Exception):
+        pass
+
+    def __init__(self, order: Iterable[int]):
+        self._order = iter(order)
+        self.seen: list[tuple[int, Any]] = []
+        self.verdicts: list[str] = []
+        self.fps = 0.0
+        self.step = next(self._order)
+
+    def see(self, frame: Any) -> None:
+        self.seen.append((self.step, frame))
+        step = next(self._order, None)
+        if step is None:
+            raise self.Over
+        self.step = step
+
+    def told(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict.verdict)
+
+
+@pytest.mark.parametrize("kept", [1, 1 << 20], ids=["one frame is kept", "all are kept"])
+def test_steps_that_are_rendered_can_be_looked_at_in_any_order(
+    tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "_KEPT", kept)
+    order = [0, 1, 4, 2, 2, 6, 0, 5, 6]
+    script = Script(order)
+    with pytest.raises(Script.Over):
+        view_rendered(record(tmp_path, painted(), 2), 1, script, Making())
+    assert script.seen == [(step, f"step {step}\n\x1b[41m@\x1b[0m{'.' * step}\n") for step in order]
+    assert set(script.verdicts) == {"identical"}
+    assert script.fps == 20
+
+
+def test_pictures_that_are_rendered_are_those_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = record(tmp_path, painted())
+    monkeypatch.setattr("painted.PaintedEnv.metadata", {"render_modes": ["rgb_array"], "render_fps": 20})
+    script = Script([3, 0])
+    with pytest.raises(Script.Over):
+        view_rendered(trace, 0, script, Making())
+    picture: Any = painted().unwrapped
+    assert [(frame == picture.picture(step)).all() for step, frame in script.seen] == [True, True]
+
+
+def test_what_was_observed_can_be_looked_at_in_any_order(tmp_path: Path) -> None:
+    trace = record(tmp_path / "a", painted(pictures=True))
+    script = Script([5, 0, 6, 1])
+    with pytest.raises(Script.Over):
+        view_observed(trace, 0, script)
+    assert all((frame == trace[0].observations[step]).all() for step, frame in script.seen)
+    script = Script([2, 0])
+    with pytest.raises(Script.Over):
+        view_observed(record(tmp_path / "b", painted()), 0, script)
+    assert [[(name, value.tolist()) for name, value in frame] for _, frame in script.seen] == [
+        [("observation", [2, 2])],
+        [("observation", [0, 0])],
+    ]
+
+
+def test_keys_go_through_steps_and_episodes(tmp_path: Path) -> None:
+    trace = record(tmp_path, painted(), 3)
+    keys = ["next", "right", "end", "right", "home", "left", "down", "next", "up", "up", "down", "down", "down", "quit"]
+    player, scripted = played(trace, keys)
+    assert steps(scripted) == [
+        *[(0, 0), (0, 1), (0, 2), (0, 6), (0, 6), (0, 0), (0, 0)],
+        *[(1, 0), (1, 1), (0, 0), (0, 0), (1, 0), (2, 0), (2, 0)],
+    ]
+    assert not player.damages
+
+
+def test_next_goes_on_behind_the_end_of_an_episode_and_ends_with_the_last(tmp_path: Path) -> None:
+    trace = record(tmp_path, painted(length=1), 2)
+    _, scripted = played(trace, ["next"] * 10)
+    assert steps(scripted) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_without_keys_all_is_played_to_the_end(tmp_path: Path) -> None:
+    trace = record(tmp_path, painted(), 2)
+
+    def patience() -> Iterable[None]:
+        while True:
+            yield None
+
+    player, scripted = played(trace, patience(), paused=False)
+    assert player.played == 2
+    assert "episode 1 (2 of 2)" in scripted.drawn.text
+    assert "step 6 " in scripted.drawn.text
+    assert "6/6" in scripted.drawn.text
+
+
+def test_speed_and_pauses_are_shown(tmp_path: Path) -> None:
+    trace = record(tmp_path, painted())
+    _, scripted = played(trace, ["slower", "slower", "pause", "faster", "pause", "quit"])
+    titles = [screen.split("\n")[0] for screen in scripted.screens]
+    assert ["paused" in title for title in titles] == [True, True, True, False, False, True]
+    assert "250x" in titles[3]
+    assert "500x" in titles[4]
+
+
+def test_words_say_return_reward_and_action_at_any_step(tmp_path: Path) -> None:
+    trace = record(tmp_path, painted())
+    _, scripted = played(trace, ["next", "next", "left"])
+    told = [screen.split("\n")[-4:-2] for screen in scripted.screens]
+    actions = trace[0].actions.tolist()
+    assert told == [
+        ["step 0   return 0", "reset"],
+        ["step 1   return 0.5", f"reward 0.5   action {actions[0]}"],
+        ["step 2   return 1", f"reward 0.5   action {actions[1]}"],
+        ["step 1   return 0.5", f"reward 0.5   action {actions[0]}"],
+    ]
+
+
+def test_pictures_that_were_observed_need_no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = record(tmp_path, painted(pictures=True))
+    monkeypatch.setattr("gym_trace.video.simulate.make_environment", None)
+    _, scripted = played(trace, ["end"])
+    assert "▀" in scripted.drawn.text
+
+
+def test_numbers_are_shown_where_nothing_renders_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = record(tmp_path, painted(), 2)
+    made: list[Any] = []
+
+    def fails(*args: Any) -> None:
+        made.append(args)
+        raise EnvironmentUnavailable("no \x1b[2J such thing")
+
+    monkeypatch.setattr("gym_trace.video.frames.replays", fails)
+    player, scripted = played(trace, ["next", "next", "next", "down", "next"])
+    assert "as numbers: no \\x1b[2J such thing" in scripted.screens[0]
+    assert re.search(r"^observation +2 +2$", scripted.screens[2], re.M)
+    assert "rewards " in scripted.screens[3]
+    assert len(made) == 1  # of a writer, not of each episode
+    assert list(player.notes) == ["as numbers: no \\x1b[2J such thing"]
+    with pytest.raises(EnvironmentUnavailable):
+        played(trace, ["next"], source="simulation")
+
+
+def test_a_renderer_that_breaks_in_the_midst_leaves_numbers_from_there_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = record(tmp_path, painted(breaks_at=3))
+    _, scripted = played(trace, ["next"] * 4)
+    assert ["observation" in screen for screen in scripted.screens] == [False, False, False, True, True]
+    assert "the screen is broken" in scripted.screens[3]
+    assert [step for _, step in steps(scripted)] == [0, 1, 2, 3, 4]
+
+
+def test_parts_of_episodes_are_shown_as_numbers_with_the_steps_they_have(tmp_path: Path) -> None:
+    trace = record(tmp_path, painted(), frame_filter=lambda step: step > 3)
+    _, scripted = played(trace, ["next"])
+    assert "steps before it were left out" in scripted.screens[0].replace("\n", " ")
+    assert [step for _, step in steps(scripted)] == [trace[0].first_step, trace[0].first_step + 1]
+
+
+def test_a_replay_that_differs_is_said_to(tmp_path: Path) -> None:
+    trace = record(tmp_path, painted(offset=1))
+    scripted = Scripted(["next"])
+    making = Making(env_kwargs={"offset": 0})
+    Player(trace, [0], None, 1.0, True).run(scripted, making)  # type: ignore[arg-type]
+    assert "played again, differs: differs at step 2" in scripted.screens[0]
+
+
+def test_an_episode_that_is_damaged_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = record(tmp_path, painted(pictures=True), 3)
+
+    def broken(self: Any, number: int, *args: Any) -> Any:
+        raise CorruptTrace("checksum mismatch")
+
+    monkeypatch.setattr("gym_trace.video.frames.observation_rows", broken)
+    player, _ = played(trace, ["next"])
+    assert player.damages == [f"episode {index}: checksum mismatch" for index in range(3)]
+
+
+def test_an_empty_episode_is_one_frame(tmp_path: Path) -> None:
+    with TraceRecordingWrapper(painted(), tmp_path) as env:
+        env.reset(seed=1)
+    _, scripted = played(open_trace(tmp_path), ["end", "home", "left", "next", "next"])
+    assert steps(scripted) == [(0, 0)] * 4
+
+
+class Odd(gymnasium.Env[Any, Any]):
+    """Observes whatever it likes."""
+
+    observation_space = spaces.Dict(
+        {"words": spaces.Text(20), "view": spaces.Box(0, 255, (20, 20), np.uint8), "wide": spaces.Box(-1, 1, (500,))}
+    )
+    action_space = spaces.Text(30)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        view: Any = np.zeros((20, 20), np.uint8)
+        return {"words": "\x1b[2J\n", "view": view, "wide": np.full(500, np.nan, np.float32)}, {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        view: Any = "no picture" if self.steps == 2 else np.zeros((3, 3), float)
+        return {"words": "\u202e", "view": view, "wide": np.full(500, np.inf, np.float32)}, [1, 2], False, False, {}
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_odd_observations_rewards_and_actions_are_shown_and_steer_nothing(tmp_path: Path) -> None:
+    with TraceRecordingWrapper(Odd(), tmp_path) as env:
+        env.reset()
+        for action in ("\x1b]0;x\x07", "\n" * 9, "\ud800"):
+            env.step(action)
+    for source in (None, "observations"):
+        _, scripted = played(open_trace(tmp_path), ["next"] * 3, source, size=(60, 12))
+        assert [step for _, step in steps(scripted)] == [0, 1, 2, 3]
+        assert "more" in scripted.drawn.text  # of the wide ones
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (20, 6), (5, 3), (1, 1)], ids=str)
+def test_every_size_of_terminal_is_large_enough(tmp_path: Path, size: tuple[int, int]) -> None:
+    for name, env in (("text", painted()), ("picture", painted(pictures=True))):
+        trace = record(tmp_path / name, env)
+        for source in (None, "observations"):
+            _, scripted = played(trace, ["next", "next"], source, size=size)
+            assert all(len(line) <= size[0] for line in scripted.drawn.lines)
+            assert len(scripted.screens) == 3
+
+
+def test_episodes_of_a_view_are_those_of_the_view(tmp_path: Path) -> None:
+    trace = record(tmp_path, painted(), 4)
+    _, scripted = played(trace[[3, 1]], ["down"])
+    assert "seed 3" in scripted.screens[0]
+    assert "seed 1" in scripted.screens[1]
