@@ -27,6 +27,7 @@ COLUMNS = {
     ("outcome",): words(np.array([0, 0, 1, 1, 2, 0]), ["lost", "cut", "running"], "text"),
     ("start",): times(STARTS),
     ("metadata", "any"): factorized([1, 2.5, "two", True, None, {"a": 1}]),
+    ("split",): words(np.array([0, 1, 2, 0, 1, 2]), ["train", "eval", "train"], "text"),
     ("metadata", "a key", 0): factorized(["x", "y", "x", "z", None, "x"]),
 }
 
@@ -110,6 +111,7 @@ def test_a_condition_is_true_of_the_rows_that_it_says(where: str, expected: list
         ("return", [1, 0, 5, 3, 4, 2]),
         ("-return", [4, 3, 0, 5, 1, 2]),
         ("outcome, -return", [3, 2, 0, 5, 1, 4]),
+        ("split, -index", [4, 1, 5, 3, 2, 0]),
         ("-seed", [4, 3, 5, 1, 0, 2]),
         ("start", [4, 3, 0, 1, 5, 2]),
         ("-start", [5, 1, 0, 3, 4, 2]),

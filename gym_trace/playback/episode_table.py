@@ -29,6 +29,8 @@ EPISODE = np.dtype(
 )
 
 _OUTCOMES = np.array(OUTCOMES, "<U10")
+_BEGINNINGS = np.array(OUTCOMES, "<U2").view(np.uint64)  # no two begin with the same letters
+_ALL = slice(None)
 
 
 class Parts(NamedTuple):
@@ -103,33 +105,33 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
 
 def outcome_codes(table: Array) -> Array:
     """Of each episode of a table, the place of its outcome in OUTCOMES."""
-    codes = np.zeros(len(table), np.int64)
-    for code, name in enumerate(OUTCOMES[1:], 1):
-        codes[table["outcome"] == name] = code
+    beginnings, codes = table["outcome"].astype("<U2").view(np.uint64), np.zeros(len(table), np.int64)
+    for code, beginning in enumerate(_BEGINNINGS.tolist()):
+        codes[beginnings == beginning] = code
     return codes
 
 
 def _join_episode_facts(table: Array, fragments: Array, alive: bool) -> Array:
     """Fills in what the first and the last fragment of an episode say, in all its parts; returns where the first is."""
-    flags = fragments["flags"]
-    start, started = _found(fragments["episode"], flags & wire.STARTS > 0, table["episode_id"])
-    end, ended = _found(fragments["episode"], flags & wire.ENDS > 0, table["episode_id"])
-    table["seed"] = wire.NO_SEED
-    table["start_time"] = table["end_time"] = np.datetime64("NaT", "ns")
-    table["outcome"] = (Outcome.RUNNING if alive else Outcome.LOST).word
+    flags, known, wanted = fragments["flags"], fragments["episode"].astype(np.int64), table["episode_id"]
+    start, started = _found(known, flags & wire.STARTS > 0, wanted)
+    end, ended = _found(known, flags & wire.ENDS > 0, wanted)
     start_time, end_time = table["start_time"].view(np.int64), table["end_time"].view(np.int64)
+    starts = np.full(len(table), -1)
+    starts[started] = start
+    if started is not _ALL or ended is not _ALL:
+        table["seed"] = wire.NO_SEED
+        table["start_time"] = table["end_time"] = np.datetime64("NaT", "ns")
+        table["outcome"] = (Outcome.RUNNING if alive else Outcome.LOST).word
     for column, name in (
         (table["seed"], "seed"), (table["clock_offset"], "clock_offset"), (start_time, "start_time")
     ):  # fmt: skip
         column[started] = fragments[name][start]
     table["outcome"][ended] = _OUTCOMES[np.minimum(fragments["outcome"][end], Outcome.CLOSED)]
-    table["duration"][ended] = fragments["duration"][end]
-    elapsed = np.zeros(len(table), np.int64)
-    elapsed[ended] = fragments["duration"][end] + fragments["clock_drift"][end]
-    both = started & ended
-    end_time[both] = start_time[both] + elapsed[both]
-    starts = np.full(len(table), -1)
-    starts[started] = start
+    duration = fragments["duration"][end]
+    table["duration"][ended] = duration
+    end_time[ended] = start_time[ended] + duration + fragments["clock_drift"][end]
+    end_time[starts < 0] = np.datetime64("NaT", "ns").astype(np.int64)
     return starts
 
 
@@ -140,12 +142,12 @@ def _taken(table: Array, rows: Array) -> Array:
     return table.take(rows)  # fancy indexing copies structured rows field by field
 
 
-def _found(values: Array, among: Array, wanted: Array) -> tuple[Array, Array]:
+def _found(values: Array, among: Array, wanted: Array) -> tuple[Array, Array | slice]:
     """Which values of wanted are found in values[among], and, for these, where in values they come first."""
     places = np.flatnonzero(among)
-    known, wanted = values[places].astype(np.int64), wanted.astype(np.int64)
+    known = values[places]
     if np.array_equal(known, wanted) and bool((known[1:] > known[:-1]).all()):  # as a rule
-        return places, np.ones(len(wanted), bool)
+        return places, _ALL
     if not len(places):
         return places, np.zeros(len(wanted), bool)
     order = np.argsort(known, kind="stable")

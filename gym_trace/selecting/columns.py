@@ -152,10 +152,8 @@ def less(x: Any, y: Any) -> bool:
 def ranks(column: Column) -> Array:
     """Numbers that sort as the values do: of any values numbers come first, then text, then bools."""
     if column.kind in ("text", "any"):
-        order = sorted(range(len(column.words)), key=lambda i: _sortable(column.words[i]))
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        return rank[column.data]
+        ranked = {key: i for i, key in enumerate(sorted(set(map(_sortable, column.words))))}
+        return np.array([ranked[_sortable(word)] for word in column.words], np.int64)[column.data]
     if column.data.dtype == object:
         places: Array = np.unique(column.data, return_inverse=True)[1].reshape(column.data.shape)
         return places
