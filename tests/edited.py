@@ -23,7 +23,10 @@ def contents(directory: Path) -> dict[Key, dict[str, Any]]:
     """Every episode by writer, id and first step, with hashes of all that is known of it."""
     found: dict[Key, dict[str, Any]] = {}
     trace = open_trace(directory)
-    said = {reader.writer: pack_lenient({**reader.schema, "batch": 0})[0] for reader in trace.readers}
+    said = {
+        reader.writer: {key: pack_lenient(value)[0] for key, value in reader.schema.items() if key != "batch"}
+        for reader in trace.readers
+    }
     pending = {(e.writer, e.episode_id, e.first_step): pack_lenient(e.pending_action)[0] for e in trace}
     for writer in describe_trace(directory):
         assert writer["damage"] == []

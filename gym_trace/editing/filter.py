@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gym_trace.editing.merge import write_taken
-from gym_trace.editing.sources import TraceOrPath, opened, taken_of
+from gym_trace.editing.sources import TraceOrPath, groups_of, opened, taken_of, write_groups
 from gym_trace.editing.writer_copy import EditReport, Progress
 from gym_trace.format.facts import write_facts
 from gym_trace.model.values import Array
@@ -43,9 +42,10 @@ def filter_trace(
     source = source if episodes is None else source[episodes]
     taken, running = taken_of(source, np.ones(len(source), np.bool_))
     report = EditReport(Path(destination), running=running)
+    groups = groups_of(taken, report)
     with new_directory(destination, source.directory) as staged:
         storage = StagedStorage(staged)
-        write_taken(storage, {one.reader.writer: [one] for one in taken}, report, on_progress)
+        write_groups(storage, groups, report, on_progress)
         if facts := source.facts:
             write_facts(storage, facts)
     return report

@@ -7,16 +7,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import UnsupportedTrace
+from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.format.columns import MSGPACK
 from gym_trace.format.columns import Path as ColumnPath
+from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
 from gym_trace.playback.writer_reader import WriterReader
 
 Rows = Array | list[bytes]  # of a column: typed, or one MessagePack value a row
 Wanted = Callable[[ColumnPath], bool]
+_STARTS = ("starts",)
 STEP_ROOTS = ("actions", "rewards", "infos", "annotations")
 
 
@@ -78,8 +80,13 @@ def part_of(
         mask = masks.get(str(path[0]))
         if mask is None:
             raise UnsupportedTrace(f"column {path[0]!r} is of a newer gym-trace; upgrade gym-trace to edit this trace")
+        if chunk.rows[path] != len(mask):
+            problem = f"column {'/'.join(map(str, path))} has the wrong number of rows"
+            raise chunk.located(CorruptTrace(problem))
         if mask.any():
             columns[path] = _rows(chunk, path, mask)
+    if _STARTS not in columns and masks["starts"].any():  # as a chunk may have none, and be joined to one that has
+        columns[_STARTS] = [pack({})] * int(np.count_nonzero(masks["starts"]))
     table = fragments.copy()
     table["flags"][bare] &= np.uint32(wire.STARTS | wire.ENDS)
     table["steps"][bare] = 0

@@ -1,4 +1,4 @@
-"""The traces that an edit is made of: which episodes of which writers are taken; damaged ones are refused."""
+"""The traces that an edit is made of: what is taken of which writer, and what of it is written as one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gym_trace.editing.writer_copy import EditReport, Progress, WriterCopy, is_said_alike, schema_of
+from gym_trace.errors import InvalidOption, RecordingError, TraceError
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import batch_name
+from gym_trace.model.episode import Episode, infos_of
+from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
+from gym_trace.playback.origins.reader import OriginReader
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.storage.protocol import Storage
 
+_OF_THE_RESET = ("seed", "options", "rng_state", "reset_info", "pending_action")
+_OF_THE_STEPS = ("observations", "actions", "rewards", "terminations", "truncations", "annotations")
 TraceOrPath = Trace | str | os.PathLike[str]
 
 
@@ -60,9 +68,128 @@ def taken_of(trace: Trace, chosen: Array | None = None) -> tuple[list[Taken], in
     return taken, int(np.count_nonzero(~over if chosen is None else ~over & chosen))
 
 
+def _is_share_of(reader: WriterReader, stored: WriterReader) -> bool:
+    """Whether what reader has recorded is in the files of stored."""
+    return isinstance(reader, OriginReader) and reader.stored is stored
+
+
 def _missing(reader: WriterReader) -> list[Damage]:
+    reader = reader.stored if isinstance(reader, OriginReader) else reader
     for expected, number in enumerate(sorted(reader.files.batches)):
         if number != expected:
             path = reader.files.storage.path(batch_name(reader.writer, expected))
             return [Damage(path, 0, 0, "this batch is missing")]
     return []
+
+
+class Group(NamedTuple):
+    """What becomes the files of one writer.
+
+    Attributes:
+        parts: what is taken of it, one after the other.
+        shares: of files that several writers share, what is taken of each of these; of others what parts are.
+    """
+
+    parts: list[Taken]
+    shares: list[Taken]
+
+
+def groups_of(taken: list[Taken], report: EditReport) -> list[Group]:
+    """Has each episode once, and what is taken of compacted files together, where nothing else is of these writers.
+
+    Raises TraceError for an episode, or a writer, that is not the same in two traces.
+    """
+    writers: dict[str, list[Taken]] = {}
+    for one in taken:
+        writers.setdefault(one.reader.writer, []).append(one)
+    for several in writers.values():
+        report.duplicates += _reconciled(several)
+    files: dict[int, tuple[Taken, list[Taken]]] = {}
+    for several in writers.values():
+        for one in several:
+            if isinstance(one.reader, OriginReader):
+                stored, rows = one.reader.stored, np.zeros(len(one.reader.stored.parts.table), np.bool_)
+                whole, shares = files.setdefault(id(stored), (Taken(one.trace, stored, rows, rows), []))
+                whole.rows[one.reader.first_row :][: len(one.rows)] = one.rows
+                shares.append(one)
+    names, together, groups = set(writers), set(), []
+    for whole, shares in files.values():
+        theirs = {reader.writer for reader in whole.trace.whole.readers if _is_share_of(reader, whole.reader)}
+        alone = all(len(writers.get(writer, [])) < 2 for writer in theirs)
+        if alone and len(shares) > 1 and whole.reader.writer not in names:
+            names.add(whole.reader.writer)
+            together |= theirs
+            groups.append(Group([whole], shares))
+    return groups + [Group(several, several) for writer, several in writers.items() if writer not in together]
+
+
+def write_groups(
+    storage: Storage, groups: list[Group], report: EditReport, on_progress: Progress | None = None
+) -> None:
+    """Writes what is taken. Raises InvalidOption if that is nothing, RecordingError."""
+    done, total = 0, sum(one.reader.size for group in groups for one in group.parts)
+
+    def advance(more: int) -> None:
+        nonlocal done
+        done += more
+        if on_progress is not None:
+            on_progress(min(done, total), total)
+
+    if not groups:
+        raise InvalidOption(f"{report.destination}: there is no episode for it; nothing was written")
+    try:
+        for parts, shares in groups:
+            with WriterCopy(storage, schema_of(parts[0].reader), report, advance) as copy:
+                for one in parts:
+                    copy.add(one.reader, one.rows)
+                for share in shares if shares is not parts else ():
+                    copy.add_videos(share.reader, set(share.reader.parts.table["episode_id"][share.rows].tolist()))
+                copy.close()
+            report.writers += dict.fromkeys(share.reader.writer for share in shares)
+    except OSError as error:
+        raise RecordingError(f"{report.destination}: the new trace could not be written: {error}") from error
+
+
+def _reconciled(several: list[Taken]) -> int:
+    """Takes each episode of a writer once; returns how many others had. Raises TraceError where they differ."""
+    first = several[0]
+    known: dict[tuple[int, int], tuple[Taken, int]] = {}
+    duplicates = 0
+    for number, one in enumerate(several):
+        if number and not is_said_alike(schema_of(one.reader), schema_of(first.reader)):
+            raise TraceError(
+                f"writer {first.reader.writer} is in {first.trace.directory} and in {one.trace.directory}, and does "
+                "not say the same of itself there: these are not pieces of one recording, and cannot be merged"
+            )
+        if len(several) == 1:
+            break
+        rows, table = np.flatnonzero(one.rows).tolist(), one.reader.parts.table
+        for row, episode, step in zip(rows, table["episode_id"][rows].tolist(), table["first_step"][rows].tolist()):
+            other, place = known.setdefault((episode, step), (one, row))
+            if other is not one:
+                _compare(other, place, one, row)
+                one.rows[row] = False
+                duplicates += 1
+    return duplicates
+
+
+def _compare(one: Taken, row: int, other: Taken, other_row: int) -> None:
+    """Raises TraceError unless an episode is the same in both traces, to the bit."""
+    a, b = one.reader.parts.table[row], other.reader.parts.table[other_row]
+    names = [
+        name for name in a.dtype.names if name not in ("index", "writer") and a[name].tobytes() != b[name].tobytes()
+    ]
+    if not names:
+        pair = one.trace[int(one.places[row])], other.trace[int(other.places[other_row])]
+        names = [name for name in (*_OF_THE_RESET, *_OF_THE_STEPS) if not _same(pair, name)]
+        names += [] if pack_lenient(infos_of(pair[0]))[0] == pack_lenient(infos_of(pair[1]))[0] else ["infos"]
+    if names:
+        raise TraceError(
+            f"episode {a['episode_id']} of {one.reader.writer} is in {one.trace.directory} and in "
+            f"{other.trace.directory}, with other {', '.join(names)}; leave it out of one of them with 'edit filter'"
+        )
+
+
+def _same(pair: tuple[Episode, Episode], name: str) -> bool:
+    one, other = (pack_lenient(getattr(episode, name))[0] for episode in pair)
+    return one == other

@@ -12,8 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
-from gym_trace.editing.merge import write_taken
-from gym_trace.editing.sources import TraceOrPath, opened, taken_of
+from gym_trace.editing.sources import TraceOrPath, groups_of, opened, taken_of, write_groups
 from gym_trace.editing.writer_copy import EditReport, Progress
 from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
@@ -82,7 +81,7 @@ def split_trace(
             report = reports[name] = EditReport(Path(destination) / name, running=running)
             storage = StagedStorage(staged / name)
             storage.make()
-            write_taken(storage, {one.reader.writer: [one] for one in taken}, report, on_progress)
+            write_groups(storage, groups_of(taken, report), report, on_progress)
             if facts := source.facts:
                 write_facts(storage, facts)
     return reports

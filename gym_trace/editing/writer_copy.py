@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,10 @@ def schema_of(reader: WriterReader) -> dict[str, Any]:
     return {**said, "writer": reader.writer}
 
 
-def bytes_of(reader: WriterReader) -> int:
-    """How many bytes there are to be copied of a writer, at most."""
-    return sum(batch.size for batch in reader.read_batches)
+def is_said_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two schemas are the same, in whatever order their keys are."""
+    packed = ({key: pack_lenient(value)[0] for key, value in schema.items()} for schema in (one, other))
+    return next(packed) == next(packed)
 
 
 class WriterCopy:
@@ -74,14 +75,14 @@ class WriterCopy:
     def __init__(self, storage: Storage, schema: dict[str, Any], report: EditReport, advance: Advance | None = None):
         """schema: as schema_of() gives it; batches that say the same are copied as files."""
         self._storage = storage
-        self._said = pack_lenient(schema)[0]
+        self._schema = schema
         self._report = report
         self._advance = advance or (lambda done: None)
         self.writer = TraceWriter(storage, schema, LEVEL, fsync=False)
         self.pieces = Pieces(self.writer)
         self._pending: list[Any] = []  # actions that were never answered
         self._last_pending: Any = []  # what the last chunk says of such
-        self._videos: list[tuple[Storage, dict[str, Any]]] = []
+        self._videos: list[tuple[WriterReader, dict[str, Any]]] = []
         self._closing: dict[str, Any] = {}
 
     def __enter__(self) -> WriterCopy:
@@ -110,10 +111,14 @@ class WriterCopy:
         self._closing = {**closing, **self._closing}
         ids = set(kept.ids.tolist())
         self._pending += [one.described() for one in reader.pending if one.episode in ids or rows.all()]
-        videos = (entry for entry in reader.files.entries() if entry.get("type") == "video")
-        self._videos += [(reader.files.storage, entry) for entry in videos if entry.get("episode") in ids]
+        self.add_videos(reader, ids)
         self._report.episodes += int(np.count_nonzero(rows))
         self._report.steps += int(reader.parts.table["steps"][rows].sum())
+
+    def add_videos(self, reader: WriterReader, ids: Collection[int]) -> None:
+        """Adds the videos of these episodes that were filmed while they were recorded."""
+        entries = (entry for entry in reader.files.entries() if entry.get("type") == "video")
+        self._videos += [(reader, entry) for entry in entries if entry.get("episode") in ids]
 
     def close(self) -> None:
         """Seals, and says so in the manifest."""
@@ -122,9 +127,8 @@ class WriterCopy:
             self.writer.write(np.zeros(0, wire.FRAGMENT), {}, pending=self._pending)
         self.writer.close(self._closing)
         self._report.bytes += self.writer.bytes
-        self._report.writers.append(self.writer.writer)
-        for source, entry in self._videos:
-            self._copy_video(source, entry)
+        for reader, entry in self._videos:
+            self._copy_video(reader, entry)
 
     def _add_batch(
         self, reader: WriterReader, batch: BatchReader, listed: dict[str, dict[str, Any]], wanted: Wanted
@@ -133,7 +137,7 @@ class WriterCopy:
         if not _is_sealed(batch) or batch.schema is None or not all(map(wanted, batch.totals)):
             return False
         said = {key: value for key, value in batch.schema.items() if key != "batch"}
-        if pack_lenient(said)[0] != self._said:
+        if not is_said_alike(said, self._schema):
             return False
         entry = listed.get(batch.name, {})
         crc = entry.get("crc32") if entry.get("bytes") == batch.size else None
@@ -181,13 +185,13 @@ class WriterCopy:
         self.writer.seal_if_due()
         self._report.chunks += 1
 
-    def _copy_video(self, source: Storage, entry: dict[str, Any]) -> None:
-        """A video of an episode that was filmed while it was recorded, if it is there as the manifest tells."""
+    def _copy_video(self, reader: WriterReader, entry: dict[str, Any]) -> None:
+        """A video, if it is there as the manifest tells."""
         name, episode, size = entry.get("file"), entry.get("episode"), entry.get("bytes")
-        if not isinstance(episode, int) or name != video_name(self.writer.writer, episode):
+        if not isinstance(episode, int) or name != video_name(reader.writer, episode):
             return
         try:
-            with source.open(name) as file:
+            with reader.files.storage.open(name) as file:
                 if file.size != size:
                     return
                 copy = self._storage.create(name)
@@ -197,7 +201,8 @@ class WriterCopy:
                     copy.close()
         except (FileNotFoundError, FileExistsError):
             return
-        manifest.append(self._storage, self.writer.writer, entry)
+        if reader.writer == self.writer.writer:  # in files of several writers their schema has the line
+            manifest.append(self._storage, reader.writer, entry)
 
 
 def _is_sealed(batch: BatchReader) -> bool:

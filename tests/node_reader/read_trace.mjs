@@ -62,8 +62,8 @@ function describeRun(run, { id, lane, start, end }, schema) {
   const steps = run.steps - cut;
   const leaves = new Map([...leavesOf(schema.observation_space, "observations"), ...leavesOf(schema.action_space, "actions"),
     ["rewards", { dtype: "<f8", shape: [] }]]);
-  for (const name of run.pieces.flatMap((piece) => [...piece.columns.keys()]))
-    if (name === "infos" || name.startsWith("annotations/")) leaves.set(name, null);
+  for (const [steps, name] of run.pieces.flatMap((piece) => [...piece.columns.keys()].map((name) => [piece.steps, name])))
+    if (name === "infos" || (steps && name.startsWith("annotations/"))) leaves.set(name, null);
   const columns = [...leaves].map(([name, leaf]) => {
     const told = describeLeaf(name, leaf, run.pieces, name.startsWith("observations") ? 0 : cut);
     return [name, told];

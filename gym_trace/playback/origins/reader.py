@@ -91,10 +91,15 @@ class _OriginFiles(WriterFiles):
 
 
 class OriginReader(WriterReader):
-    """What one writer has recorded, in the files of another: its chunks are the parts of chunks that it has rows in."""
+    """What one writer has recorded, in the files of another: its chunks are the parts of chunks that it has rows in.
+
+    Attributes:
+        stored: that other one. first_row: which of its rows is the first one here.
+    """
 
     def __init__(self, file: _OriginFile, number: int, origin: Origin):
         stored, self._file, self._number = file.stored, file, number
+        self.stored, self.first_row = stored, int(file.row_bounds[number])
         self.writer = origin.writer
         self.key = f"{origin.writer} ({stored.writer}:{number})"
         self.alive = stored.alive
