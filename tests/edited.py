@@ -39,10 +39,14 @@ def contents(directory: Path) -> dict[Key, dict[str, Any]]:
     return found
 
 
-def check_clean(directory: Path, total: int | None = None) -> None:
-    """Asserts that all bytes check, that manifests say what batches have, and how many episodes there are."""
+def check_clean(directory: Path, total: int | None = None, killed: bool = False) -> None:
+    """Asserts that all bytes check, that manifests say what batches have, and how many episodes there are.
+
+    killed: whether writers may have died.
+    """
     report = check_trace(directory)
-    assert report.damages == report.remarks == []
+    assert report.damages == []
+    assert all(killed and "the writer did not close; it was killed" in remark for remark in report.remarks)
     assert total is None or len(open_trace(directory)) == total
     assert not list(directory.parent.glob(".*"))
 

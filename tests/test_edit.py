@@ -28,7 +28,7 @@ from gym_trace.format.directory import video_name
 SAMPLES = sorted((Path(__file__).parent.parent / "sample_traces").glob("format-*/*"))
 
 
-def pieces_of(trace: Path, where: Path, random: np.random.Generator, count: int) -> list[Path]:
+def pieces_of(trace: Path, where: Path, random: np.random.Generator, count: int, killed: bool = False) -> list[Path]:
     """Traces that have the episodes of a trace between them, each at random."""
     opened = open_trace(trace)
     part = random.integers(0, count, len(opened))
@@ -37,7 +37,7 @@ def pieces_of(trace: Path, where: Path, random: np.random.Generator, count: int)
         if (part == number).any():
             made.append(where / f"piece-{number}")
             edit.filter(opened, made[-1], part == number)
-            check_clean(made[-1], int((part == number).sum()))
+            check_clean(made[-1], int((part == number).sum()), killed)
     return made
 
 
@@ -76,18 +76,18 @@ def test_every_sample_trace_is_split_and_merged_without_a_change(sample: Path, t
         found = [check_trace(place).damages for place in (sample, tmp_path / "copy")]
         assert [damage[1:] for damage in found[1]] == [damage[1:] for damage in found[0]] != []
         return
-    expected = contents(sample)
+    expected, killed = contents(sample), bool(check_trace(sample).remarks)
     report = edit.merge([sample], tmp_path / "copy")
     assert report.writers == [reader.writer for reader in open_trace(sample).readers]
-    check_clean(tmp_path / "copy", len(expected))
+    check_clean(tmp_path / "copy", len(expected), killed)
     assert contents(tmp_path / "copy") == expected
     if not expected:
         with pytest.raises(InvalidOption, match="no episode"):
             edit.filter(sample, tmp_path / "none", [])
         return
-    pieces = pieces_of(sample, tmp_path, np.random.default_rng(3), 3)
+    pieces = pieces_of(sample, tmp_path, np.random.default_rng(3), 3, killed)
     edit.merge(pieces, tmp_path / "back")
-    check_clean(tmp_path / "back", len(expected))
+    check_clean(tmp_path / "back", len(expected), killed)
     assert contents(tmp_path / "back") == expected
 
 
@@ -139,13 +139,14 @@ def test_a_writer_that_was_killed_keeps_its_open_episode_and_the_action_that_was
     expected = contents(tmp_path / "t")
     assert [episode.pending_action for episode in open_trace(tmp_path / "t")] == [None, None, 3]
     edit.merge([tmp_path / "t"], tmp_path / "copy")
-    check_clean(tmp_path / "copy", len(expected))
+    check_clean(tmp_path / "copy", len(expected), killed=True)
     assert contents(tmp_path / "copy") == expected
     assert not list((tmp_path / "copy").glob("*.ring"))
+    assert "closed" not in [entry["type"] for entry in manifest_entries(tmp_path / "copy")]
     edit.filter(tmp_path / "t", tmp_path / "others", slice(2))
     edit.filter(tmp_path / "copy", tmp_path / "last", [2])
     edit.merge([tmp_path / "last", tmp_path / "others"], tmp_path / "back")
-    check_clean(tmp_path / "back", len(expected))
+    check_clean(tmp_path / "back", len(expected), killed=True)
     assert contents(tmp_path / "back") == expected
     assert [episode.pending_action for episode in open_trace(tmp_path / "others")] == [None, None]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from gym_trace.format import manifest
@@ -32,11 +32,16 @@ def finish(writer: TraceWriter, storage: Storage, entries: Entries) -> None:
             manifest.append(storage, writer.writer, entry)
 
 
-def copy_videos(readers: Iterable[WriterReader], storage: Storage) -> None:
-    """Videos of episodes that were filmed while they were recorded, if they are there as manifests tell."""
+def copy_videos(readers: Iterable[WriterReader], storage: Storage, episodes: Collection[int] | None = None) -> None:
+    """Videos of episodes that were filmed while they were recorded, if they are there as manifests tell.
+
+    episodes: ids of those that are wanted; None: all.
+    """
     for reader, entry in ((one, entry) for one in readers for entry in entries_of(one)):
         episode = entry.get("episode")
         if entry.get("type") != "video" or not isinstance(episode, int) or episode < 0:
+            continue
+        if episodes is not None and episode not in episodes:
             continue
         name = video_name(reader.writer, episode)
         with contextlib.suppress(FileNotFoundError, FileExistsError), reader.files.storage.open(name) as file:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.editing.closing import Entries, copy_videos, entries_of, finish
 from gym_trace.editing.kept import Kept, Wanted, kept_of, part_of
 from gym_trace.editing.pieces import Pieces
 from gym_trace.errors import UnstorableValue
-from gym_trace.format import manifest, wire
+from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.batch_writer import stored_chunk
-from gym_trace.format.directory import video_name
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
@@ -82,8 +82,9 @@ class WriterCopy:
         self.pieces = Pieces(self.writer)
         self._pending: list[Any] = []  # actions that were never answered
         self._last_pending: Any = []  # what the last chunk says of such
-        self._videos: list[tuple[WriterReader, dict[str, Any]]] = []
-        self._closing: dict[str, Any] = {}
+        self._videos: list[tuple[WriterReader, Collection[int]]] = []
+        self._entries: Entries = []  # of its manifest
+        self._died = False
 
     def __enter__(self) -> WriterCopy:
         return self
@@ -99,7 +100,7 @@ class WriterCopy:
         Raises CorruptTrace, UnsupportedTrace.
         """
         kept = kept_of(reader, rows)
-        closing, listed = _journal(reader)
+        listed = _listed(reader)
         first = 0
         for batch, count in _batches(reader):
             last = first + count
@@ -108,27 +109,31 @@ class WriterCopy:
                 self._add_chunks(reader, kept, range(first, last), wanted)
             first = last
         self.pieces.write()
-        self._closing = {**closing, **self._closing}
         ids = set(kept.ids.tolist())
         self._pending += [one.described() for one in reader.pending if one.episode in ids or rows.all()]
+        entries = entries_of(reader)
+        self._entries += [entry for entry in entries if entry.get("type") != "video" or entry.get("episode") in ids]
+        self._died |= not reader.alive and all(entry.get("type") != "closed" for entry in entries)
         self.add_videos(reader, ids)
         self._report.episodes += int(np.count_nonzero(rows))
         self._report.steps += int(reader.parts.table["steps"][rows].sum())
 
     def add_videos(self, reader: WriterReader, ids: Collection[int]) -> None:
         """Adds the videos of these episodes that were filmed while they were recorded."""
-        entries = (entry for entry in reader.files.entries() if entry.get("type") == "video")
-        self._videos += [(reader, entry) for entry in entries if entry.get("episode") in ids]
+        self._videos.append((reader, ids))
 
     def close(self) -> None:
-        """Seals, and says so in the manifest."""
+        """Seals, and says so in the manifest; what has died stays known to have died."""
         self.pieces.write()
         if pack_lenient(self._pending)[0] != pack_lenient(self._last_pending or [])[0]:
             self.writer.write(np.zeros(0, wire.FRAGMENT), {}, pending=self._pending)
-        self.writer.close(self._closing)
+        entries = [*self._entries, {"type": "closed"}]
+        if self._died:
+            entries = [entry for entry in entries if entry.get("type") != "closed"]
+        finish(self.writer, self._storage, entries)
         self._report.bytes += self.writer.bytes
-        for reader, entry in self._videos:
-            self._copy_video(reader, entry)
+        for reader, ids in self._videos:
+            copy_videos([reader], self._storage, ids)
 
     def _add_batch(
         self, reader: WriterReader, batch: BatchReader, listed: dict[str, dict[str, Any]], wanted: Wanted
@@ -185,25 +190,6 @@ class WriterCopy:
         self.writer.seal_if_due()
         self._report.chunks += 1
 
-    def _copy_video(self, reader: WriterReader, entry: dict[str, Any]) -> None:
-        """A video, if it is there as the manifest tells."""
-        name, episode, size = entry.get("file"), entry.get("episode"), entry.get("bytes")
-        if not isinstance(episode, int) or name != video_name(reader.writer, episode):
-            return
-        try:
-            with reader.files.storage.open(name) as file:
-                if file.size != size:
-                    return
-                copy = self._storage.create(name)
-                try:
-                    copy.copy(file, 0, file.size)
-                finally:
-                    copy.close()
-        except (FileNotFoundError, FileExistsError):
-            return
-        if reader.writer == self.writer.writer:  # in files of several writers their schema has the line
-            manifest.append(self._storage, reader.writer, entry)
-
 
 def _is_sealed(batch: BatchReader) -> bool:
     """Whether nobody can change the file, or give it another name."""
@@ -218,13 +204,6 @@ def _batches(reader: WriterReader) -> list[tuple[BatchReader, int]]:
     return [(batch, count) for batch, count in counts.values()]
 
 
-def _journal(reader: WriterReader) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """What the manifest says in its last line beside what batches say, and of each batch."""
-    closing: dict[str, Any] = {}
-    listed: dict[str, dict[str, Any]] = {}
-    for entry in reader.files.entries():
-        if entry.get("type") == "closed":
-            closing = {key: value for key, value in entry.items() if key not in ("type", "episodes", "steps")}
-        elif entry.get("type") == "batch":
-            listed[str(entry.get("file"))] = entry
-    return closing, listed
+def _listed(reader: WriterReader) -> dict[str, dict[str, Any]]:
+    """What the manifest says of each batch, by its name."""
+    return {str(entry.get("file")): entry for entry in reader.files.entries() if entry.get("type") == "batch"}
