@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES
+from gym_trace.model.vocabulary import OUTCOMES, FragmentFlag
 from gym_trace.playback.content import Content
 from gym_trace.playback.episode_table import outcome_codes
+from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
 from gym_trace.selecting.columns import Column, factorized, numbers, times, words
 
@@ -23,6 +25,7 @@ COLUMNS = (
 )
 MOST_OBJECTIVES = 64  # of a reward; of a larger one there is no return
 _NO_SEED, _LARGE_SEED = -1, -2  # in the table
+_STARTS = frozenset(("starts",))
 _NAMED = 8  # keys that an error names
 
 Scan = Callable[..., Iterator[Episode]]
@@ -31,11 +34,11 @@ Scan = Callable[..., Iterator[Episode]]
 class EpisodeColumns:
     """The columns of the episodes of a trace or a view, made when they are asked for.
 
-    scan: Trace.scan; episode: gives one by its index, for what the index of the trace does not hold.
+    scan: Trace.scan, of what the index of the trace does not hold.
     """
 
-    def __init__(self, content: Content, scan: Scan, episode: Callable[[int], Episode]):
-        self._content, self._scan, self._episode = content, scan, episode
+    def __init__(self, content: Content, scan: Scan):
+        self._content, self._scan = content, scan
 
     def __len__(self) -> int:
         return len(self._content.table)
@@ -83,13 +86,12 @@ class EpisodeColumns:
         if not len(large):
             return numbers(seeds, seeds != _NO_SEED)
         exact, known = seeds.astype(object), seeds != _NO_SEED
-        for index in large.tolist():
-            seed = self._episode(index).seed
-            exact[index], known[index] = seed or 0, seed is not None
+        for index, seed in zip(large.tolist(), self._kept("seed", large)):
+            exact[index], known[index] = (seed, True) if isinstance(seed, int) else (0, False)
         return numbers(exact, known)
 
     def _objective(self, index: int) -> Column:
-        found = objective_returns(self._content.table, self._scan)
+        found = self._objectives
         if found is None:
             if not len(self):
                 return numbers(np.empty(0))
@@ -104,9 +106,29 @@ class EpisodeColumns:
         return words(self._content.table["writer"].astype(np.int64), [_at(value, keys) for value in given])
 
     def _options(self, keys: list[Any]) -> Column:
-        given = [self._episode(index).options for index in range(len(self))]
-        self._check_key(given, keys, "options")
-        return factorized(_at(value, keys) for value in given)
+        self._check_key(self._given, keys, "options")
+        return factorized(_at(value, keys) for value in self._given)
+
+    @cached_property
+    def _given(self) -> list[Any]:
+        """The options of each reset."""
+        return self._kept("options", np.arange(len(self)))
+
+    def _kept(self, name: str, indices: Array) -> list[Any]:
+        """What was kept of the resets of these episodes under a name; None where nothing was. Raises CorruptTrace."""
+        content = self._content
+        places = indices if content.chosen is None else content.chosen[indices]
+        found: list[Any] = [None] * len(places)
+        of_writer = np.searchsorted(content.bounds, places, side="right") - 1
+        for number in np.unique(of_writer).tolist():
+            mine = np.flatnonzero(of_writer == number)
+            for i, entry in _starts_of(content.writers[number], places[mine] - content.bounds[number]):
+                found[mine[i]] = entry.get(name)
+        return found
+
+    @cached_property
+    def _objectives(self) -> Array | None:
+        return objective_returns(self._content.table, self._scan)
 
     def _check_key(self, given: list[Any], keys: list[Any], name: str) -> None:
         """That at least one of them has the first key. Raises InvalidOption."""
@@ -119,6 +141,23 @@ class EpisodeColumns:
         there = ", ".join(list(known)[:_NAMED]) + (" …" if len(known) > _NAMED else "") or "none"
         instead = f"did you mean {near[0]!r}?" if near else f"keys there are: {there}"
         raise InvalidOption(printable(f"no {keys[0]!r} in the {name} here; {instead}"))
+
+
+def _starts_of(writer: WriterReader, rows: Array) -> Iterator[tuple[int, dict[str, Any]]]:
+    """What was kept of the resets of a writer's episodes, each with its place in rows. Each chunk is read once."""
+    starts, bounds = writer.parts.starts[rows], writer.chunk_bounds
+    chunks = np.searchsorted(bounds, starts, side="right") - 1
+    order = np.argsort(chunks, kind="stable")
+    order = order[starts[order] >= 0]
+    for part in np.split(order, np.flatnonzero(np.diff(chunks[order])) + 1) if len(order) else ():
+        number = int(chunks[part[0]])
+        begin, end = bounds[number : number + 2].tolist()
+        chunk = writer.read_chunk(number, _STARTS)
+        entries = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
+        begun = np.cumsum(writer.fragments["flags"][begin:end] & FragmentFlag.STARTS > 0) - 1
+        for i, place in zip(part.tolist(), begun[starts[part] - begin].tolist()):
+            if place < len(entries) and isinstance(entries[place], dict):
+                yield i, entries[place]
 
 
 def objective_returns(table: Array, scan: Scan) -> Array | None:

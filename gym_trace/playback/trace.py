@@ -187,7 +187,7 @@ class Trace(Recorded):
             CorruptTrace: options, or rewards, were asked for and are damaged.
         """
         content = self._content
-        columns = EpisodeColumns(content, self._with(content).scan, lambda index: self._episode(content, index))
+        columns = EpisodeColumns(content, self._with(content).scan)
         chosen = chosen_rows(columns, where, sort=sort, limit=limit, sample=sample, seed=seed)
         return self._with(content.view(chosen))
 
