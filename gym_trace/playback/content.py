@@ -26,10 +26,13 @@ class Content(NamedTuple):
     def whole(cls, writers: Sequence[WriterReader]) -> Content:
         """All that these writers have recorded."""
         tables = [writer.parts.table for writer in writers]
-        table = tables[0] if len(tables) == 1 else np.concatenate([np.empty(0, EPISODE), *tables])
         bounds = np.cumsum([0, *map(len, tables)], dtype=np.int64)
-        table["index"] = np.arange(len(table))
-        table["writer"] = np.repeat(np.arange(len(tables)), np.diff(bounds))
+        if len(tables) == 1:
+            table = tables[0]  # which says so itself
+        else:
+            table = np.concatenate([np.empty(0, EPISODE), *tables])
+            table["index"] = np.arange(len(table))
+            table["writer"] = np.repeat(np.arange(len(tables)), np.diff(bounds))
         return cls(list(writers), bounds, None, list(writers), table)
 
     def view(self, places: Array) -> Content:

@@ -28,9 +28,12 @@ EPISODE = np.dtype(
     ]
 )
 
+_EPISODE_WITH_INTEGERS = np.dtype([(it[0], it[1].replace("<M8[ns]", "<i8")) for it in EPISODE.descr])
 _OUTCOMES = np.array(OUTCOMES, "<U10")
 _BEGINNINGS = np.array(OUTCOMES, "<U2").view(np.uint64)  # no two begin with the same letters
 _ALL = slice(None)
+_NAT = np.iinfo(np.int64).min  # as a time
+_ROWS_AT_ONCE = 2048
 
 
 class Parts(NamedTuple):
@@ -78,20 +81,17 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
     trimmed = flags[begin] & wire.LEADS == 0
     last = bounds[1:] - 1
 
-    table = np.zeros(len(begin), EPISODE)
-    table["episode_id"], table["lane"] = episode[begin], sorted_["lane"][begin]
-    table["first_step"] = first_step[begin] + trimmed
-    if len(begin):
-        table["steps"] = np.add.reduceat(steps, begin) - trimmed
-        with np.errstate(all="ignore"):  # rewards may be infinite
-            table["return"] = np.add.reduceat(sorted_["reward_sum"], begin)
-        table["return"][trimmed] = np.nan  # the reward of the step that is left out is not known here
-    starts = _join_episode_facts(table, fragments, alive)
+    columns = {"episode_id": episode[begin].astype(np.int64), "lane": sorted_["lane"][begin]}
+    columns["first_step"] = first_step[begin] + trimmed
+    columns["steps"] = (np.add.reduceat(steps, begin) if len(begin) else steps) - trimmed
+    with np.errstate(all="ignore"):  # rewards may be infinite
+        columns["return"] = np.add.reduceat(sorted_["reward_sum"], begin) if len(begin) else np.empty(0)
+    columns["return"][trimmed] = np.nan  # the reward of the step that is left out is not known here
+    starts = _join_episode_facts(columns, fragments, alive)
 
     # A part comes where its last fragment lies, which is the order in which a scan has all of it.
     rank = np.argsort(order[last], kind="stable")
-    table = _taken(table, rank)
-    table["index"] = np.arange(len(rank))
+    table = _table_of(columns, rank)
 
     sizes = np.diff(bounds)
     new_row = np.full(len(begin), -1)
@@ -111,28 +111,45 @@ def outcome_codes(table: Array) -> Array:
     return codes
 
 
-def _join_episode_facts(table: Array, fragments: Array, alive: bool) -> Array:
-    """Fills in what the first and the last fragment of an episode say, in all its parts; returns where the first is."""
-    flags, known, wanted = fragments["flags"], fragments["episode"].astype(np.int64), table["episode_id"]
+def _join_episode_facts(columns: dict[str, Array], fragments: Array, alive: bool) -> Array:
+    """Adds what the first and the last fragment of an episode say, in all its parts; returns where the first is."""
+    flags, known, wanted = fragments["flags"], fragments["episode"].astype(np.int64), columns["episode_id"]
     start, started = _found(known, flags & wire.STARTS > 0, wanted)
     end, ended = _found(known, flags & wire.ENDS > 0, wanted)
-    start_time, end_time = table["start_time"].view(np.int64), table["end_time"].view(np.int64)
-    starts = np.full(len(table), -1)
-    starts[started] = start
-    if started is not _ALL or ended is not _ALL:
-        table["seed"] = wire.NO_SEED
-        table["start_time"] = table["end_time"] = np.datetime64("NaT", "ns")
-        table["outcome"] = (Outcome.RUNNING if alive else Outcome.LOST).word
-    for column, name in (
-        (table["seed"], "seed"), (table["clock_offset"], "clock_offset"), (start_time, "start_time")
-    ):  # fmt: skip
-        column[started] = fragments[name][start]
-    table["outcome"][ended] = _OUTCOMES[np.minimum(fragments["outcome"][end], Outcome.CLOSED)]
+
+    def filled(value: int, where: Array | slice, found: Array) -> Array:
+        if where is _ALL:
+            return found.astype(np.int64, copy=False)
+        column = np.full(len(wanted), value, np.int64)
+        column[where] = found
+        return column
+
+    starts = filled(-1, started, start)
+    for name, value in (("seed", wire.NO_SEED), ("clock_offset", 0), ("start_time", _NAT)):
+        columns[name] = filled(value, started, fragments[name][start])
+    outcome = Outcome.RUNNING if alive else Outcome.LOST
+    columns["outcome"] = filled(outcome, ended, np.minimum(fragments["outcome"][end], Outcome.CLOSED))
     duration = fragments["duration"][end]
-    table["duration"][ended] = duration
-    end_time[ended] = start_time[ended] + duration + fragments["clock_drift"][end]
-    end_time[starts < 0] = np.datetime64("NaT", "ns").astype(np.int64)
+    columns["duration"] = filled(0, ended, duration)
+    elapsed = duration + fragments["clock_drift"][end]
+    columns["end_time"] = filled(_NAT, ended, columns["start_time"][ended] + elapsed)
+    columns["end_time"][starts < 0] = _NAT
     return starts
+
+
+def _table_of(columns: dict[str, Array], rank: Array) -> Array:
+    """The rows at these places. Some at a time: rows are too wide to go over all of them for each column."""
+    if not bool((rank[1:] > rank[:-1]).all()):
+        columns = {name: column[rank] for name, column in columns.items()}
+    table = np.empty(len(rank), EPISODE)
+    table_of_integers = table.view(_EPISODE_WITH_INTEGERS)
+    for begin in range(0, len(rank), _ROWS_AT_ONCE):
+        rows = table_of_integers[begin : begin + _ROWS_AT_ONCE]
+        for name, column in columns.items():
+            part = column[begin : begin + _ROWS_AT_ONCE]
+            rows[name] = _OUTCOMES[part] if name == "outcome" else part
+        rows["index"], rows["writer"] = np.arange(begin, begin + len(rows)), 0
+    return table
 
 
 def _taken(table: Array, rows: Array) -> Array:
