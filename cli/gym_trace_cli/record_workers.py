@@ -70,10 +70,7 @@ def record_with_workers(
 def _facts(progress: Collected) -> list[str]:
     mean = None if progress.returns is None else progress.returns[0]
     done = show.recorded(progress.episodes, progress.steps, progress.speeds[0], progress.bytes, mean)
-    facts = [show.duration(progress.seconds), *done]
-    if progress.restarts:
-        facts.append(show.count(progress.restarts, "restart"))
-    return facts
+    return [*done, show.count(progress.restarts, "restart")] if progress.restarts else done
 
 
 def _table(progress: Collected) -> Any:
@@ -84,6 +81,7 @@ def _table(progress: Collected) -> Any:
     ten, minute, five = (show.count(round(speed)) for speed in progress.speeds)
     lines = [
         Text(f"steps/s: {ten} over 10 s, {minute} over 1 min, {five} over 5 min", no_wrap=True),
+        Text(f"for {show.duration(progress.seconds)} so far", no_wrap=True),
     ]
     if progress.returns is not None:
         mean, least, most = map(show.returned, progress.returns)

@@ -95,9 +95,12 @@ def returns(mean: Return, least: Return, most: Return, lately: bool) -> str:
 
 
 def recorded(episodes: int, steps: int, speed: float, size_: float, mean: Return | None) -> list[str]:
-    """What a run that goes on has recorded so far. speed: steps a second; mean: return, None if not known yet."""
-    told = [count(episodes, "episode"), count(steps, "step"), f"{count(round(speed))} steps/s", size(size_)]
-    return told if mean is None else [*told, f"return {returned(mean)}"]
+    """What a run that goes on has recorded so far. speed: steps a second; mean: return, None if not known yet.
+
+    What matters least comes last, where a narrow terminal has no room.
+    """
+    told = [] if mean is None else [f"return {returned(mean)}"]
+    return [count(episodes, "episode"), count(steps, "step"), *told, f"{count(round(speed))} steps/s", size(size_)]
 
 
 def fraction(progress: Any, limits: Mapping[str, float]) -> float:
