@@ -9,12 +9,13 @@ import click
 import gym_trace
 from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
 
 _MOST_BYTES = 1 << 24  # of a file that may be a card that was written before
 
 
 @click.command("card", short_help="Show or write a data set card.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write it there, such as to DIR/README.md.")
 def command(directory: str, output: str | None) -> None:
     """Show what the trace in DIR is as a data set card: Markdown with the metadata that Hugging Face reads.
