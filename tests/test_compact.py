@@ -23,7 +23,7 @@ from gym_trace import TraceRecordingWrapper, check_trace, diff_traces, edit, ope
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.trace_writer import TraceWriter
-from gym_trace.model.origins import ID_BITS, ORIGINS
+from gym_trace.model.origins import ID_BITS, ORIGINS, packed_origins
 from gym_trace.statistics.describe import describe
 from gym_trace.storage.local import LocalStorage
 
@@ -259,7 +259,7 @@ def write_with_origins(directory: Path, origins: Any, ids: list[int]) -> None:
     """A batch that says what a stranger might."""
     recorded(directory)
     trace = open_trace(directory)
-    schema = {**trace.readers[0].schema, "writer": "forged", ORIGINS: origins}
+    schema = {**trace.readers[0].schema, "writer": "forged", ORIGINS: packed_origins(origins)}
     reader = trace.readers[0]
     chunk = reader.read_chunk(0)
     fragments = np.repeat(reader.fragments[:1], len(ids))
@@ -312,6 +312,25 @@ def test_origins_that_a_stranger_has_written_are_read_and_named_as_files_may_be(
     edit.compact(tmp_path / "t", tmp_path / "c")
     assert open_trace(tmp_path / "c").writers == trace.writers
     describe(trace)
+
+
+@pytest.mark.parametrize("forged", [b"", b"x", 7, [], packed_origins({}), "====", packed_origins([{}] * (1 << 17))])
+def test_origins_that_cannot_be_read_are_damage(tmp_path: Path, forged: Any) -> None:
+    with mock.patch(f"{__name__}.packed_origins", return_value=forged):
+        write_with_origins(tmp_path / "t", [], [0])
+    assert "origins of a schema" in open_trace(tmp_path / "t").damage[0].problem
+    assert "origins of a schema" in check_trace(tmp_path / "t").damages[0].problem
+    repair_trace(tmp_path / "t", tmp_path / "r")
+    with pytest.raises(CorruptTrace, match="origins of a schema"):
+        edit.compact(tmp_path / "t", tmp_path / "c")
+
+
+def test_where_no_batch_says_who_the_origins_are_the_manifest_does(tmp_path: Path) -> None:
+    record_many(tmp_path / "t", 3)
+    edit.compact(tmp_path / "t", tmp_path / "c")
+    (batch,) = (tmp_path / "c").glob("*.gtb")
+    flipped(batch, wire.HEADER_SIZE + 100)
+    assert open_trace(tmp_path / "c").writers == open_trace(tmp_path / "t").writers
 
 
 def test_what_is_recorded_damaged_or_a_view_is_not_compacted(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import find_writers
 from gym_trace.format.facts import write_facts
 from gym_trace.format.trace_writer import RowsOrEncoded, TraceWriter
-from gym_trace.model.origins import ORIGINS
+from gym_trace.model.origins import ORIGINS, packed_origins, unpacked_origins
 from gym_trace.model.packing import pack_lenient, unpack
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import COLUMNS
@@ -158,9 +158,11 @@ def _without_infos(schema: dict[str, Any]) -> dict[str, Any]:
     said = dict(schema)
     if as_map(said.get("recorder")).get("record_infos"):
         said["recorder"] = {**as_map(said["recorder"]), "record_infos": False}
-    if isinstance(origins := said.get(ORIGINS), list):
-        said[ORIGINS] = [
-            {**one, "schema": _without_infos(as_map(one["schema"]))} if "schema" in as_map(one) else one
-            for one in origins
-        ]
+    if ORIGINS in said:
+        said[ORIGINS] = packed_origins(
+            [
+                {**one, "schema": _without_infos(as_map(one["schema"]))} if "schema" in as_map(one) else as_map(one)
+                for one in unpacked_origins(said[ORIGINS])
+            ]
+        )
     return said

@@ -20,7 +20,7 @@ from gym_trace.format.directory import WriterFiles
 from gym_trace.format.facts import Facts, read_facts, write_facts
 from gym_trace.format.trace_writer import RowsOrEncoded, TraceWriter
 from gym_trace.integrity.scan import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
-from gym_trace.model.origins import ID_BITS, origins_of
+from gym_trace.model.origins import ID_BITS
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.trace import Trace, storage_of
@@ -135,8 +135,6 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
     if schema is not None:
         schema["writer"] = examination.files.writer  # the name of the files is what counts
         writer = TraceWriter(storage, schema, level=3, fsync=False)
-        origins = origins_of(schema, writer.writer)
-        report.writers += [origin.writer for origin in origins] or [writer.writer]
     try:
         mender = _Mender(examination)
         for fragments, chunk in examination.chunks():
@@ -149,6 +147,7 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
             if len(stops) or pending:
                 writer.write(stops, {}, pending=pending)
             writer.close(_closing_words(examination.files))
+            report.writers += [origin.writer for origin in examination.origins] or [writer.writer]
     finally:
         if writer is not None:
             writer.abandon()
@@ -198,7 +197,7 @@ class _Mender:
                     columns[path] = _without(*chunk.encoded(path), bounds[orphans])
             sums = _sums_without_first(chunk.array(("rewards",)), bounds, orphans)
             fragments = self._adopted(fragments, orphans, sums)
-        if not self._examination.has_origins:
+        if not self._examination.origins:
             return np.concatenate([_bare_stops(broken), fragments]), columns
         numbers = fragments["episode"] >> np.uint64(ID_BITS)
         over = [

@@ -107,7 +107,7 @@ class Examination:
         self._journal = ManifestCheck(files)
         self._episodes: list[Array] = []
         self._tail = RingTail()
-        self._origins: list[Origin] = []
+        self.origins: list[Origin] = []  # of what its files hold, known once chunks() was begun
         self.pending: list[Pending] = []  # actions that were never answered
 
     def schema(self) -> dict[str, Any] | None:
@@ -126,9 +126,9 @@ class Examination:
         """The chunks that can be read whole, in order, each with its fragments."""
         schema = self.schema()
         self._journal.schema = schema
-        self._origins = origins_of(schema or {}, self.files.writer)
         try:
             layouts = None if schema is None else WriterSchema.of(schema).layouts
+            self.origins = origins_of(schema or {}, self.files.writer)
             problem = "the schema is lost, and with it what the columns mean"
         except CorruptTrace as error:
             layouts, problem = None, error.problem
@@ -286,16 +286,11 @@ class Examination:
 
     def lost_steps(self, episode: int, first: int, steps: int) -> LostSteps:
         """Steps of an episode, by its id in the fragment table."""
-        if not self._origins:
+        if not self.origins:
             return LostSteps(self.files.writer, episode, first, steps)
         number, own = split_id(episode)
-        writer = self._origins[number].writer if number < len(self._origins) else self.files.writer
+        writer = self.origins[number].writer if number < len(self.origins) else self.files.writer
         return LostSteps(writer, own, first, steps)
-
-    @property
-    def has_origins(self) -> bool:
-        """Whether its files hold what other writers have recorded; to be asked while its chunks are read."""
-        return bool(self._origins)
 
 
 def _merged(damages: list[Damage]) -> list[Damage]:

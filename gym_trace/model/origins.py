@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from gym_trace.model.packing import pack_lenient
+import zstandard
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.model.packing import pack_lenient, unpack
 from gym_trace.model.schema import as_map
 
 ORIGINS = "origins"  # the key of the schema record
@@ -13,6 +17,8 @@ ID_BITS = 40  # of an episode id in the fragment table that are the episode's ow
 OWN_ID = (1 << ID_BITS) - 1
 MOST_ORIGINS = 1 << 16
 _FORMAT = [1, 2]
+_LEVEL = 9
+_MOST_BYTES, _MOST_GROWTH = 16 << 20, 1 << 10  # of the description of origins, and how many times the bytes it takes
 
 
 class Origin(NamedTuple):
@@ -33,11 +39,12 @@ def origins_of(schema: dict[str, Any], file: str) -> list[Origin]:
     """The origins that a schema record tells of, of which nothing is trusted; none of a writer's own recording.
 
     file: the id of the writer in whose files they are, by which one is called that does not say its id.
+
+    Raises CorruptTrace.
     """
     found: list[Origin] = []
-    described = schema.get(ORIGINS)
     now = {key: value for key, value in schema.items() if key not in (ORIGINS, "batch")}
-    for number, one in enumerate(described[:MOST_ORIGINS] if isinstance(described, list) else ()):
+    for number, one in enumerate(unpacked_origins(schema[ORIGINS]) if ORIGINS in schema else ()):
         one = as_map(one)
         without = one.get("without")
         gone = [key for key in without if isinstance(key, str)] if isinstance(without, list) else []
@@ -72,7 +79,27 @@ def with_origins(origins: Iterable[Origin], writer: str) -> dict[str, Any]:
         one |= {"manifest": origin.entries} if origin.entries else {}
         described.append(one)
         before, packed = own, now
-    return {**schema, ORIGINS: described}
+    return {**schema, ORIGINS: packed_origins(described)}
+
+
+def packed_origins(described: list[dict[str, Any]]) -> bytes:
+    """As a schema record has them: they are much alike."""
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(pack_lenient(described)[0])
+
+
+def unpacked_origins(packed: Any) -> list[Any]:
+    """What a schema record has, as maps. packed: as it is in a batch, or in a manifest. Raises CorruptTrace."""
+    try:
+        frame = base64.b64decode(packed, validate=True) if isinstance(packed, str) else packed
+        size = zstandard.frame_content_size(frame) if isinstance(frame, bytes) else -1
+        if not 0 <= size <= min(_MOST_BYTES, _MOST_GROWTH * len(frame)):
+            raise CorruptTrace("the origins of a schema are malformed, or too large")
+        described = unpack(zstandard.ZstdDecompressor().decompress(frame))
+    except (ValueError, zstandard.ZstdError) as error:
+        raise CorruptTrace("the origins of a schema are malformed") from error
+    if not isinstance(described, list) or len(described) > MOST_ORIGINS:
+        raise CorruptTrace(f"the origins of a schema are no array of at most {MOST_ORIGINS}")
+    return described
 
 
 def split_id(episode: int) -> tuple[int, int]:

@@ -159,6 +159,11 @@ class WriterReader:
         except FileNotFoundError:
             return None  # sealed under another name between the listing and now: the next refresh finds it
 
+    def take_damage(self, error: CorruptTrace) -> None:
+        """Keeps in mind what is wrong with all of its files."""
+        damage = Damage(self.batches[0].path if self.batches else self.files.where, 0, 0, error.problem)
+        self._unreadable = [*self._unreadable, damage]
+
     def _take_damage(self, name: str, error: CorruptTrace, size: int = 0) -> None:
         """Keeps in mind a file that cannot be read."""
         damage = Damage(self.files.storage.path(name), 0, size, error.problem)

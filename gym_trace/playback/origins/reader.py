@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import WriterFiles, is_writer_id
-from gym_trace.model.origins import ID_BITS, MOST_ORIGINS, ORIGINS, OWN_ID, Origin, origins_of, split_id
+from gym_trace.model.origins import ID_BITS, OWN_ID, Origin, origins_of, split_id
 from gym_trace.model.schema import WriterSchema
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import Parts, step_offsets
@@ -22,7 +23,11 @@ from gym_trace.ring.pending import Pending
 
 def presented(stored: WriterReader) -> list[WriterReader]:
     """The writers whose episodes are in the files of one: itself, as a rule; of compacted ones, its origins."""
-    origins = origins_of(stored.about_or_empty.raw, stored.writer)
+    try:
+        origins = origins_of(stored.about_or_empty.raw, stored.writer)
+    except CorruptTrace as error:
+        stored.take_damage(error)
+        return [stored]
     if not origins:
         return [stored]
     file = _OriginFile(stored, origins)
@@ -43,9 +48,7 @@ class _OriginFile:
         self.stored = stored
         numbers = (stored.fragments["episode"] >> np.uint64(ID_BITS)).astype(np.int64)
         problem = ""
-        if len(origins) == MOST_ORIGINS < len(stored.about.raw[ORIGINS]):
-            problem = f"more than {MOST_ORIGINS} origins"
-        elif not bool((numbers[1:] >= numbers[:-1]).all()):
+        if not bool((numbers[1:] >= numbers[:-1]).all()):
             problem, numbers = "the fragments of its origins are not in order", numbers[:0]
         elif len(numbers) and numbers[-1] >= len(origins):
             problem = "fragments of origins that its schema does not name"
