@@ -199,6 +199,47 @@ def test_endless_conditions_are_refused_and_long_ones_are_not() -> None:
     assert rows(f"index in {list(range(1, 9000))}") == [1, 2, 3, 4, 5]
 
 
+def test_values_of_any_kind_are_compared_with_those_of_their_own() -> None:
+    values = [
+        1,
+        1.0,
+        True,
+        "1",
+        None,
+        NAN,
+        np.float32(1),
+        np.array(1),
+        np.arange(3),
+        [1],
+        {"a": 1},
+        b"1",
+        1j,
+        10**40,
+        0.5,
+    ]
+
+    class Mixed(Rows):
+        def __len__(self) -> int:
+            return len(values)
+
+        def column(self, path: tuple[Any, ...]) -> Column:
+            return factorized(values)
+
+    def chosen(where: str) -> list[int]:
+        return chosen_rows(Mixed(), where).tolist()  # type: ignore[no-any-return]
+
+    assert chosen("x == 1") == [0, 1, 6, 7]
+    assert chosen("x") == chosen("x == True") == [2]
+    assert chosen("x == '1'") == [3]
+    assert chosen("x is None") == [4, 5]
+    assert chosen(f"x == {10**40}") == chosen("x > 9e39") == chosen("x * 2 > 5") == [13]
+    assert chosen("x < 1") == [14]
+    assert chosen("x in [0.5, '1', True, None]") == [2, 3, 4, 5, 14]
+    assert chosen("x == x") == [0, 1, 2, 3, 6, 7, 13, 14]
+    order = chosen_rows(Mixed(), sort="x").tolist()
+    assert order == [14, 0, 1, 6, 7, 13, 3, 2, 8, 9, 10, 11, 12, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("text", "moment"),
     [

@@ -159,6 +159,16 @@ def test_all_samples_are_chosen_from(name: str) -> None:
         assert len(chosen) == len(trace)
 
 
+def test_options_may_be_of_any_kind(tmp_path: Path) -> None:
+    values = [np.arange(3), np.array(2), 10**30, {"deep": [1, 2]}, "text", None]
+    trace = record(tmp_path, [{"options": {"v": value}} for value in values])
+    assert places(trace, "options.v[1] == 1") == [0]
+    assert places(trace, f"options.v == 2 or options.v == {10**30}") == [1, 2]
+    assert places(trace, "options.v.deep[-1] == 2") == [3]
+    assert places(trace, "options.v is None") == [5]
+    assert places(trace[::-1], "options.v is not None") == [4, 3, 2, 1, 0]
+
+
 def test_commands_choose_alike(trace: Trace) -> None:
     def indices(*words: Any) -> list[int]:
         lines = ok("replay", trace.directory, "--json", *words).output.splitlines()

@@ -198,8 +198,8 @@ def _at(value: Any, keys: list[Any]) -> Any:
     for key in keys:
         if isinstance(value, Mapping):
             value = value.get(key)
-        elif isinstance(key, int) and isinstance(value, (list, tuple, np.ndarray)) and -len(value) <= key < len(value):
-            value = value[key]
+        elif isinstance(key, int) and (isinstance(value, (list, tuple)) or np.ndim(value)):
+            value = value[key] if -len(value) <= key < len(value) else None
         else:
             return None
     return value

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 _INT64 = np.iinfo(np.int64)
+_EXACT = 2**53  # up to here every integer is a float64, too
 _MOST_COMBINED = 4096  # pairs of distinct values that are compared whether or not they occur
 _TIME = re.compile(
     r"(\d{4})(?:-(\d\d)(?:-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?"
@@ -113,11 +114,14 @@ def as_numbers(column: Column) -> Column:
         return column
     given = [value if _is_number(value) else None for value in column.words]
     known = np.array([value is not None for value in given], bool)[column.data]
-    if all(value is None or (isinstance(value, int) and _INT64.min <= value <= _INT64.max) for value in given):
-        return Column("number", np.array([value or 0 for value in given], np.int64)[column.data], known)
-    if all(value is None or isinstance(value, int) for value in given):
-        return Column("number", np.array([value or 0 for value in given], object)[column.data], known)
-    return Column("number", np.array([_float(value or 0) for value in given])[column.data], known)
+    there = [0 if value is None else value for value in given]
+    ints = [value for value in there if isinstance(value, int)]
+    dtype: Any = np.float64
+    if len(ints) == len(there) and _INT64.min <= min(ints) <= max(ints) <= _INT64.max:
+        dtype = np.int64
+    elif max(map(abs, ints), default=0) > _EXACT:
+        dtype = object
+    return Column("number", np.array(there, dtype)[column.data], known)
 
 
 def floats(column: Column) -> Array:
@@ -164,11 +168,9 @@ def _plain(value: Any) -> Any:
     """A value as words hold it."""
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         value = value.item()
-    if value is None or value != value:
-        return None
-    if isinstance(value, (bool, int, float, str)):
-        return value
-    return OTHER
+    if isinstance(value, float):
+        return value if value == value else None
+    return value if value is None or isinstance(value, (int, str)) else OTHER
 
 
 def _is_number(value: Any) -> bool:
