@@ -65,6 +65,13 @@ def test_a_trace_with_wrappers_of_ones_own_is_verified_on_trust() -> None:
     assert "identical" in ok("replay", "t", "--verify", "--import", "clicks", "--trust").output
 
 
+@pytest.mark.parametrize("mode", [[], ["--num-envs", 2], ["--num-envs", 2, "--vectorization-mode", "async"]])
+def test_a_trace_with_wrappers_of_gymnasium_is_verified_as_any_other(mode: list[object]) -> None:
+    around = ["--wrapper", "gymnasium.wrappers:FlattenObservation", "--max-episode-steps", 3]
+    ok("record", "CartPole-v1", *around, *mode, "--episodes", 2, "-o", "t")
+    assert "identical" in ok("verify", "t").output
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

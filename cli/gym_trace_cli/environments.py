@@ -126,13 +126,15 @@ def make_env(
         if vectorization not in (None, *kinds):
             raise InvalidOption("--make makes single environments: pass --vectorization-mode sync or async")
         return kinds[vectorization or "sync"]([make] * num_envs, **vector_kwargs)
+    if wrappers and vectorization == "vector_entry_point":
+        raise InvalidOption("--wrapper goes around single environments: pass --vectorization-mode sync or async")
     env_id = str(env_id)
     if max_episode_steps is not None:
         env_args = {**env_args, "max_episode_steps": max_episode_steps}
     try:
         if num_envs is None:
             return _wrapped(gymnasium.make(env_id, **env_args), wrappers)
-        around = {"wrappers": [partial(_wrap, name) for name in wrappers]} if wrappers else {}
+        around = {"wrappers": [NamedCallable().convert(name, None, None) for name in wrappers]} if wrappers else {}
         return gymnasium.make_vec(
             env_id,
             num_envs,

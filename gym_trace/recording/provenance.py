@@ -108,8 +108,9 @@ class _Git:
         self._most = most
         self._said: bytes | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        # A repository's own settings may name programs to run: these are the ones that such commands would.
-        self._command = ["git", "-c", "core.fsmonitor=false", *words]
+        # The settings of a repository, or of what poses as one, may name programs that such commands run.
+        safe = ("-c", "core.fsmonitor=false", "-c", "safe.bareRepository=explicit")
+        self._command = ["git", *safe, *words]
         self._thread = threading.Thread(target=self._run, name="gym-trace git", daemon=True)
         with contextlib.suppress(RuntimeError):  # there may be no more threads, which costs the commit and nothing else
             self._thread.start()
