@@ -169,8 +169,8 @@ class Writer:
 
     def write(self, slab: Slab) -> None:
         """Writes a slab as a chunk."""
-        segments, _ = decoder_of(ROWS, LAYOUT).decode(slab.sequence, bytes(slab.memory))
-        self.chunks.write_slab(slab.sequence, segments)
+        segments, pending = decoder_of(ROWS, LAYOUT).decode(slab.sequence, bytes(slab.memory))
+        self.chunks.write_slab(slab.sequence, segments, [action.described() for action in pending])
 
     def die(self) -> None:
         self.files.abandon()

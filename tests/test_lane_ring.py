@@ -90,9 +90,9 @@ class Run:
         self.asked, self.failed, self.number = np.zeros(COUNT, np.int64), False, 0
         submit = self.recorder._out.submit
 
-        def told(sequence: int, segments: list[Any]) -> None:
+        def told(sequence: int, segments: list[Any], pending: Any) -> None:
             self.written.append(list(map(_copied, segments)))
-            submit(sequence, segments)
+            submit(sequence, segments, pending)
 
         self.recorder._out.submit = told  # type: ignore[method-assign]
         self.wrapped.reset(seed=3, options={"level": 2})
@@ -170,7 +170,7 @@ def rebuilt(directory: Path, schema: dict[str, Any], *slabs: list[Any]) -> list[
     chunks = ChunkWriter(lambda: TraceWriter(LocalStorage(directory), schema, 1, False), 1 << 30)
     directory.mkdir()
     for sequence, segments in enumerate(slabs, 1):
-        chunks.write_slab(sequence, segments)
+        chunks.write_slab(sequence, segments, [])
     if chunks.writer is None:
         return []
     chunks.writer.abandon()

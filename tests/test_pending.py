@@ -166,3 +166,65 @@ def test_the_action_of_a_writer_that_is_alive_is_its_own(tmp_path: Path) -> None
     assert trace[0].pending_action == running.pending_action == 4
     assert pickle.loads(pickled)[0].pending_action is None
     assert pickle.loads(pickle.dumps(trace))[0].pending_action == 4
+
+
+class Talkative(Fragile):
+    """With infos of which few have room in a slab."""
+
+    def __init__(self, length: int = 10_000):
+        super().__init__()
+        self.text = "x" * length
+
+    def step(self, action: Any) -> Any:
+        *result, _ = super().step(action)
+        return (*result, {"text": self.text})
+
+
+def record_until_a_slab_is_turned_within_a_step(directory: str, lanes: int) -> None:
+    """Dies when the next slab is begun, but has not been told yet which action was asked."""
+    from zoo import small_blocks
+
+    from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper
+    from gym_trace.recording.vector.recorder import LaneSlab
+    from gym_trace.ring.row_slab import RowSlab
+
+    kind, name = (LaneSlab, "ask") if lanes else (RowSlab, "ask_packed")
+    usual = getattr(kind, name)
+
+    def dies_if_again(self: Any, action: Any) -> None:
+        if sys._getframe(1).f_code.co_name in ("_turn", "_begin"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        usual(self, action)
+
+    setattr(kind, name, dies_if_again)
+    env: Any
+    with small_blocks(rows=50, chunk=200_000, values=60_000):
+        if lanes:
+            envs = gymnasium.vector.SyncVectorEnv([lambda: Talkative(200_000)] * lanes)
+            env = TraceRecordingVectorWrapper(envs, directory, uid="w", record_infos=True)
+        else:
+            env = TraceRecordingWrapper(Talkative(), directory, uid="w", record_infos=True)
+        env.reset()
+        for step in range(19):
+            action = action_at(step)
+            env.step({name: np.array([part] * lanes) for name, part in action.items()} if lanes else action)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("lanes", [0, 3])
+def test_the_action_is_known_while_a_slab_is_turned_within_a_step(tmp_path: Path, lanes: int) -> None:
+    script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_pending as t"
+    script += f"\nt.record_until_a_slab_is_turned_within_a_step({str(tmp_path / 't')!r}, {lanes})"
+    environment = {**os.environ, "GYM_TRACE_PURE": "1"}
+    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, timeout=120, env=environment)
+    assert done.returncode == -9, done.stderr.decode()
+    repair_trace(tmp_path / "t", tmp_path / "r")
+    for name in ("t", "r"):
+        episodes = list(open_trace(tmp_path / name))
+        assert len(episodes) == (lanes or 1)
+        for episode in episodes:
+            assert len(episode) > 0
+            action = action_at(len(episode))
+            assert episode.pending_action["a"] == action["a"]
+            assert (episode.pending_action["b"] == action["b"]).all()
+        assert len(describe(open_trace(tmp_path / name))["writers"][0]["pending"]) == len(episodes)

@@ -90,7 +90,7 @@ def test_chunks_of_a_slab_that_was_being_written_give_way_to_the_ring(
         writer.write(run.slab)
     writer.die()
     assert len(written) == 4
-    assert [more for *_, (_, more) in written] == [True] * (len(written) - 1) + [False]
+    assert [more for _, _, (_, more), _ in written] == [True] * (len(written) - 1) + [False]
     check(trace := open_trace(tmp_path))
     assert lengths(trace) == [(0, 3, "terminated"), (1, 7, "terminated"), (2, 20, "lost")]
     (tmp_path / "w.ring").unlink()

@@ -67,7 +67,7 @@ class TraceWriter:
         Args:
             columns: typed arrays of rows, lists of MessagePack values, or what is encoded already.
             slab: the sequence number of the slab that it is of, and whether more chunks of that follow.
-            pending: actions that were never answered (docs/FORMAT.md, section 4), if this is the writer's last chunk.
+            pending: actions that were not answered yet (docs/FORMAT.md, section 4): never, if no chunk follows.
 
         Raises UnstorableValue for what a reader would refuse.
         """

@@ -312,7 +312,8 @@ class WriterReader:
         table = (parts or self.parts).table
         for action in self.pending:
             mine = np.flatnonzero(table["episode_id"] == action.episode)
-            if len(mine) and row == int(mine[np.argmax(table["first_step"][mine])]):
+            last = int(mine[np.argmax(table["first_step"][mine])]) if len(mine) else -1
+            if row == last and action.step == table["first_step"][row] + table["steps"][row]:
                 return copied(action.action(self.layouts.actions))
         return None
 

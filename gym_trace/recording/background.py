@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from gym_trace.ring.chunk_builder import ChunkWriter
+from gym_trace.ring.pending import Pending
 from gym_trace.ring.segment import Segment
 
 
@@ -16,6 +17,7 @@ class _Job(NamedTuple):
 
     sequence: int
     segments: list[Segment]
+    pending: list[Any]  # the actions in it that are not answered yet, as metadata has them
 
 
 class SlabWriter:
@@ -46,9 +48,9 @@ class SlabWriter:
         """Whether all that was submitted is written."""
         return self.failure is None and self.written == self.submitted
 
-    def submit(self, sequence: int, segments: list[Segment]) -> None:
+    def submit(self, sequence: int, segments: list[Segment], pending: Iterable[Pending] = ()) -> None:
         """Has the content of a slab written. Its arrays must not change before that. Doing it twice does no harm."""
-        self._jobs.append(_Job(sequence, segments))
+        self._jobs.append(_Job(sequence, segments, [action.described() for action in pending]))
         self.submitted = sequence
         thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         try:
@@ -111,7 +113,7 @@ class SlabWriter:
                 job = self._jobs[0]
                 if self.failure is None and job.sequence > self.written:
                     try:
-                        self._chunks.write_slab(job.sequence, job.segments)
+                        self._chunks.write_slab(*job)
                     except Exception as error:  # of any kind: the caller's thread reports it
                         self.fail(error)
                     else:

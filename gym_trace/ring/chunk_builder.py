@@ -84,26 +84,29 @@ class ChunkWriter:
         )
         return any(large.get(path) != before.get(path) for path in shared)
 
-    def write_slab(self, sequence: int, segments: list[Segment]) -> None:
-        """Writes all that a slab holds, and seals the batch if that is due. Raises OSError."""
+    def write_slab(self, sequence: int, segments: list[Segment], pending: Sequence[Any]) -> None:
+        """Writes all that a slab holds, and seals the batch if that is due. Raises OSError.
+
+        pending: actions that are not answered yet, as metadata has them.
+        """
         self._slab = sequence
         for segment in segments:
             self.add(segment)
-        self.write()
+        self.write(pending=pending)
         if self.writer is not None:
             self.writer.seal_if_due()
 
-    def write(self, more: bool = False) -> None:
+    def write(self, more: bool = False, pending: Sequence[Any] = ()) -> None:
         """Writes what was added since the last chunk. Raises OSError.
 
-        more: whether another chunk of the same slab follows.
+        more: whether another chunk of the same slab follows. pending: see TraceWriter.write().
         """
         if self._pieces and self.writer is not None:
             fragments, columns = _joined(self._pieces)
             self._pieces, self._forms = [], {}
             self._size = self._decoded = self._rows = 0
             _add_up(columns.get(("rewards",)), fragments)
-            self.writer.write(fragments, columns, (self._slab, more) if self._slab else None)
+            self.writer.write(fragments, columns, (self._slab, more) if self._slab else None, pending)
 
 
 def _form(rows: AnyRows) -> _Form:

@@ -146,7 +146,9 @@ def recovered(image: RingImage) -> Recovered:
     chunks = ChunkWriter(lambda: writer, sys.maxsize)
     pending: list[Pending] = []
     for sequence, content, most in image.slabs:
-        segments, pending = decoder.decode(sequence, content, most)
+        segments, asked = decoder.decode(sequence, content, most)
+        if segments or asked:  # or it is a slab that was only just begun
+            pending = asked
         for segment in segments:
             chunks.add(segment)
         chunks.write()

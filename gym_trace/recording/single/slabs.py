@@ -155,13 +155,13 @@ class SlabFiller(Recorder):
         self._is_open = False
         if slab.sequence > self._out.submitted:
             try:
-                segments, _ = self._decoder.decode(slab.sequence, slab.memory)
+                segments, pending = self._decoder.decode(slab.sequence, slab.memory)
             except Exception as error:  # of any kind: reported at the next step
                 self._out.fail(error)
                 return
             for column, complaint in self._decoder.complaints.items():
                 self.complain(column, complaint)
-            self._out.submit(slab.sequence, segments)
+            self._out.submit(slab.sequence, segments, pending)
 
     def _turn(self, log_bytes: int = 0) -> None:
         if self._next is None:

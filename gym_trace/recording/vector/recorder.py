@@ -17,6 +17,7 @@ from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder, not_to_be_interrupted
 from gym_trace.recording.vector.filters import LaneFilters
+from gym_trace.ring.lanes.decoder import pending_of
 from gym_trace.ring.lanes.encoder import encoded, left_open, no_lanes
 from gym_trace.ring.lanes.entries import packed_state
 from gym_trace.ring.lanes.events import LANE, End, Interrupted, LaneState, Observed, Reset, Step
@@ -103,7 +104,7 @@ class LaneRecorder(Recorder):
             # Copied before the memory of an earlier slab is used again.
             state = state._replace(recent=(Observed(lanes, state.observed(lanes)),))
         self._next_state = state
-        self._out.submit(slab.sequence, segments)
+        self._out.submit(slab.sequence, segments, pending_of(self._asked, state.lanes))
 
     def _encoded(self, slab: LaneSlab) -> tuple[list[Segment], LaneState]:
         """What a slab holds, and the state of the lanes after it."""

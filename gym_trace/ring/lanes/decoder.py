@@ -63,7 +63,7 @@ class LaneDecoder:
         """
         try:
             found = decoded(self._layout, sequence, memoryview(slab), None, None if most is None else most[1])
-            return found.segments, [] if most else _pending(found)
+            return found.segments, [] if most else pending_of(found.asked, found.state.lanes)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise CorruptTrace(f"a slab of a ring is malformed: {error!r:.100}") from error
 
@@ -200,16 +200,13 @@ def _demand_flags(flags: Array) -> None:
         raise CorruptTrace("a flag of a ring is neither true nor false")
 
 
-def _pending(found: Decoded) -> list[Pending]:
-    """The actions of the lanes whose episodes go on."""
-    if found.asked is None:
+def pending_of(asked: list[Rows] | None, lanes: Array) -> list[Pending]:
+    """The actions, if any are asked, of the lanes whose episodes go on. lanes: their state."""
+    if asked is None:
         return []
-    lanes = found.state.lanes
     steps = lanes["open"] & ~lanes["skipped"] & ~lanes["deferred"] & ~lanes["pending"]
     return [
-        Pending(
-            int(lanes["episode"][lane]), lane, int(lanes["steps"][lane]), [_value(rows, lane) for rows in found.asked]
-        )
+        Pending(int(lanes["episode"][lane]), lane, int(lanes["steps"][lane]), [_value(rows, lane) for rows in asked])
         for lane in np.flatnonzero(steps).tolist()
     ]
 
