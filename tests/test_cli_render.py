@@ -54,6 +54,9 @@ def refused(*args: object) -> str:
         (("--schedule", "every:2"), [0, 2, 4]),
         (("--best", 2), [0, 2]),
         (("--worst", 1), [3]),
+        (("--episodes", "1:", "--best", 1), [2]),
+        (("--where", "index > 0", "--schedule", "every:2"), [2, 4]),
+        (("--sort=-return", "--limit", 2), [0, 2]),
     ],
 )
 def test_episodes_are_chosen_in_several_ways(choice: Any, indices: list[int]) -> None:

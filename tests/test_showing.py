@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import pickle
 import re
 import zlib
 from pathlib import Path
@@ -31,6 +32,27 @@ def test_a_trace_tells_in_four_lines_what_it_is() -> None:
     assert repr(trace[2:4]).startswith("<Trace of 2 of 9 episodes in")
     assert repr(trace[:0]).startswith("<Trace of 0 of 9 episodes in")
     assert repr(open_trace(SAMPLES / "empty")).startswith("<Trace of 0 episodes in")
+
+
+def test_the_table_of_episodes_shows_the_first_and_the_last() -> None:
+    table = open_trace(SAMPLES / "cartpole").episodes
+    lines = str(table).split("\n")
+    assert lines[0] == repr(table).split("\n")[0] == "<table of 50 episodes"
+    assert len(lines) == 13
+    assert lines[1].split() == ["index", "steps", "return", "outcome", "seed", "started", "(UTC)"]
+    assert [line.split()[0] for line in lines[2:]] == ["0", "1", "2", "3", "4", "…", "45", "46", "47", "48", "49"]
+    assert len({len(line.rstrip(">")) for line in lines[1:]}) == 1
+    assert str(table[:0]) == "<table of 0 episodes>"
+    assert len(str(table[table["return"] > 50]).split("\n")) == 2 + (table["return"] > 50).sum()
+
+
+def test_columns_of_the_table_and_what_is_made_of_it_are_plain_arrays() -> None:
+    table = open_trace(SAMPLES / "cartpole").episodes
+    for plain in (table["return"], table[["steps", "lane"]], table["outcome"] == "lost", table["steps"].cumsum()):
+        assert type(plain) is np.ndarray
+    assert type(pickle.loads(pickle.dumps(table))) is type(table.copy()) is type(table[::2]) is type(table)
+    assert repr(table.reshape(5, 10)).startswith("array(")
+    assert table.tobytes() == np.asarray(table).tobytes() == table.copy().tobytes()
 
 
 def test_an_episode_tells_what_is_known_of_it_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:

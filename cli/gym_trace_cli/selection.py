@@ -70,11 +70,11 @@ class Condition(click.ParamType):  # type: ignore[type-arg]
         return value
 
 
+_WHERE = """Those of which it is true: 'return > 100 and outcome == "lost"'. Of index, steps, return, outcome, seed,
+split, writer, lane, start, end, duration, episode_id, first_step, metadata.KEY and options.KEY (of reset)."""
 _OPTIONS = (
     click.option("--episodes", type=EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7."),
-    click.option(
-        "--where", type=Condition(), metavar="EXPR", help="Those of which it is true: 'return > 100 and steps < 50'."
-    ),
+    click.option("--where", type=Condition(), metavar="EXPR", help=_WHERE),
     click.option("--sort", type=Condition(), metavar="COLUMN", help="In this order; -return: the highest first."),
     click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N of them."),
     click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N of them, drawn at random."),

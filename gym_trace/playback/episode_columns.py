@@ -51,7 +51,7 @@ class EpisodeColumns:
         if name == "options":
             return self._options(keys)
         if name not in COLUMNS:
-            near = difflib.get_close_matches(str(name), COLUMNS, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(str(name), COLUMNS, n=1, cutoff=0.6)
             instead = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COLUMNS)}"
             raise InvalidOption(f"no column {name!r}; {instead}")
         if name == "return" and len(keys) == 1 and isinstance(keys[0], int):
@@ -137,7 +137,7 @@ class EpisodeColumns:
         known = {str(key): None for value in given if isinstance(value, Mapping) for key in value}
         if keys[0] in known or any(_at(value, keys[:1]) is not None for value in given):
             return
-        near = difflib.get_close_matches(str(keys[0]), known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(keys[0]), known, n=1, cutoff=0.6)
         there = ", ".join(list(known)[:_NAMED]) + (" …" if len(known) > _NAMED else "") or "none"
         instead = f"did you mean {near[0]!r}?" if near else f"keys there are: {there}"
         raise InvalidOption(printable(f"no {keys[0]!r} in the {name} here; {instead}"))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.format import wire
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES, Outcome
+from gym_trace.showing.html import table as html_table
+from gym_trace.showing.words import aligned, count, moment, number, seed_of
 
 EPISODE = np.dtype(
     [
@@ -29,11 +31,45 @@ EPISODE = np.dtype(
 )
 
 _EPISODE_WITH_INTEGERS = np.dtype([(it[0], it[1].replace("<M8[ns]", "<i8")) for it in EPISODE.descr])
+_HEADINGS = ("index", "steps", "return", "outcome", "seed", "started (UTC)")
+_SHOWN = 5  # episodes at either end
 _OUTCOMES = np.array(OUTCOMES, "<U10")
 _BEGINNINGS = np.array(OUTCOMES, "<U2").view(np.uint64)  # no two begin with the same letters
 _ALL = slice(None)
 _NAT = np.iinfo(np.int64).min  # as a time
 _ROWS_AT_ONCE = 2048
+
+
+class EpisodeTable(np.ndarray[Any, Any]):
+    """A structured array of episodes that shows itself: the first and the last of them. Columns of it are plain."""
+
+    def __getitem__(self, key: Any) -> Any:
+        item = super().__getitem__(key)
+        return item.view(np.ndarray) if isinstance(item, EpisodeTable) and item.dtype != EPISODE else item
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __repr__(self) -> str:
+        if self.dtype != EPISODE or self.ndim != 1:
+            return repr(self.view(np.ndarray))
+        lines = aligned(_HEADINGS, self._rows()) if len(self) else []
+        return "<" + "\n  ".join([f"table of {count(len(self), 'episode')}", *lines]) + ">"
+
+    def _repr_html_(self) -> str | None:
+        """What notebooks show."""
+        return html_table(_HEADINGS, self._rows()) if self.dtype == EPISODE and self.ndim == 1 else None
+
+    def _rows(self) -> list[list[str]]:
+        head = [_row(self[i]) for i in range(min(len(self), _SHOWN))]
+        tail = [_row(self[i]) for i in range(max(_SHOWN, len(self) - _SHOWN), len(self))]
+        between = [["…"] * len(_HEADINGS)] if len(self) > 2 * _SHOWN else []
+        return [*head, *between, *tail]
+
+
+def _row(row: Any) -> list[str]:
+    numbers = [str(row[name]) for name in ("index", "steps")]
+    return [*numbers, number(row["return"]), str(row["outcome"]), seed_of(row), moment(row["start_time"])]
 
 
 class Parts(NamedTuple):

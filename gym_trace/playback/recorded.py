@@ -17,19 +17,16 @@ from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.playback.content import Content
-from gym_trace.playback.episode_table import outcome_codes
+from gym_trace.playback.episode_table import EpisodeTable, outcome_codes
 from gym_trace.playback.opened import OnDisk, Opened
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
 from gym_trace.showing.frames import episodes_frame
 from gym_trace.showing.html import image, page, sparkline
-from gym_trace.showing.html import table as html_table
 from gym_trace.showing.pictures import is_picture, picture_of, pictures_in
 from gym_trace.showing.words import count as counted
-from gym_trace.showing.words import moment, number, period, seed_of, spread, tally
+from gym_trace.showing.words import period, spread, tally
 
-_HEADINGS = ("index", "steps", "return", "outcome", "seed", "started (UTC)")
-_SHOWN = 5  # episodes at either end
 _NAMED = 3  # environments
 
 
@@ -47,8 +44,8 @@ class Recorded:
         return FilePath(self._opened.storage.root)
 
     @property
-    def episodes(self) -> Array:
-        return self._content.table
+    def episodes(self) -> EpisodeTable:
+        return self._content.table.view(EpisodeTable)
 
     @property
     def writers(self) -> list[str]:
@@ -164,15 +161,7 @@ class Recorded:
 
     def _repr_html_(self) -> str:
         """What notebooks show: the same, the first and the last episodes, the returns, and an observed picture."""
-        table, count = self._content.table, len(self)
-        shown = [*range(min(count, _SHOWN)), *range(max(_SHOWN, count - _SHOWN), count)]
-        rows = [
-            [row["index"], row["steps"], number(row["return"]), row["outcome"], seed_of(row), moment(row["start_time"])]
-            for row in table[shown]
-        ]
-        if count > 2 * _SHOWN:
-            rows.insert(_SHOWN, ["…"] * len(rows[0]))
-        parts = [sparkline(table["return"], "returns"), html_table(_HEADINGS, rows)]
+        parts = [sparkline(self._content.table["return"], "returns"), self.episodes._repr_html_() or ""]
         if (picture := self._picture()) is not None:
             parts.append(image(picture))
         return page(self._title, self._lines(), *parts)

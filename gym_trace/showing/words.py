@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,12 @@ def tally(codes: Array, names: list[str]) -> str:
     counts = np.bincount(codes, minlength=len(names))
     order = np.argsort(-counts, kind="stable").tolist()
     return ", ".join(f"{names[i]} {counts[i]:,}" for i in order if counts[i])
+
+
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows under headings, a line each, flush right."""
+    widths = [max(map(len, column)) for column in zip(headings, *rows)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in (headings, *rows)]
 
 
 def moment(time: Any) -> str:
