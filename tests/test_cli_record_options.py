@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from gym_trace_cli import show
 from gym_trace_cli.main import cli
@@ -206,6 +207,23 @@ def test_a_file_that_is_not_there_or_cannot_be_written_is_a_matter_of_usage() ->
         refused = run("record", "CartPole-v1", option, "missing/run.toml")
         assert refused.exit_code == 2
         assert "missing/run.toml: No such file or directory" in refused.output
+
+
+# -- completion -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "start", "expected"),
+    [
+        ([], "CartPole-v", ["CartPole-v0", "CartPole-v1"]),
+        (["--config", "missing.toml"], "CartPole-v1", ["CartPole-v1"]),
+        (["CartPole-v1", "--policy"], "ra", ["random"]),
+        (["CartPole-v1", "--policy"], "around:p", ["around:plus_one"]),
+    ],
+)
+def test_shells_complete_environments_and_policies(words: list[str], start: str, expected: list[str]) -> None:
+    found = ShellComplete(cli, {}, "gym-trace", "_GYM_TRACE_COMPLETE").get_completions(["record", *words], start)
+    assert [item.value for item in found] == expected
 
 
 # -- progress ---------------------------------------------------------------------------------------------------------

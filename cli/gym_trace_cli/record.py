@@ -12,6 +12,7 @@ import click
 import gym_trace
 from gym_trace.errors import InvalidOption, TraceError, TraceExists
 from gym_trace_cli import show
+from gym_trace_cli.completion import environment_ids, policies
 from gym_trace_cli.environments import NamedEnvironment, import_modules
 from gym_trace_cli.options import EnvArg, FactoryName, NamedCallable, env_args_option, imports_option, make_option
 from gym_trace_cli.record_config import config_options, drop_overruled, write_config
@@ -49,7 +50,7 @@ class ScheduleName(FactoryName):
 
 
 @click.command("record", short_help="Record episodes of an environment to a trace.")
-@click.argument("env_id", required=False)
+@click.argument("env_id", required=False, shell_complete=environment_ids)
 @click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Where to. Default: traces/ENV_ID.")
 @click.option("--episodes", type=click.IntRange(min=1), metavar="N", help="End after N complete episodes. Default: 10.")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="End after N steps.")
@@ -61,6 +62,7 @@ class ScheduleName(FactoryName):
     type=PolicyName(),
     default="random",
     metavar="P",
+    shell_complete=policies,
     help="What acts: random, MODULE:CALLABLE, sb3:PATH (a checkpoint of Stable-Baselines3) or onnx:PATH. A function is "
     "called with the observation and returns the action, or the action and a dict of what to record beside it; of a "
     "class an object is made, with the observation space and the action space if it takes them, and its act() called, "
