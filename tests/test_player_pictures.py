@@ -170,3 +170,20 @@ def test_a_terminal_that_shows_pictures_gets_pictures(monkeypatch: pytest.Monkey
     assert height <= 19 * 20
     assert column * 10 + width <= 800
     assert abs(height - width) <= 1
+
+
+def test_a_picture_of_another_size_or_none_clears_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "")
+    terminal = Scripted(abilities=Abilities(sixel=True, cell=(10, 20)))
+    screen, written = Screen(terminal), []  # type: ignore[arg-type]
+    monkeypatch.setattr(terminal, "write", written.append)
+    wide, high = random_picture(10, 100), random_picture(100, 10)
+    pictures, cleared = [], []
+    for head, frame in ((["t"], wide), (["t"], wide), (["t"], high), (["t", "note"], high), (["t", "note"], "text")):
+        written.clear()
+        screen.draw(head, frame, [], 0, 1, [""])
+        pictures.append("".join(written).count("\x1bP"))
+        cleared.append("".join(written).count("\x1b[2J"))
+    assert pictures == [1, 0, 1, 1, 0]  # the same one is not drawn again
+    assert cleared == [1, 0, 1, 1, 1]

@@ -11,7 +11,7 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from gym_trace.printable import printable, shown
-from gym_trace_cli.player.pictures import as_picture, colours_of, fitting, half_blocks, shades
+from gym_trace_cli.player.pictures import Picture, as_picture, colours_of, fitting, half_blocks, shades
 from gym_trace_cli.player.sixel import sixel
 from gym_trace_cli.player.terminal import Terminal
 
@@ -29,6 +29,8 @@ class Screen:
         self._colours = colours_of()
         self.unicode = "utf" in (sys.stdout.encoding or "").lower()
         self._drawn: list[str] = []
+        self._picture: Picture | None = None  # that is on the screen
+        self._place: Any = None  # of the picture
         self._size = (0, 0)
 
     @property
@@ -44,7 +46,7 @@ class Screen:
         columns, rows = self._terminal.size
         if self.is_stale:
             self._terminal.is_new = False
-            self._drawn, self._size = [], (columns, rows)
+            self._drawn, self._picture, self._place, self._size = [], None, None, (columns, rows)
             self._terminal.write("\x1b[0m\x1b[2J")
         foot = [*map(printable, words), self._bar(step, last, columns)]
         foot.append(f"\x1b[2m{next((line for line in keys if cell_len(line) <= columns), '')}\x1b[0m")
@@ -52,17 +54,16 @@ class Screen:
         head = [f"\x1b[1m{printable(head[0])}\x1b[0m", *folded]
         room = max(1, rows - len(head) - len(foot))
         lines, picture = self._shown(frame, columns, room)
+        drawing = self._drawing(picture, len(head), columns)
         lines = lines[:room] + [""] * (room - len(lines))
         lines = [fitted(line, columns) for line in [*head, *lines, *foot][:rows]]
         before = self._drawn if len(self._drawn) == len(lines) else [""] * len(lines)
         changed = [f"\x1b[{row};1H{line}" for row, (line, old) in enumerate(zip(lines, before), 1) if line != old]
-        if picture:
-            changed.append(f"\x1b[{len(head) + 1};{picture[0]}H{picture[1]}")
         self._drawn = lines
-        self._terminal.write("".join(changed))
+        self._terminal.write("".join([*changed, drawing]))
 
-    def _shown(self, frame: Any, columns: int, rows: int) -> tuple[list[str], tuple[int, str] | None]:
-        """Lines, and what is drawn over them, from which column on."""
+    def _shown(self, frame: Any, columns: int, rows: int) -> tuple[list[str], Picture | None]:
+        """Lines, and a picture that is drawn over them."""
         if isinstance(frame, str):
             return self._text(frame, rows), None
         if isinstance(frame, list):
@@ -72,11 +73,24 @@ class Screen:
         if self._terminal.abilities.sixel and cell is not None and self._colours:
             width, height = min(columns * cell[0], _LARGEST[0]), min(rows * cell[1], _LARGEST[1]) // 6 * 6
             if width > 0 and height > 0:
-                small = fitting(picture, width, height)
-                return [], (max(0, columns - -(-small.shape[1] // cell[0])) // 2 + 1, sixel(small))
+                return [], fitting(picture, width, height)
         if self._colours and self.unicode:
             return half_blocks(picture, columns, rows, self._colours), None
         return shades(picture, columns, rows), None
+
+    def _drawing(self, picture: Picture | None, row: int, columns: int) -> str:
+        """What draws a picture below so many rows, where it is not there yet. Clears away another one."""
+        place = None if picture is None else (row, picture.shape)
+        before, self._picture = self._picture, picture
+        if self._place not in (None, place):
+            self._terminal.write("\x1b[0m\x1b[2J")
+            self._drawn, before = [], None
+        self._place = place
+        if picture is None or (before is not None and np.array_equal(before, picture)):
+            return ""
+        cell = self._terminal.abilities.cell or (1, 1)
+        margin = max(0, columns - -(-picture.shape[1] // cell[0])) // 2
+        return f"\x1b[{row + 1};{margin + 1}H{sixel(picture)}"
 
     def _text(self, screen: str, rows: int) -> list[str]:
         """Lines of text as environments render it: of escape sequences only those for colours are left."""
