@@ -69,24 +69,28 @@ class Drawn:
 
 
 class Scripted:
-    """In place of a gym_trace_cli.player.terminal.Terminal: keys come from a list, in which None is a pause."""
+    """In place of a gym_trace_cli.player.terminal.Terminal: keys come from a list, in which None is a pause.
+
+    meanwhile: those that are there when nobody waits for keys.
+    """
 
     def __init__(
         self,
         keys: Iterable[str | None] = (),
         size: tuple[int, int] = (80, 24),
         abilities: Abilities | None = None,
+        meanwhile: Iterable[str | None] = (),
     ):
         self.drawn = Drawn(*size)
         self.size, self.abilities, self.is_new = size, abilities or Abilities(), True
         self.screens: list[str] = []  # at each key
-        self._keys = iter(keys)
+        self._keys, self._meanwhile = iter(keys), iter(meanwhile)
 
     def write(self, text: str) -> None:
         self.drawn.feed(text)
 
     def key(self, seconds: float) -> str | None:
-        key = next(self._keys, "quit")
+        key = next(self._keys, "quit") if seconds else next(self._meanwhile, None)
         if key is not None:
             self.screens.append(self.drawn.text)
         return key

@@ -67,7 +67,7 @@ class Script:
         self._order = iter(order)
         self.seen: list[tuple[int, Any]] = []
         self.verdicts: list[str] = []
-        self.fps = 0.0
+        self.fps, self.waited = 0.0, 0
         self.step = next(self._order)
 
     def see(self, frame: Any) -> None:
@@ -79,6 +79,9 @@ class Script:
 
     def told(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict.verdict)
+
+    def wait(self) -> None:
+        self.waited += 1
 
 
 @pytest.mark.parametrize("kept", [1, 1 << 20], ids=["one frame is kept", "all are kept"])
@@ -290,3 +293,17 @@ def test_episodes_of_a_view_are_those_of_the_view(tmp_path: Path) -> None:
     _, scripted = played(trace[[3, 1]], ["down"])
     assert "seed 3" in scripted.screens[0]
     assert "seed 1" in scripted.screens[1]
+
+
+def test_keys_that_leave_are_heard_while_an_episode_is_played_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_trace_cli.player.player._LOOK_SECONDS", 0.0)
+    trace = record(tmp_path, painted(length=40), 3)
+    told: list[Any] = []
+    monkeypatch.setattr(Player, "told", lambda self, verdict: told.append(verdict.index))
+    _, scripted = played(trace, [], meanwhile=[*[None] * 9, "right", None, "down", None, None, None, "quit"])
+    assert "episode 0" in scripted.screens[0]
+    assert "playing it again" in scripted.screens[0]
+    assert "episode 1" in scripted.screens[-1]
+    assert told == []  # neither was played to its end

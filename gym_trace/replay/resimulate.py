@@ -124,8 +124,17 @@ class LaneReplay:
     all episodes before it: from the last seeded one on, then from the first one on.
     """
 
-    def __init__(self, trace: Trace, lane: Lane, make: MakeEnv, comparison: Comparison, trust: bool = False):
+    def __init__(
+        self,
+        trace: Trace,
+        lane: Lane,
+        make: MakeEnv,
+        comparison: Comparison,
+        trust: bool = False,
+        on_step: Callable[[], None] = lambda: None,
+    ):
         self._trace, self._lane, self._make, self._comparison = trace, lane, make, comparison
+        self._on_step = on_step  # called after each step that is taken; what it raises ends the replay
         self._trust = trust  # to give the environment options that may name a file or a module
         self._simulation: _Simulation | None = None
         self._hopeful = True  # that playing what was before may help
@@ -332,6 +341,7 @@ class LaneReplay:
                 told = env.step(action)
             except Exception as error:  # as above
                 return first or _raised(step, error)
+            self._on_step()
             first = first or seen.step(step, *told)
             if watch is not None:
                 watch(env, step + 1)

@@ -41,6 +41,9 @@ class Viewer(Protocol):
     def told(self, verdict: Verdict) -> None:
         """What came out when the episode was played again, before it is seen."""
 
+    def wait(self) -> None:
+        """Called again and again while steps are played that nobody sees, such as those before the wanted one."""
+
 
 def view_observed(trace: Trace, index: int, viewer: Viewer, smallest: int | None = 1) -> None:
     """Shows what was observed: pictures with sides of so many pixels at least, or all values. Raises CorruptTrace."""
@@ -79,7 +82,7 @@ def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> N
             viewer.see(seen.frame(viewer.step))
 
     while True:
-        with suppress(_FromTheStart), closing(replays(trace, [index], making, None)) as playing:  # type: ignore[type-var]
+        with suppress(_FromTheStart), closing(replays(trace, [index], making, None, viewer.wait)) as playing:  # type: ignore[type-var]
             for played in playing:
                 made = partial(_showing_env, played.lane, making)
                 verdict = played.replay.film(played.position, watch, made, viewer.told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, signature
@@ -49,8 +49,14 @@ class Played:
     lane: Lane
 
 
-def replays(trace: Trace, chosen: list[int], making: Making, render_mode: str | None) -> Iterator[Played]:
-    """What plays each episode, lane by lane, which is quickest."""
+def replays(
+    trace: Trace,
+    chosen: list[int],
+    making: Making,
+    render_mode: str | None,
+    on_step: Callable[[], None] = lambda: None,
+) -> Iterator[Played]:
+    """What plays each episode, lane by lane, which is quickest. on_step: called after each step that is taken."""
     wanted = {int(trace.chosen[index]): index for index in chosen}
     trace = trace.whole  # what was before an episode may have to be played, too
     for lane in lanes_of(trace):
@@ -59,7 +65,8 @@ def replays(trace: Trace, chosen: list[int], making: Making, render_mode: str | 
             continue
         if making.make_env is None and (reason := inseparable(lane.writer)):
             raise EnvironmentUnavailable(reason)
-        replay = LaneReplay(trace, lane, partial(made_env, lane, making, render_mode), Comparison(), making.trust)
+        make = partial(made_env, lane, making, render_mode)
+        replay = LaneReplay(trace, lane, make, Comparison(), making.trust, on_step)
         try:
             yield from (Played(replay, position, index, lane) for position, index in positions)
         finally:

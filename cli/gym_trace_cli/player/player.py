@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -31,7 +32,7 @@ _HELP = [  # the longest that fits
     "space ←→ . ↑↓ +- q",
     "q quit",
 ]
-_HELP_ASCII = [line.replace("←→", "arrows").replace("↑↓", "up/down") for line in _HELP]
+_HELP_WAITING = ["↑↓ episode   q quit", "q quit"]
 
 
 class _Turn(Exception):
@@ -97,7 +98,8 @@ class Player:
                 view_observed(self._trace, index, self, _SMALLEST_PICTURE)
             elif episode.writer in self._without:
                 raise EnvironmentUnavailable(self._without[episode.writer])
-            self._screen.draw([self._title(), "playing it again …"], "", [], 0, self._last, [])
+            self._unseen, self._looked = -1, -math.inf
+            self.wait()
             view_rendered(self._trace, index, self, self._making)
         except (EnvironmentUnavailable, RenderingError) as error:
             if self._source == "simulation":
@@ -121,6 +123,17 @@ class Player:
             self._note = f"played again, {verdict.verdict}: {what}"
         self._clock = time.monotonic()
 
+    def wait(self) -> None:
+        self._unseen += 1  # 1 is the step after one that was seen
+        if self._unseen == 1 or time.monotonic() < self._looked + _LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        told = f"playing it again … {show.count(self._unseen, 'step')}" if self._unseen else "playing it again …"
+        self._screen.draw([self._title(), told], "", [], self.step, self._last, self._help(_HELP_WAITING))
+        while (key := self._terminal.key(0)) is not None:
+            if key in ("quit", "up", "down"):
+                self._act(key)
+
     def see(self, frame: Any) -> None:
         looked_at = self.step
         self._draw(frame)
@@ -138,6 +151,7 @@ class Player:
                 self._go_on(rate)
             if self.step == looked_at and (key is not None or self._screen.is_stale):
                 self._draw(frame)
+        self._unseen, self._looked = 0, time.monotonic()
 
     def _go_on(self, rate: float) -> None:
         """Goes to the step that is due, which is not the next one where drawing takes longer than a step."""
@@ -182,7 +196,12 @@ class Player:
         words = self._words.at(self.step)
         if isinstance(frame, list):
             words.append(self._curve())
-        self._screen.draw(head, frame, words, self.step, self._last, _HELP if self._screen.unicode else _HELP_ASCII)
+        self._screen.draw(head, frame, words, self.step, self._last, self._help(_HELP))
+
+    def _help(self, lines: list[str]) -> list[str]:
+        if self._screen.unicode:
+            return lines
+        return [line.replace("←→", "arrows").replace("↑↓", "up/down") for line in lines]
 
     def _curve(self) -> str:
         """The rewards of the last steps, where there are such."""
