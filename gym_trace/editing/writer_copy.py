@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.playback.writer_reader import WriterReader
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import Reader, Storage
 
 LEVEL = 3  # of zstd, for what is encoded anew
 Advance = Callable[[int], None]  # bytes that are done
@@ -106,7 +107,7 @@ class WriterCopy:
             last = first + count
             whole = reader.has_own_files and count == len(batch.chunks) and bool(kept.whole[first:last].all())
             if not (whole and self._add_batch(reader, batch, listed, wanted)):
-                self._add_chunks(reader, kept, range(first, last), wanted)
+                self._add_chunks(reader, kept, batch, range(first, last), wanted)
             first = last
         self.pieces.write()
         ids = set(kept.ids.tolist())
@@ -156,34 +157,30 @@ class WriterCopy:
         self._advance(batch.size)
         return True
 
-    def _add_chunks(self, reader: WriterReader, kept: Kept, numbers: range, wanted: Wanted) -> None:
-        bounds = reader.chunk_bounds
-        for number in numbers:
-            begin, end = bounds[number : number + 2].tolist()
-            fragments, (batch, place) = reader.fragments[begin:end], reader.chunk_places[number]
-            if kept.whole[number] and reader.has_own_files:
-                self.pieces.write()
-                self._add_chunk(reader, fragments, batch, place, wanted)
-            elif kept.whole[number] or kept.part[number]:
-                chunk = reader.read_chunk(number)
-                self.pieces.add(*part_of(chunk, fragments, kept.kept[begin:end], kept.bare[begin:end], wanted))
-                self._last_pending = []
-                self._report.encoded += 1
-            self._advance(int(batch.chunks["length"][place]))
+    def _add_chunks(self, reader: WriterReader, kept: Kept, batch: BatchReader, numbers: range, wanted: Wanted) -> None:
+        """Adds chunks of one batch, by their numbers in all of the writer's."""
+        bounds, own = reader.chunk_bounds.tolist(), reader.has_own_files
+        opened = reader.files.storage.open(batch.name) if own and _is_sealed(batch) else nullcontext()
+        with opened as file:
+            for number in numbers:
+                begin, end = bounds[number : number + 2]
+                fragments, place = reader.fragments[begin:end], reader.chunk_places[number][1]
+                if kept.whole[number] and own:
+                    self.pieces.write()
+                    self._add_chunk(fragments, batch, place, file, wanted)
+                elif kept.whole[number] or kept.part[number]:
+                    chunk = reader.read_chunk(number)
+                    self.pieces.add(*part_of(chunk, fragments, kept.kept[begin:end], kept.bare[begin:end], wanted))
+                    self._last_pending = []
+                    self._report.encoded += 1
+                self._advance(int(batch.chunks["length"][place]))
 
-    def _add_chunk(
-        self, reader: WriterReader, fragments: Array, batch: BatchReader, place: int, wanted: Wanted
-    ) -> None:
-        stored = None
-        if _is_sealed(batch):
-            with reader.files.storage.open(batch.name) as file:
-                stored = stored_chunk(file, batch, place)
-                if all(wanted(column.path) for column in stored.columns):
-                    self.writer.copy_chunk(fragments, stored)
-                    self._last_pending = stored.pending
-                else:
-                    stored = None
-        if stored is None:
+    def _add_chunk(self, fragments: Array, batch: BatchReader, place: int, file: Reader | None, wanted: Wanted) -> None:
+        stored = None if file is None else stored_chunk(file, batch, place)
+        if stored is not None and all(wanted(column.path) for column in stored.columns):
+            self.writer.copy_chunk(fragments, stored)
+            self._last_pending = stored.pending
+        else:
             chunk = batch.read_chunk(place, lambda path: path != ("fragments",) and wanted(path))
             self.writer.write(fragments, {path: chunk.encoded(path) for path in chunk.columns})
             self._last_pending = []

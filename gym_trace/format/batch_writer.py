@@ -21,6 +21,7 @@ from gym_trace.storage.protocol import Reader, Storage
 
 _WORTH_A_CALL = 64 << 10  # bytes
 _BLOCK = 1 << 20
+_MOST_METADATA = 2048  # bytes that a record and its metadata begin with, as a rule
 
 
 class StoredChunk(NamedTuple):
@@ -38,10 +39,13 @@ class StoredChunk(NamedTuple):
 def stored_chunk(file: Reader, batch: BatchReader, number: int) -> StoredChunk:
     """A chunk of a batch, of which file is open. Raises CorruptTrace."""
     offset, length = (int(batch.chunks[name][number]) for name in ("offset", "length"))
-    header = wire.unpack_record_header(file.read(offset, wire.HEADER_SIZE), offset, batch.header.file_id)
+    start = file.read(offset, min(length, _MOST_METADATA))
+    header = wire.unpack_record_header(start[: wire.HEADER_SIZE], offset, batch.header.file_id)
     if header is None or header.type != wire.CHUNK or header.end != offset + length:
         raise CorruptTrace("checksum mismatch in the header of a record", batch.path, offset)
-    raw = file.read(offset + wire.HEADER_SIZE, header.metadata_length)
+    raw = start[wire.HEADER_SIZE :][: header.metadata_length]
+    if len(raw) < header.metadata_length:
+        raw = file.read(offset + wire.HEADER_SIZE, header.metadata_length)
     metadata = unpack(raw) if crc32(raw) == header.metadata_crc else None
     if not isinstance(metadata, dict) or not isinstance(metadata.get("columns"), list):
         raise CorruptTrace("checksum mismatch in the metadata of a record", batch.path, offset)

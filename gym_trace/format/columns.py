@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace
@@ -50,6 +51,7 @@ def is_path(path: tuple[Any, ...]) -> bool:
     return bool(path) and all(type(p) is str or (type(p) is int and p.bit_length() <= 64) for p in path)
 
 
+@lru_cache(maxsize=256)
 def item_size(dtype: str) -> int:
     return int(dtype[2:]) if dtype.startswith("|V") else dtype_from(dtype).itemsize
 

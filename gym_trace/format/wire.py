@@ -129,15 +129,14 @@ def replaced_crc(crc: int, old: bytes, new: bytes, rest: int) -> int:
 
 def _shifted(crc: int, length: int) -> int:
     """What zeros, length of them, make of the register of a CRC, which is linear in it."""
-    for power in range(length.bit_length()):
-        if length >> power & 1:
-            crc = _mapped(_zeros(power), crc)
+    power = 0
+    while length:
+        if length & 1:
+            a, b, c, d = _zeros(power)
+            crc = a[crc & 255] ^ b[crc >> 8 & 255] ^ c[crc >> 16 & 255] ^ d[crc >> 24]
+        length >>= 1
+        power += 1
     return crc
-
-
-def _mapped(tables: list[list[int]], crc: int) -> int:
-    a, b, c, d = tables
-    return a[crc & 255] ^ b[crc >> 8 & 255] ^ c[crc >> 16 & 255] ^ d[crc >> 24]
 
 
 @cache
@@ -146,12 +145,10 @@ def _zeros(power: int) -> list[list[int]]:
     images = []
     for bit in range(32):
         image = 1 << bit
-        if power:
-            image = _mapped(_zeros(power - 1), _mapped(_zeros(power - 1), image))
-        else:
-            for _ in range(8):
-                image = image >> 1 ^ (_POLYNOMIAL if image & 1 else 0)
-        images.append(image)
+        for _ in range(0 if power else 8):
+            image = image >> 1 ^ (_POLYNOMIAL if image & 1 else 0)
+        half = 1 << power - 1 if power else 0
+        images.append(_shifted(_shifted(image, half), half))
     tables = []
     for byte in range(4):
         table = [0]

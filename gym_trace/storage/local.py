@@ -186,8 +186,9 @@ class LocalReader:
 class LocalAppender:
     """A new file that is open for writing; see gym_trace.storage.protocol.Appender."""
 
-    def __init__(self, path: str, lock: bool):
-        self._fd = os.open(path, _NEW, 0o666)
+    def __init__(self, path: str, lock: bool, shared: bool = True):
+        """shared: whether others may append to it, too."""
+        self._fd = os.open(path, _NEW if shared else _NEW & ~os.O_APPEND, 0o666)
         self._held: str | None = None
         if lock:
             self._held = os.path.realpath(path)
@@ -214,9 +215,13 @@ class LocalAppender:
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
+        os.lseek(self._fd, size, os.SEEK_SET)
 
     def sync(self) -> None:
         os.fsync(self._fd)
+
+    def fileno(self) -> int:
+        return self._fd
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -312,15 +317,17 @@ def _copied_by_the_system(source: int, target: int, offset: int, length: int) ->
         return done
     flags = fcntl.fcntl(target, fcntl.F_GETFL)
     try:
-        fcntl.fcntl(target, fcntl.F_SETFL, flags & ~os.O_APPEND)  # which the call refuses
-        os.lseek(target, 0, os.SEEK_END)
+        if flags & os.O_APPEND:  # which the call refuses
+            fcntl.fcntl(target, fcntl.F_SETFL, flags & ~os.O_APPEND)
+            os.lseek(target, 0, os.SEEK_END)
         while done < length and (count := os.copy_file_range(source, target, length - done, offset + done)):
             done += count
     except OSError as error:
         if error.errno not in _NO_COPYING:
             raise
     finally:
-        fcntl.fcntl(target, fcntl.F_SETFL, flags)
+        if flags & os.O_APPEND:
+            fcntl.fcntl(target, fcntl.F_SETFL, flags)
     return done
 
 
