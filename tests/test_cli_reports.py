@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import gymnasium
 import pytest
 from gym_trace_cli.exit_codes import TABLE
 from gym_trace_cli.reports import Outcome, Reports
-from shell import in_directory, ok, process, run
+from shell import in_directory, ok, process, run, wait_for
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper
@@ -146,6 +147,24 @@ def test_what_was_verified_until_a_signal_is_reported(number: signal.Signals) ->
     assert 2 <= len(found["episodes"]) < 50
     assert kinds() == ["passed"] * len(found["episodes"]) + ["error"]
     assert f"{len(found['episodes'])} episodes replayed, of 50, until" in errors
+
+
+def test_ctrl_c_ends_the_workers_too_and_soon() -> None:
+    ok("record", "clicks:CliClock-v0", "-o", "t", "--episodes", 100, "--policy", "clicks:ones", "--infos")
+    slow = ["--import", "hanging", "--env-arg", "delay=0.05", "--workers", 2]  # half a second an episode
+    Path("hanging.py").write_text("import clicks, pathlib\npathlib.Path('begun').touch()\n")
+    with process("verify", "t", *slow, *FILES, start_new_session=True) as running:
+        wait_for(Path("begun").exists)
+        Path("begun").unlink()
+        wait_for(Path("begun").exists)  # in a worker
+        time.sleep(0.5)
+        begin = time.monotonic()
+        os.killpg(running.pid, signal.SIGINT)
+        _, errors = running.communicate(timeout=60)
+    assert time.monotonic() - begin < 15  # and not the 25 seconds that a worker has to do
+    assert running.returncode == 130
+    assert "Traceback" not in errors
+    assert report()["ended"] == "interrupted"
 
 
 def test_what_xml_cannot_have_is_escaped() -> None:

@@ -105,7 +105,8 @@ def verify(
             click.echo(f"error: {show.printable(error)}; --skip-damaged verifies the others", err=True)
         except BaseException as error:
             outcome.ended, outcome.exit_code = _end(error)
-            outcome.message = str(error) if isinstance(error, TraceError) else told(error)
+            if outcome.ended == "error":
+                outcome.message = str(error) if isinstance(error, TraceError) else told(error)
             raise
         finally:
             _sum_up(trace, outcome, skip_damaged)
@@ -120,6 +121,7 @@ def _play(
     ids = [str(writer.about.environment.get("id") or "environment") for writer in trace.readers]
     verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
     with show.ProgressLine() as line, closing(verdicts):
+        line.update(f"0 of {show.count(len(chosen), 'episode')}", 0.0)
         for done, verdict in enumerate(verdicts, 1):
             outcome.verdicts[verdict.verdict] = outcome.verdicts.get(verdict.verdict, 0) + 1
             plain = _plain(verdict)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from gym_trace.envs.identity import installed_versions, packages_of
@@ -140,11 +142,12 @@ def _at_once(
     named = {name for lane in lanes_of(trace) for name in packages_of(lane.writer.about.environment)}
     modules = [*imports, *(name for name in named if name in sys.modules)]
     context = multiprocessing.get_context("spawn")
+    stop = context.Event()
     pool = ProcessPoolExecutor(
         min(workers, max(1, len(parts))),
         context,
         initializer=_open_in_worker,
-        initargs=(trace, modules),
+        initargs=(trace, modules, stop),
     )
     with pool:
         try:
@@ -155,6 +158,7 @@ def _at_once(
                 "a process that verified has died, most likely in the environment; verify with workers=1 to see where"
             ) from error
         finally:
+            stop.set()  # what they do is not wanted any more
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -231,10 +235,12 @@ def _import_all(names: Iterable[str]) -> None:
         importlib.import_module(name)
 
 
-def _open_in_worker(trace: Trace, modules: Sequence[str]) -> None:
+def _open_in_worker(trace: Trace, modules: Sequence[str], stop: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever began us, who says when to stop
     _import_all(modules)
-    _worker.update(trace=trace, lanes=lanes_of(trace))
+    _worker.update(trace=trace, lanes=lanes_of(trace), stop=stop)
 
 
 def _work(work: Any, number: int, positions: list[int]) -> list[Verdict]:
-    return list(work(_worker["trace"], _worker["lanes"][number], positions))
+    verdicts = work(_worker["trace"], _worker["lanes"][number], positions)
+    return list(takewhile(lambda verdict: not _worker["stop"].is_set(), verdicts))
