@@ -118,7 +118,7 @@ def test_writers_that_differ_are_told_apart(tmp_path: Path) -> None:
     ok("record", "CartPole-v1", "-o", tmp_path, "--on-exist", "append", "--episodes", 1, "--quiet")
     card = gym_trace.dataset_card(tmp_path)
     assert "- **Ids**: `CartPole-v1` (4 episodes), `MountainCar-v0` (2 episodes)" in card
-    assert "(and 1 others)" in card
+    assert "(and 1 other)" in card
     assert "| e\\|val | 2 | 10 |" in card
     assert "`gym-trace record`, policy `random`" in card
     assert gym_trace.dataset_card(gym_trace.open_trace(tmp_path)[:2]).count("Bytes") == 0

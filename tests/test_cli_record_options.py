@@ -12,6 +12,9 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from gym_trace_cli import show
 from gym_trace_cli.main import cli
+from gym_trace_cli.record_config import toml_of
+from hypothesis import given
+from hypothesis import strategies as st
 from shell import in_directory, ok, run
 
 from gym_trace import open_trace
@@ -207,6 +210,13 @@ def test_a_file_that_is_not_there_or_cannot_be_written_is_a_matter_of_usage() ->
         refused = run("record", "CartPole-v1", option, "missing/run.toml")
         assert refused.exit_code == 2
         assert "missing/run.toml: No such file or directory" in refused.output
+
+
+@given(st.text(st.characters(codec="utf-8")), st.floats(min_value=0, exclude_min=True, allow_infinity=False))
+def test_whatever_is_written_is_read_again(text: str, number: float) -> None:
+    tomllib = pytest.importorskip("tomllib")
+    for value in ([text, ""], number, True, 1 << 80):
+        assert tomllib.loads(f"x = {toml_of(value)}")["x"] == value
 
 
 # -- completion -------------------------------------------------------------------------------------------------------

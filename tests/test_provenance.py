@@ -91,7 +91,7 @@ def test_a_script_is_named_by_what_it_records_and_asks_git_once(here: Path, comm
     (here / "bin" / "git").chmod(0o755)
     settings = {**os.environ, "PATH": f"{here / 'bin'}:{os.environ['PATH']}"}
     subprocess.run([sys.executable, *command, "SECRET-ARGUMENT"], check=True, env=settings)
-    name = {"of/mine.py": "mine.py", "-m": "of.mine", "-c": "-c"}[command[0]]
+    name = {"of/mine.py": "mine.py", "-m": "of.mine", "-c": "python"}[command[0]]
     commit = git("rev-parse", "HEAD").strip()
     expected = {"command": name, "gym_trace": gym_trace.__version__, "commit": commit, "dirty": False}
     assert said_of("a") == said_of("b") == expected

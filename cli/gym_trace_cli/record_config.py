@@ -138,7 +138,7 @@ def write_config(ctx: click.Context, path: str, seed: int) -> None:
         if given and name not in (*_NOT_READ, *_NOT_WRITTEN) and value not in (None, ()):
             key = next((key for key, known in _by_key(ctx.command) if known is param), name)
             told = [_pair(*one) for one in value] if isinstance(param.type, EnvArg) else value
-            lines.append(f"{key} = {_toml(told)}")
+            lines.append(f"{key} = {toml_of(told)}")
     try:
         content = "\n".join([*lines, ""]).encode()
         with open(path, "wb") as file:
@@ -154,11 +154,12 @@ def _pair(key: str, value: Any) -> str:
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
-def _toml(value: Any) -> str:
+def toml_of(value: Any) -> str:
+    """The value of an option: text, a number, a boolean, or several of these."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):
         return repr(value)
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml_of, value))}]"
     return '"' + "".join(_CONTROL.get(c, c) for c in value) + '"'

@@ -64,7 +64,7 @@ def script_name() -> str:
     if isinstance(module, str):
         return module.removesuffix(".__main__")
     path = str(next(iter(getattr(sys, "argv", ())), ""))
-    return os.path.basename(path) or "python"
+    return "python" if path in ("", "-", "-c") else os.path.basename(path)
 
 
 def policy_name(policy: Any) -> str:

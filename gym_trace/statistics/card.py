@@ -140,13 +140,12 @@ def _recorded(trace: Trace, summary: dict[str, Any]) -> Iterator[str]:
         yield table([f"of {summary['complete']:,} complete episodes", *names], rows)
     splits = summarize(trace, by="split")["groups"] if len({reader.split for reader in trace.readers}) > 1 else {}
     if splits:
-        yield table(
-            ["split", "episodes", "steps", "mean return"],
-            [
-                (prose(name, 100) or "–", f"{group['episodes']:,}", f"{group['steps']:,}", _mean(group))
-                for name, group in list(splits.items())[: 4 * _MOST]
-            ],
-        )
+        rows = [
+            (prose(name, 100) or "–", f"{group['episodes']:,}", f"{group['steps']:,}", _mean(group))
+            for name, group in list(splits.items())[: 4 * _MOST]
+        ]
+        rows += [(told, "", "", "") for told in _rest(len(splits), 4 * _MOST)]
+        yield table(["split", "episodes", "steps", "mean return"], rows)
 
 
 def _environment(readers: list[tuple[WriterReader, int]], ids: list[tuple[str, int]]) -> Iterator[tuple[str, str]]:
@@ -160,8 +159,7 @@ def _environment(readers: list[tuple[WriterReader, int]], ids: list[tuple[str, i
         yield "Class", code(kind)
     for title, name in (("Observations", "observation_space"), ("Actions", "action_space")):
         different = {pack_lenient(reader.about_or_empty.raw.get(name))[0] for reader, _ in readers}
-        more = f" (and {len(different) - 1:,} others)" if len(different) > 1 else ""
-        yield title, code(space_text(first.raw.get(name))) + more
+        yield title, code(space_text(first.raw.get(name))) + _others(different)
     wrappers = first.environment.get("wrappers")
     if isinstance(wrappers, list) and wrappers:
         yield "Wrappers", ", ".join(code(_text(name).rpartition(".")[2], 100) for name in wrappers[:20])
@@ -198,8 +196,9 @@ def _origin(trace: Trace, readers: list[tuple[WriterReader, int]]) -> Iterator[t
     platforms = _counted((_text(reader.about_or_empty.raw.get("platform")), count) for reader, count in readers)
     yield "On", ", ".join([*(code(name, 200) for name, _ in platforms[:_MOST] if name), *_rest(len(platforms), _MOST)])
     metadata = readers[0][0].about_or_empty.metadata
-    if metadata is not None:
-        yield "Metadata", code(json.dumps(plain(metadata), ensure_ascii=False))
+    different = {pack_lenient(reader.about_or_empty.metadata)[0] for reader, _ in readers}
+    if metadata is not None or len(different) > 1:
+        yield "Metadata", code(json.dumps(plain(metadata), ensure_ascii=False)) + _others(different)
 
 
 def _made(reader: WriterReader) -> str:
@@ -231,6 +230,12 @@ def _counted(pairs: Iterator[tuple[str, int]]) -> list[tuple[str, int]]:
     for name, count in pairs:
         counts[name] += count
     return counts.most_common()
+
+
+def _others(different: set[bytes]) -> str:
+    """What to say behind one of them."""
+    number = len(different) - 1
+    return f" (and {number:,} {'other' if number == 1 else 'others'})" if number else ""
 
 
 def _rest(number: int, most: int) -> list[str]:
