@@ -44,7 +44,7 @@ class Recorded:
         return FilePath(self._opened.storage.root)
 
     @property
-    def episodes(self) -> EpisodeTable:
+    def episodes(self) -> Array:
         return self._content.table.view(EpisodeTable)
 
     @property
@@ -161,7 +161,8 @@ class Recorded:
 
     def _repr_html_(self) -> str:
         """What notebooks show: the same, the first and the last episodes, the returns, and an observed picture."""
-        parts = [sparkline(self._content.table["return"], "returns"), self.episodes._repr_html_() or ""]
+        table = self._content.table.view(EpisodeTable)
+        parts = [sparkline(table["return"], "returns"), table._repr_html_() or ""]
         if (picture := self._picture()) is not None:
             parts.append(image(picture))
         return page(self._title, self._lines(), *parts)

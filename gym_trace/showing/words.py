@@ -50,7 +50,7 @@ def moment(time: Any) -> str:
 
 def seed_of(row: Any) -> str:
     """The seed in a row of a table of episodes."""
-    return {-1: "none", -2: "larger than 64 bits"}.get(int(row["seed"]), str(row["seed"]))
+    return {-1: "none", -2: "(see .seed)"}.get(int(row["seed"]), str(row["seed"]))
 
 
 def period(begins: Array, ends: Array) -> str:
