@@ -128,6 +128,7 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
     # A part comes where its last fragment lies, which is the order in which a scan has all of it.
     rank = np.argsort(order[last], kind="stable")
     table = _table_of(columns, rank)
+    columns.clear()  # which have the memory that is needed next
 
     sizes = np.diff(bounds)
     new_row = np.full(len(begin), -1)

@@ -148,9 +148,9 @@ def same(x: Any, y: Any) -> bool:
     return _rank(x) == _rank(y) < 3 and x == y
 
 
-def less(x: Any, y: Any) -> bool:
-    """Whether the one comes before the other: among numbers and among texts."""
-    return _rank(x) == _rank(y) < 2 and bool(x < y)
+def in_order(x: Any, y: Any, compare: Callable[[Any, Any], bool]) -> bool:
+    """compare(x, y) among numbers and among texts; all else has no order."""
+    return _rank(x) == _rank(y) < 2 and compare(x, y)
 
 
 def ranks(column: Column) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from gym_trace.selecting.columns import (
     Table,
     as_numbers,
     floats,
-    less,
+    in_order,
     literal,
     numbers,
     of_pairs,
@@ -35,8 +36,7 @@ _COMPARED = {
 _NEGATED = {"!=", "is not", "not in"}
 _OF_WORDS: dict[str, Callable[[Any, Any], bool]] = {
     "==": same, "is": same, "!=": same, "is not": same,
-    "<": less, "<=": lambda x, y: less(x, y) or same(x, y),
-    ">": lambda x, y: less(y, x), ">=": lambda x, y: less(y, x) or same(x, y),
+    **{sign: partial(in_order, compare=_COMPARED[sign]) for sign in ("<", "<=", ">", ">=")},
 }  # fmt: skip
 _CALLED = {"number": "a number", "time": "a time", "text": "text", "condition": "true or false", "list": "a list"}
 _INT64 = np.iinfo(np.int64)
