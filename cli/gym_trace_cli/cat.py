@@ -12,7 +12,7 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.completion import TraceDirectory, names_in_a_list
+from gym_trace_cli.completion import TraceDirectory, step_columns
 from gym_trace_cli.exit_codes import DAMAGED, FINE
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.step_table import print_steps
@@ -44,12 +44,6 @@ class StepSlice(click.ParamType):  # type: ignore[type-arg]
         return slice(start, stop)
 
 
-def _names(ctx: click.Context) -> list[str]:
-    from gym_trace.interop.steps.choice import names_in
-
-    return names_in(gym_trace.open_trace(ctx.params["directory"]))
-
-
 @click.command("cat", short_help="Print the steps of episodes.")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @selection_options
@@ -57,7 +51,7 @@ def _names(ctx: click.Context) -> list[str]:
 @click.option(
     "--columns",
     metavar="NAMES",
-    shell_complete=names_in_a_list(_names),
+    shell_complete=step_columns,
     help="Only these, such as actions,rewards or observations/image. Default: all.",
 )
 @click.option("--format", "form", type=click.Choice(_FORMATS), help="Default: as FILE ends, or a table.")
@@ -154,7 +148,7 @@ def _write_npz(trace: Trace, places: Array, choice: Choice, file: BinaryIO, step
 
     with show.ProgressLine(quiet=quiet) as line:
 
-        def on_progress(done: int, total: int) -> None:
-            line.update(f"{show.count(done)} of {show.count(total, 'column')}", done / total)
+        def on_progress(column: str, done: int, total: int) -> None:
+            line.update(f"{show.printable(column)}: {show.count(done)} of {show.count(total, 'row')}")
 
         write_npz(trace, places, choice, file, steps, on_progress)

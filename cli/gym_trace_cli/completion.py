@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,6 +15,7 @@ from click.shell_completion import CompletionItem
 _MOST = 200  # directories, or modules, that are looked into
 _REGISTERING = ("ale_py", "minigrid")  # packages that register environments when they are imported
 _POLICIES = ("random", "sb3:", "onnx:")
+_LAST_NAME = re.compile(r"[\w./]*$")
 _TRACE = (".manifest.jsonl", ".gtb", ".gtb.part")
 
 
@@ -73,16 +74,29 @@ def _functions_here() -> Iterator[str]:
         yield from (f"{path.stem}:{name}" for name in names if not name.startswith("_"))
 
 
-def names_in_a_list(names_of: Callable[[click.Context], list[str]]) -> Callable[..., list[CompletionItem]]:
-    """Completes the last of several names with commas between them."""
+def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Of the trace whose directory has been typed already."""
+    import gym_trace
+    from gym_trace.interop.steps.choice import names_in
 
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        before, comma, last = incomplete.rpartition(",")
-        return [CompletionItem(f"{before}{comma}{name}") for name in names_of(ctx) if name.startswith(last)]
+    typed = ctx.params.get("directory") or next(iter(ctx.args), None)  # where click has it until the line is whole
+    try:
+        names = names_in(gym_trace.open_trace(str(typed)))
+    except (OSError, gym_trace.errors.TraceError):
+        return []
+    return _with_last_name(incomplete, names)
 
-    return complete
+
+def episode_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Those of the table of episodes, for conditions and orders."""
+    from gym_trace.playback.episode_columns import COLUMNS
+
+    return _with_last_name(incomplete, COLUMNS)
 
 
-def directory_of(ctx: click.Context) -> Any:
-    """The argument DIR of a command line that is being typed; None if it is not there yet."""
-    return ctx.params.get("directory")
+def _with_last_name(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:
+    """What was typed with its last name completed: of a list of names, an order, a condition."""
+    last = _LAST_NAME.search(incomplete)
+    start = incomplete if last is None else last[0]
+    before = incomplete[: len(incomplete) - len(start)]
+    return [CompletionItem(before + name) for name in names if name.startswith(start)]

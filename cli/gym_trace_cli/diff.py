@@ -11,6 +11,7 @@ import click
 import gym_trace
 from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import DIFFERS, FINE
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.verify import difference_as_json
@@ -19,8 +20,8 @@ _TOLD = 10  # differing episodes that are printed one by one
 
 
 @click.command("diff", short_help="Compare two traces.")
-@click.argument("first", metavar="A", type=click.Path())
-@click.argument("second", metavar="B", type=click.Path())
+@click.argument("first", metavar="A", type=TraceDirectory())
+@click.argument("second", metavar="B", type=TraceDirectory())
 @selection_options
 @click.option("--atol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Numbers this close are equal.")
 @click.option("--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The same, relative.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 @command.command("merge", short_help="Several traces as one.")
-@click.argument("directories", metavar="A B...", nargs=-1, required=True, type=click.Path())
+@click.argument("directories", metavar="A B...", nargs=-1, required=True, type=TraceDirectory())
 @output_option
 @quiet_option
 @json_option
@@ -52,7 +53,7 @@ def merge(directories: tuple[str, ...], output: str, quiet: bool, as_json: bool)
 
 
 @command.command("filter", short_help="Some of the episodes.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @output_option
 @selection_options
 @quiet_option
@@ -96,7 +97,7 @@ class Fractions(click.ParamType):  # type: ignore[type-arg]
 
 
 @command.command("split", short_help="One trace as several.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @output_option
 @click.option(
     "--by",

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.edit import command, json_option, quiet_option, tell
 
 output_option = click.option("-o", "--output", metavar="NEW", type=click.Path(), help="A new directory for the result.")
@@ -30,7 +31,7 @@ def _steps_on(progress: show.ProgressLine) -> Callable[[int, int], None]:
 
 
 @command.command("compact", short_help="Many small writers and batches in few files.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @output_option
 @in_place_option
 @quiet_option
@@ -55,7 +56,7 @@ def compact(directory: str, output: str | None, in_place: bool, quiet: bool, as_
 
 
 @command.command("drop", short_help="Leave out infos or annotations.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @click.option(
     "--columns",
     required=True,
@@ -103,7 +104,7 @@ class Fact(click.ParamType):  # type: ignore[type-arg]
 
 
 @command.command("annotate", short_help="Say who made the trace, its licence, tags and the like.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @click.option(
     "--set",
     "facts",

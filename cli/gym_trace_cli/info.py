@@ -12,6 +12,7 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
 
 Info = dict[str, Any]
 _LONGEST = 600  # characters of a space or of the metadata
@@ -25,7 +26,7 @@ SECONDS = 1.0  # between looks at a trace that is followed
 
 
 @click.command("info", short_help="Tell what a trace holds.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @click.option("--follow", is_flag=True, help="Tell what comes, every second, until all who record are done.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document; with --follow, a line for each change.")
 def command(directory: str, follow: bool, as_json: bool) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from gym_trace_cli.completion import environment_ids
+
 
 class EpisodeSlice(click.ParamType):  # type: ignore[type-arg]
     """--episodes: "5", "2:10", "-3:", "::10" or "1,4,7", as a slice or a list of indices."""
@@ -115,7 +117,13 @@ trust_option = click.option(
 
 def recorded_env_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options for the environment that a trace is played in."""
-    env = click.option("--env", "env_id", metavar="ID", help="Play in this environment. Default: what the trace says.")
+    env = click.option(
+        "--env",
+        "env_id",
+        metavar="ID",
+        shell_complete=environment_ids,
+        help="Play in this environment. Default: what the trace says.",
+    )
     for option in (trust_option, imports_option, env_args_option, make_option, env):
         command = option(command)
     return command

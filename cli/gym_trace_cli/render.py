@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 import gym_trace
 from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments, without_display
 from gym_trace_cli.options import recorded_env_options
 from gym_trace_cli.selection import Selection, selection_options
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command("render", short_help="Make videos of episodes.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(), help="Where to; see above.")
 @selection_options
 @click.option("--schedule", metavar="S", help="cubic: 0, 1, 8, 27 to 729, then every 1000th; every:N: every Nth.")
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 )
 @click.option("--overlay", is_flag=True, help="Write step, action, reward and return below the pictures.")
 @click.option("--fps", type=click.FloatRange(0.01, 1000), metavar="N", help="Default: as the environment says, or 30.")
+@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each file.")
 @recorded_env_options
 def command(
     directory: str,
@@ -52,6 +55,7 @@ def command(
     env_args: Sequence[tuple[str, Any]],
     imports: Sequence[str],
     source: str,
+    as_json: bool,
     **options: Any,
 ) -> None:
     """Make videos of episodes of the trace in DIR: all, or those chosen; of these the best, for example.
@@ -91,8 +95,12 @@ def command(
             **options,
         ):
             made += 1
-            where = show.printable(rendered.path)
-            click.echo(f"episode {rendered.index}: {where}, {show.count(rendered.frames, 'frame')}")
+            if as_json:
+                told = {"episode": rendered.index, "path": str(rendered.path), "frames": rendered.frames}
+                click.echo(json.dumps(told))
+            else:
+                where = show.printable(rendered.path)
+                click.echo(f"episode {rendered.index}: {where}, {show.count(rendered.frames, 'frame')}")
     if not made:
         raise RenderingError("nothing was rendered; episodes whose pictures were recorded need --from observations")
 

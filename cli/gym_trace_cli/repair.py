@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.exit_codes import ERROR
+from gym_trace_cli.check import report_as_json
+from gym_trace_cli.completion import TraceDirectory
+from gym_trace_cli.exit_codes import ERROR, FINE
 
 if TYPE_CHECKING:
     from gym_trace.integrity.repair import LostSteps, RepairReport
@@ -17,11 +20,12 @@ _LISTED = 20  # runs of lost steps that are named one by one
 
 
 @click.command("repair", short_help="Write a clean copy of what can be read.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @click.option("-o", "--output", required=True, metavar="NEW", type=click.Path(), help="A new directory for the copy.")
 @click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def command(ctx: click.Context, /, directory: str, output: str, quiet: bool) -> None:
+def command(ctx: click.Context, /, directory: str, output: str, quiet: bool, as_json: bool) -> None:
     """Write a clean copy of the trace in DIR to NEW, with all that can be read. DIR is never changed.
 
     What a killed recorder left open is sealed, and manifests are written anew. Tells exactly what is lost. Exits with 1
@@ -29,6 +33,9 @@ def command(ctx: click.Context, /, directory: str, output: str, quiet: bool) -> 
     """
     with show.ProgressLine(quiet=quiet) as progress:
         report = gym_trace.repair_trace(directory, output, on_progress=progress.update_bytes)
+    if as_json:
+        click.echo(json.dumps(_as_json(report)))
+        ctx.exit(FINE if report.writers else ERROR)
     for remark in report.found.remarks:
         click.echo(f"note: {show.printable(remark)}")
     _print_losses(report)
@@ -37,6 +44,22 @@ def command(ctx: click.Context, /, directory: str, output: str, quiet: bool) -> 
     click.echo(f"kept in {show.printable(output)}: {kept}")
     if not report.writers:
         ctx.exit(ERROR)
+
+
+def _as_json(report: RepairReport) -> dict[str, Any]:
+    losses = [
+        {"damage": loss.damage._asdict(), "exact": loss.exact, "steps": [steps._asdict() for steps in loss.steps]}
+        for loss in report.losses
+    ]
+    return {
+        "directory": str(report.destination),
+        "writers": report.writers,
+        "episodes": report.found.episodes,
+        "steps": report.steps,
+        "losses": losses,
+        "orphans": [steps._asdict() for steps in report.orphans],
+        "found": report_as_json(report.found),
+    }
 
 
 def _print_losses(report: RepairReport) -> None:

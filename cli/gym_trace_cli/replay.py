@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 import gym_trace
 from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments, without_display
 from gym_trace_cli.episode_lines import print_as_json, print_episodes
 from gym_trace_cli.exit_codes import DAMAGED, FINE
@@ -29,7 +30,7 @@ _OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "
 
 
 @click.command("replay", short_help="Play episodes back.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @selection_options
 @click.option(
     "--callback",

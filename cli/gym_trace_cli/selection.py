@@ -11,6 +11,7 @@ import click
 
 from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
+from gym_trace_cli.completion import episode_columns
 from gym_trace_cli.options import EpisodeSlice
 
 if TYPE_CHECKING:
@@ -74,8 +75,14 @@ _WHERE = """Those of which it is true: 'return > 100 and outcome == "lost"'. Of 
 split, writer, lane, start, end, duration, episode_id, first_step, metadata.KEY and options.KEY (of reset)."""
 _OPTIONS = (
     click.option("--episodes", type=EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7."),
-    click.option("--where", type=Condition(), metavar="EXPR", help=_WHERE),
-    click.option("--sort", type=Condition(), metavar="COLUMN", help="In this order; -return: the highest first."),
+    click.option("--where", type=Condition(), metavar="EXPR", shell_complete=episode_columns, help=_WHERE),
+    click.option(
+        "--sort",
+        type=Condition(),
+        metavar="COLUMN",
+        shell_complete=episode_columns,
+        help="In this order; -return: the highest first.",
+    ),
     click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N of them."),
     click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N of them, drawn at random."),
     click.option("--seed", type=int, metavar="S", help="Of the draw, to have the same sample again."),

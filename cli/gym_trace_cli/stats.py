@@ -10,6 +10,7 @@ import click
 
 import gym_trace
 from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.show import number
 
@@ -22,7 +23,7 @@ _COUNTED = ("count", "nan", "inf")
 
 
 @click.command("stats", short_help="Summarize a trace.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @selection_options
 @click.option("--by", type=click.Choice(["split", "writer", "outcome"]), help="The same for each of these besides.")
 @click.option("--columns", is_flag=True, help="Also rewards, actions and observations: reads all of the trace.")

@@ -14,6 +14,7 @@ import gym_trace
 from gym_trace.errors import CorruptTrace, TraceError, told
 from gym_trace.printable import shown
 from gym_trace_cli import show
+from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, SIGNALLED, UNVERIFIABLE
 from gym_trace_cli.options import recorded_env_options
@@ -58,7 +59,7 @@ def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command("verify", short_help="Play episodes again and compare.")
-@click.argument("directory", metavar="DIR", type=click.Path())
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
 @selection_options
 @click.option("--json", "as_json", is_flag=True, help="Print what came out as JSON, a line an episode.")
 @verification_options

@@ -28,7 +28,7 @@ def write_npz(
     choice: Choice,
     file: BinaryIO,
     steps: slice = slice(None),
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[str, int, int], None] | None = None,
 ) -> None:
     """Writes the steps of these episodes; reads a column at a time, in memory that does not grow with the trace.
 
@@ -41,7 +41,7 @@ def write_npz(
     Args:
         places: of the episodes in the trace.
         steps: which of each, as episode[steps].
-        on_progress: called as on_progress(columns done, columns in all).
+        on_progress: called as on_progress(column, rows done, rows in all) as each of them is written.
 
     Raises:
         CorruptTrace: something of it is damaged; a part would not fit the others.
@@ -54,11 +54,9 @@ def write_npz(
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         with archive.open("episodes.npy", "w") as member:
             np.lib.format.write_array(member, table)
-        for number, path in enumerate(paths):
-            if on_progress is not None:
-                on_progress(number, len(paths))
+        for path in paths:
             rows = int(table["steps"].sum()) + len(table) * (path[0] == "observations")
-            _write_column(archive, path, _column(trace, places, path, steps), rows)
+            _write_column(archive, path, _column(trace, places, path, steps), rows, on_progress)
 
 
 def _paths(trace: Trace, places: Sequence[int] | Array, choice: Choice) -> list[Path]:
@@ -82,10 +80,17 @@ def _column(trace: Trace, places: Sequence[int] | Array, path: Path, steps: slic
             raise _misfit(path, f"episode {window.episode.index} does not have it for all steps")
 
 
-def _write_column(archive: zipfile.ZipFile, path: Path, blocks: Iterator[Array], rows: int) -> None:
-    held = []
+def _write_column(
+    archive: zipfile.ZipFile,
+    path: Path,
+    blocks: Iterator[Array],
+    rows: int,
+    on_progress: Callable[[str, int, int], None] | None,
+) -> None:
+    held: list[Array] = []
+    done = 0
     for block in blocks:
-        held.append(block)
+        held = [block]
         if len(block):
             break
     first = held[-1] if held else np.empty(0)
@@ -101,6 +106,9 @@ def _write_column(archive: zipfile.ZipFile, path: Path, blocks: Iterator[Array],
                 raise _misfit(path, f"it has rows of {first.dtype} {first.shape[1:]} and others")
             else:
                 member.write(block.tobytes())
+            done += len(block)
+            if on_progress is not None:
+                on_progress(name_of(path), done, rows)
 
 
 def _misfit(path: Path, problem: str) -> TraceError:
