@@ -32,6 +32,16 @@ _OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "
 @click.command("replay", short_help="Play episodes back.")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @selection_options
+@click.option("--speed", type=click.FloatRange(0.001, 1000), metavar="X", help="Times the speed of the environment.")
+@click.option("--step", "stepwise", is_flag=True, help="Wait for a key at each step.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Choice(["simulation", "observations"]),
+    metavar="SOURCE",
+    help="simulation: what the environment renders; observations: what was observed.",
+)
+@click.option("--human", is_flag=True, help="Play them in a window.")
 @click.option(
     "--callback",
     type=NamedCallable(),
@@ -40,17 +50,8 @@ _OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "
     "it returns something truthy.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print an episode as a line of JSON.")
-@click.option("--verify", "verified", is_flag=True, help="Play them again in their environment, and compare.")
+@click.option("--verify", "verified", is_flag=True, help="As gym-trace verify does, whose options are the last ones.")
 @verification_options
-@click.option("--human", is_flag=True, help="Play them in a window, at the speed of the environment.")
-@click.option("--speed", type=click.FloatRange(0.001, 1000), metavar="X", help="Times the speed of the environment.")
-@click.option("--step", "stepwise", is_flag=True, help="In a terminal: wait for a key at each step.")
-@click.option(
-    "--from",
-    "source",
-    type=click.Choice(["simulation", "observations"]),
-    help="In a terminal: play them again and show what the environment renders, or show what was observed.",
-)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -69,10 +70,9 @@ def command(
     """Play the episodes of the trace in DIR back: in the terminal, in a window, or to a function.
 
     In a terminal pictures that were observed are shown; without such, what the environment renders
-    when the episode is played again; where that cannot be had, the numbers that were observed.
-    The keys are below the picture. Where the output is no terminal, a line an episode is printed.
-
-    --verify is the command gym-trace verify, whose options it takes.
+    when the episode is played again; where that cannot be had, the numbers that were observed. Keys:
+    space pauses, left and right seek, Enter or . takes one step, up and down change the episode, +
+    and - the speed, q quits. Where the output is no terminal, a line an episode is printed.
     """
     if callback is not None and as_json:
         raise click.UsageError("--callback and --json exclude each other")

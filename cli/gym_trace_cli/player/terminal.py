@@ -29,6 +29,7 @@ _ASK = "\x1b[16t\x1b[?1;1;0S\x1b[c"
 _LEAST_COLOURS = 256  # of pictures; where there are less, characters show more
 _ANSWER_SECONDS = 0.5
 _GUARD_SECONDS = 0.25
+_LENT, _GIVEN_BACK, _DONE = b"+", b"-", b"."
 _TOKEN = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|\x1b[^\[O]|[^\x1b]", re.S)
 _UNFINISHED = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)?\Z")
 _KEYS = {
@@ -93,8 +94,8 @@ class Terminal:
             self._tty = os.dup(_OUT)
             self._stack.callback(os.close, self._tty)
             self._stack.enter_context(_Overheard())
-            guard = _Guard(self._tty, self._modes)
-            self._stack.callback(guard.dismiss)
+            self._guard = _Guard(self._tty, self._modes)
+            self._stack.callback(self._guard.dismiss)
             self._stack.callback(self._give_back)
             for number, handler in ((signal.SIGTSTP, self._suspend), (signal.SIGCONT, self._resumed)):
                 self._stack.callback(signal.signal, number, signal.signal(number, handler))
@@ -172,10 +173,12 @@ class Terminal:
         self.is_new = True
         if not self._lent:
             self._lent = True
+            self._guard.tell(_LENT)
             self.write(_BEGIN)
 
     def _give_back(self) -> None:
         _restore(self._tty, self._modes)
+        self._guard.tell(_GIVEN_BACK)
         self._lent = False
 
     def _suspend(self, number: int, frame: FrameType | None) -> None:
@@ -270,9 +273,13 @@ class _Guard:
                 os._exit(0)
         os.close(read)
 
-    def dismiss(self) -> None:
+    def tell(self, word: bytes) -> None:
+        """Whether the terminal is lent now; if not, somebody else may have it."""
         with suppress(OSError):
-            os.write(self._write, b".")
+            os.write(self._write, word)
+
+    def dismiss(self) -> None:
+        self.tell(_DONE)
         os.close(self._write)
         with suppress(ChildProcessError):
             os.waitpid(self._child, 0)
@@ -282,11 +289,12 @@ def _watch(parent: int, read: int, write: int, tty: int, modes: Any) -> None:
     for number in (*_ENDING, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     os.close(write)
-    while os.getppid() == parent:  # children of an environment may keep the pipe open
+    lent, heard = False, b"?"
+    while heard and os.getppid() == parent:  # children of an environment may keep the pipe open
         if select.select([read], [], [], _GUARD_SECONDS)[0]:
-            break
-    else:
-        _restore(tty, modes)
-        return
-    if not os.read(read, 1):
+            heard = os.read(read, 16)
+            if heard.endswith(_DONE):
+                return
+            lent = heard.endswith(_LENT) if heard else lent
+    if lent:
         _restore(tty, modes)
