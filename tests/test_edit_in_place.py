@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from edited import check_clean, contents
 from runs import record_lengths, recorded
+from shell import ok
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, collect, edit, open_trace
@@ -250,3 +251,17 @@ def test_a_run_that_was_compacted_is_resumed_to_the_same_episodes(tmp_path: Path
     lengths = [{e.seed: len(e) for e in open_trace(place)} for place in (tmp_path / "t", tmp_path / "whole")]
     assert lengths[0] == lengths[1]
     assert len(lengths[0]) == 20
+
+
+def test_a_filter_in_place_keeps_what_was_chosen_and_what_lies_beside(tmp_path: Path) -> None:
+    make_trace(tmp_path / "t")
+    expected = contents(tmp_path / "t")
+    trace = open_trace(tmp_path / "t")
+    report = edit.filter(trace[trace.episodes["steps"] == 4], in_place=True)
+    assert (report.destination, report.episodes) == (trace.directory, WRITERS)
+    found = contents(tmp_path / "t")
+    assert {key: expected[key] for key in found} == found
+    check_clean(tmp_path / "t", WRITERS)
+    check_beside(tmp_path / "t")
+    assert ok("edit", "filter", tmp_path / "t", "--in-place", "--limit", "1", "--quiet").exit_code == 0
+    check_clean(tmp_path / "t", 1)

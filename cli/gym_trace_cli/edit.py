@@ -29,8 +29,22 @@ def command() -> None:
 output_option = click.option(
     "-o", "--output", required=True, metavar="NEW", type=click.Path(), help="A new directory for the result."
 )
+output_or_option = click.option(
+    "-o", "--output", metavar="NEW", type=click.Path(), help="A new directory for the result."
+)
+in_place_option = click.option(
+    "--in-place",
+    is_flag=True,
+    help="Put the result in the place of DIR, at once: killed at any moment, the old trace or the new one is there.",
+)
 quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def check_where(output: str | None, in_place: bool) -> None:
+    """Raises UsageError unless it is one of both."""
+    if in_place == (output is not None):
+        raise click.UsageError("say where the result goes: -o NEW, or --in-place, and not both")
 
 
 @command.command("merge", short_help="Several traces as one.")
@@ -54,14 +68,17 @@ def merge(directories: tuple[str, ...], output: str, quiet: bool, as_json: bool)
 
 @command.command("filter", short_help="Some of the episodes.")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@output_option
+@output_or_option
+@in_place_option
 @selection_options
 @quiet_option
 @json_option
-def filter_(directory: str, output: str, selection: Selection, quiet: bool, as_json: bool) -> None:
+def filter_(
+    directory: str, output: str | None, in_place: bool, selection: Selection, quiet: bool, as_json: bool
+) -> None:
     """Write some of the episodes of the trace in DIR to NEW, in the order in which they were recorded.
 
-    Episodes that are being recorded are left out.
+    Episodes that are being recorded are left out. With --in-place the others are gone for good.
 
     \b
     gym-trace edit filter traces/all -o traces/good --where 'return > 100 and outcome == "truncated"'
@@ -70,9 +87,10 @@ def filter_(directory: str, output: str, selection: Selection, quiet: bool, as_j
     import gym_trace
     import gym_trace.edit
 
+    check_where(output, in_place)
     view = selection.view(gym_trace.open_trace(directory))
     with show.ProgressLine(quiet=quiet) as progress:
-        report = gym_trace.edit.filter(view, output, on_progress=progress.update_bytes)
+        report = gym_trace.edit.filter(view, output, in_place=in_place, on_progress=progress.update_bytes)
     tell(report, as_json)
 
 

@@ -10,20 +10,15 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.edit import command, json_option, quiet_option, tell
-
-output_option = click.option("-o", "--output", metavar="NEW", type=click.Path(), help="A new directory for the result.")
-in_place_option = click.option(
-    "--in-place",
-    is_flag=True,
-    help="Put the result in the place of DIR, at once: killed at any moment, the old trace or the new one is there.",
+from gym_trace_cli.edit import (
+    check_where,
+    command,
+    in_place_option,
+    json_option,
+    output_or_option,
+    quiet_option,
+    tell,
 )
-
-
-def check_where(output: str | None, in_place: bool) -> None:
-    """Raises UsageError unless it is one of both."""
-    if in_place == (output is not None):
-        raise click.UsageError("say where the result goes: -o NEW, or --in-place, and not both")
 
 
 def _steps_on(progress: show.ProgressLine) -> Callable[[int, int], None]:
@@ -32,7 +27,7 @@ def _steps_on(progress: show.ProgressLine) -> Callable[[int, int], None]:
 
 @command.command("compact", short_help="Many small writers and batches in few files.")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@output_option
+@output_or_option
 @in_place_option
 @quiet_option
 @json_option
@@ -63,7 +58,7 @@ def compact(directory: str, output: str | None, in_place: bool, quiet: bool, as_
     metavar="C,...",
     help="infos, annotations, or annotations.NAME. A trace is made of the others, which stay.",
 )
-@output_option
+@output_or_option
 @in_place_option
 @quiet_option
 @json_option
