@@ -159,6 +159,22 @@ def test_all_samples_are_chosen_from(name: str) -> None:
         assert len(chosen) == len(trace)
 
 
+def test_of_several_traces_those_without_a_key_or_an_episode_have_nothing_to_choose(trace: Trace) -> None:
+    record(trace.directory / "other", [{}])
+    for words in (["--where", "metadata.lr > 0"], ["--episodes", "3"]):
+        rows = ok("ls", trace.directory, trace.directory / "other", "--json", *words).output.splitlines()
+        assert [json.loads(row)["episodes"] for row in rows] == [4 if "--where" in words else 1, 0]
+    assert run("ls", trace.directory, trace.directory / "other", "--where", "steps > 'x'").exit_code == 2
+
+
+def test_nothing_chosen_is_no_success(trace: Trace) -> None:
+    for command in ("verify", "diff", "render"):
+        words = {"diff": [trace.directory], "render": ["-o", "v"]}.get(command, [])
+        result = run(command, trace.directory, *words, "--where", "steps > 99")
+        assert result.exit_code == 1
+        assert "no episode is chosen" in result.stderr
+
+
 def test_options_may_be_of_any_kind(tmp_path: Path) -> None:
     values = [np.arange(3), np.array(2), 10**30, {"deep": [1, 2]}, "text", None]
     trace = record(tmp_path, [{"options": {"v": value}} for value in values])

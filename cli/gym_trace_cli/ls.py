@@ -76,7 +76,7 @@ def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[s
             progress.update(
                 f"{show.count(number)} of {show.count(len(directories), 'trace')}", number / len(directories)
             )
-            yield list_trace(directory, selection.of)
+            yield list_trace(directory, selection.of_one_of_several)
 
 
 def _print_traces(rows: Sequence[dict[str, Any]]) -> set[str]:

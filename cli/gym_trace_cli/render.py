@@ -74,7 +74,7 @@ def command(
         without_display()
     making = making_arguments(env_id, factory, env_args, imports)
     trace = gym_trace.open_trace(directory)
-    chosen = _chosen(selection.view(trace), schedule, best, worst)
+    chosen = _chosen(selection.some(trace), schedule, best, worst)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
     frames, made, begin = 0, 0, time.monotonic()
     with show.ProgressLine() as line:

@@ -52,6 +52,24 @@ class Selection:
         except InvalidOption as error:
             raise click.BadParameter(str(error), param_hint=self._given()) from error
 
+    def some(self, trace: Trace) -> Trace:
+        """As view. Raises InvalidOption where that has no episodes, though episodes were asked for."""
+        view = self.view(trace)
+        if not len(view) and not self.is_all:
+            raise InvalidOption(f"no episode is chosen; the trace has {show.count(len(trace), 'episode')}")
+        return view
+
+    def of_one_of_several(self, trace: Trace) -> Array:
+        """As of, for one trace of many: no episodes where it does not have the episodes or keys that are named."""
+        from gym_trace.selecting.columns import NoSuchKey
+
+        try:
+            return self.of(trace)
+        except click.BadParameter as error:
+            if isinstance(error.__cause__, (NoSuchKey, IndexError)):
+                return trace[:0].chosen
+            raise
+
     def _given(self) -> str:
         return " / ".join(f"'--{name}'" for name in ("where", "sort") if getattr(self, name) is not None)
 
@@ -111,5 +129,5 @@ def _places(length: int, episodes: slice | list[int]) -> slice | list[int]:
     for index in episodes:
         if not -length <= index < length:
             told = f"there is no episode {index}; the trace has {show.count(length, 'episode')}"
-            raise click.BadParameter(told, param_hint="'--episodes'")
+            raise click.BadParameter(told, param_hint="'--episodes'") from IndexError(told)
     return list(dict.fromkeys(index % length for index in episodes))

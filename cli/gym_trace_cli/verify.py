@@ -78,7 +78,7 @@ def command(
     and hold what was verified until then. Whatever the order chosen, episodes are played lane by lane.
     """
     trace = gym_trace.open_trace(directory)
-    ctx.exit(verify(trace, selection.of(trace).tolist(), as_json, **verification))
+    ctx.exit(verify(trace, selection.some(trace).chosen.tolist(), as_json, **verification))
 
 
 def verify(

@@ -17,7 +17,7 @@ from gym_trace.playback.content import Content
 from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
-from gym_trace.selecting.columns import Column, factorized, numbers, times, words
+from gym_trace.selecting.columns import Column, NoSuchKey, factorized, numbers, times, words
 
 COLUMNS = (
     *("index", "steps", "return", "outcome", "seed", "split", "writer", "lane", "start", "end", "duration"),
@@ -95,9 +95,9 @@ class EpisodeColumns:
         if found is None:
             if not len(self):
                 return numbers(np.empty(0))
-            raise InvalidOption("the rewards here are single numbers; write return without an index")
+            raise NoSuchKey("the rewards here are single numbers; write return without an index")
         if not 0 <= index < found.shape[1]:
-            raise InvalidOption(f"there is no objective {index}; there are 0 to {found.shape[1] - 1}")
+            raise NoSuchKey(f"there is no objective {index}; there are 0 to {found.shape[1] - 1}")
         return numbers(found[:, index])
 
     def _metadata(self, keys: list[Any]) -> Column:
@@ -140,7 +140,7 @@ class EpisodeColumns:
         near = difflib.get_close_matches(str(keys[0]), known, n=1, cutoff=0.6)
         there = ", ".join(list(known)[:_NAMED]) + (" …" if len(known) > _NAMED else "") or "none"
         instead = f"did you mean {near[0]!r}?" if near else f"keys there are: {there}"
-        raise InvalidOption(printable(f"no {keys[0]!r} in the {name} here; {instead}"))
+        raise NoSuchKey(printable(f"no {keys[0]!r} in the {name} here; {instead}"))
 
 
 def _starts_of(writer: WriterReader, rows: Array) -> Iterator[tuple[int, dict[str, Any]]]:

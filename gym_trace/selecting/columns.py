@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gym_trace.errors import InvalidOption
+
 Array = npt.NDArray[Any]
 _INT64 = np.iinfo(np.int64)
 _EXACT = 2**53  # up to here every integer is a float64, too
@@ -37,13 +39,17 @@ class Column(NamedTuple):
     words: Sequence[Any] = ()
 
 
+class NoSuchKey(InvalidOption):
+    """A column may be called so, but here there is none of this name; elsewhere there may be."""
+
+
 class Table(Protocol):
     """Rows that can be chosen of."""
 
     def __len__(self) -> int: ...
 
     def column(self, path: tuple[Any, ...]) -> Column:
-        """The column that is called so. Raises InvalidOption: there is none."""
+        """The column that is called so. Raises InvalidOption, NoSuchKey: there is none."""
 
 
 OTHER = object()  # a value that is equal to nothing

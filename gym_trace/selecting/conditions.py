@@ -185,7 +185,7 @@ class _Evaluation:
                 try:
                     self._columns[node.value] = self._table.column(node.value)
                 except InvalidOption as error:
-                    raise self._error(node, str(error)) from None
+                    raise type(error)(str(self._error(node, str(error)))) from None
             return self._columns[node.value]
         if node.kind in ("sum", "product"):
             result = self._number(node.parts[0])
