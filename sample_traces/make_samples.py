@@ -30,7 +30,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import TraceRecordingWrapper, edit, open_trace
 from gym_trace.format import wire
 
 HERE = Path(__file__).parent
@@ -297,6 +297,24 @@ def two_writers(directory: Path) -> None:
             episodes(recorder, count)
 
 
+def compacted(directory: Path) -> None:
+    """Four writers in the files of one, one of another space in files of its own."""
+    apart = directory.with_name(f".{directory.name}")
+    try:
+        for number in range(4):
+            options = {"split": "eval" if number == 2 else "train", "metadata": {"worker": number}}
+            env = gymnasium.make("CartPole-v1")
+            with record(apart, env, uid=f"sample-{number}", on_exist="append", **options) as recorder:
+                episodes(recorder, 3, seeded=number != 1)
+        with record(apart, gymnasium.make("MountainCar-v0"), uid="sample-car", on_exist="append") as recorder:
+            recorder.reset(seed=0)
+            play(recorder, 20)
+        with mock.patch("gym_trace.editing.compact.new_writer_id", return_value="sample-compacted"):
+            edit.compact(apart, directory)
+    finally:
+        shutil.rmtree(apart)
+
+
 def killed(directory: Path) -> None:
     """A writer killed in mid-episode, while it wrote the second half of it: the last record is cut off.
 
@@ -343,9 +361,10 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         cartpole, taxi, blackjack, minigrid, pong, pictures, halfcheetah, values, mismatch, filtered, outcomes, batches,
-        two_writers, killed, damaged, empty,
+        two_writers, killed, damaged, empty, compacted,
     )
 }  # fmt: skip
+NEWER = {"compacted": f"format-{wire.MAJOR}.{wire.ORIGINS_MINOR}"}  # those of which batches say so
 NEEDS = {"minigrid": "minigrid", "pong": "ale_py", "halfcheetah": "mujoco"}
 
 
@@ -378,21 +397,22 @@ def fixed_surroundings(name: str) -> Iterator[None]:
 
 
 def make(name: str, replace: bool) -> None:
-    directory = HERE / VERSION / name
+    version = NEWER.get(name, VERSION)
+    directory = HERE / version / name
     if directory.exists() and not replace:
-        return print(f"{VERSION}/{name}: is there already, kept")
+        return print(f"{version}/{name}: is there already, kept")
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
-        return print(f"{VERSION}/{name}: needs {NEEDS[name]}, which is not installed; left out")
+        return print(f"{version}/{name}: needs {NEEDS[name]}, which is not installed; left out")
     shutil.rmtree(directory, ignore_errors=True)
     with fixed_surroundings(name):
         SAMPLES[name](directory)
     size = sum(path.stat().st_size for path in directory.iterdir())
     if size > LARGEST:
-        raise SystemExit(f"{VERSION}/{name}: {size} bytes, more than a sample should have")
+        raise SystemExit(f"{version}/{name}: {size} bytes, more than a sample should have")
     expected = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
-    expected[f"{VERSION}/{name}"] = describe_trace(directory)
+    expected[f"{version}/{name}"] = describe_trace(directory)
     EXPECTED.write_text(json.dumps(dict(sorted(expected.items())), indent=1, ensure_ascii=False) + "\n")
-    print(f"{VERSION}/{name}: made, {size} bytes")
+    print(f"{version}/{name}: made, {size} bytes")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ const SYNC_MARK = Buffer.from("f747545245430d0a", "hex");
 const FOOTER_MAGIC = Buffer.from("89475442454e440a", "hex");
 const SCHEMA = 1, CHUNK = 2, INDEX = 3;
 const ZSTD = 1, SHUFFLE = 2, XOR = 4, CONSTANT = 8, CHANGES = 16;
+const ORIGINS = 1; // a feature
 export const STARTS = 1, LEADS = 2, TERMINATED = 4, TRUNCATED = 8, ENDS = 32;
 
 const align = (n) => Math.ceil(n / 8) * 8;
@@ -114,6 +115,18 @@ function readFragment(row) {
   };
 }
 
+/** The origins that a schema tells of (4); it is binary in a batch, and base64 in a manifest. */
+export function originsOf(schema) {
+  if (schema.origins === undefined) return null;
+  const packed = typeof schema.origins === "string" ? Buffer.from(schema.origins, "base64") : schema.origins;
+  let known = schema;
+  return unpackMetadata(decompress(packed)).map(({ writer, schema, without }) => {
+    known = { ...known, ...schema };
+    for (const key of without ?? []) delete known[key];
+    return { ...known, writer };
+  });
+}
+
 export const observationRows = (fragment) => fragment.steps + (fragment.flags & LEADS ? 1 : 0);
 
 // -- a batch file (2) -------------------------------------------------------------------------------------------------
@@ -144,7 +157,7 @@ export class Batch {
     const head = headerAt(this.bytes, 0, FILE_MAGIC);
     if (head !== null) {
       if (head.readUInt16LE(8) !== 1) throw new Error(`format version ${head.readUInt16LE(8)} is not known`);
-      if (head.readUInt32LE(12) !== 0) throw new Error("a required feature is not known");
+      if (head.readUInt32LE(12) & ~ORIGINS) throw new Error("a required feature is not known");
     } else if (!(this.file.endsWith(".part") && this.bytes.length < HEADER)) {
       this.damaged(0, Math.min(HEADER, this.bytes.length));
     }

@@ -8,10 +8,11 @@ import { createHash } from "node:crypto";
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { crc32 } from "node:zlib";
-import { Batch, ENDS, LEADS, STARTS, TERMINATED, TRUNCATED, observationRows } from "./batch.mjs";
+import { Batch, ENDS, LEADS, STARTS, TERMINATED, TRUNCATED, observationRows, originsOf } from "./batch.mjs";
 import { readRing } from "./ring.mjs";
 import { absent, asTyped, canonical, typedValue, unpack } from "./values.mjs";
 
+const ID_RANGE = 2 ** 40; // of episode ids of an origin
 const OUTCOMES = ["lost", "terminated", "truncated", "cut", "closed"];
 const sha256 = (...parts) => parts.reduce((hash, part) => hash.update(part), createHash("sha256")).digest("hex");
 
@@ -143,6 +144,12 @@ function readWriter(directory, writer, files) {
   const chunks = batches.flatMap((batch) => batch.chunks), ring = readEnd(directory, files.ring, chunks);
   for (const chunk of [...chunks.filter(({ metadata }) => !ring.numbers.includes(metadata.slab?.[0])), ...ring.chunks])
     takeChunk(chunk, episodes);
+  const origins = originsOf(schema);
+  if (origins !== null) return origins.map((origin, number) => {
+    const own = [...episodes.values()].filter(({ id }) => Math.floor(id / ID_RANGE) === number);
+    const runs = own.flatMap((episode) => episode.runs.map((run) => describeRun(run, { ...episode, id: episode.id % ID_RANGE }, origin)));
+    return { writer: origin.writer, split: origin.split, damage: batches.flatMap((batch) => batch.damage), episodes: runs };
+  });
   return {
     writer, split: schema.split, closed: journal?.closed ?? null, journal: journal?.batches ?? [],
     batches: batches.map(({ file, sealed, torn }) => ({ file, sealed, torn })),
@@ -152,5 +159,6 @@ function readWriter(directory, writer, files) {
   };
 }
 
-const writers = [...findWriters(process.argv[2])].map(([writer, files]) => readWriter(process.argv[2], writer, files));
+const found = [...findWriters(process.argv[2])].flatMap(([writer, files]) => readWriter(process.argv[2], writer, files));
+const writers = found.sort((a, b) => (a.writer < b.writer ? -1 : 1));
 process.stdout.write(JSON.stringify(writers, null, 1) + "\n");
