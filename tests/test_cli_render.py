@@ -78,7 +78,8 @@ def test_options_reach_the_video() -> None:
 
 
 def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path) -> None:
-    assert "there is no episode 5; the trace has 5 episodes" in refused("-o", "a.mp4", "--episodes", "5")
+    missing = run("render", "t", "-o", "a.mp4", "--episodes", "5")
+    assert (missing.exit_code, "there is no episode 5; the trace has 5 episodes" in missing.stderr) == (2, True)
     assert "no episode is chosen" in refused("-o", "a.mp4", "--episodes", "9:")
     assert "v-{}.mp4" in refused("-o", "v.mp4")
     assert "no schedule" in refused("-o", "v", "--schedule", "weekly")
