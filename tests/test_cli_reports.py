@@ -204,6 +204,18 @@ def test_places_where_no_report_can_be_are_refused_before_anything_is_played(pla
         assert place in result.stderr or "no directory" in result.stderr
 
 
+def test_reports_are_two_files_and_none_of_them_is_the_traces() -> None:
+    record("fine", 1)
+    (manifest,) = Path("t").glob("*.manifest.jsonl")
+    before = manifest.read_bytes()
+    Path("link").symlink_to("t")
+    for place in (manifest, "t/new.json", f"link/{manifest.name}"):
+        assert "the trace's own directory" in run("verify", "link", "--report", place).stderr
+    assert "the same file" in run("verify", "t", "--report", "r", "--junit", "r").stderr
+    assert manifest.read_bytes() == before
+    assert not Path("r").exists()
+
+
 def test_a_link_to_a_report_stays_a_link() -> None:
     record("fine", 1)
     Path("reports").mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -95,6 +96,11 @@ def verify(
     **options: Any,
 ) -> int:
     """Plays the chosen episodes again, says what came out, writes the reports, and returns the exit code."""
+    for name, path in (("--report", report), ("--junit", junit)):
+        if path is not None and Path(os.path.realpath(trace.directory)) in path.parents:
+            raise click.UsageError(f"{name}: {path} would be in the trace's own directory, which is never written to")
+    if report is not None and report == junit:
+        raise click.UsageError(f"--report and --junit name the same file, {report}")
     options |= {"imports": imports, "on_damage": "skip" if skip_damaged else "raise"}
     outcome, reports = Outcome(str(trace.directory), len(chosen)), Reports(report, junit)
     with ended_by_signals():
