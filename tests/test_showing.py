@@ -26,9 +26,11 @@ def test_a_trace_tells_in_four_lines_what_it_is() -> None:
     assert repr(trace).split("\n") == [
         f"<Trace of 9 episodes in {trace.directory}",
         "  CartPole-v1: 39 steps by 1 writer",
-        "  return 4.333 on average, from 0 to 12; truncated 5, cut 2, terminated 1, closed 1",
+        "  truncated 5, cut 2, terminated 1, closed 1",
         "  recorded 2026-01-01 00:00:00 UTC>",
     ]
+    killed = repr(open_trace(SAMPLES / "killed")).split("\n")[2]
+    assert killed == "  return 14.67 on average, from 12 to 18; terminated 3, lost 1"
     assert repr(trace[2:4]).startswith("<Trace of 2 of 9 episodes in")
     assert repr(trace[:0]).startswith("<Trace of 0 of 9 episodes in")
     assert repr(open_trace(SAMPLES / "empty")).startswith("<Trace of 0 episodes in")

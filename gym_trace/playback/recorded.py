@@ -15,7 +15,7 @@ from gym_trace.format.facts import read_facts
 from gym_trace.model.episode import Episode
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES
+from gym_trace.model.vocabulary import OUTCOMES, Outcome
 from gym_trace.playback.content import Content
 from gym_trace.playback.episode_table import EpisodeTable, outcome_codes
 from gym_trace.playback.opened import OnDisk, Opened
@@ -180,8 +180,11 @@ class Recorded:
         ids = dict.fromkeys(printable(env.get("id") or env.get("class") or "unnamed") for env in about)
         named = ", ".join([*ids][:_NAMED]) + (" …" if len(ids) > _NAMED else "")
         what = f"{named}: {counted(int(table['steps'].sum()), 'step')} by {counted(len(readers), 'writer')}"
-        known = spread(table["return"])
-        outcomes = tally(outcome_codes(table), list(OUTCOMES))
+        codes = outcome_codes(table)
+        imported = np.array([writer.about_or_empty.is_imported for writer in readers], bool)
+        complete = (codes == Outcome.TERMINATED) | (codes == Outcome.TRUNCATED) | imported[table["writer"]]
+        complete &= (table["steps"] > 0) & (not table["first_step"].any())  # parts of episodes have parts of returns
+        known, outcomes = spread(table["return"][complete]), tally(codes, list(OUTCOMES))
         recorded = period(table["start_time"], table["end_time"])
         when = [f"recorded {recorded}"] if recorded else []
         when += ["recording now"] if any(writer.alive for writer in readers) else []
