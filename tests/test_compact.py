@@ -314,7 +314,7 @@ def test_origins_that_a_stranger_has_written_are_read_and_named_as_files_may_be(
     describe(trace)
 
 
-@pytest.mark.parametrize("forged", [b"", b"x", 7, [], packed_origins({}), "====", packed_origins([{}] * (1 << 17))])
+@pytest.mark.parametrize("forged", [b"", b"x", 7, [], packed_origins({}), "====", packed_origins([{}] * 4097)])
 def test_origins_that_cannot_be_read_are_damage(tmp_path: Path, forged: Any) -> None:
     with mock.patch(f"{__name__}.packed_origins", return_value=forged):
         write_with_origins(tmp_path / "t", [], [0])
@@ -331,6 +331,16 @@ def test_where_no_batch_says_who_the_origins_are_the_manifest_does(tmp_path: Pat
     (batch,) = (tmp_path / "c").glob("*.gtb")
     flipped(batch, wire.HEADER_SIZE + 100)
     assert open_trace(tmp_path / "c").writers == open_trace(tmp_path / "t").writers
+
+
+def test_where_origins_are_too_many_for_one_file_there_are_several(tmp_path: Path) -> None:
+    record_many(tmp_path / "t", 5)
+    for name in ("MOST_ORIGINS", "_MOST_SCHEMA"):
+        with mock.patch(f"gym_trace.editing.compact.{name}", 2 if name == "MOST_ORIGINS" else 3000):
+            edit.compact(tmp_path / "t", tmp_path / name)
+        assert len(list((tmp_path / name).glob("*.gtb"))) == (3 if name == "MOST_ORIGINS" else 5)
+        assert contents(tmp_path / name) == contents(tmp_path / "t")
+        assert open_trace(tmp_path / name).writers == open_trace(tmp_path / "t").writers
 
 
 def test_what_is_recorded_damaged_or_a_view_is_not_compacted(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gym_trace.model.schema import as_map
 ORIGINS = "origins"  # the key of the schema record
 ID_BITS = 40  # of an episode id in the fragment table that are the episode's own; those above are the origin's number
 OWN_ID = (1 << ID_BITS) - 1
-MOST_ORIGINS = 1 << 16
+MOST_ORIGINS = 1 << 12
 _FORMAT = [1, 2]
 _LEVEL = 9
 _MOST_BYTES, _MOST_GROWTH = 16 << 20, 1 << 10  # of the description of origins, and how many times the bytes it takes

@@ -14,7 +14,7 @@ from gym_trace.format.directory import WriterFiles, is_writer_id
 from gym_trace.model.origins import ID_BITS, OWN_ID, Origin, origins_of, split_id
 from gym_trace.model.schema import WriterSchema
 from gym_trace.model.values import Array
-from gym_trace.playback.episode_table import Parts, step_offsets
+from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
 from gym_trace.playback.origins.chunks import ChunkShare, SharedChunk
 from gym_trace.playback.ring_tail import RingTail
 from gym_trace.playback.writer_reader import WriterReader
@@ -111,18 +111,21 @@ class OriginReader(WriterReader):
         self.tail = RingTail()
         self._starts = None
         self._about = WriterSchema.of(origin.schema)
+        self._numbers, self._begins = [0], [0]
         begin, end = file.bounds[number : number + 2].tolist()
+        if begin == end:
+            self.fragments, self.parts, self.chunk_bounds = _NONE, _NO_PARTS, _NO_CHUNKS
+            self.chunk_places, self.batches = [], []
+            return
         self.fragments = stored.fragments[begin:end].copy()
         self.fragments["episode"] &= np.uint64(OWN_ID)
         bounds = stored.chunk_bounds
-        first = max(0, int(np.searchsorted(bounds, begin, side="right")) - 1)
-        last = int(np.searchsorted(bounds, end)) if end > begin else first
+        first, last = int(np.searchsorted(bounds, begin, side="right")) - 1, int(np.searchsorted(bounds, end))
         self._first_chunk, self._begin = first, begin
-        self.chunk_bounds = np.clip(bounds[first : last + 1], begin, max(begin, end)) - begin
+        self.chunk_bounds = bounds[first : last + 1].clip(begin, end) - begin
         self.chunk_places = stored.chunk_places[first:last]
         self.batches = list(dict.fromkeys(batch for batch, _ in self.chunk_places))
         self.parts = _share(stored.parts, begin, end, *file.row_bounds[number : number + 2].tolist())
-        self._numbers, self._begins = [0], [0]
 
     def refreshed(self, files: WriterFiles) -> WriterReader:
         return self
@@ -156,6 +159,10 @@ class OriginReader(WriterReader):
         begun = table["flags"] & wire.STARTS > 0
         starts = slice(*(int(np.count_nonzero(begun[:at])) for at in (first, last)))
         return ChunkShare(shared, slice(first, last), observations, steps, starts)
+
+
+_NONE = np.empty(0, wire.FRAGMENT)
+_NO_PARTS, _NO_CHUNKS = parts_of(_NONE, False), np.zeros(1, np.int64)
 
 
 def _share(parts: Parts, begin: int, end: int, first: int, last: int) -> Parts:
