@@ -115,18 +115,11 @@ class Console:
         self.resize(columns, rows)
         self.modes = termios.tcgetattr(self.slave)
         self.raw = b""
-
-        def lead() -> None:
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
         named = {"TERM": "xterm-256color", "COLORTERM": "", "NO_COLOR": "", "PYTHONIOENCODING": "utf-8"}
-        self.process: Any = subprocess.Popen(
-            command,
-            stdin=self.slave,
-            stdout=self.slave,
-            stderr=self.slave,
+        place = os.ttyname(self.slave)
+        self.process: Any = subprocess.Popen(  # the terminal that a new session opens first is the one that controls it
+            ["/bin/sh", "-c", f'exec "$0" "$@" <{place} >{place} 2>&1', *command],
             start_new_session=True,
-            preexec_fn=lead,
             env={**os.environ, **named, **(environ or {})},
         )
 

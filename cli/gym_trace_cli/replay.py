@@ -128,7 +128,7 @@ def _play(
         click.echo(show.printable(f"note: {note}"), err=True)
     for damage in player.damages:
         click.echo(f"error: {show.printable(damage)}", err=True)
-    click.echo(f"played {show.count(player.played)} of {show.count(len(chosen), 'episode')}")
+    click.echo(f"played {show.count(len(player.played))} of {show.count(len(chosen), 'episode')}")
     return DAMAGED if player.damages else FINE
 
 

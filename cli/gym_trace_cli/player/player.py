@@ -53,15 +53,15 @@ class Player:
         paused: whether to wait for a key at each step.
 
     Attributes:
-        damages: of episodes that could not be read, in words.
-        notes: why some were shown as numbers.
-        played: how many episodes were shown.
+        damages: of episodes that could not be read, in words, each once.
+        notes: why some were shown as numbers, each once.
+        played: the indices of those that were shown.
     """
 
     def __init__(self, trace: Trace, chosen: list[int], source: str | None, speed: float, paused: bool):
-        self.damages: list[str] = []
+        self.damages: dict[str, None] = {}
         self.notes: dict[str, None] = {}
-        self.played = 0
+        self.played: set[int] = set()
         self.step, self.fps = 0, 30.0
         self._trace, self._chosen, self._source = trace, chosen, source
         self._speed, self._paused = speed, paused
@@ -77,7 +77,7 @@ class Player:
             try:
                 self._play(self._chosen[self._place])
             except CorruptTrace as error:
-                self.damages.append(f"episode {self._index}: {error}")
+                self.damages[f"episode {self._index}: {error}"] = None
             except _Turn as turn:
                 if turn.by is None:
                     return
@@ -91,7 +91,7 @@ class Player:
         episode = self._trace[index]
         self._last = len(episode)
         self._words = Words(episode)
-        self.played += 1
+        self.played.add(index)
         self._clock = time.monotonic()
         try:
             if self._source != "simulation" and (self._source or self._observes_pictures(index)):
