@@ -47,7 +47,7 @@ def test_a_directory_of_traces_is_a_line_a_trace() -> None:
         "started",
         "(UTC)",
     ]
-    (pong,) = (line for line in table if "/pong " in line)
+    (pong,) = (line for line in table if line.startswith("pong "))
     assert pong.split()[1:] == ["ALE/Pong-v5", "1", "48", "-", "7.25", "kB", "closed", "2026-01-01", "00:00"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -55,7 +56,7 @@ def command(ctx: click.Context, /, directories: Sequence[str], selection: Select
             click.echo(json.dumps(row))
             states.add(row["state"])
     else:
-        states = _print_traces(list(rows))
+        states = _print_traces(list(rows), directories[0] if len(directories) == 1 else "")
     ctx.exit(ERROR if "unreadable" in states else FINE)
 
 
@@ -79,9 +80,9 @@ def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[s
             yield list_trace(directory, selection.of_one_of_several)
 
 
-def _print_traces(rows: Sequence[dict[str, Any]]) -> set[str]:
-    """Prints a table; returns the states there are."""
-    show.table(_HEADINGS, map(_cells, rows), fitted=True)
+def _print_traces(rows: Sequence[dict[str, Any]], parent: str) -> set[str]:
+    """Prints a table, with names as they are in parent; returns the states there are."""
+    show.table(_HEADINGS, (_cells(row, parent) for row in rows), fitted=True)
     for row in rows:
         if row["problem"]:
             where = show.printable(row["directory"])
@@ -89,10 +90,10 @@ def _print_traces(rows: Sequence[dict[str, Any]]) -> set[str]:
     return {row["state"] for row in rows}
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(row: dict[str, Any], parent: str) -> tuple[str, ...]:
     several = isinstance(row["return"], list)
     return (
-        row["directory"],
+        os.path.relpath(row["directory"], parent) if parent else row["directory"],
         ", ".join(name or "without an id" for name in row["environments"]),
         *("-" if row[name] is None else show.count(row[name]) for name in ("episodes", "steps")),
         show.returned(tuple(row["return"]) if several else row["return"]),

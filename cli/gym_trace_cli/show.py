@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–]$")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _TABLE_BLOCK = 1000  # rows that are aligned together
-_NARROWEST = 10  # characters that a column of text is cut to at most
+_NARROWEST, _HEADING = 8, 7  # characters that a column of text, and a heading, are cut to at most
+_TIME = re.compile(r"\d{4}-\d\d-\d\d|-?$")  # which is not cut
 _REDRAW_SECONDS = 0.05  # between changes of the line on a terminal, which cost milliseconds each
 _SURE_SECONDS = 1.0  # before it is said how long something may still take
 _PLAIN_SECONDS = 5.0  # between lines of progress where there is no terminal
@@ -194,7 +195,10 @@ def _fitted(widths: list[int], block: list[Sequence[str]], right: list[bool], ro
         return widths
     widths, excess = list(widths), sum(widths) + 2 * len(widths) - 2 - room
     figures = _widened([0] * len(widths), block)
-    least = [figures[i] if flush else _NARROWEST for i, flush in enumerate(right)]
+    least = [
+        max(figures[i], min(widths[i], _HEADING)) if flush or all(_TIME.match(row[i]) for row in block) else _NARROWEST
+        for i, flush in enumerate(right)
+    ]
     for _ in range(excess):
         widest = max(range(len(widths)), key=lambda i: widths[i] if widths[i] > least[i] else -1)
         widths[widest] -= widths[widest] > least[widest]

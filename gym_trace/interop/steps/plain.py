@@ -22,12 +22,13 @@ MOST_NUMBERS = 4096  # of an array that are written one by one; a larger one is 
 NUMBERS = frozenset(
     ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 )  # as np.dtype.str has them
+_ENCODED = json.JSONEncoder(allow_nan=False).encode
 _INT64, _UINT64 = -(1 << 63), 1 << 64
 
 
 def json_text(value: Any) -> str:
     """What is JSON already as text: strict, ASCII, on one line, and without a control character."""
-    return json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
+    return _ENCODED(value).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
 
 
 class Form(NamedTuple):

@@ -18,6 +18,7 @@ from gym_trace.playback.writer_reader import WriterReader
 _MOST_ROWS = 1024
 _MOST_BYTES = 4 << 20  # of typed values in a window
 _VALUE_BYTES = 1024  # what a row of values of any kind counts
+_MOST_PENDING = 32 << 20  # bytes of values that a scan may have at hand of episodes that are not complete
 
 OnDamage = Callable[[CorruptTrace], None]
 
@@ -88,10 +89,36 @@ def step_windows(
         on_damage: told of what cannot be read, which is then left out, with the step after it where the observation
             before that is lost; None: CorruptTrace is raised.
     """
-    for place in map(int, places):
-        episode, (writer, row) = trace[place], trace.place_of(place)
+    wanted = np.fromiter(places, np.int64)
+    for place, episode in zip(wanted.tolist(), _episodes(trace, wanted, choice, on_damage is not None)):
+        writer, row = trace.place_of(place)
         chosen = range(len(episode))[steps]
         yield from _windows_of(_Source(episode, writer, row, choice), chosen, on_damage)
+
+
+def _episodes(trace: Trace, places: Array, choice: Choice, despite_damage: bool) -> Iterator[Episode]:
+    """The episodes at these places: where all are short as a scan gives them, which reads each chunk once."""
+    done, table = 0, trace.episodes
+    longest = int(table["steps"][places].max(initial=0)) * (int(table["lane"].max(initial=0)) + 1)
+    if longest * max((_row_bytes(writer, choice) for writer in trace.readers), default=0) <= _MOST_PENDING:
+        try:
+            for episode in trace.scan(columns=choice.roots, episodes=places):
+                yield episode
+                done += 1
+        except CorruptTrace:
+            if not despite_damage:
+                raise
+    for place in places[done:].tolist():
+        yield trace[place]
+
+
+def _row_bytes(writer: WriterReader, choice: Choice) -> int:
+    """About how many bytes a step has of the chosen columns."""
+    layouts, size = writer.layouts, 1
+    for root, layout in (("observations", layouts.observations), ("actions", layouts.actions)):
+        if root in choice.roots:
+            size += sum(leaf.row_size or _VALUE_BYTES for leaf in layout.leaves())
+    return size + _VALUE_BYTES * ("infos" in choice.roots)
 
 
 class _Source(NamedTuple):
@@ -101,16 +128,12 @@ class _Source(NamedTuple):
     choice: Choice
 
     def read(self, start: int, stop: int, opens: bool) -> Window:
-        part = self.episode[start:stop]
+        part = self.episode if stop - start == len(self.episode) else self.episode[start:stop]
         columns = {root: infos_of(part) if root == "infos" else getattr(part, root) for root in self.choice.roots}
         return Window(self.episode, self.writer, start, stop - start, opens, columns)
 
     def rows_in_a_window(self) -> int:
-        layouts, size = self.writer.layouts, 1
-        for root, layout in (("observations", layouts.observations), ("actions", layouts.actions)):
-            if root in self.choice.roots:
-                size += sum(leaf.row_size or _VALUE_BYTES for leaf in layout.leaves())
-        return max(1, min(_MOST_ROWS, _MOST_BYTES // size))
+        return max(1, min(_MOST_ROWS, _MOST_BYTES // _row_bytes(self.writer, self.choice)))
 
     def ends_of_chunks(self) -> list[int]:
         """How many steps of the episode are over at the end of each chunk that it lies in."""
