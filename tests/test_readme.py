@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there."""
+"""What the README and the guide show works as it stands there."""
 
 import importlib.util
 import re
@@ -11,17 +11,18 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README, GUIDE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/GUIDE.md"))
 HAS_VECTORS = hasattr(gymnasium.vector, "AutoresetMode")
 # What is to be run, in the order in which it stands there: programs, and commands.
 SNIPPETS = [
     program or command.strip()
-    for program, command in re.findall(r"```python\n(.*?)```|^    (gym-trace .*?)$", README, re.S | re.M)
+    for program, command in re.findall(r"```python\n(.*?)```|^    (gym-trace .*?)$", README + GUIDE, re.S | re.M)
 ]
 
 GYM_TRACE = str(Path(sys.executable).with_name("gym-trace"))
 
-OLD_RECORDING = Path(__file__).parent.parent / "sample_traces" / "legacy" / "gym_recording-json" / "CartPole-v0"
+OLD_RECORDING = ROOT / "sample_traces" / "legacy" / "gym_recording-json" / "CartPole-v0"
 MODULES = {
     "my_agent.py": "def act(observation):\n    return 0\n",
     "my_analysis.py": "def on_episode(observations, actions, rewards):\n    print(len(rewards))\n",
@@ -41,7 +42,7 @@ def can_run(snippet: str) -> bool:
 
 
 def test_everything_it_shows_runs_in_its_order_in_one_directory(tmp_path: Path) -> None:
-    assert len(SNIPPETS) >= 20
+    assert len(SNIPPETS) >= 40
     for name, text in MODULES.items():
         (tmp_path / name).write_text(text)
     shutil.copytree(OLD_RECORDING, tmp_path / "old" / "recording")
@@ -56,10 +57,17 @@ def test_everything_it_shows_runs_in_its_order_in_one_directory(tmp_path: Path) 
 
 @pytest.mark.parametrize("target", re.findall(r"^    make (\w+)", README, re.M))
 def test_every_make_target_it_names_is_there(target: str) -> None:
-    makefile = (Path(__file__).parent.parent / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text()
     assert re.search(rf"^{target}:", makefile, re.M)
 
 
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([^)]+)\)", README))
-def test_every_file_it_links_to_is_there(link: str) -> None:
-    assert (Path(__file__).parent.parent / link).exists()
+@pytest.mark.parametrize(
+    ("folder", "link"),
+    [
+        (folder, link)
+        for folder, text in ((ROOT, README), (ROOT / "docs", GUIDE))
+        for link in re.findall(r"\]\((?!http)([^)#]+)", text)
+    ],
+)
+def test_every_file_they_link_to_is_there(folder: Path, link: str) -> None:
+    assert (folder / link).exists()

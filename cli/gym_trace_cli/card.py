@@ -31,7 +31,7 @@ def command(directory: str, output: str | None) -> None:
     path = Path(output)
     _refuse_others(path)
     path.write_text(card, encoding="utf-8")
-    click.echo(f"written to {show.printable(path)}", err=True)
+    click.echo(f"written to {show.printable(path)}")
 
 
 def _refuse_others(path: Path) -> None:
