@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from gym_trace_cli.episode_lines import print_as_json, print_episodes
 from gym_trace_cli.exit_codes import ERROR, FINE
 from gym_trace_cli.selection import Selection, selection_options
 
-_HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "started (UTC)")
+_HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "started UTC")
 
 
 @click.command("ls", short_help="List traces, or the episodes of one.")
@@ -99,5 +100,11 @@ def _cells(row: dict[str, Any], parent: str) -> tuple[str, ...]:
         show.returned(tuple(row["return"]) if several else row["return"]),
         "-" if row["bytes"] is None else show.size(row["bytes"]),
         row["state"],
-        "-" if row["start_time"] is None else row["start_time"][:16].replace("T", " "),
+        "-" if row["start_time"] is None else _moment(row["start_time"]),
     )
+
+
+def _moment(started: str) -> str:
+    """When, as briefly as ls tells it: 11-22 13:07, or the day where that was in another year."""
+    day, clock = started[:10], started[11:16]
+    return f"{day[5:]} {clock}" if day[:4] == time.strftime("%Y", time.gmtime()) else day

@@ -28,7 +28,7 @@ _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _TABLE_BLOCK = 1000  # rows that are aligned together
 _NARROWEST, _HEADING = 8, 7  # characters that a column of text, and a heading, are cut to at most
-_TIME = re.compile(r"\d{4}-\d\d-\d\d|-?$")  # which is not cut
+_TIME = re.compile(r"(\d{4}-)?\d\d-\d\d|-?$")  # which is not cut
 _REDRAW_SECONDS = 0.05  # between changes of the line on a terminal, which cost milliseconds each
 _SURE_SECONDS = 1.0  # before it is said how long something may still take
 _PLAIN_SECONDS = 5.0  # between lines of progress where there is no terminal
