@@ -285,6 +285,7 @@ def write_with_origins(directory: Path, origins: Any, ids: list[int]) -> None:
         ([{"writer": "a"}], [0, 1 << ID_BITS], "does not name"),
         ([{"writer": "a"}, {"writer": "b"}], [1 << ID_BITS, 0], "not in order"),
         ([{"writer": "a"}], [(1 << 64) - 1], "does not name"),
+        ([{"writer": "a"}, None], [0, 1 << ID_BITS], "does not name"),
     ],
 )
 def test_fragments_that_no_origin_claims_are_damage(tmp_path: Path, origins: Any, ids: list[int], problem: str) -> None:
@@ -299,7 +300,7 @@ def test_fragments_that_no_origin_claims_are_damage(tmp_path: Path, origins: Any
     "origins",
     [
         [{"writer": "../../etc"}, {"writer": 7}, {}],
-        [None, {"writer": "x" * 500, "schema": [1], "without": [{}], "manifest": {}}, {"schema": {"split": 3}}],
+        [5, {"writer": "x" * 500, "schema": [1], "without": [{}], "manifest": {}}, {"schema": {"split": 3}}],
         [{"writer": "a"}, {"writer": "a"}, {"writer": "a", "without": ["recorder", "metadata"], "manifest": [None]}],
     ],
 )
@@ -331,6 +332,24 @@ def test_where_no_batch_says_who_the_origins_are_the_manifest_does(tmp_path: Pat
     (batch,) = (tmp_path / "c").glob("*.gtb")
     flipped(batch, wire.HEADER_SIZE + 100)
     assert open_trace(tmp_path / "c").writers == open_trace(tmp_path / "t").writers
+
+
+def test_a_filter_leaves_out_what_is_said_of_writers_that_have_no_episode_left(tmp_path: Path) -> None:
+    record_many(tmp_path / "t", 6)
+    edit.compact(tmp_path / "t", tmp_path / "c")
+    trace = open_trace(tmp_path / "c")
+    edit.filter(trace, tmp_path / "f", np.isin(trace.episodes["writer"], (1, 4)))
+    left = open_trace(tmp_path / "f")
+    assert left.writers == [trace.writers[1], trace.writers[4]]
+    assert [reader.metadata for reader in left.readers] == [{"worker": 1}, {"worker": 4}]
+    expected = contents(tmp_path / "t")
+    assert contents(tmp_path / "f") == {key: expected[key] for key in expected if key[0] in left.writers}
+    check_clean(tmp_path / "f", 4)
+    assert describe(left)["bytes"] == size_of(tmp_path / "f")
+    repair_trace(tmp_path / "f", tmp_path / "r")
+    assert contents(tmp_path / "r") == contents(tmp_path / "f")
+    edit.compact(tmp_path / "f", tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(tmp_path / "f")
 
 
 def test_where_origins_are_too_many_for_one_file_there_are_several(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def _without_infos(schema: dict[str, Any]) -> dict[str, Any]:
     if ORIGINS in said:
         said[ORIGINS] = packed_origins(
             [
-                {**one, "schema": _without_infos(as_map(one["schema"]))} if "schema" in as_map(one) else as_map(one)
+                {**one, "schema": _without_infos(as_map(one["schema"]))} if "schema" in as_map(one) else one
                 for one in unpacked_origins(said[ORIGINS])
             ]
         )

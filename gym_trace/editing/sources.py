@@ -12,6 +12,7 @@ from gym_trace.errors import InvalidOption, RecordingError, TraceError
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import batch_name
 from gym_trace.model.episode import Episode, infos_of
+from gym_trace.model.origins import of_origins
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.playback.origins.reader import OriginReader
@@ -139,7 +140,10 @@ def write_groups(
         raise InvalidOption(f"{report.destination}: there is no episode for it; nothing was written")
     try:
         for parts, shares in groups:
-            with WriterCopy(storage, schema_of(parts[0].reader), report, advance) as copy:
+            numbers = {one.reader.number for one in shares if isinstance(one.reader, OriginReader)}
+            schema = schema_of(parts[0].reader)
+            schema = schema if shares is parts else of_origins(schema, numbers)
+            with WriterCopy(storage, schema, report, advance) as copy:
                 for one in parts:
                     copy.add(one.reader, one.rows)
                 for share in shares if shares is not parts else ():

@@ -147,7 +147,7 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
             if len(stops) or pending:
                 writer.write(stops, {}, pending=pending)
             writer.close(_closing_words(examination.files))
-            report.writers += [origin.writer for origin in examination.origins] or [writer.writer]
+            report.writers += [origin.writer for origin in examination.origins if origin] or [writer.writer]
     finally:
         if writer is not None:
             writer.abandon()

@@ -107,7 +107,7 @@ class Examination:
         self._journal = ManifestCheck(files)
         self._episodes: list[Array] = []
         self._tail = RingTail()
-        self.origins: list[Origin] = []  # of what its files hold, known once chunks() was begun
+        self.origins: list[Origin | None] = []  # of what its files hold, known once chunks() was begun
         self.pending: list[Pending] = []  # actions that were never answered
 
     def schema(self) -> dict[str, Any] | None:
@@ -289,8 +289,8 @@ class Examination:
         if not self.origins:
             return LostSteps(self.files.writer, episode, first, steps)
         number, own = split_id(episode)
-        writer = self.origins[number].writer if number < len(self.origins) else self.files.writer
-        return LostSteps(writer, own, first, steps)
+        origin = self.origins[number] if number < len(self.origins) else None
+        return LostSteps(self.files.writer if origin is None else origin.writer, own, first, steps)
 
 
 def _merged(damages: list[Damage]) -> list[Damage]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 import zstandard
@@ -35,16 +35,21 @@ class Origin(NamedTuple):
     entries: list[dict[str, Any]]
 
 
-def origins_of(schema: dict[str, Any], file: str) -> list[Origin]:
+def origins_of(schema: dict[str, Any], file: str) -> list[Origin | None]:
     """The origins that a schema record tells of, of which nothing is trusted; none of a writer's own recording.
+
+    None stands for one of which nothing is left, as its number goes on to be that of nobody.
 
     file: the id of the writer in whose files they are, by which one is called that does not say its id.
 
     Raises CorruptTrace.
     """
-    found: list[Origin] = []
+    found: list[Origin | None] = []
     now = {key: value for key, value in schema.items() if key not in (ORIGINS, "batch")}
     for number, one in enumerate(unpacked_origins(schema[ORIGINS]) if ORIGINS in schema else ()):
+        if one is None:
+            found.append(None)
+            continue
         one = as_map(one)
         without = one.get("without")
         gone = [key for key in without if isinstance(key, str)] if isinstance(without, list) else []
@@ -58,16 +63,19 @@ def origins_of(schema: dict[str, Any], file: str) -> list[Origin]:
     return found
 
 
-def with_origins(origins: Iterable[Origin], writer: str) -> dict[str, Any]:
+def with_origins(origins: Iterable[Origin | None], writer: str) -> dict[str, Any]:
     """The schema record of a writer whose files hold what these have recorded: the first one's, and what differs."""
-    described: list[dict[str, Any]] = []
+    described: list[dict[str, Any] | None] = []
     schema: dict[str, Any] = {}
     before: dict[str, Any] = {}
     packed: dict[str, bytes] = {}
     for origin in origins:
+        if origin is None:
+            described.append(None)
+            continue
         said = {key: value for key, value in origin.schema.items() if key not in ("batch", ORIGINS)}
         own = {key: value for key, value in said.items() if key != "writer"}
-        if not described:
+        if not schema:
             schema = {**said, "format": _FORMAT, "writer": writer}
             before, packed = schema, {key: pack_lenient(value)[0] for key, value in schema.items()}
         now = {key: pack_lenient(value)[0] for key, value in own.items()}
@@ -82,7 +90,14 @@ def with_origins(origins: Iterable[Origin], writer: str) -> dict[str, Any]:
     return {**schema, ORIGINS: packed_origins(described)}
 
 
-def packed_origins(described: list[dict[str, Any]]) -> bytes:
+def of_origins(schema: dict[str, Any], numbers: Container[int]) -> dict[str, Any]:
+    """The schema record of files that hold something of these of its origins alone: nothing is said of the others."""
+    origins = origins_of(schema, str(schema["writer"]))
+    kept = [origin if number in numbers else None for number, origin in enumerate(origins)]
+    return schema if kept == origins else with_origins(kept, str(schema["writer"]))
+
+
+def packed_origins(described: list[Any]) -> bytes:
     """As a schema record has them: they are much alike."""
     return zstandard.ZstdCompressor(level=_LEVEL).compress(pack_lenient(described)[0])
 

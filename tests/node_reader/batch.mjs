@@ -120,7 +120,9 @@ export function originsOf(schema) {
   if (schema.origins === undefined) return null;
   const packed = typeof schema.origins === "string" ? Buffer.from(schema.origins, "base64") : schema.origins;
   let known = schema;
-  return unpackMetadata(decompress(packed)).map(({ writer, schema, without }) => {
+  return unpackMetadata(decompress(packed)).map((origin) => {
+    if (origin === null) return null; // nothing of it is left
+    const { writer, schema, without } = origin;
     known = { ...known, ...schema };
     for (const key of without ?? []) delete known[key];
     return { ...known, writer };

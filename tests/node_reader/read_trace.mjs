@@ -145,7 +145,8 @@ function readWriter(directory, writer, files) {
   for (const chunk of [...chunks.filter(({ metadata }) => !ring.numbers.includes(metadata.slab?.[0])), ...ring.chunks])
     takeChunk(chunk, episodes);
   const origins = originsOf(schema);
-  if (origins !== null) return origins.map((origin, number) => {
+  if (origins !== null) return origins.flatMap((origin, number) => {
+    if (origin === null) return [];
     const own = [...episodes.values()].filter(({ id }) => Math.floor(id / ID_RANGE) === number);
     const runs = own.flatMap((episode) => episode.runs.map((run) => describeRun(run, { ...episode, id: episode.id % ID_RANGE }, origin)));
     return { writer: origin.writer, split: origin.split, damage: batches.flatMap((batch) => batch.damage), episodes: runs };

@@ -31,7 +31,11 @@ def presented(stored: WriterReader) -> list[WriterReader]:
     if not origins:
         return [stored]
     file = _OriginFile(stored, origins)
-    return [OriginReader(file, number, _named(origin, number, stored)) for number, origin in enumerate(origins)]
+    return [
+        OriginReader(file, number, _named(origin, number, stored))
+        for number, origin in enumerate(origins)
+        if origin is not None
+    ]
 
 
 def _named(origin: Origin, number: int, stored: WriterReader) -> Origin:
@@ -44,13 +48,13 @@ def _named(origin: Origin, number: int, stored: WriterReader) -> Origin:
 class _OriginFile:
     """What the origins of one writer have in common: its files, and the chunk that was read last."""
 
-    def __init__(self, stored: WriterReader, origins: list[Origin]):
+    def __init__(self, stored: WriterReader, origins: list[Origin | None]):
         self.stored = stored
         numbers = (stored.fragments["episode"] >> np.uint64(ID_BITS)).astype(np.int64)
         problem = ""
         if not bool((numbers[1:] >= numbers[:-1]).all()):
             problem, numbers = "the fragments of its origins are not in order", numbers[:0]
-        elif len(numbers) and numbers[-1] >= len(origins):
+        elif len(numbers) and not _all_there(numbers, stored.fragments, origins):
             problem = "fragments of origins that its schema does not name"
         where = stored.batches[0].path if stored.batches else stored.files.where
         self.damage = [Damage(where, 0, 0, problem)] if problem else []
@@ -58,7 +62,8 @@ class _OriginFile:
         rows = stored.parts.table["episode_id"] >> ID_BITS if len(numbers) else np.empty(0, np.int64)
         self.row_bounds = rows.searchsorted(np.arange(len(origins) + 1))
         # How much of the bytes each of them counts as its own.
-        self.weights = np.append(0, np.cumsum(1 + np.diff(self.bounds)))
+        there = np.array([origin is not None for origin in origins])
+        self.weights = np.append(0, np.cumsum((1 + np.diff(self.bounds)) * there))
         self._last: tuple[int, dict[frozenset[str] | None, SharedChunk]] = (-1, {})
 
     def chunk(self, number: int, roots: frozenset[str] | None) -> SharedChunk:
@@ -73,6 +78,13 @@ class _OriginFile:
             chunk = stored.read_chunk(number, None) if roots is None else stored.chunk(number, roots)
             shared = chunks[roots] = SharedChunk(chunk)
         return shared
+
+
+def _all_there(numbers: Array, fragments: Array, origins: list[Origin | None]) -> bool:
+    """Whether each fragment that has rows is of an origin that is there. numbers: of these, ascending."""
+    carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.LEADS > 0)
+    found = np.unique(numbers[carries]).tolist()
+    return all(number < len(origins) and origins[number] is not None for number in found)
 
 
 class _OriginFiles(WriterFiles):
@@ -97,11 +109,11 @@ class OriginReader(WriterReader):
     """What one writer has recorded, in the files of another: its chunks are the parts of chunks that it has rows in.
 
     Attributes:
-        stored: that other one. first_row: which of its rows is the first one here.
+        stored: that other one. number: that it has there. first_row: which of its rows is the first one here.
     """
 
     def __init__(self, file: _OriginFile, number: int, origin: Origin):
-        stored, self._file, self._number = file.stored, file, number
+        stored, self._file, self.number = file.stored, file, number
         self.stored, self.first_row = stored, int(file.row_bounds[number])
         self.writer = origin.writer
         self.key = f"{origin.writer} ({stored.writer}:{number})"
@@ -137,7 +149,7 @@ class OriginReader(WriterReader):
     @property
     def size(self) -> int:
         weights, size = self._file.weights, self._file.stored.size
-        before, after = (size * int(weights[i]) // int(weights[-1]) for i in (self._number, self._number + 1))
+        before, after = (size * int(weights[i]) // int(weights[-1]) for i in (self.number, self.number + 1))
         return after - before
 
     @property
@@ -147,7 +159,7 @@ class OriginReader(WriterReader):
     @property
     def pending(self) -> list[Pending]:
         mine = [(one, *split_id(one.episode)) for one in self._file.stored.pending]
-        return [one._replace(episode=episode) for one, number, episode in mine if number == self._number]
+        return [one._replace(episode=episode) for one, number, episode in mine if number == self.number]
 
     def read_chunk(self, number: int, roots: frozenset[str] | None = None) -> ChunkShare:
         stored, whole = self._file.stored, self._first_chunk + number
