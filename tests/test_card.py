@@ -204,7 +204,7 @@ def test_the_command_shows_or_writes_the_card_and_replaces_no_other_file(tmp_pat
     assert shown == gym_trace.dataset_card(tmp_path)
     readme = tmp_path / "README.md"
     for _ in range(2):
-        assert ok("card", tmp_path, "-o", readme).stdout == ""
+        assert ok("card", tmp_path, "-o", readme).stdout == f"written to {readme}\n"
         assert readme.read_text(encoding="utf-8") == shown
     assert len(gym_trace.open_trace(tmp_path)) == 3
     assert not gym_trace.check_trace(tmp_path).damages
