@@ -49,6 +49,9 @@ COMMAND_LINES = (
     ("diff", "TRACE", "SOUND"),
     ("diff", "SOUND", "TRACE", "--json"),
     ("repair", "TRACE", "-o", "REPAIRED"),
+    ("edit", "merge", "TRACE", "SOUND", "-o", "REPAIRED"),
+    ("edit", "filter", "TRACE", "-o", "REPAIRED", "--episodes", "::2"),
+    ("edit", "split", "TRACE", "-o", "REPAIRED", "--by", "writer"),
     ("render", "TRACE", "-o", "REPAIRED/x.cast", "--episodes", "0"),
 )
 
