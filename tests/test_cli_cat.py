@@ -498,3 +498,16 @@ def test_a_table_fits_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(show, "is_terminal", lambda stream: True)
     monkeypatch.setenv("COLUMNS", "80")
     assert max(map(len, ok("cat", SAMPLES / "minigrid").stdout.splitlines()[1:])) <= 80
+
+
+@pytest.mark.parametrize("form", ["jsonl", "csv", "table", "npz"])
+def test_episodes_without_steps_are_their_first_observation(form: str, tmp_path: Path) -> None:
+    record_lengths(tmp_path / "t", [0, 3, 0], flush_after=2)
+    output = tmp_path / "out"
+    if form == "npz":
+        ok("cat", tmp_path / "t", "--format", form, "-o", output)
+        assert loaded(output)["episodes"]["steps"].tolist() == [0, 3, 0]
+        assert loaded(output)["observations"][:, 0].tolist() == [0, 0, 1, 2, 3, 0]
+    else:
+        text = ok("cat", tmp_path / "t", "--format", form).stdout
+        assert len(text.splitlines()) == {"csv": 7, "table": 7, "jsonl": 11}[form]

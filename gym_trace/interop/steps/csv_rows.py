@@ -33,7 +33,7 @@ class _Cells(NamedTuple):
 
     def filled(self, rows: Array) -> list[list[str]]:
         if _are_numbers(rows) and rows.shape[1:] == self.shape:
-            return [list(map(_number, row)) for row in rows.reshape(len(rows), -1).tolist()]
+            return [list(map(_number, row)) for row in rows.reshape(len(rows), len(self.names)).tolist()]
         if rows.dtype != object:
             return [self._alone(_cell(row)) for row in rows_of(rows, Form(rows.dtype, rows.shape[1:]))]
         return [self._of_value(row) for row in rows]
@@ -114,7 +114,7 @@ def _rows(window: Window, choice: Choice, cells: dict[Path, _Cells]) -> Iterator
     empty = {path: [[""] * len(leaf.names)] * (window.steps + 1) for path, leaf in cells.items() if path not in filled}
     columns = []
     for path, leaf in cells.items():
-        texts = filled.get(path) or empty[path]
+        texts = filled[path] if path in filled else empty[path]
         columns.append(texts if path[0] == "observations" else [[""] * len(leaf.names), *texts])
     number, before = str(window.episode.index), window.first_step - 1
     for i, parts in enumerate(zip(*columns)):
