@@ -183,6 +183,22 @@ def test_an_episode_that_is_not_the_same_in_two_traces_is_named_and_nothing_is_w
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
+def test_what_is_a_copy_in_another_trace_is_read_and_not_decoded(tmp_path: Path) -> None:
+    record_lengths(tmp_path / "a", [3] * 40, flush_after=7, uid="w")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with mock.patch("gym_trace.editing.sources._compare", side_effect=AssertionError):
+        report = edit.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
+    assert (report.episodes, report.duplicates) == (40, 40)
+    assert contents(tmp_path / "c") == contents(tmp_path / "a")
+    path = tmp_path / "a" / "w.000000.gtb"
+    offset, length, _, _ = open_trace(tmp_path / "a").readers[0].batches[0].chunks[3].tolist()
+    data = bytearray(path.read_bytes())
+    data[offset + length - 100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptTrace, match=r"a/w\.000000\.gtb"):
+        edit.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "d")
+
+
 def test_writers_of_one_name_that_recorded_different_things_are_not_merged(tmp_path: Path) -> None:
     record_lengths(tmp_path / "a", [2], uid="w")
     record_lengths(tmp_path / "b", [2], uid="w", env=ImageEnv(10**6))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -158,6 +158,7 @@ def _reconciled(several: list[Taken]) -> int:
     """Takes each episode of a writer once; returns how many others had. Raises TraceError where they differ."""
     first = several[0]
     known: dict[tuple[int, int], tuple[Taken, int]] = {}
+    places = _Places()
     duplicates = 0
     for number, one in enumerate(several):
         if number and not is_said_alike(schema_of(one.reader), schema_of(first.reader)):
@@ -171,10 +172,56 @@ def _reconciled(several: list[Taken]) -> int:
         for row, episode, step in zip(rows, table["episode_id"][rows].tolist(), table["first_step"][rows].tolist()):
             other, place = known.setdefault((episode, step), (one, row))
             if other is not one:
-                _compare(other, place, one, row)
+                if not places.are_same(other.reader, place, one.reader, row):
+                    _compare(other, place, one, row)
                 one.rows[row] = False
                 duplicates += 1
     return duplicates
+
+
+class _Places:
+    """Which chunks of several traces are copies of one another: these need not be decoded to be compared."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[Any, int] = {}
+        self._of: dict[int, Array] = {}
+        self._checked: set[int] = set()
+
+    def are_same(self, one: WriterReader, row: int, other: WriterReader, other_row: int) -> bool:
+        """Whether two episodes lie in the same chunks, of which those of the first are read to be sure of them.
+
+        Raises CorruptTrace.
+        """
+        mine, theirs = self._place(one, row), self._place(other, other_row)
+        if mine is None or theirs is None or mine.tobytes() != theirs.tobytes():
+            return False
+        for number in np.unique(mine >> 32).tolist():
+            if number not in self._checked:
+                at = int(np.flatnonzero(self._fragments(one) >> 32 == number)[0])
+                one.read_chunk(int(np.searchsorted(one.chunk_bounds, at, side="right")) - 1)
+                self._checked.add(number)
+        return True
+
+    def _place(self, reader: WriterReader, row: int) -> Array | None:
+        """Of all fragments of an episode, and the one that says how it began, the chunk and the place in it."""
+        parts = reader.parts
+        if not reader.has_own_files or parts.starts[row] < 0:
+            return None
+        own = parts.fragments[parts.first[row] : parts.first[row + 1]]
+        place: Array = self._fragments(reader)[np.append(own, parts.starts[row])]
+        return place
+
+    def _fragments(self, reader: WriterReader) -> Array:
+        if id(reader) not in self._of:
+            bounds = reader.chunk_bounds
+            numbers = [
+                self._chunks.setdefault((batch.header.file_id, *batch.chunks[i].tolist()), len(self._chunks))
+                for batch, i in reader.chunk_places
+            ]
+            each = np.diff(bounds)
+            within = np.arange(len(reader.fragments)) - np.repeat(bounds[:-1], each)
+            self._of[id(reader)] = np.repeat(np.array(numbers, np.int64), each) << 32 | within
+        return self._of[id(reader)]
 
 
 def _compare(one: Taken, row: int, other: Taken, other_row: int) -> None:
