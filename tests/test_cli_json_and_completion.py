@@ -70,6 +70,13 @@ def test_render_says_as_json_which_files_it_made(tmp_path: Path) -> None:
     assert found == {"episode": 0, "path": str(tmp_path / "f.gif"), "frames": 49}
 
 
+@pytest.mark.parametrize("workers", [[], ["-j", 2]], ids=str)
+def test_record_says_as_json_what_it_recorded(workers: list[Any], tmp_path: Path) -> None:
+    found = said("record", "CartPole-v1", "-o", tmp_path / "t", "--episodes", 3, "--seed", 7, *workers)
+    assert (found["episodes"], found["seed"], found["state"]) == (3, 7, "closed")
+    assert found["steps"] == gym_trace.open_trace(tmp_path / "t").episodes["steps"].sum()
+
+
 # -- completion -------------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from gym_trace_cli.completion import environment_ids, policies
 from gym_trace_cli.environments import NamedEnvironment, import_modules
 from gym_trace_cli.options import EnvArg, FactoryName, NamedCallable, env_args_option, imports_option, make_option
 from gym_trace_cli.record_config import config_options, drop_overruled, write_config
-from gym_trace_cli.record_workers import record_with_workers
+from gym_trace_cli.record_workers import print_recorded_as_json, record_with_workers
 from gym_trace_cli.stopping import StopSignals, spared_children
 
 if TYPE_CHECKING:
@@ -119,6 +119,7 @@ class ScheduleName(FactoryName):
 @click.option("--split", default="train", metavar="NAME", help="What the episodes are for, such as train or eval.")
 @click.option("--level", type=click.IntRange(-7, 22), default=1, metavar="N", help="zstd level, -7 to 22. Default: 1.")
 @click.option("--quiet", is_flag=True, help="Print nothing but warnings and errors.")
+@click.option("--json", "as_json", is_flag=True, help="In the end print what was recorded as one JSON object.")
 @config_options
 @click.pass_context
 def command(
@@ -156,6 +157,7 @@ def command(
     video: str | None,
     tensorboard: str | None,
     quiet: bool,
+    as_json: bool,
     new_config: str | None,
     **recording: Any,
 ) -> None:
@@ -214,7 +216,7 @@ def command(
         recording |= {"metadata": given} if given else {}
         about = {"command": _COMMAND, "argv": argv, "git_diff": git_diff, "facts": facts}
         options = {"workers": workers, "num_envs": num_envs, "seed": seed, **limits, **of_workers, **about, **recording}
-        record_with_workers(named, directory, acting, quiet, tensorboard, **options)
+        record_with_workers(named, directory, acting, quiet, as_json, tensorboard, **options)
         return
     recording |= {"metadata": {**given, "seed": seed}}
     if video is not None:
@@ -223,7 +225,8 @@ def command(
     import_modules(imports)
     with spared_children() if vectorization == "async" else nullcontext():
         env = named(num_envs, vectorization, autoreset)
-    _record(env, acting, directory, quiet, tensorboard, (argv, git_diff), facts, {"seed": seed, **limits}, recording)
+    run = {"seed": seed, **limits}
+    _record(env, acting, directory, quiet, as_json, tensorboard, (argv, git_diff), facts, run, recording)
 
 
 def _is_name(policy: Any) -> bool:
@@ -246,6 +249,7 @@ def _record(
     policy: Any,
     directory: Path,
     quiet: bool,
+    as_json: bool,
     tensorboard: str | None,
     private: tuple[bool, bool],
     facts: dict[str, Any],
@@ -298,7 +302,9 @@ def _record(
             _plot(scalars, done)
     if stop.received:
         click.echo(f"{stop.what_happened}; every step up to here is saved", err=True)
-    if not quiet:
+    if as_json:
+        print_recorded_as_json(directory, done.seed)
+    elif not quiet:
         _print_summary(done, directory)
     if stop.received:
         raise SystemExit(stop.exit_code)

@@ -16,7 +16,7 @@ from gym_trace_cli import show
 from gym_trace_cli.options import EnvArg
 
 _ARGUMENT = "environment"  # what ENV_ID is called in a file
-_NOT_READ, _NOT_WRITTEN = ("config", "new_config"), ("resume", "quiet")
+_NOT_READ, _NOT_WRITTEN = ("config", "new_config"), ("resume", "quiet", "as_json")
 _CONTROL = {chr(code): f"\\u{code:04X}" for code in (*range(32), 127)} | {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
 
 

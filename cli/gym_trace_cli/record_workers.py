@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
 
 
 def record_with_workers(
-    named: NamedEnvironment, directory: Path, policy: Any, quiet: bool, tensorboard: str | None, **options: Any
+    named: NamedEnvironment,
+    directory: Path,
+    policy: Any,
+    quiet: bool,
+    as_json: bool,
+    tensorboard: str | None,
+    **options: Any,
 ) -> None:
     """Records with workers, shows how it goes, and exits with what came of it."""
     limits = {name: options[name] for name in ("episodes", "steps", "seconds", "bytes") if options[name] is not None}
@@ -51,7 +58,9 @@ def record_with_workers(
 
         described = named.described()
         done = gym_trace.collect(named, policy, directory, describe=described, on_progress=report, **options)
-    if not quiet and done.episodes:
+    if as_json:
+        print_recorded_as_json(directory, done.seed)
+    elif not quiet and done.episodes:
         _print_summary(done, directory)
     if done.stopped == "interrupted":
         click.echo(f"{stop.what_happened}; go on with the same command and --resume", err=True)
@@ -65,6 +74,13 @@ def record_with_workers(
         if done.trouble and not done.failed and all(worker.state != "given up" for worker in done.workers):
             click.echo(show.printable(f"not everything could be recorded: {done.trouble}"), err=True)
         raise SystemExit(ERROR)
+
+
+def print_recorded_as_json(directory: Path, seed: int) -> None:
+    """What gym-trace ls says of the trace, and the seed of the run."""
+    from gym_trace.statistics.listing import list_trace
+
+    click.echo(json.dumps({**list_trace(directory), "seed": seed}))
 
 
 def _facts(progress: Collected) -> list[str]:
