@@ -25,6 +25,7 @@ from zoo import CountingEnv, ScriptedEnv, Told, bits
 
 from gym_trace import Episode, TraceRecordingWrapper, open_trace
 from gym_trace.interop.steps import windows
+from gym_trace.interop.steps.choice import choose
 from gym_trace.model.layout import Leaf
 from gym_trace.model.tensors import RawArray
 from gym_trace.model.values import ABSENT, Unstored
@@ -259,6 +260,25 @@ def test_windows_are_not_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     if name == "filtered":  # of which some notes are texts in one window, and nothing in another
         whole, in_parts = whole[1:], in_parts[1:]
     assert in_parts == whole
+
+
+@pytest.mark.parametrize("pending", [0, 1 << 30], ids=["at random", "scanned"])
+def test_no_window_has_more_steps_than_it_may(pending: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_MOST_ROWS", 7)
+    monkeypatch.setattr(windows, "_MOST_PENDING", pending)
+    record_lengths(tmp_path, [40, 3, 0], flush_after=9)
+    trace = open_trace(tmp_path)
+    found = list(windows.step_windows(trace, range(3), choose(trace, None)))
+    assert [(window.start, window.steps) for window in found[:6]] == [
+        (0, 7),
+        (7, 7),
+        (14, 7),
+        (21, 7),
+        (28, 7),
+        (35, 5),
+    ]
+    assert [window.steps for window in found[6:]] == [3, 0]
+    assert [len(window.columns["observations"]) for window in found] == [8, 8, 8, 8, 8, 6, 4, 1]
 
 
 # -- what is chosen ---------------------------------------------------------------------------------------------------
