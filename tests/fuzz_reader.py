@@ -21,6 +21,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium
 import numpy as np
@@ -30,10 +31,11 @@ from telltale import record
 from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv
 
-from gym_trace import Trace, TraceRecordingWrapper, check_trace, diff_traces, open_trace, repair_trace, summarize
+from gym_trace import Trace, TraceRecordingWrapper, check_trace, diff_traces, edit, open_trace, repair_trace, summarize
 from gym_trace.errors import TraceError
 from gym_trace.format import wire
 from gym_trace.interop.legacy.results import load_results
+from gym_trace.model.origins import ORIGINS, packed_origins, unpacked_origins
 from gym_trace.statistics.describe import describe, progress_of
 
 SECONDS = 60  # that one input may take
@@ -258,6 +260,11 @@ def _twisted_table(chance: random.Random, table: Any) -> Any:
 
 def _twist_tree(chance: random.Random, tree: Any) -> None:
     """Changes something somewhere in nested maps and arrays."""
+    if isinstance(tree, dict) and isinstance(packed := tree.get(ORIGINS), bytes) and chance.random() < 0.8:
+        origins = unpacked_origins(packed)
+        _twist_tree(chance, origins)
+        tree[ORIGINS] = packed_origins(origins)
+        return
     if isinstance(tree, dict) and tree:
         key: Any = chance.choice(list(tree))
     elif isinstance(tree, list) and tree:
@@ -297,7 +304,19 @@ def seed_files(directory: Path) -> list[Path]:
             for _ in range(6):
                 env.step(0)
             env.flush()
-    return [*files, directory / "frames" / "w.000000.gtb"]
+    return [*files, directory / "frames" / "w.000000.gtb", _compacted(directory)]
+
+
+def _compacted(directory: Path) -> Path:
+    """A batch of three writers' episodes, in several chunks."""
+    for number in range(3):
+        apart = directory / f"one-{number}"
+        record(apart, uid=f"w{number}")
+        shutil.copytree(apart, directory / "several", dirs_exist_ok=True)
+    with mock.patch("gym_trace.editing.pieces.SMALL_CHUNK", 1000):
+        edit.compact(directory / "several", directory / "compacted")
+    (batch,) = (directory / "compacted").glob("*.gtb")
+    return batch
 
 
 def seed_rings(directory: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from gym_trace.model.origins import Origin, origins_of, split_id
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array
 from gym_trace.playback.episode_table import step_offsets
+from gym_trace.playback.origins.reader import origin_numbers, origin_problem
 from gym_trace.playback.ring_tail import RingTail, tail_of
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import read_ring
@@ -107,6 +108,7 @@ class Examination:
         self._journal = ManifestCheck(files)
         self._episodes: list[Array] = []
         self._tail = RingTail()
+        self._last_origin = 0
         self.origins: list[Origin | None] = []  # of what its files hold, known once chunks() was begun
         self.pending: list[Pending] = []  # actions that were never answered
 
@@ -186,6 +188,7 @@ class Examination:
             try:
                 chunk = batch.read_chunk(number, lambda path: True)
                 _verify(chunk, fragments, layouts)
+                self._verify_origins(fragments)
             except CorruptTrace as error:
                 damage = Damage(batch.path, 0, _size(self._storage, self.files.ring), error.problem)
                 self._lost(damage, self._steps(fragments), True)
@@ -230,6 +233,7 @@ class Examination:
             try:
                 chunk = batch.read_chunk(number, lambda path: True)
                 _verify(chunk, fragments, layouts)
+                self._verify_origins(fragments)
             except CorruptTrace as error:
                 clean = False
                 self._lost(Damage(batch.path, offset, offset + length, error.problem), self._steps(fragments), True)
@@ -241,6 +245,13 @@ class Examination:
         self._report.files += 1
         self._report.bytes += batch.size
         self._advance(0)
+
+    def _verify_origins(self, fragments: Array) -> None:
+        """Raises CorruptTrace for fragments of which nobody knows who recorded them."""
+        if self.origins and len(fragments):
+            if problem := origin_problem(fragments, self.origins, self._last_origin):
+                raise CorruptTrace(problem)
+            self._last_origin = int(origin_numbers(fragments)[-1])
 
     def _walk_damage(self, batch: BatchInspector, damage: Damage) -> None:
         """Damage outside of the columns: it may have cost chunks, or nothing but an index or padding."""

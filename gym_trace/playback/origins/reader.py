@@ -50,12 +50,9 @@ class _OriginFile:
 
     def __init__(self, stored: WriterReader, origins: list[Origin | None]):
         self.stored = stored
-        numbers = (stored.fragments["episode"] >> np.uint64(ID_BITS)).astype(np.int64)
-        problem = ""
-        if not bool((numbers[1:] >= numbers[:-1]).all()):
-            problem, numbers = "the fragments of its origins are not in order", numbers[:0]
-        elif len(numbers) and not _all_there(numbers, stored.fragments, origins):
-            problem = "fragments of origins that its schema does not name"
+        numbers, problem = origin_numbers(stored.fragments), origin_problem(stored.fragments, origins)
+        if not is_ascending(numbers):
+            numbers = numbers[:0]
         where = stored.batches[0].path if stored.batches else stored.files.where
         self.damage = [Damage(where, 0, 0, problem)] if problem else []
         self.bounds = numbers.searchsorted(np.arange(len(origins) + 1))
@@ -80,11 +77,26 @@ class _OriginFile:
         return shared
 
 
-def _all_there(numbers: Array, fragments: Array, origins: list[Origin | None]) -> bool:
-    """Whether each fragment that has rows is of an origin that is there. numbers: of these, ascending."""
+def origin_numbers(fragments: Array) -> Array:
+    """Of each fragment the number of its origin."""
+    numbers: Array = (fragments["episode"] >> np.uint64(ID_BITS)).astype(np.int64)
+    return numbers
+
+
+def is_ascending(numbers: Array) -> bool:
+    return bool((numbers[1:] >= numbers[:-1]).all())
+
+
+def origin_problem(fragments: Array, origins: list[Origin | None], least: int = 0) -> str:
+    """What is wrong with fragments of files with these origins; empty if nothing is. least: the origin before them."""
+    numbers = origin_numbers(fragments)
+    if not is_ascending(numbers) or int(numbers[:1].min(initial=least)) < least:
+        return "the fragments of its origins are not in order"
     carries = (fragments["steps"] > 0) | (fragments["flags"] & wire.LEADS > 0)
     found = np.unique(numbers[carries]).tolist()
-    return all(number < len(origins) and origins[number] is not None for number in found)
+    if not all(number < len(origins) and origins[number] is not None for number in found):
+        return "fragments of origins that its schema does not name"
+    return ""
 
 
 class _OriginFiles(WriterFiles):
