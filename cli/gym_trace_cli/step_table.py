@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gym_trace.printable import integer
 from gym_trace_cli import show
 
 if TYPE_CHECKING:
@@ -93,4 +94,6 @@ def _numbers(values: Any) -> str:
 def _number(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, int):
+        return integer(value)
     return show.number(value) if isinstance(value, float) else str(value)
