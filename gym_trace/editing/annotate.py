@@ -7,7 +7,7 @@ from typing import Any
 
 from gym_trace.editing.sources import TraceOrPath
 from gym_trace.errors import InvalidOption
-from gym_trace.format.facts import Facts, checked, read_facts, write_facts
+from gym_trace.format.facts import Facts, changed_facts, checked
 from gym_trace.playback.trace import as_trace, storage_of
 from gym_trace.printable import shown
 
@@ -33,12 +33,11 @@ def annotate_trace(
         TraceNotFound, CorruptTrace, OSError
     """
     storage = storage_of(as_trace(trace))
-    said = read_facts(storage)
-    for name in [unset] if isinstance(unset, str) else unset:
-        if name not in said:
-            there = f"; it says {', '.join(map(shown, said))}" if said else ", or anything else"
-            raise InvalidOption(f"unset: the trace does not say {shown(name)}{there}")
-        del said[name]
-    said |= checked(facts or {})
-    write_facts(storage, said)
+    with changed_facts(storage) as said:
+        for name in [unset] if isinstance(unset, str) else unset:
+            if name not in said:
+                there = f"; it says {', '.join(map(shown, said))}" if said else ", or anything else"
+                raise InvalidOption(f"unset: the trace does not say {shown(name)}{there}")
+            del said[name]
+        said |= checked(facts or {})
     return said

@@ -193,12 +193,13 @@ def _carry(place: Path, fresh: Path, left: Collection[str]) -> None:
 
 
 def _write_journal(work: Path, place: Path, seen: _Seen) -> None:
-    journal = work / _JOURNAL
-    with open(work / f"{_JOURNAL}.part", "w", encoding="utf-8") as file:
+    journal, fresh = work / _JOURNAL, work / f"{_JOURNAL}.part"
+    fresh.unlink(missing_ok=True)
+    with open(fresh, "x", encoding="utf-8") as file:  # never what a link leads to
         json.dump({"inode": place.stat().st_ino, "seen": seen}, file)
         file.flush()
         os.fsync(file.fileno())
-    os.rename(f"{journal}.part", journal)
+    os.rename(fresh, journal)
     LocalStorage(work).sync()
 
 
@@ -208,11 +209,15 @@ def _tidy(work: Path, place: Path) -> None:
     What has come into the old one since it was looked at is put into the new one.
     """
     old, journal = work / _TRACE, work / _JOURNAL
+    if old.is_symlink():  # not ours: what it leads to is left alone
+        old.unlink()
     if old.is_dir():
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            known = json.loads(journal.read_text(encoding="utf-8"))
-            if old.stat().st_ino == known["inode"]:
-                _keep_what_came_later(old, place, known["seen"])
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+            with open(open_regular(journal, os.O_RDONLY), encoding="utf-8") as file:
+                known = json.load(file)
+            inode, seen = known["inode"], dict(known["seen"])
+            if old.stat().st_ino == inode:
+                _keep_what_came_later(old, place, seen)
         shutil.rmtree(old)
     journal.unlink(missing_ok=True)
 

@@ -6,12 +6,13 @@ import contextlib
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.manifest import is_bomb
 from gym_trace.printable import shown
+from gym_trace.storage.local import alone
 from gym_trace.storage.protocol import Storage
 
 NAME = "facts.json"
@@ -93,10 +94,23 @@ def write_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
     storage.sync()
 
 
+@contextlib.contextmanager
+def changed_facts(storage: Storage) -> Iterator[Facts]:
+    """What is said of a trace, to be changed: it says that when the block ends, and nobody else changes it meanwhile.
+
+    Raises as read_facts and write_facts do.
+    """
+    with alone(storage.root):
+        said = read_facts(storage)
+        yield said
+        write_facts(storage, said)
+
+
 def add_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
     """Has a trace say this, too, or instead of what it said by that name. Raises as read_facts and write_facts do."""
     if facts:
-        write_facts(storage, {**read_facts(storage), **facts})
+        with changed_facts(storage) as said:
+            said |= facts
 
 
 def checked(facts: Mapping[str, Any]) -> Facts:

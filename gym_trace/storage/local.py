@@ -7,6 +7,8 @@ import errno
 import mmap
 import os
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINAR
 _HOLES = 16 << 20  # bytes of a file that may be holes, besides three times what is on the disk
 _MOST_EXTENTS = 1 << 16
 _BLOCK = 1 << 20
+_PATIENCE = 5.0  # seconds, with somebody who holds a directory
 _MOUNTS = "/proc/self/mountinfo"
 # File systems whose shared mappings outlive a process, and whose allocated blocks can be written later: others may copy
 # on write, compress, or ask another machine.
@@ -283,6 +286,19 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
         os.close(fd)
         raise OSError(errno.EINVAL, _REFUSED, os.fspath(path))
     return fd
+
+
+@contextlib.contextmanager
+def alone(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Waits until no other block like this one has a directory; at most so long as somebody is to be waited for."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # no directory, or one of a system that opens none
+            fd = os.open(directory, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            held.callback(os.close, fd)
+            until = time.monotonic() + _PATIENCE
+            while not lock(fd) and time.monotonic() < until:
+                time.sleep(0.01)
+        yield
 
 
 def lock(fd: int) -> bool:
