@@ -24,7 +24,9 @@ def contents(directory: Path) -> dict[Key, dict[str, Any]]:
     found: dict[Key, dict[str, Any]] = {}
     trace = open_trace(directory)
     said = {
-        reader.writer: {key: pack_lenient(value)[0] for key, value in reader.schema.items() if key != "batch"}
+        reader.writer: {
+            key: pack_lenient(value)[0] for key, value in reader.schema.items() if key not in ("batch", "type")
+        }
         for reader in trace.readers
     }
     pending = {(e.writer, e.episode_id, e.first_step): pack_lenient(e.pending_action)[0] for e in trace}

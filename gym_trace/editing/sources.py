@@ -157,8 +157,8 @@ def write_groups(
 def _reconciled(several: list[Taken]) -> int:
     """Takes each episode of a writer once; returns how many others had. Raises TraceError where they differ."""
     first = several[0]
-    known: dict[tuple[int, int], tuple[Taken, int]] = {}
-    places = _Places()
+    known: dict[tuple[int, int], list[tuple[Taken, int]]] = {}  # runs of one episode may begin with the same step
+    places, told = _Places(), dict[int, list[bytes]]()
     duplicates = 0
     for number, one in enumerate(several):
         if number and not is_said_alike(schema_of(one.reader), schema_of(first.reader)):
@@ -169,10 +169,17 @@ def _reconciled(several: list[Taken]) -> int:
         if len(several) == 1:
             break
         rows, table = np.flatnonzero(one.rows).tolist(), one.reader.parts.table
+        told[id(one)] = _rows_told(table)
         for row, episode, step in zip(rows, table["episode_id"][rows].tolist(), table["first_step"][rows].tolist()):
-            other, place = known.setdefault((episode, step), (one, row))
-            if other is not one:
-                if not places.are_same(other.reader, place, one.reader, row):
+            there = known.setdefault((episode, step), [])
+            if not there or there[0][0] is one:
+                there.append((one, row))
+            else:
+                steps = table["steps"][row]
+                alike = [pair for pair in there if pair[0].reader.parts.table["steps"][pair[1]] == steps]
+                other, place = (alike or there)[0]
+                same = told[id(other)][place] == told[id(one)][row]
+                if not (same and places.are_same(other.reader, place, one.reader, row)):
                     _compare(other, place, one, row)
                 one.rows[row] = False
                 duplicates += 1
@@ -239,6 +246,14 @@ def _compare(one: Taken, row: int, other: Taken, other_row: int) -> None:
             f"episode {a['episode_id']} of {one.reader.writer} is in {one.trace.directory} and in "
             f"{other.trace.directory}, with other {', '.join(names)}; leave it out of one of them with 'edit filter'"
         )
+
+
+def _rows_told(table: Array) -> list[bytes]:
+    """What a table says of each episode, but for its place: how one ended may be told by another chunk than its own."""
+    told = table.copy()
+    told["index"] = told["writer"] = 0
+    rows: list[bytes] = told.view(f"V{told.itemsize}").tolist()
+    return rows
 
 
 def _same(pair: tuple[Episode, Episode], name: str) -> bool:

@@ -20,6 +20,7 @@ from gym_trace.format.batch_writer import stored_chunk
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
+from gym_trace.playback.episode_table import row_of_pending
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.storage.protocol import Reader, Storage
 
@@ -81,7 +82,7 @@ class WriterCopy:
         self._advance = advance or (lambda done: None)
         self.writer = TraceWriter(storage, schema, LEVEL, fsync=False)
         self.pieces = Pieces(self.writer)
-        self._pending: list[Any] = []  # actions that were never answered
+        self._pending: dict[bytes, Any] = {}  # actions that were never answered, by what they are packed to
         self._last_pending: Any = []  # what the last chunk says of such
         self._videos: list[tuple[WriterReader, Collection[int]]] = []
         self._entries: Entries = []  # of its manifest
@@ -111,7 +112,11 @@ class WriterCopy:
             first = last
         self.pieces.write()
         ids = set(kept.ids.tolist())
-        self._pending += [one.described() for one in reader.pending if one.episode in ids or rows.all()]
+        for one in reader.pending:
+            row = row_of_pending(reader.parts.table, one)
+            if rows.all() or (one.episode in ids if row < 0 else rows[row]):
+                described = one.described()
+                self._pending[pack_lenient(described)[0]] = described
         entries = entries_of(reader)
         self._entries += [entry for entry in entries if entry.get("type") != "video" or entry.get("episode") in ids]
         self._died |= not reader.alive and all(entry.get("type") != "closed" for entry in entries)
@@ -126,8 +131,9 @@ class WriterCopy:
     def close(self) -> None:
         """Seals, and says so in the manifest; what has died stays known to have died."""
         self.pieces.write()
-        if pack_lenient(self._pending)[0] != pack_lenient(self._last_pending or [])[0]:
-            self.writer.write(np.zeros(0, wire.FRAGMENT), {}, pending=self._pending)
+        pending = list(self._pending.values())
+        if pack_lenient(pending)[0] != pack_lenient(self._last_pending or [])[0]:
+            self.writer.write(np.zeros(0, wire.FRAGMENT), {}, pending=pending)
         entries = [*self._entries, {"type": "closed"}]
         if self._died:
             entries = [entry for entry in entries if entry.get("type") != "closed"]

@@ -9,6 +9,7 @@ import numpy as np
 from gym_trace.format import wire
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES, Outcome
+from gym_trace.ring.pending import Pending
 from gym_trace.showing.html import table as html_table
 from gym_trace.showing.words import aligned, count, moment, number, seed_of
 
@@ -138,6 +139,18 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
     first = np.concatenate([[0], np.cumsum(sizes[rank])])
     places = np.repeat(bounds[:-1][rank] - first[:-1], sizes[rank]) + np.arange(first[-1])
     return Parts(table, of_fragment, order[places], first, trimmed[rank], starts[rank])
+
+
+def row_of_pending(table: Array, action: Pending) -> int:
+    """The row of the part at whose end an action was not answered: the last one of its episode; -1 if it is not there.
+
+    Of parts that end with the same step the last one begins last: it has no steps.
+    """
+    mine = np.flatnonzero(table["episode_id"] == action.episode)
+    first = table["first_step"][mine]
+    ends = first + table["steps"][mine]
+    last = np.lexsort((first, ends))[-1:]
+    return int(mine[last[0]]) if len(last) and action.step == ends[last[0]] else -1
 
 
 def outcome_codes(table: Array) -> Array:

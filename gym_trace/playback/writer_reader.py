@@ -18,7 +18,7 @@ from gym_trace.format.tables import TableRoom
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import copied
 from gym_trace.playback.assembly import Piece, cut_down
-from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
+from gym_trace.playback.episode_table import Parts, parts_of, row_of_pending, step_offsets
 from gym_trace.playback.ring_tail import RingTail, complete_in, is_behind, tail_of
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import Recovered, read_ring
@@ -58,7 +58,7 @@ class WriterReader:
         """room: for the tables of all writers of a trace; None: of this one alone."""
         self.writer = self.key = files.writer
         self._extent = extent
-        self._room = TableRoom() if room is None else room
+        self.room = TableRoom() if room is None else room
         self.tail = RingTail()
         self._unreadable: list[Damage] = []
         self._readers: dict[int, BatchReader] = {}
@@ -151,7 +151,7 @@ class WriterReader:
         with contextlib.suppress(FileNotFoundError):  # sealed since it was listed, which BatchReader knows of
             size = self.files.storage.size(name)  # beforehand: the header may be written meanwhile
         try:
-            return BatchReader(self.files.storage, name, self._room)
+            return BatchReader(self.files.storage, name, self.room)
         except CorruptTrace as error:
             if not (name.endswith(PART) and size < wire.HEADER_SIZE):
                 self._take_damage(name, error, size)
@@ -311,9 +311,7 @@ class WriterReader:
         """The action that was never answered at the end of an episode, with the structure of its space; or None."""
         table = (parts or self.parts).table
         for action in self.pending:
-            mine = np.flatnonzero(table["episode_id"] == action.episode)
-            last = int(mine[np.argmax(table["first_step"][mine])]) if len(mine) else -1
-            if row == last and action.step == table["first_step"][row] + table["steps"][row]:
+            if row == row_of_pending(table, action):
                 return copied(action.action(self.layouts.actions))
         return None
 

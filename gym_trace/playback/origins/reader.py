@@ -20,11 +20,14 @@ from gym_trace.playback.ring_tail import RingTail
 from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.ring.pending import Pending
 
+_ROWS_AN_ORIGIN = 32  # that one counts as, of the tables of a trace
+
 
 def presented(stored: WriterReader) -> list[WriterReader]:
     """The writers whose episodes are in the files of one: itself, as a rule; of compacted ones, its origins."""
     try:
         origins = origins_of(stored.about_or_empty.raw, stored.writer)
+        stored.room.take(_ROWS_AN_ORIGIN * (len(origins) - origins.count(None)))
     except CorruptTrace as error:
         stored.take_damage(error)
         return [stored]

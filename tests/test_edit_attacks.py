@@ -1,0 +1,133 @@
+"""What edits do where others have been before: hostile hands, other processes, episodes that go on after their end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from asking import TellingEnv
+from edited import contents
+from rings import SCHEMA
+from runs import recorded
+
+from gym_trace import TraceRecordingWrapper, edit, open_trace
+from gym_trace.errors import TraceError
+from gym_trace.format import wire
+from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.model.origins import ORIGINS, packed_origins
+from gym_trace.storage.local import LocalStorage
+
+
+def killed_after_the_end(directory: Path) -> None:
+    """An episode of two steps and, after its end, another, each a run; killed in the next one after these."""
+    env = TellingEnv(length=2)
+    recording = TraceRecordingWrapper(env, directory.with_name("live"))
+    recording.reset(seed=1)
+    for _ in range(3):
+        recording.step(0)
+    step = env.step
+
+    def copying(action: Any) -> Any:
+        shutil.copytree(directory.with_name("live"), directory)
+        return step(action)
+
+    with mock.patch.object(env, "step", copying):
+        recording.step(3)
+    recording.close()
+
+
+def test_an_action_that_was_not_answered_stays_with_its_run_or_goes_with_it(tmp_path: Path) -> None:
+    killed_after_the_end(tmp_path / "t")
+    trace = open_trace(tmp_path / "t")
+    *others, last = [episode.pending_action for episode in trace]
+    assert (others, last) == ([None] * len(others), 3)
+    for number in range(len(trace)):
+        edit.filter(trace, tmp_path / f"{number}", [number])
+        (episode,) = open_trace(tmp_path / f"{number}")
+        assert episode.pending_action == (3 if number == len(trace) - 1 else None)
+    edit.merge([tmp_path / f"{number}" for number in reversed(range(len(trace)))], tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(tmp_path / "t")
+    assert len(open_trace(tmp_path / "back").readers[0].pending) == 1
+
+
+def test_facts_that_several_set_at_once_are_all_there(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", 1)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: edit.annotate(tmp_path / "t", {f"k{i}": i}), range(40)))
+    assert open_trace(tmp_path / "t").facts == {f"k{i}": i for i in range(40)}
+
+
+@pytest.mark.parametrize("name", ["journal.part", "trace"])
+def test_links_where_an_edit_in_place_works_are_not_followed(tmp_path: Path, name: str) -> None:
+    recorded(tmp_path / "t", 2)
+    expected = contents(tmp_path / "t")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/file").write_text("mine")
+    (tmp_path / ".t.gym-trace-edit").mkdir()
+    (tmp_path / ".t.gym-trace-edit" / name).symlink_to(tmp_path / ("mine" if name == "trace" else "mine/file"))
+    edit.compact(tmp_path / "t", in_place=True)
+    assert (tmp_path / "mine/file").read_text() == "mine"
+    assert contents(tmp_path / "t") == expected
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "t"]
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"inode": 1}', '{"inode": INODE, "seen": [1]}', "[" * 100_000])
+def test_a_journal_that_is_none_is_no_hindrance(tmp_path: Path, content: str) -> None:
+    recorded(tmp_path / "t", 2)
+    old = tmp_path / ".t.gym-trace-edit/trace"
+    old.mkdir(parents=True)
+    journal = old.with_name("journal")
+    os.mkfifo(journal)
+    with pytest.raises(OSError, match="no regular file"):
+        edit.compact(tmp_path / "t", in_place=True)
+    journal.unlink()
+    journal.write_text(content.replace("INODE", str(old.stat().st_ino)))
+    edit.compact(tmp_path / "t", in_place=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_few_bytes_do_not_become_many_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "TABLE_ROWS", 1 << 16)
+    for number in range(3):
+        schema = {**SCHEMA, "writer": f"w{number}", "format": [1, 2], ORIGINS: packed_origins([{}] * 1500)}
+        writer = TraceWriter(LocalStorage(tmp_path), schema, level=1, fsync=False)
+        writer.batch()
+        writer.close({})
+    trace = open_trace(tmp_path)
+    assert len(trace.readers) == 1500 + 2
+    assert ["not large enough" in damage.problem for damage in trace.damage] == [True] * 2
+
+
+def test_runs_that_begin_with_the_same_step_are_told_apart(tmp_path: Path) -> None:
+    env = TellingEnv(length=3)
+    env.raises_after = {2}
+    recording = TraceRecordingWrapper(env, tmp_path / "t")
+    recording.reset(seed=1)
+    for _ in range(5):
+        try:
+            recording.step(1)
+        except ValueError:
+            continue
+    recording.close()
+    starts = open_trace(tmp_path / "t").episodes["first_step"].tolist()
+    assert len(set(starts)) < len(starts)
+    edit.filter(tmp_path / "t", tmp_path / "part", np.arange(len(starts))[1:])
+    report = edit.merge([tmp_path / "t", tmp_path / "part"], tmp_path / "both")
+    assert (report.episodes, report.duplicates) == (len(starts), len(starts) - 1)
+
+
+def test_a_copy_of_a_trace_that_was_still_recorded_does_not_hide_how_an_episode_ended(tmp_path: Path) -> None:
+    recording = TraceRecordingWrapper(TellingEnv(), tmp_path / "t")
+    recording.reset(seed=1)
+    recording.step(1)
+    recording.flush()
+    shutil.copytree(tmp_path / "t", tmp_path / "early")
+    recording.close()
+    with pytest.raises(TraceError, match=r"with other .*outcome"):
+        edit.merge([tmp_path / "early", tmp_path / "t"], tmp_path / "both")
