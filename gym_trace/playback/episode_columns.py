@@ -73,6 +73,8 @@ class EpisodeColumns:
             return words(table["writer"].astype(np.int64), splits, "text")
         if name == "seed":
             return self._seeds(table["seed"])
+        if name == "return" and self._are_several():
+            raise NoSuchKey("the rewards here are several numbers each; write return[0], return[1] and so on")
         if name in ("start", "end"):
             return times(np.ascontiguousarray(table[f"{name}_time"]))
         if name == "duration":
@@ -99,6 +101,15 @@ class EpisodeColumns:
         if not 0 <= index < found.shape[1]:
             raise NoSuchKey(f"there is no objective {index}; there are 0 to {found.shape[1] - 1}")
         return numbers(found[:, index])
+
+    def _are_several(self) -> bool:
+        """Whether no episode has a return, as the rewards are several numbers each: the first one shows it."""
+        table = self._content.table
+        unknown = np.isnan(table["return"])
+        first = np.flatnonzero(unknown & (table["steps"] > 0))[:1]
+        if not len(first) or np.any(~unknown & (table["steps"] > 0)):
+            return False
+        return any(len(_sums(one.rewards)) for one in self._scan(("rewards",), episodes=first, on_damage="skip"))
 
     def _metadata(self, keys: list[Any]) -> Column:
         given = [writer.about_or_empty.metadata for writer in self._content.readers]

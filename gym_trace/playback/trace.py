@@ -138,7 +138,11 @@ class Trace(Recorded):
         """An episode by its place in the trace, or a view of several. Reads nothing until arrays are asked for."""
         content = self._content
         if isinstance(index, (int, np.integer)):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"there is no episode {index}; the trace has {len(self)}")
             return self._episode(content, range(len(content.table))[index])
+        if index is None or isinstance(index, (str, float)):
+            raise TypeError(f"trace[{index!r}]: give a place, a slice, places, or a mask over trace.episodes")
         places, _ = content.selected(index)
         return self._with(content.view(places))
 
@@ -162,7 +166,7 @@ class Trace(Recorded):
                 numbers, text, True, False and None. Of the columns
 
                 - index (place in the whole trace), steps, lane, episode_id, first_step, duration (seconds), seed,
-                  return (or return[0] and so on, where rewards are several numbers, which are read then) are numbers;
+                  return are numbers (where rewards are several numbers each, it is return[0] and so on that are);
                 - outcome, split, writer (its id) are text;
                 - start, end are times, and compared with ISO 8601 text: ``start >= "2026-11-01"``, UTC if it does not
                   say otherwise, the first moment of what it leaves out;
@@ -171,7 +175,7 @@ class Trace(Recorded):
                   kind, and is compared with values of that kind alone; alone it is true where it is True.
 
                 What is not known is None, and equal to None alone (``seed is None``, ``options.level is None``): a
-                seed that was not given, a return that is NaN or several numbers, the end and the duration of what
+                seed that was not given, a return that is NaN, the end and the duration of what
                 came to no end, a key that is not there, a division by 0. It is neither less nor greater than
                 anything, so that ``seed != 5`` and ``not return < 100`` have the episodes without a seed, a return.
                 Integers of any size are compared with integers exactly, such as seeds; sums and products of them are

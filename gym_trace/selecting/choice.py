@@ -26,9 +26,12 @@ def chosen_rows(
 
     Raises InvalidOption.
     """
+    for name, text, such in (("where", where, "return > 100"), ("sort", sort, "-return")):
+        if text is not None and not isinstance(text, str):
+            raise InvalidOption(f"{name}={text!r}: pass text, such as {such!r}")
     for name, given in (("limit", limit), ("sample", sample)):
-        if given is not None and given < 0:
-            raise InvalidOption(f"{name}={given}: pass 0 or more")
+        if given is not None and not (isinstance(given, (int, np.integer)) and given >= 0):
+            raise InvalidOption(f"{name}={given!r}: pass a whole number, 0 or more")
     if seed is not None and sample is None:
         raise InvalidOption("seed is that of the sample; pass sample, too")
     rows = np.arange(len(table)) if where is None else np.flatnonzero(rows_where(where, table))
