@@ -168,3 +168,12 @@ def test_the_window_shows_the_environment_that_is_named(monkeypatch: pytest.Monk
     result = run("replay", "t", "--human", "--speed", 1000, "--env", "Nothing-v0")
     assert result.exit_code == 1
     assert "Nothing" in result.stderr
+
+
+def test_of_many_that_cannot_be_verified_for_one_reason_some_are_told_and_the_others_counted() -> None:
+    record("parts", episodes=5, frame_filter=lambda step: step != 2)
+    told = run("verify", "t").stdout.splitlines()
+    assert [line.startswith("episode") for line in told] == [True, True, True, False, False]
+    assert told[3].startswith("2 more episodes cannot be verified: steps before")
+    assert told[4].endswith("5 that cannot be verified")
+    assert '"reason": "steps before' in run("verify", "t", "--json").stdout.splitlines()[9]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -37,6 +38,7 @@ _SAID = {
     "unverifiable": "that cannot be verified",
     "damaged": "damaged",
 }
+_MOST_ALIKE = 3  # episodes that cannot be verified for one reason, of which each is told
 
 
 def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,10 +105,11 @@ def verify(
         raise click.UsageError(f"--report and --junit name the same file, {report}")
     options |= {"imports": imports, "on_damage": "skip" if skip_damaged else "raise"}
     outcome, reports = Outcome(str(trace.directory), len(chosen)), Reports(report, junit)
+    reasons: Counter[str] = Counter()
     with ended_by_signals():
         try:
             options |= making_arguments(env_id, factory, env_args, imports)
-            _play(trace, chosen, as_json, options, outcome, reports)
+            _play(trace, chosen, as_json, options, outcome, reports, reasons)
         except CorruptTrace as error:
             outcome.ended, outcome.message = "damaged", str(error)
             click.echo(f"error: {show.printable(error)}; --skip-damaged verifies the others", err=True)
@@ -118,12 +121,22 @@ def verify(
         finally:
             _sum_up(trace, outcome, skip_damaged)
             reports.close(outcome)  # before anything is printed, which may fail
+            for reason, number in Counter() if as_json else reasons.items():
+                if number > _MOST_ALIKE:
+                    more = show.count(number - _MOST_ALIKE, "more episode")
+                    click.echo(show.printable(f"{more} cannot be verified: {reason}"))
             _tell(trace, outcome, as_json, own_arguments="env_kwargs" in options)
     return outcome.exit_code
 
 
 def _play(
-    trace: Trace, chosen: list[int], as_json: bool, options: dict[str, Any], outcome: Outcome, reports: Reports
+    trace: Trace,
+    chosen: list[int],
+    as_json: bool,
+    options: dict[str, Any],
+    outcome: Outcome,
+    reports: Reports,
+    reasons: Counter[str],
 ) -> None:
     ids = [str(writer.about.environment.get("id") or "environment") for writer in trace.readers]
     verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
@@ -137,7 +150,9 @@ def _play(
             if as_json:
                 click.echo(json.dumps(plain))
             elif text:
-                click.echo(text)
+                reasons[verdict.reason] += verdict.verdict == "unverifiable"
+                if reasons[verdict.reason] <= _MOST_ALIKE or verdict.verdict != "unverifiable":
+                    click.echo(text)
             elif verdict.crash:
                 action = show.printable(shown(trace[verdict.index].pending_action))
                 click.echo(f"episode {verdict.index}: the action that was being executed at its end, {action}:")
