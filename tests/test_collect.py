@@ -413,3 +413,13 @@ def children(process: int) -> list[int]:
             if int(fields[1]) == process:
                 found.append(int(entry.name))
     return found
+
+
+def test_a_script_that_begins_a_run_when_it_is_imported_is_told_what_to_do(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    made = "import gymnasium, gym_trace\ngym_trace.collect(make_env, None, 'trace', episodes=2, workers=2)\n"
+    script.write_text(made.replace("make_env", "lambda: gymnasium.make('CartPole-v1')"))
+    ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert 'put what it does under if __name__ == "__main__":' in ended.stderr
+    assert ended.stderr.count("Traceback") == 1

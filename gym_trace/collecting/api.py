@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium
 
-from gym_trace.collecting.executor import Executor, ProcessExecutor, check_portable
+from gym_trace.collecting.executor import Executor, ProcessExecutor, check_portable, end_if_unguarded
 from gym_trace.collecting.policies import policy_maker
 from gym_trace.collecting.rollout import directory_bytes, new_root_seed
 from gym_trace.collecting.run_log import Events, await_writers, check_same, finished, machine, settings_of
@@ -92,6 +92,7 @@ def collect(
     Raises:
         InvalidOption, TraceExists
     """
+    end_if_unguarded()
     limits = Limits(episodes, steps, seconds, bytes)
     if limits == Limits():
         raise InvalidOption("collect needs a limit: pass episodes=, steps=, seconds= or bytes=")
@@ -107,7 +108,7 @@ def collect(
     directory = None if directory is None else Path(directory).absolute()
     before = settings_of(directory) if resume and directory is not None else None
     if resume and before is None:
-        raise InvalidOption(f"{directory}: there is no run to resume; leave resume out to start one")
+        raise InvalidOption(f"{directory}: there is no run to resume; start one without resume")
     if seed is None:
         seed = new_root_seed() if before is None else int(before["seed"])
     run = secrets.token_hex(8) if before is None else str(before["run"])

@@ -26,6 +26,8 @@ from gym_trace.errors import InvalidOption, told
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
+_NAME = "gym-trace worker"
+_UNGUARDED = 93  # exit code of a worker whose import of the script began a run
 # Which reach whole groups of processes.
 _STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -58,7 +60,7 @@ class ProcessExecutor:
         ours, theirs = self._context.Pipe()
         try:
             setup = replace(setup, make_env=carried(setup.make_env), make_policy=carried(setup.make_policy))
-            process = self._context.Process(target=work, args=(theirs, setup), name=f"gym-trace worker {number}")
+            process = self._context.Process(target=work, args=(theirs, setup), name=f"{_NAME} {number}")
             with _environment(_ONE_THREAD), _held_back(_STOP_SIGNALS):
                 process.start()
         except BrokenPipeError:  # it was killed before it was told what to do
@@ -90,7 +92,13 @@ class ProcessExecutor:
                 gone = True
             if gone:
                 process.join()
+                unguarded = process.exitcode == _UNGUARDED
                 self._forget(number)
+                if unguarded:
+                    raise InvalidOption(
+                        "workers import the script that starts them, and this one starts a run when it is imported: "
+                        'put what it does under if __name__ == "__main__":'
+                    )
                 said.append((number, None))
         return said
 
@@ -138,6 +146,13 @@ class _Carried:
 
     def __call__(self, *args: Any) -> Any:
         return self._wrapped.fn(*args)
+
+
+def end_if_unguarded() -> None:
+    """Ends a worker that would begin a run while it imports the script, before it has anything to do."""
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False) and process.name.startswith(_NAME):
+        raise SystemExit(_UNGUARDED)
 
 
 def carried(called: Any) -> Any:

@@ -155,7 +155,8 @@ def _at_once(
                 yield from verdicts
         except BrokenProcessPool as error:
             raise EnvironmentUnavailable(
-                "a process that verified has died, most likely in the environment; verify with workers=1 to see where"
+                "a process that verified has died, most likely in the environment (workers=1 shows where), "
+                'or of a script that does this without if __name__ == "__main__":'
             ) from error
         finally:
             stop.set()  # what they do is not wanted any more
