@@ -379,3 +379,9 @@ def test_checksums_of_files_are_known_from_those_of_their_parts(a: bytes, b: byt
     assert wire.joined_crc(crc32(a), crc32(rest), len(rest)) == crc32(a + rest)
     other = data.draw(st.binary(min_size=len(a), max_size=len(a)))
     assert wire.replaced_crc(crc32(a + rest), a, other, len(rest)) == crc32(other + rest)
+
+
+def test_one_trace_is_no_list_to_merge(tmp_path: Path) -> None:
+    for one in ("traces", tmp_path):
+        with pytest.raises(InvalidOption, match="a list of one or more"):
+            edit.merge(one, tmp_path / "new")

@@ -11,6 +11,7 @@ import gymnasium
 import pytest
 
 import gym_trace
+import gym_trace.edit
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.facts import MOST_BYTES, agreed, checked, known, read_facts, write_facts
 from gym_trace.storage.local import LocalStorage
@@ -133,3 +134,8 @@ def test_a_failure_leaves_what_was_said_before(trace: Path, monkeypatch: pytest.
         write_facts(LocalStorage(trace), {"author": "B"})
     assert json.loads((trace / "facts.json").read_bytes()) == FACTS
     assert sorted(os.listdir(trace)) == names
+
+
+def test_licence_and_license_are_one_fact(trace: Path) -> None:
+    assert gym_trace.edit.annotate(trace, {"licence": "mit"}) == {"license": "mit"}
+    assert gym_trace.edit.annotate(trace, unset="licence") == {}

@@ -83,13 +83,14 @@ class Fact(click.ParamType):  # type: ignore[type-arg]
     name = "key=value"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        from gym_trace.format.facts import KNOWN
+        from gym_trace.format.facts import KNOWN, SPELT
 
         if not isinstance(value, str):
             return value  # type: ignore[no-any-return]
         key, equals, text = value.partition("=")
         if not (key and equals):
             self.fail(f"{value!r} is not of the form KEY=VALUE, such as author='Ada Lovelace'", param, ctx)
+        key = SPELT.get(key, key)
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):

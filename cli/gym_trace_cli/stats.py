@@ -102,10 +102,9 @@ def _print_spreads(summary: Summary) -> None:
     show.table(("", *_SPREAD), [(name, *_spread(spread)) for name, spread in spreads.items()])
     for name, spread in spreads.items():
         if spread["nan"] or spread["inf"]:
-            left_out = (
-                f"{show.count(spread['nan'], 'episode')} with NaN and {show.count(spread['inf'])} with an infinity"
-            )
-            click.echo(f"{name}: left out {left_out}")
+            found = [(spread["nan"], "with NaN"), (spread["inf"], "with an infinity")]
+            left_out = [f"{show.count(number, 'episode')} {what}" for number, what in found if number]
+            click.echo(f"{name}: left out {' and '.join(left_out)}")
     if show.draws() and summary["episodes"] > 1:
         click.echo()
         show.facts(_charts(summary))

@@ -7,7 +7,7 @@ from typing import Any
 
 from gym_trace.editing.sources import TraceOrPath
 from gym_trace.errors import InvalidOption
-from gym_trace.format.facts import Facts, changed_facts, checked
+from gym_trace.format.facts import SPELT, Facts, changed_facts, checked
 from gym_trace.playback.trace import as_trace, storage_of
 from gym_trace.printable import shown
 
@@ -35,6 +35,7 @@ def annotate_trace(
     storage = storage_of(as_trace(trace))
     with changed_facts(storage) as said:
         for name in [unset] if isinstance(unset, str) else unset:
+            name = name if name in said else SPELT.get(name, name)
             if name not in said:
                 there = f"; it says {', '.join(map(shown, said))}" if said else ", or anything else"
                 raise InvalidOption(f"unset: the trace does not say {shown(name)}{there}")

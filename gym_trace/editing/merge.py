@@ -10,6 +10,7 @@ from gym_trace.editing.sources import TraceOrPath, groups_of, opened, taken_of, 
 from gym_trace.editing.writer_copy import EditReport, Progress
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import agreed, write_facts
+from gym_trace.playback.trace import Trace
 from gym_trace.storage.staging import StagedStorage, new_directory
 
 
@@ -35,8 +36,8 @@ def merge_traces(
         TraceNotFound, TraceExists, InvalidOption, CorruptTrace, UnsupportedTrace
         RecordingError: the new trace could not be written.
     """
-    if not traces:
-        raise InvalidOption("traces: give one or more to be merged")
+    if isinstance(traces, (str, os.PathLike, Trace)) or not traces:
+        raise InvalidOption("traces: give a list of one or more to be merged")
     sources = list(map(opened, traces))
     report = EditReport(Path(destination))
     taken = []

@@ -38,6 +38,7 @@ def _is_score(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
+SPELT = {"licence": "license"}  # and what it is kept as
 # The keys whose values have a form, and which.
 KNOWN: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "author": ("text", _is_text),
@@ -114,7 +115,8 @@ def add_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
 
 
 def checked(facts: Mapping[str, Any]) -> Facts:
-    """Facts that somebody gave, as they are. Raises InvalidOption where one has not the form that KNOWN says."""
+    """Facts that somebody gave, under the names of SPELT. Raises InvalidOption where one has not the form of KNOWN."""
+    facts = {SPELT.get(key, key) if isinstance(key, str) else key: value for key, value in facts.items()}
     for key, value in facts.items():
         if not isinstance(key, str) or not key:
             raise InvalidOption(f"a fact of a trace has a name, which {key!r} is not")
