@@ -17,7 +17,7 @@ from rings import SCHEMA
 from runs import recorded
 
 from gym_trace import TraceRecordingWrapper, edit, open_trace
-from gym_trace.errors import TraceError
+from gym_trace.errors import TraceError, TraceExists
 from gym_trace.format import wire
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.origins import ORIGINS, packed_origins
@@ -131,3 +131,15 @@ def test_a_copy_of_a_trace_that_was_still_recorded_does_not_hide_how_an_episode_
     recording.close()
     with pytest.raises(TraceError, match=r"with other .*outcome"):
         edit.merge([tmp_path / "early", tmp_path / "t"], tmp_path / "both")
+
+
+def test_what_is_put_into_the_destination_meanwhile_stays_there(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", 2)
+
+    def arrive(done: int, total: int) -> None:
+        (tmp_path / "new").mkdir(exist_ok=True)
+        (tmp_path / "new/mine").write_text("mine")
+
+    with pytest.raises(TraceExists, match="new: something has been put there meanwhile"):
+        edit.merge([tmp_path / "t"], tmp_path / "new", on_progress=arrive)
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.parent.name != "t") == ["mine", "new", "t"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -61,7 +62,12 @@ def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[st
     try:
         yield staged
         sync_files(staged)
-        os.rename(staged, final)
+        try:
+            os.rename(staged, final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise TraceExists(f"{target}: something has been put there meanwhile; give a new directory") from error
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
         raise
