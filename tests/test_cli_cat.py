@@ -531,3 +531,12 @@ def test_episodes_without_steps_are_their_first_observation(form: str, tmp_path:
     else:
         text = ok("cat", tmp_path / "t", "--format", form).stdout
         assert len(text.splitlines()) == {"csv": 7, "table": 7, "jsonl": 11}[form]
+
+
+def test_the_return_of_several_objectives_is_that_of_a_listing() -> None:
+    sample = Path(__file__).parents[1] / "sample_traces/format-1.1/mismatch"
+    (episode,) = (
+        line for line in ok("cat", sample, "--json", "--limit", 1).stdout.splitlines() if '"episode_id"' in line
+    )
+    (listed,) = ok("ls", sample, "--json", "--limit", 1).stdout.splitlines()
+    assert json.loads(episode)["return"] == json.loads(listed)["return"] == [21.0, -6.0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from gym_trace.interop.steps.windows import OnDamage, Window, step_windows
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.values import Array, objects
+from gym_trace.playback.episode_columns import MOST_OBJECTIVES
 from gym_trace.playback.trace import Trace
 
 
@@ -59,14 +59,21 @@ def _steps(window: Window, rows: dict[str, list[Any]]) -> Iterator[str]:
         yield json_text({"type": "step", "episode": number, "step": step, **dict(zip(names, values))})
 
 
-def _episode(episode: Episode, on_damage: OnDamage | None) -> dict[str, Any]:
+def _return(episode: Episode) -> float | list[float] | None:
+    """None where unknown or infinite, a list where rewards are several numbers each, as in a listing."""
     known = episode.total_reward
+    if np.size(known) > MOST_OBJECTIVES or not np.isfinite(known).all():
+        return None
+    return known if isinstance(known, float) else np.ravel(known).astype(np.float64).tolist()
+
+
+def _episode(episode: Episode, on_damage: OnDamage | None) -> dict[str, Any]:
     facts = {
         "type": "episode",
         "episode": episode.index,
         **{name: getattr(episode, name) for name in ("episode_id", "writer", "split", "lane", "first_step")},
         "steps": len(episode),
-        "return": known if isinstance(known, float) and math.isfinite(known) else None,
+        "return": _return(episode),
         "outcome": episode.outcome,
         "start_time": _time(episode.start_time),
         "end_time": _time(episode.end_time),
