@@ -15,8 +15,9 @@ from asking import TellingEnv
 from edited import contents
 from rings import SCHEMA
 from runs import recorded
+from vectors import TraceRecordingVectorWrapper
 
-from gym_trace import TraceRecordingWrapper, edit, open_trace
+from gym_trace import TraceRecordingWrapper, edit, open_trace, verify_trace
 from gym_trace.errors import TraceError, TraceExists
 from gym_trace.format import wire
 from gym_trace.format.trace_writer import TraceWriter
@@ -143,3 +144,17 @@ def test_what_is_put_into_the_destination_meanwhile_stays_there(tmp_path: Path) 
     with pytest.raises(TraceExists, match="new: something has been put there meanwhile"):
         edit.merge([tmp_path / "t"], tmp_path / "new", on_progress=arrive)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.parent.name != "t") == ["mine", "new", "t"]
+
+
+def test_an_episode_of_a_lane_whose_forerunner_was_left_out_is_not_said_to_differ(tmp_path: Path) -> None:
+    gymnasium = pytest.importorskip("gymnasium", "1.1")
+    lanes = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+    envs = TraceRecordingVectorWrapper(lanes, tmp_path / "t")
+    envs.reset(seed=5)
+    for _ in range(80):
+        envs.step(np.array([1, 1]))
+    envs.close()
+    assert {verdict.verdict for verdict in verify_trace(tmp_path / "t")} == {"identical"}
+    trace = open_trace(tmp_path / "t")
+    edit.filter(trace, tmp_path / "part", (trace.episodes["lane"] == 1) | (np.arange(len(trace)) % 4 == 0))
+    assert {verdict.verdict for verdict in verify_trace(tmp_path / "part")} == {"identical", "unverifiable"}

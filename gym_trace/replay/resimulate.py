@@ -76,13 +76,16 @@ def lanes_of(trace: Trace) -> list[Lane]:
         mine = np.flatnonzero(table["writer"] == number)
         if not len(mine):
             continue
+        known = np.unique(table["episode_id"][mine])
         gapless = not (writer.about.filters_episodes or writer.about.filters_frames)
         for lane in np.unique(table["lane"][mine]).tolist():
             indices = mine[table["lane"][mine] == lane]
             indices = indices[np.lexsort((table["first_step"][indices], table["episode_id"][indices]))]
             rows = table[indices]
             whole = (rows["first_step"] == 0) & ~np.isin(rows["outcome"], ("lost", "running"))
-            next_id = np.diff(rows["episode_id"]) == 1 if not writer.about.is_vector else True
+            ids = rows["episode_id"]
+            there = np.searchsorted(known, ids) if writer.about.is_vector else np.arange(len(ids))
+            next_id = np.diff(ids) == np.diff(there)  # of every id between them, the episode is here
             follows = np.append(False, gapless & whole[:-1] & (rows["first_step"][1:] == 0) & next_id)
             lanes.append(Lane(writer, lane, indices.tolist(), follows.tolist()))
     return lanes
