@@ -35,6 +35,7 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
 _HEADINGS = {"episode_id": "id", "first_step": "from step", "start_time": "started (UTC)"}
 _STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "return", "outcome", "seed", "duration")
 _NO_SEED = -1  # in the table of episodes
+_MOST_BITS = 8192  # of a seed that JSON has as a number
 
 
 def print_episodes(trace: Trace, chosen: Sequence[int] | Array) -> None:
@@ -54,6 +55,8 @@ def print_episodes(trace: Trace, chosen: Sequence[int] | Array) -> None:
 def print_as_json(trace: Trace, chosen: Sequence[int] | Array) -> None:
     """A line of JSON for each of these episodes: null where something is unknown, times in UTC, duration in seconds."""
     for row in _rows(trace, chosen):
+        if row["seed"] is not None and row["seed"].bit_length() > _MOST_BITS:  # Python would refuse to write it
+            row["seed"] = key_text(row["seed"])
         click.echo(json.dumps(row))
 
 

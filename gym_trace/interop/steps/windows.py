@@ -153,6 +153,8 @@ def _windows_of(source: _Source, steps: range, on_damage: OnDamage | None) -> It
             if on_damage is None:
                 raise
             opens = yield from _around_damage(source, range(start, stop), opens, on_damage)
+            if opens:  # the chunk that this ends in cannot be read, however many windows there are in it
+                stop = min(steps.stop, next(end for end in source.ends_of_chunks() if end >= stop))
         else:
             yield window
             opens = False
