@@ -17,7 +17,7 @@ import mortals
 import numpy as np
 from mortals import Diary, canon
 
-from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper
+from gym_trace import TraceRecordingWrapper
 from gym_trace.errors import RecordingError
 
 
@@ -34,6 +34,8 @@ def made(kind: str, directory: str) -> Any:
     if kind != "lanes":
         return TraceRecordingWrapper(mortals.made(kind), directory, **options)
     from gymnasium import vector
+
+    from gym_trace import TraceRecordingVectorWrapper
 
     makers: Any = [lambda lane=lane: mortals.Lane(lane) for lane in range(mortals.LANES)]
     mode = vector.AutoresetMode.NEXT_STEP

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
@@ -33,8 +34,12 @@ class Halved(gymnasium.ObservationWrapper, gymnasium.utils.RecordConstructorArgs
     def observation(self, observation):
         return observation / 2
 
+class PlusOne(gymnasium.ObservationWrapper):
+    def observation(self, observation):
+        return observation + 1
+
 def plus_one(env):
-    return gymnasium.wrappers.TransformObservation(env, lambda o: o + 1, env.observation_space)
+    return PlusOne(env)
 
 def broken(env):
     raise ValueError("not around this")
@@ -50,7 +55,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("around", None)
 
 
-WAYS: list[list[object]] = [[], ["-j", 1], ["--num-envs", 2]]
+needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
+VECTOR = pytest.param(["--num-envs", 2], marks=needs_vectors)
+WAYS = [[], ["-j", 1], VECTOR]
 
 
 @pytest.mark.parametrize("more", WAYS)
@@ -69,7 +76,9 @@ def test_a_trace_with_wrappers_of_ones_own_is_verified_on_trust() -> None:
     assert "identical" in ok("replay", "t", "--verify", "--import", "clicks", "--trust").output
 
 
-@pytest.mark.parametrize("mode", [[], ["--num-envs", 2], ["--num-envs", 2, "--vectorization-mode", "async"]])
+@pytest.mark.parametrize(
+    "mode", [[], VECTOR, pytest.param(["--num-envs", 2, "--vectorization-mode", "async"], marks=needs_vectors)]
+)
 def test_a_trace_with_wrappers_of_gymnasium_is_verified_as_any_other(mode: list[object]) -> None:
     around = ["--wrapper", "gymnasium.wrappers:FlattenObservation", "--max-episode-steps", 3]
     ok("record", "CartPole-v1", *around, *mode, "--episodes", 2, "-o", "t")
@@ -105,13 +114,25 @@ def test_metadata_is_beside_the_seed_and_facts_are_the_traces(more: list[object]
     assert trace.facts["license"] == "mit"
 
 
+@pytest.mark.parametrize("more", [[], ["-j", 1]])
+def test_vector_environments_of_an_old_gymnasium_are_refused_in_a_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch, more: list[object]
+) -> None:
+    monkeypatch.delattr(gymnasium.vector, "AutoresetMode", raising=False)
+    refused = run("record", "CartPole-v1", "--num-envs", 2, *more, "-o", "t")
+    assert refused.exit_code == 1
+    assert "needs gymnasium 1.1 or newer: pip install -U gymnasium" in refused.output
+    assert len(refused.output.splitlines()) == 1
+    assert not (here / "t").exists()
+
+
 def test_metadata_does_not_hide_the_seed() -> None:
     refused = run("record", "CartPole-v1", "--metadata", "seed=1")
     assert refused.exit_code == 2
     assert "--metadata seed=…: a recording says that itself" in refused.output
 
 
-@pytest.mark.parametrize("more", [[], ["--num-envs", 2]])
+@pytest.mark.parametrize("more", [[], VECTOR])
 def test_bytes_and_curves_need_no_workers(here: Path, more: list[object]) -> None:
     pytest.importorskip("tensorboardX")
     done = ok("record", "CartPole-v1", "--bytes", 1, "--tensorboard", "curves", *more, "-o", "t").output

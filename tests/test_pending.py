@@ -22,6 +22,8 @@ from shell import run as command
 from gym_trace import check_trace, open_trace, repair_trace, verify_trace
 from gym_trace.statistics.describe import describe
 
+needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
+
 
 class Fragile(gymnasium.Env[Any, Any]):
     """Counts, and does at the seventh step of its second episode what it is told to."""
@@ -184,8 +186,8 @@ def record_until_a_slab_is_turned_within_a_step(directory: str, lanes: int) -> N
     """Dies when the next slab is begun, but has not been told yet which action was asked."""
     from zoo import small_blocks
 
-    from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper
-    from gym_trace.recording.vector.recorder import LaneSlab
+    from gym_trace import TraceRecordingWrapper
+    from gym_trace.ring.lanes.slab import LaneSlab
     from gym_trace.ring.row_slab import RowSlab
 
     kind, name = (LaneSlab, "ask") if lanes else (RowSlab, "ask_packed")
@@ -200,6 +202,8 @@ def record_until_a_slab_is_turned_within_a_step(directory: str, lanes: int) -> N
     env: Any
     with small_blocks(rows=50, chunk=200_000, values=60_000):
         if lanes:
+            from gym_trace import TraceRecordingVectorWrapper
+
             envs = gymnasium.vector.SyncVectorEnv([lambda: Talkative(200_000)] * lanes)
             env = TraceRecordingVectorWrapper(envs, directory, uid="w", record_infos=True)
         else:
@@ -211,7 +215,7 @@ def record_until_a_slab_is_turned_within_a_step(directory: str, lanes: int) -> N
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-@pytest.mark.parametrize("lanes", [0, 3])
+@pytest.mark.parametrize("lanes", [0, pytest.param(3, marks=needs_vectors)])
 def test_the_action_is_known_while_a_slab_is_turned_within_a_step(tmp_path: Path, lanes: int) -> None:
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_pending as t"
     script += f"\nt.record_until_a_slab_is_turned_within_a_step({str(tmp_path / 't')!r}, {lanes})"

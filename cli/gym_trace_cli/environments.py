@@ -116,6 +116,8 @@ def make_env(
     import gymnasium
 
     vector_kwargs = {}
+    if num_envs is not None and not hasattr(gymnasium.vector, "AutoresetMode"):
+        raise InvalidOption("--num-envs needs gymnasium 1.1 or newer: pip install -U gymnasium")
     if autoreset is not None:
         vector_kwargs["autoreset_mode"] = gymnasium.vector.AutoresetMode["_".join(autoreset.upper().split("-"))]
     if factory is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+from gymnasium import vector
 
 from gym_trace.collecting.executor import Executor, ProcessExecutor, check_portable, end_if_unguarded
 from gym_trace.collecting.policies import policy_maker
@@ -102,6 +103,8 @@ def collect(
     for name, count in (("workers", workers), ("num_envs", num_envs)):
         if count is not None and count < 1:
             raise InvalidOption(f"{name}={count!r}: pass 1 or more")
+    if num_envs is not None and not hasattr(vector, "AutoresetMode"):
+        raise InvalidOption(f"num_envs={num_envs!r} needs gymnasium 1.1 or newer: pip install -U gymnasium")
     if refused := sorted({"episode_filter", "frame_filter", "reward_classes", "uid", "video"} & set(recording)):
         raise InvalidOption(f"{refused[0]}: not with collect, which records all of every episode, each of them once")
     facts = checked(facts or {})
