@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 import click
 
@@ -14,6 +14,7 @@ import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory, step_columns
 from gym_trace_cli.exit_codes import DAMAGED, FINE
+from gym_trace_cli.options import TextOption
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.step_table import print_steps
 
@@ -26,14 +27,12 @@ if TYPE_CHECKING:
 _FORMATS = ("table", "jsonl", "csv", "npz")
 
 
-class StepSlice(click.ParamType):  # type: ignore[type-arg]
+class StepSlice(TextOption):
     """--steps: "5", "10:20", "-3:", as a slice."""
 
     name = "slice"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> slice:
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> slice:
         try:
             if ":" not in value:
                 step = int(value)

@@ -10,6 +10,7 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
+from gym_trace_cli.options import TextOption
 from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
@@ -94,14 +95,12 @@ def filter_(
     tell(report, as_json)
 
 
-class Fractions(click.ParamType):  # type: ignore[type-arg]
+class Fractions(TextOption):
     """--fractions: train=0.8,test=0.2"""
 
     name = "fractions"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
         fractions: dict[str, float] = {}
         for item in value.split(","):
             name, _, share = item.partition("=")

@@ -19,6 +19,7 @@ from gym_trace_cli.edit import (
     quiet_option,
     tell,
 )
+from gym_trace_cli.options import TextOption
 
 
 def _steps_on(progress: show.ProgressLine) -> Callable[[int, int], None]:
@@ -77,16 +78,14 @@ def drop(directory: str, columns: str, output: str | None, in_place: bool, quiet
     tell(report, as_json)
 
 
-class Fact(click.ParamType):  # type: ignore[type-arg]
+class Fact(TextOption):
     """KEY=VALUE, the value as JSON if it is JSON and fits the key, and as text if not."""
 
     name = "key=value"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
         from gym_trace.format.facts import KNOWN, SPELT
 
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
         key, equals, text = value.partition("=")
         if not (key and equals):
             self.fail(f"{value!r} is not of the form KEY=VALUE, such as author='Ada Lovelace'", param, ctx)

@@ -15,14 +15,23 @@ import click
 from gym_trace_cli.completion import environment_ids
 
 
-class EpisodeSlice(click.ParamType):  # type: ignore[type-arg]
+class TextOption(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases of click alone
+    """The type of an option that is text: parsed() makes its value. Defaults that are no text stay as they are."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return self.parsed(value, param, ctx) if isinstance(value, str) else value
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Calls fail() for text that means nothing."""
+        raise NotImplementedError
+
+
+class EpisodeSlice(TextOption):
     """--episodes: "5", "2:10", "-3:", "::10" or "1,4,7", as a slice or a list of indices."""
 
     name = "slice"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> slice | list[int]:
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> slice | list[int]:
         try:
             if ":" not in value:
                 return [int(index) for index in value.split(",")]
@@ -35,14 +44,12 @@ class EpisodeSlice(click.ParamType):  # type: ignore[type-arg]
         return chosen
 
 
-class EnvArg(click.ParamType):  # type: ignore[type-arg]
+class EnvArg(TextOption):
     """KEY=VALUE, the value as JSON if it is JSON, and as text if not."""
 
     name = "key=value"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
         key, equals, text = value.partition("=")
         if not (key.isidentifier() and equals):
             self.fail(f"{value!r} is not of the form KEY=VALUE, such as render_mode=rgb_array", param, ctx)
@@ -52,14 +59,12 @@ class EnvArg(click.ParamType):  # type: ignore[type-arg]
             return key, text
 
 
-class NamedCallable(click.ParamType):  # type: ignore[type-arg]
+class NamedCallable(TextOption):
     """A callable as MODULE:NAME. Modules in the current directory are found."""
 
     name = "module:name"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         module_name, colon, name = value.partition(":")
         if not (module_name and colon and name):
             self.fail(f"{value!r} is not of the form MODULE:NAME, such as agents:greedy", param, ctx)
@@ -79,8 +84,8 @@ class NamedCallable(click.ParamType):  # type: ignore[type-arg]
 class FactoryName(NamedCallable):
     """MODULE:FUNCTION that can be called. It stays text, which every process can look up for itself."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        super().convert(value, param, ctx)
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        super().parsed(value, param, ctx)
         return value
 
 

@@ -18,18 +18,19 @@ import click
 
 import gym_trace
 from gym_trace.printable import printable
+from gym_trace_cli.options import TextOption
 
 # What a verdict is in JUnit; all others have passed. What is not verified has not passed either.
 _OUTCOMES = {"differs": "failure", "damaged": "error", "unverifiable": "skipped"}
 _MOST_TOLD = 10  # damaged places in one message
 
 
-class ReportFile(click.ParamType):  # type: ignore[type-arg]
+class ReportFile(TextOption):
     """A file that can be written: a new one, or one that is to be replaced."""
 
     name = "file"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         path = Path(os.path.realpath(value))
         if path.exists() and not path.is_file():
             self.fail(f"{value} is not a file", param, ctx)

@@ -12,7 +12,7 @@ import click
 from gym_trace.errors import InvalidOption
 from gym_trace_cli import show
 from gym_trace_cli.completion import episode_columns
-from gym_trace_cli.options import EpisodeSlice
+from gym_trace_cli.options import EpisodeSlice, TextOption
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -74,12 +74,12 @@ class Selection:
         return " / ".join(f"'--{name}'" for name in ("where", "sort") if getattr(self, name) is not None)
 
 
-class Condition(click.ParamType):  # type: ignore[type-arg]
+class Condition(TextOption):
     """--where and --sort: checked at once, but for the columns, which the trace knows."""
 
     name = "condition"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         from gym_trace.selecting.language import parse_condition, parse_keys
 
         try:
