@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from gym_trace.collecting.api import collect
     from gym_trace.collecting.rollout import record_episodes
     from gym_trace.integrity.repair import check_trace, repair_trace
+    from gym_trace.interop.exporting import export
+    from gym_trace.interop.importing import import_trace
     from gym_trace.interop.legacy.results import load_results
     from gym_trace.model.episode import Episode
     from gym_trace.playback.trace import Trace, open_trace, scan_recorded_traces
@@ -35,6 +37,8 @@ _HOMES = {
     "collect": "gym_trace.collecting.api",
     "dataset_card": "gym_trace.statistics.card",
     "diff_traces": "gym_trace.replay.diff",
+    "export": "gym_trace.interop.exporting",
+    "import_trace": "gym_trace.interop.importing",
     "load_results": "gym_trace.interop.legacy.results",
     "open_trace": "gym_trace.playback.trace",
     "record_episodes": "gym_trace.collecting.rollout",
@@ -55,6 +59,8 @@ __all__ = [
     "dataset_card",
     "diff_traces",
     "errors",
+    "export",
+    "import_trace",
     "load_results",
     "open_trace",
     "record_episodes",

@@ -74,6 +74,14 @@ def _functions_here() -> Iterator[str]:
         yield from (f"{path.stem}:{name}" for name in names if not name.startswith("_"))
 
 
+def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Those that a trace can be exported to, or imported from, as the command is."""
+    from gym_trace.interop import formats as known
+
+    names = known.exporters() if ctx.info_name == "export" else known.importers()
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
 def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Of the trace whose directory has been typed already."""
     import gym_trace

@@ -34,7 +34,8 @@ COMMANDS = {
     "edit": ("gym_trace_cli.edit_whole", "Make new traces of recorded ones: merge, split, filter, drop, compact."),
     "check": ("gym_trace_cli.check", "Verify every checksum of a trace and name what is damaged."),
     "repair": ("gym_trace_cli.repair", "Write a clean copy of all that can be read of a trace."),
-    "import": ("gym_trace_cli.import_", "Write a recording of gym_recording or of Gym's Monitor as a trace."),
+    "export": ("gym_trace_cli.export", "Write episodes for another package: Minari, D4RL, LeRobot, Parquet …"),
+    "import": ("gym_trace_cli.import_", "Write what another package has recorded as a trace."),
 }
 
 _VERSION_HELP = "Show the version, and whether recording is compiled or in pure Python."

@@ -41,17 +41,18 @@ class Chunk:
     """The columns of one chunk, read and checked; decoded when asked for.
 
     Attributes:
-        rows: how many rows each column has, those included that were not read.
+        described: what each column is, those included that were not read. rows: how many rows they have.
         located: a problem with it, together with where it lies.
     """
 
     def __init__(
         self,
         blobs: dict[Path, tuple[Column, Piece]],
-        rows: dict[Path, int],
+        described: list[Column],
         located: Callable[[CorruptTrace], CorruptTrace],
     ):
-        self.rows = rows
+        self.described = described
+        self.rows = {column.path: column.rows for column in described}
         self._blobs = blobs
         self.located = located
         self._decoded: dict[Path, Array] = {}
@@ -245,12 +246,8 @@ class BatchReader:
             if len(self._known) >= _KNOWN:
                 self._known.clear()
             self._known[offset] = columns
-        blobs, rows = {}, {}
-        for column, where in columns:
-            rows[column.path] = column.rows
-            if wanted(column.path):
-                blobs[column.path] = (column, _checked(file, where, column))
-        return Chunk(blobs, rows, lambda error: error.located(self.path, offset))
+        blobs = {c.path: (c, _checked(file, where, c)) for c, where in columns if wanted(c.path)}
+        return Chunk(blobs, [column for column, _ in columns], lambda error: error.located(self.path, offset))
 
     # -- finding chunks -----------------------------------------------------------------------------------------------
 

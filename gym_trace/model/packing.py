@@ -258,7 +258,7 @@ def _from_extension(code: int, payload: bytes, depth: int, containers: Container
     if code == TUPLE:
         return tuple(_unpack(payload, depth, containers))
     if code == GRAPH:
-        return _graph(*_unpack(payload, depth, containers))
+        return graph_of(*_unpack(payload, depth, containers))
     if code == COMPLEX:
         return complex(np.frombuffer(payload, "<c16", 1)[0])
     if code == OBJECTS:
@@ -272,7 +272,7 @@ def _from_extension(code: int, payload: bytes, depth: int, containers: Container
     if code == ABSENT_CODE:
         return ABSENT
     if code == MASKED:
-        return _masked(*_unpack(payload, depth, containers))
+        return masked_array(*_unpack(payload, depth, containers))
     if code == RAW:
         name, data = _unpack(payload, depth, containers)
         if not isinstance(name, str) or not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not data.ndim:
@@ -288,7 +288,7 @@ def _unpack_hook(depth: int) -> Any:
 _UNPACK_HOOKS = [_unpack_hook(depth) for depth in range(MAX_NESTING + 2)]
 
 
-def _masked(data: Any, mask: Any, fill_value: Any) -> Any:
+def masked_array(data: Any, mask: Any, fill_value: Any) -> Any:
     if type(data) is not np.ndarray or (mask is not None and (mask.dtype != np.bool_ or mask.shape != data.shape)):
         raise CorruptTrace("a masked array is malformed")
     array = np.ma.MaskedArray(data, np.ma.nomask if mask is None else mask)
@@ -298,7 +298,7 @@ def _masked(data: Any, mask: Any, fill_value: Any) -> Any:
     return array
 
 
-def _graph(nodes: Any, edges: Any, edge_links: Any) -> Any:
+def graph_of(nodes: Any, edges: Any, edge_links: Any) -> Any:
     from gymnasium.spaces import GraphInstance  # here, so that reading other traces does not load gymnasium
 
     return GraphInstance(nodes, edges, edge_links)

@@ -68,22 +68,22 @@ class Recorded:
     @property
     def metadata(self) -> Any:
         """What was given as metadata when the trace was recorded. Raises TraceError if writers were given different."""
-        return self._agreed("metadata").metadata
+        return self.writer_agreed_on("metadata").metadata
 
     @property
     def env_spec(self) -> dict[str, Any]:
         """What is known of the environment: id, spec (JSON), wrappers, class. Raises TraceError as metadata does."""
-        return self._agreed("environment").env_spec
+        return self.writer_agreed_on("environment").env_spec
 
     @property
     def observation_space(self) -> Any:
         """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
-        return self._agreed("observation_space").observation_space
+        return self.writer_agreed_on("observation_space").observation_space
 
     @property
     def action_space(self) -> Any:
         """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
-        return self._agreed("action_space").action_space
+        return self.writer_agreed_on("action_space").action_space
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Recorded:
             self._report(Damage(str(error.path), 0, 0, error.problem))
             return {}
 
-    def _agreed(self, name: str) -> WriterReader:
+    def writer_agreed_on(self, name: str) -> WriterReader:
         """A writer whose schema says of name what those of all writers with episodes say."""
         having = [self.readers[number] for number in np.unique(self.episodes["writer"]).tolist()] or self.readers
         said = {pack_lenient(writer.schema.get(name))[0] for writer in having}

@@ -13,6 +13,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
+from gym_trace.format.columns import Column
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.tables import TableRoom
 from gym_trace.model.schema import Layouts, WriterSchema
@@ -279,6 +280,11 @@ class WriterReader:
         batch, i = self.chunk_places[number]
         return batch.read_chunk(i, lambda path: roots is None or path[0] in roots)
 
+    def columns_of(self, number: int) -> list[Column]:
+        """What the columns of a chunk are, without reading them. Raises CorruptTrace."""
+        batch, i = self.chunk_places[number]
+        return batch.read_chunk(i, lambda path: False).described
+
     # -- single episodes ----------------------------------------------------------------------------------------------
 
     def place_of(self, row: int) -> tuple[int, int]:
@@ -361,4 +367,4 @@ class WriterReader:
         return copied(entry) if isinstance(entry, dict) else {}
 
 
-_UNREAD = Chunk({}, {}, lambda error: error)
+_UNREAD = Chunk({}, [], lambda error: error)

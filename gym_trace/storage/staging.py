@@ -74,6 +74,35 @@ def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[st
     LocalStorage(final.parent).sync()
 
 
+@contextlib.contextmanager
+def new_file(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -> Iterator[Path]:
+    """The name of a file beside target to be written, which gets its own name at the end, at once and durable.
+
+    Otherwise as new_directory().
+    """
+    final = Path(target).resolve()
+    for source in sources:
+        if final.is_relative_to(Path(source).resolve()):
+            raise InvalidOption(f"{target} lies in {source}, which is never changed; give a file elsewhere")
+    if final.exists():
+        raise TraceExists(f"{target} is there already; give a new file")
+    os.makedirs(final.parent, exist_ok=True)
+    staged = beside(final)
+    try:
+        yield staged
+        _sync_file(staged)
+        try:
+            os.link(staged, final)
+        except FileExistsError as error:
+            raise TraceExists(f"{target}: something has been put there meanwhile; give a new file") from error
+        except OSError:  # a file system without links
+            os.rename(staged, final)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(staged)
+    LocalStorage(final.parent).sync()
+
+
 def beside(directory: Path) -> Path:
     """A name for a directory that is to take the place of this one: in the same parent, and nobody's yet."""
     return directory.with_name(f".{directory.name[:_LONGEST]}.{secrets.token_hex(4)}.part")
@@ -83,9 +112,13 @@ def sync_files(directory: str | os.PathLike[str]) -> None:
     """Returns when all that is in a directory, and in those below it, would survive a loss of power."""
     for folder, _, names in os.walk(directory):
         for name in names:
-            fd = os.open(os.path.join(folder, name), os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            _sync_file(os.path.join(folder, name))
         LocalStorage(folder).sync()
+
+
+def _sync_file(path: str | os.PathLike[str]) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

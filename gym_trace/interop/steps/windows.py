@@ -47,6 +47,11 @@ class Window(NamedTuple):
         """The number that the first of these steps has in the whole episode."""
         return self.episode.first_step + self.start
 
+    @property
+    def closes(self) -> bool:
+        """Whether these are the last steps of the episode that are there."""
+        return self.start + self.steps == len(self.episode)
+
     def leaves(self, choice: Choice) -> Iterator[tuple[Path, Leaf | None, Array]]:
         """What is chosen of each column, a leaf at a time: its path, how it was declared, and its rows."""
         layouts = self.writer.layouts

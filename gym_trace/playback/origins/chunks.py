@@ -43,8 +43,8 @@ class ChunkShare(Chunk):
         for path, column in shared.chunk.columns.items():
             piece = shared.chunk.encoded(path)[1] if shared.chunk.is_walked(path) else b""
             blobs[path] = column._replace(rows=self._length(path, column.rows)), piece
-        rows = {path: self._length(path, count) for path, count in shared.chunk.rows.items()}
-        super().__init__(blobs, rows, shared.chunk.located)
+        described = [column._replace(rows=self._length(column.path, column.rows)) for column in shared.chunk.described]
+        super().__init__(blobs, described, shared.chunk.located)
         self._whole = {path: shared.chunk.columns[path] for path in blobs if shared.chunk.is_walked(path)}
 
     def _slice(self, path: Path) -> slice:

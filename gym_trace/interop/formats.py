@@ -1,0 +1,114 @@
+"""Which formats there are: those of gym-trace, and those that other packages add.
+
+A package adds one with an entry point, of the group gym_trace.exporters or gym_trace.importers, whose name is that of
+the format, and which is its exporter or importer class (see contract.py):
+
+    [project.entry-points."gym_trace.exporters"]
+    tables = "my_package.tables:TablesExporter"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from gym_trace.errors import InvalidOption, MissingExtra, TraceNotFound
+from gym_trace.format.directory import find_writers
+from gym_trace.interop.contract import Exporter, Importer
+from gym_trace.printable import printable
+from gym_trace.storage.local import LocalStorage
+
+
+class Entry(NamedTuple):
+    """A format. where: "module:Class". extra: of gym-trace, that it needs. what: it is, in a line."""
+
+    where: str
+    extra: str
+    what: str
+
+
+_EXPORTERS: dict[str, Entry] = {}
+_IMPORTERS: dict[str, Entry] = {}
+
+
+def exporters() -> dict[str, Entry]:
+    """The formats that a trace can be exported to, by name."""
+    return {**_EXPORTERS, **_of_others("gym_trace.exporters", _EXPORTERS)}
+
+
+def importers() -> dict[str, Entry]:
+    """The formats that can be imported, by name."""
+    return {**_IMPORTERS, **_of_others("gym_trace.importers", _IMPORTERS)}
+
+
+def exporter_named(name: str, options: Mapping[str, Any]) -> Exporter:
+    """The exporter with these options. Raises InvalidOption, MissingExtra."""
+    made = _loaded(name, exporters(), "export to")
+    known = [field.name for field in dataclasses.fields(made)]
+    if unknown := [option for option in options if option not in known]:
+        told = f"there are {', '.join(known)}" if known else "there are none"
+        raise InvalidOption(f"{name} has no option {unknown[0]!r}; {told}")
+    return cast(Exporter, made(**options))
+
+
+def importer_named(name: str) -> Importer:
+    """Raises InvalidOption, MissingExtra."""
+    return cast(Importer, _loaded(name, importers(), "import from")())
+
+
+def importer_for(path: Path) -> Importer:
+    """The importer of the format that path looks like. Raises TraceNotFound, MissingExtra."""
+    missing = []
+    if not path.exists():
+        raise TraceNotFound(f"{path}: there is nothing here")
+    for name in importers():
+        try:
+            importer = importer_named(name)
+        except MissingExtra:
+            missing.append(name)
+            continue
+        if importer.recognises(path):
+            return importer
+    if path.is_dir() and find_writers(LocalStorage(path)):
+        raise TraceNotFound(f"{path}: is a trace of gym-trace already, which can be read as it is")
+    told = f", and packages are missing that would recognise {', '.join(missing)}" if missing else ""
+    raise TraceNotFound(
+        f"{path}: looks like nothing that can be imported{told}; say what it is with --from (format=): "
+        f"{', '.join(importers())}"
+    )
+
+
+def _of_others(group: str, ours: Mapping[str, Entry]) -> dict[str, Entry]:
+    return {found.name: _entry_of(found) for found in entry_points(group=group) if found.name not in ours}
+
+
+def _entry_of(found: EntryPoint) -> Entry:
+    package = found.dist.name if found.dist is not None else "another package"
+    return Entry(found.value, "", f"of {printable(package)}")
+
+
+def _loaded(name: str, entries: Mapping[str, Entry], doing: str) -> Any:
+    if name not in entries:
+        near = difflib.get_close_matches(name, entries, n=1)
+        told = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(entries)}"
+        raise InvalidOption(f"there is no format {name!r} to {doing}{told}")
+    entry = entries[name]
+    module, _, made = entry.where.partition(":")
+    try:
+        return getattr(importlib.import_module(module), made)
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] == "gym_trace" or not entry.extra:
+            raise
+        missing = f"to {doing} {name} takes {error.name}: pip install 'gym-trace[{entry.extra}]'"
+        raise MissingExtra(missing) from error
+
+
+def listed(entries: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
+    """A format and what is said of it, each."""
+    for name, entry in entries.items():
+        yield name, entry.what + (f" (pip install 'gym-trace[{entry.extra}]')" if entry.extra else "")
