@@ -244,11 +244,11 @@ class _Builder:
     ) -> Segment:
         """One piece, with a fragment for each run of steps up to one that is terminated or truncated."""
         count, columns = piece["steps"], dict(piece["columns"])
-        ends = np.array([count])
-        if terminations is not None and truncations is not None and count:
-            ends = np.union1d(np.flatnonzero(terminations | truncations) + 1, [count])
+        ends = [count]
+        if terminations is not None and truncations is not None:
+            ends = [*(np.flatnonzero(terminations[:-1] | truncations[:-1]) + 1).tolist(), count]
         rows, begin = [], 0
-        for end in ends.tolist():
+        for end in ends:
             is_first, is_last = begin == 0, end == count
             flags = wire.STARTS * bool(is_first and piece.get("starts"))
             flags |= wire.LEADS * bool(is_first and piece.get("leads"))

@@ -174,26 +174,34 @@ class Episode:
     def seed(self) -> int | None:
         seed = int(self._record["seed"])
         if seed == -2:
-            kept = self._source.start().get("seed")
+            kept = self._start.get("seed")
             return kept if isinstance(kept, int) else None
         return None if seed < 0 else seed
 
     @property
+    def _start(self) -> dict[str, Any]:
+        """What was kept of its reset."""
+        if "start" not in self._cache:
+            self._cache["start"] = self._source.start()
+        kept: dict[str, Any] = self._cache["start"]
+        return kept
+
+    @property
     def options(self) -> dict[str, Any] | None:
         """What reset was given as options."""
-        return self._source.start().get("options")
+        return self._start.get("options")
 
     @property
     def rng_state(self) -> dict[str, Any] | None:
         """The state of the environment's generator before an unseeded reset, as NumPy bit generators give it."""
-        return self._source.start().get("rng_state")
+        return self._start.get("rng_state")
 
     @property
     def reset_info(self) -> dict[str, Any] | None:
         """The info that reset returned, if infos were recorded."""
         from gym_trace.model.packing import unpack
 
-        packed = self._source.start().get("reset_info")
+        packed = self._start.get("reset_info")
         if packed is not None and not isinstance(packed, bytes):
             raise CorruptTrace("what is kept of a reset is malformed")
         return None if packed is None else unpack(packed)

@@ -63,7 +63,7 @@ class WriterReader:
         self.tail = RingTail()
         self._unreadable: list[Damage] = []
         self._readers: dict[int, BatchReader] = {}
-        self._starts: tuple[BatchReader, int, list[Any]] | None = None
+        self._starts: tuple[BatchReader, int, list[Any], Array] | None = None
         self._about: WriterSchema | None = None
         self._read(files)
 
@@ -359,10 +359,13 @@ class WriterReader:
             return {}
         number = int(np.searchsorted(self.chunk_bounds, f, side="right")) - 1
         place, known = self.chunk_places[number], self._starts
+        begin = int(self.chunk_bounds[number])
         if known is None or known[:2] != place:
             chunk = self.read_chunk(number, _STARTS)
-            known = self._starts = (*place, chunk.array(("starts",)).tolist() if ("starts",) in chunk else [])
-        begun = np.count_nonzero(self.fragments[self.chunk_bounds[number] : f]["flags"] & wire.STARTS)
+            flags = self.fragments["flags"][begin : self.chunk_bounds[number + 1]]
+            entries = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
+            known = self._starts = (*place, entries, np.cumsum(flags & wire.STARTS > 0))
+        begun = int(known[3][f - begin]) - 1  # this one has the flag
         entry = known[2][begun] if begun < len(known[2]) else None
         return copied(entry) if isinstance(entry, dict) else {}
 
