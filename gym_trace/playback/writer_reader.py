@@ -17,7 +17,7 @@ from gym_trace.format.columns import Column
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.tables import TableRoom
 from gym_trace.model.schema import Layouts, WriterSchema
-from gym_trace.model.values import copied
+from gym_trace.model.values import Array, copied
 from gym_trace.playback.assembly import Piece, cut_down
 from gym_trace.playback.episode_table import Parts, parts_of, row_of_pending, step_offsets
 from gym_trace.playback.ring_tail import RingTail, complete_in, is_behind, tail_of
@@ -362,7 +362,7 @@ class WriterReader:
         begin = int(self.chunk_bounds[number])
         if known is None or known[:2] != place:
             chunk = self.read_chunk(number, _STARTS)
-            flags = self.fragments["flags"][begin : self.chunk_bounds[number + 1]]
+            flags = self.fragments[begin : self.chunk_bounds[number + 1]]["flags"]
             entries = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
             known = self._starts = (*place, entries, np.cumsum(flags & wire.STARTS > 0))
         begun = int(known[3][f - begin]) - 1  # this one has the flag
