@@ -59,7 +59,7 @@ def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, co
         leaves = [_joined(pieces, leaf.path, _step_rows, leaf, copy)[skip:] for leaf in layouts.actions.leaves()]
         return put_together(layouts.actions, leaves)
     if name == "rewards":
-        return _as_rewards(_joined(pieces, ("rewards",), _step_rows, _VALUES, copy)[skip:])
+        return as_rewards(_joined(pieces, ("rewards",), _step_rows, _VALUES, copy)[skip:])
     if name in ("terminations", "truncations"):
         bit = wire.TERMINATED if name == "terminations" else wire.TRUNCATED
         return _flag_column(pieces, bit)[skip:]
@@ -172,7 +172,7 @@ def densified(items: list[Any]) -> Array | None:
     return None
 
 
-def _as_rewards(rewards: Array) -> Array:
+def as_rewards(rewards: Array) -> Array:
     """Rewards of one NumPy dtype have it; others are float64, where that holds each of them exactly."""
     if rewards.dtype != object:
         return rewards

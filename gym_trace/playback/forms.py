@@ -1,0 +1,82 @@
+"""What the rows of the columns of a trace really are, whatever their spaces say; known without reading them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.format.columns import MSGPACK, Column
+from gym_trace.model.layout import Path
+from gym_trace.model.values import dtype_from
+from gym_trace.playback.recorded import Recorded
+
+
+class Form(NamedTuple):
+    """What the rows of a column are.
+
+    mixed: whether some of them have another dtype, all of whose values this one holds.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    mixed: bool = False
+
+
+def forms_of(trace: Recorded) -> dict[Path, Form | None]:
+    """Of each column that has rows what these are; None: values of any kind, or of forms that cannot be joined.
+
+    The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
+    Of a trace without steps, what its spaces say. Raises CorruptTrace.
+    """
+    found: dict[Path, Form | None] = {}
+    counts: dict[Path, int] = {}
+    chunks = 0
+    for column in _columns(trace):
+        if column is None:
+            chunks += 1
+            continue
+        counts[column.path] = counts.get(column.path, 0) + 1
+        form = None if column.dtype == MSGPACK else Form(dtype_from(column.dtype), column.shape)
+        found[column.path] = form if counts[column.path] == 1 else _joined(found[column.path], form)
+    for path in found:
+        if path[0] == "annotations" and counts[path] < chunks:  # nothing is there in some rows
+            found[path] = None
+    for reader in trace.readers:
+        for leaf in (*reader.layouts.observations.leaves(), *reader.layouts.actions.leaves()):
+            found.setdefault(leaf.path, None if leaf.dtype is None else Form(leaf.dtype, leaf.shape))
+    found.setdefault(("rewards",), Form(np.dtype(np.float64), ()))
+    return found
+
+
+def _columns(trace: Recorded) -> Iterator[Column | None]:
+    """What has rows in each chunk with something of these episodes; None before those of each chunk with steps."""
+    table, rows_of = trace.episodes, trace.rows
+    for number, reader in enumerate(trace.readers):
+        mine = np.zeros(len(reader.parts.table) + 1, np.bool_)  # one more for -1, which is never chosen
+        mine[rows_of[table["writer"] == number]] = True
+        chosen = mine[reader.parts.of_fragment]
+        for chunk in range(reader.chunk_count):
+            begin, end = reader.chunk_bounds[chunk : chunk + 2].tolist()
+            if not chosen[begin:end].any():
+                continue
+            if reader.fragments["steps"][begin:end].any():
+                yield None
+            for column in reader.columns_of(chunk):
+                if column.rows and column.path[0] not in ("fragments", "starts"):
+                    yield column
+
+
+def _joined(one: Form | None, other: Form | None) -> Form | None:
+    """What holds the rows of both, exactly."""
+    if one is None or other is None or one.shape != other.shape:
+        return None
+    if one.dtype == other.dtype:
+        return one
+    dtype = np.result_type(one.dtype, other.dtype)
+    exact = all(np.can_cast(form.dtype, dtype, "safe") for form in (one, other))
+    wide = dtype.kind == "f" and {one.dtype.kind, other.dtype.kind} & set("iu")
+    if not exact or (wide and max(one.dtype.itemsize, other.dtype.itemsize) > 4):
+        return None
+    return Form(dtype, one.shape, mixed=True)

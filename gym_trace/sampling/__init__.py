@@ -1,0 +1,1 @@
+"""Batches for training: windows, transitions and whole episodes, drawn from decoded rows."""

@@ -1,0 +1,282 @@
+"""Rows of many episodes, decoded, one episode after the other: all of a trace, or some stretches of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import Chunk
+from gym_trace.model.layout import Path
+from gym_trace.model.schema import Layouts
+from gym_trace.model.values import ABSENT, Array
+from gym_trace.model.vocabulary import COLUMNS
+from gym_trace.playback.assembly import as_rewards
+from gym_trace.playback.episode_table import step_offsets
+from gym_trace.playback.forms import Form, forms_of
+from gym_trace.playback.recorded import Recorded
+from gym_trace.playback.writer_reader import WriterReader
+
+Room = Callable[[Path, int, Form | None], Array]  # makes the array of so many rows of a column
+_FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}
+_FEW = 8  # rows of a run on average, below which rows are put down one by one
+_VALUE_BYTES = 64  # what a value of any kind counts
+
+
+class Stretch(NamedTuple):
+    """Steps of a trace, counted over all its episodes in their order, that batches are drawn of.
+
+    back, ahead: so many steps of the same episode before and behind are decoded as well.
+    """
+
+    begin: int
+    end: int
+    back: int = 0
+    ahead: int = 0
+
+
+class Rows(NamedTuple):
+    """Decoded rows of episodes, or of pieces of them; arrays of integers have an element each.
+
+    Attributes:
+        columns: by path, one a leaf of the spaces, the rows of all of them; of observations one more for each. Values
+            of any kind are objects, None where nothing was given.
+        layouts: how leaves become observations and actions.
+        episode: its place in the trace. whole: how many steps the episode has.
+        offset: the first step of it that is here. lengths: how many are here.
+        steps, seen: the rows of that first step, and of the observation before it.
+        own: (n, 2), from which to which of the steps that are here batches are drawn: of the others a neighbour does.
+    """
+
+    columns: dict[Path, Array]
+    layouts: Layouts
+    episode: Array
+    whole: Array
+    offset: Array
+    lengths: Array
+    steps: Array
+    seen: Array
+    own: Array
+
+
+def roots_of(columns: Iterable[str] | None) -> frozenset[str]:
+    """The columns that are meant. None: all but infos. Raises InvalidOption."""
+    if columns is None:
+        return frozenset(COLUMNS) - {"infos"}
+    roots = frozenset([columns] if isinstance(columns, str) else columns)
+    if unknown := roots - set(COLUMNS):
+        raise InvalidOption(f"columns: no such columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
+    return roots
+
+
+class Plan:
+    """Where in a trace each row lies, so that any stretch of it can be decoded, each chunk of it read once.
+
+    Attributes:
+        forms: of each column that is wanted, what its rows are; None: values of any kind.
+        first: (episodes + 1,) int64, where the steps of each episode begin among all.
+        step_bytes: what a step takes once decoded, about.
+    """
+
+    def __init__(self, trace: Recorded, roots: frozenset[str]):
+        """Raises CorruptTrace, and TraceError if the writers have different spaces."""
+        self.layouts = trace.writer_agreed_on("observation_space").layouts
+        trace.writer_agreed_on("action_space")
+        self.forms = {path: form for path, form in forms_of(trace).items() if path[0] in roots}
+        self.forms |= {path: Form(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
+        table = trace.episodes
+        self.first = np.append(0, np.cumsum(table["steps"], dtype=np.int64))
+        self.step_bytes = sum(map(_row_bytes, self.forms.values()))
+        rows = trace.rows
+        self._writers = []
+        for number, reader in enumerate(trace.readers):
+            places = np.flatnonzero(table["writer"] == number)
+            self._writers.append(_Writer(reader, rows[places], places, self.first))
+
+    @property
+    def total(self) -> int:
+        """All steps."""
+        return int(self.first[-1])
+
+    @property
+    def whole(self) -> Stretch:
+        return Stretch(0, self.total)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of it once decoded, about."""
+        return self.total * self.step_bytes
+
+    def decode(self, stretches: Sequence[Stretch], room: Room) -> Rows:
+        """The rows of some stretches. room: called once for each column. Raises CorruptTrace."""
+        pieces = [_pieces(stretch, self.first) for stretch in stretches]
+        episode, offset, lengths, low, high = (np.concatenate(column) for column in zip(*pieces))
+        steps = np.cumsum(lengths) - lengths
+        seen = steps + np.arange(len(lengths))
+        total = int(lengths.sum())
+        columns = {
+            path: room(path, total + len(lengths) * (path[0] == "observations"), form)
+            for path, form in self.forms.items()
+        }
+        done = 0
+        for piece in pieces:
+            mine = slice(done, done + len(piece[0]))
+            done = mine.stop
+            for writer in self._writers:
+                writer.fill(columns, episode[mine], offset[mine], lengths[mine], steps[mine], seen[mine])
+        rewards = columns.get(("rewards",))
+        if rewards is not None and rewards.dtype == object:
+            columns["rewards",] = as_rewards(rewards)
+        own = np.stack([low, high], axis=1)
+        return Rows(columns, self.layouts, episode, np.diff(self.first)[episode], offset, lengths, steps, seen, own)
+
+
+def _row_bytes(form: Form | None) -> int:
+    return _VALUE_BYTES if form is None else form.dtype.itemsize * int(np.prod(form.shape, dtype=np.int64))
+
+
+def _pieces(stretch: Stretch, first: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """(place, offset, length, low, high) of the episodes in a stretch; low and high are counted from the offset."""
+    begin, end, back, ahead = stretch
+    p, q = int(first.searchsorted(begin, side="right")), int(first.searchsorted(end, side="left"))
+    place = np.arange(p - 1, q) if end > begin else np.arange(0)
+    if (begin, end) == (0, int(first[-1])):  # those without steps at either end, too
+        place = np.arange(len(first) - 1)
+    lengths = first[place + 1] - first[place]
+    low = np.clip(begin - first[place], 0, lengths)
+    high = np.clip(end - first[place], 0, lengths)
+    offset = np.maximum(low - back, 0)
+    until = np.minimum(high + ahead, lengths)
+    return place, offset, until - offset, low - offset, high - offset
+
+
+class _Writer:
+    """Where the rows of one writer belong, fragment by fragment."""
+
+    def __init__(self, reader: WriterReader, rows: Array, places: Array, first: Array):
+        self._reader = reader
+        parts = reader.parts
+        place_of = np.full(len(parts.table) + 1, -1)
+        place_of[rows] = places
+        owner = np.repeat(np.arange(len(parts.table)), np.diff(parts.first))
+        own = parts.fragments
+        table = reader.fragments
+        steps, leads = table["steps"].astype(np.int64), table["flags"] & wire.LEADS > 0
+        opens = np.zeros(len(own), np.bool_)
+        opens[parts.first[:-1]] = True
+        trimmed = parts.trimmed[owner] if len(own) else opens
+        place = place_of[owner]
+        count = len(table)
+        self._place = np.full(count, -1)
+        self._place[own] = place
+        self._skipped = np.zeros(count, np.int64)  # steps at its begin that are left out
+        self._skipped[own[opens & trimmed]] = 1
+        before = np.cumsum(steps[own]) - steps[own]
+        before -= np.repeat(before[parts.first[:-1]], np.diff(parts.first)) if len(own) else 0
+        self._at = np.zeros(count, np.int64)  # its first step among all
+        self._at[own] = first[place] + before - (trimmed & ~opens)
+        self._count = steps - self._skipped
+        self._row_before = leads | (self._skipped > 0)  # whether its first row is the observation before its steps
+        self._first = first
+        chunks = np.repeat(np.arange(reader.chunk_count), np.diff(reader.chunk_bounds))
+        taken = self._place >= 0
+        self._low = np.full(reader.chunk_count, np.iinfo(np.int64).max)  # of each chunk, the places of its episodes
+        self._high = np.full(reader.chunk_count, -1)
+        np.minimum.at(self._low, chunks[taken], self._place[taken])
+        np.maximum.at(self._high, chunks[taken], self._place[taken])
+
+    def fill(
+        self, columns: dict[Path, Array], episode: Array, offset: Array, lengths: Array, steps: Array, seen: Array
+    ) -> None:
+        """Puts down what it has of pieces of consecutive episodes. Raises CorruptTrace."""
+        if not len(episode):
+            return
+        head, last = int(episode[0]), int(episode[-1])
+        roots = frozenset(str(path[0]) for path in columns)
+        for number in np.flatnonzero((self._low <= last) & (self._high >= head)).tolist():
+            begin, end = self._reader.chunk_bounds[number : number + 2].tolist()
+            place = self._place[begin:end]
+            which = np.flatnonzero((place >= head) & (place <= last))
+            piece = place[which] - head
+            at, count = self._at[begin:end][which], self._count[begin:end][which]
+            from_ = self._first[place[which]] + offset[piece]  # among all steps, where the piece begins
+            low, high = np.maximum(at, from_), np.minimum(at + count, from_ + lengths[piece])
+            lead = self._row_before[begin:end][which]
+            # Observations lie behind the step that led to them: of steps low to high those from low + 1 to high.
+            low_seen = np.where(lead & (at >= from_), at, np.maximum(at, from_ - 1) + 1)
+            high_seen = np.minimum(at + count, from_ + lengths[piece]) + 1
+            if not ((high > low) | (high_seen > low_seen)).any():
+                continue
+            o, s = step_offsets(self._reader.fragments[begin:end])
+            in_steps = s[:-1][which] + self._skipped[begin:end][which]
+            of_steps = _runs(in_steps + low - at, in_steps + high - at, steps[piece] + low - from_)
+            in_seen = o[:-1][which] - ~lead
+            of_seen = _runs(in_seen + low_seen - at, in_seen + high_seen - at, seen[piece] + low_seen - from_)
+            self._fill_flags(columns, begin, which, high == at + count, steps[piece] + high - from_ - 1, high > low)
+            chunk = self._reader.chunk(number, roots)
+            for path, out in columns.items():
+                if path not in _FLAGS:
+                    _put(chunk, path, of_seen if path[0] == "observations" else of_steps, out)
+
+    def _fill_flags(
+        self, columns: dict[Path, Array], begin: int, which: Array, has_last: Array, last: Array, has_steps: Array
+    ) -> None:
+        flags = self._reader.fragments["flags"][begin + which]
+        for path, bit in _FLAGS.items():
+            if path in columns:
+                columns[path][last[(flags & bit > 0) & has_last & has_steps]] = True
+
+
+class _Run(NamedTuple):
+    """Rows of a chunk, and by how much further they lie among those that are decoded."""
+
+    begin: int
+    end: int
+    shift: int
+
+
+def _runs(begins: Array, ends: Array, targets: Array) -> list[_Run]:
+    """Rows that stay together."""
+    some = ends > begins
+    begins, ends = begins[some], ends[some]
+    shifts = targets[some] - begins
+    if not len(begins):
+        return []
+    cut = np.flatnonzero((shifts[1:] != shifts[:-1]) | (begins[1:] != ends[:-1])) + 1
+    heads, tails = np.append(0, cut), np.append(cut - 1, len(begins) - 1)
+    return [_Run(*run) for run in zip(begins[heads].tolist(), ends[tails].tolist(), shifts[heads].tolist())]
+
+
+def _put(chunk: Chunk, path: Path, runs: list[_Run], out: Array) -> None:
+    if not runs or path not in chunk:
+        return  # of annotations and infos some have none
+    column = chunk.columns[path]
+    if chunk.is_walked(path) and out.dtype.str == column.dtype and len(runs) == 1:
+        [run] = runs
+        chunk.decode_rows(path, run.begin, out[run.begin + run.shift : run.end + run.shift])
+        return
+    array = chunk.array(path)
+    if out.dtype == object:
+        for run in runs:
+            for row in range(run.begin, run.end):
+                value = array[row]
+                out[row + run.shift] = None if value is ABSENT else value
+    elif len(runs) * _FEW > sum(run.end - run.begin for run in runs):
+        sources = np.concatenate([np.arange(run.begin, run.end) for run in runs])
+        shifts = np.repeat([run.shift for run in runs], [run.end - run.begin for run in runs])
+        out[sources + shifts] = array[sources]
+    else:
+        for run in runs:
+            out[run.begin + run.shift : run.end + run.shift] = array[run.begin : run.end]
+
+
+def in_memory(path: Path, rows: int, form: Form | None) -> Array:
+    """Room for a column in ordinary memory."""
+    if form is None:
+        return np.full(rows, None, object)
+    if path in _FLAGS:
+        return np.zeros(rows, np.bool_)
+    return np.empty((rows, *form.shape), form.dtype)

@@ -1,0 +1,99 @@
+"""Transitions: a step each, or n of them as one, with the observations before and after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.model.values import Array
+from gym_trace.sampling.batches import Batch, Batches
+from gym_trace.sampling.rows import Rows
+
+
+class Transitions(Batches):
+    """Batches of transitions: see Trace.transitions()."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        batch_size: int,
+        seed: int,
+        *,
+        n_steps: int,
+        gamma: float,
+        n_frames: int,
+        replacement: bool,
+    ):
+        for name, number in (("n_steps", n_steps), ("n_frames", n_frames)):
+            if not isinstance(number, int) or number < 1:
+                raise InvalidOption(f"{name}={number!r}: pass a number of at least 1")
+        if not 0 <= gamma <= 1:
+            raise InvalidOption(f"gamma={gamma!r}: pass a number from 0 to 1")
+        counts = rows.own[:, 1] - rows.own[:, 0]
+        self._ends = np.cumsum(counts)
+        self._begins = self._ends - counts
+        super().__init__(rows, int(counts.sum()), batch_size, seed, replacement)
+        self._n_steps, self._gamma, self._n_frames = n_steps, gamma, n_frames
+        self._discounts = np.float64(gamma) ** np.arange(n_steps + 1)
+
+    def of(self, items: Array, places: Array) -> Batch:
+        rows = self.rows
+        piece = np.searchsorted(self._ends, items, side="right")
+        step = items - self._begins[piece] + rows.own[piece, 0]  # from the first that is here
+        at, before = rows.steps[piece] + step, rows.seen[piece] + step
+        ahead = self._ahead(at, rows.steps[piece] + rows.lengths[piece])
+
+        def frames(seen: Array) -> Array:
+            if self._n_frames == 1:
+                return seen
+            back = np.arange(self._n_frames - 1, -1, -1)
+            stacked: Array = np.maximum(seen[:, None] - back, rows.seen[piece][:, None])
+            return stacked
+
+        def taken(array: Array) -> Any:
+            return array[at]
+
+        batch: Batch = {}
+        if self._has("observations"):
+            for name, seen in (("observations", before), ("next_observations", before + ahead)):
+                where = frames(seen)
+                batch[name] = self._trees("observations", lambda array, where=where: array[where])
+        if self._has("actions"):
+            batch["actions"] = self._trees("actions", taken)
+        if ("rewards",) in rows.columns:
+            batch["rewards"] = self._rewards(at, ahead)
+        last = at + ahead - 1
+        for name in ("terminations", "truncations"):
+            if (name,) in rows.columns:
+                batch[name] = rows.columns[name,][last]
+        batch |= self._noted(taken)
+        of = {"episode": rows.episode[piece], "first_step": step + rows.offset[piece]}
+        return batch | {"discount": self._discounts[ahead]} | of
+
+    def _ahead(self, at: Array, ends: Array) -> Array:
+        """How many steps each spans: n_steps, but for ends, and what was terminated or truncated before that."""
+        ahead: Array = np.minimum(self._n_steps, ends - at)
+        if self._n_steps == 1:
+            return ahead
+        span = np.minimum(at[:, None] + np.arange(self._n_steps), ends[:, None] - 1)
+        for name in ("terminations", "truncations"):
+            if (name,) in self.rows.columns:
+                flagged = self.rows.columns[name,][span]
+                ahead = np.where(flagged.any(axis=1), np.minimum(ahead, flagged.argmax(axis=1) + 1), ahead)
+        return ahead
+
+    def _rewards(self, at: Array, ahead: Array) -> Array:
+        rewards = self.rows.columns["rewards",]
+        if self._n_steps == 1:
+            taken: Array = rewards[at]
+            return taken
+        steps = np.arange(self._n_steps)
+        several = rewards[np.minimum(at[:, None] + steps, len(rewards) - 1)].astype(np.float64)
+        weights = np.where(steps < ahead[:, None], self._discounts[:-1], 0.0)
+        total: Array = np.zeros((len(at), *rewards.shape[1:]))
+        for k in range(self._n_steps):  # in this order, so that what is not there does not make a NaN of it
+            part = weights[:, k].reshape(-1, *[1] * (rewards.ndim - 1))
+            total += np.where(part > 0, several[:, k] * part, 0.0)
+        return total

@@ -1,0 +1,265 @@
+"""Batches for training: what is drawn is what was recorded, and everything is drawn."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runs import record_lengths, record_nested
+from zoo import CountingEnv
+
+from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
+from gym_trace.playback.trace import Trace
+from gym_trace.sampling.draw import drawn, permuted
+from gym_trace.sampling.rows import Plan, Rows, Stretch, in_memory, roots_of
+from gym_trace.sampling.transitions import Transitions
+from gym_trace.sampling.windows import Trajectories, Windows
+
+LENGTHS = [5, 0, 1, 12, 3, 7, 2, 30, 1, 4]
+
+
+def rows_of(trace: Trace, *stretches: Stretch) -> Rows:
+    plan = Plan(trace, roots_of(None))
+    return plan.decode(stretches or [plan.whole], in_memory)
+
+
+def windows(rows: Rows, length: int, **options: Any) -> Windows:
+    plain: dict[str, Any] = {"strict_length": True, "span": (False, False), "stride": 1, "replacement": False}
+    return Windows(rows, length, **{"batch_size": 7, "seed": 3, **plain, "sampling": "steps", **options})
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(same, one, other))
+    one, other = np.asarray(one), np.asarray(other)
+    if one.dtype == object:
+        return one.shape == other.shape and one.tolist() == other.tolist()
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def row(tree: Any, *index: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: row(item, *index) for key, item in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(row(item, *index) for item in tree)
+    return tree[index]
+
+
+def check_window(trace: Trace, batch: dict[str, Any], i: int) -> tuple[int, int]:
+    """Compares a window with the slice of its episode; returns which it is."""
+    episode, first = trace[int(batch["episode"][i])], int(batch["first_step"][i])
+    mask = batch["mask"][i]
+    count = int(mask.sum())
+    assert mask[:count].all()
+    part = episode[first : first + count]
+    assert len(part) == count
+    assert same(row(batch["observations"], i, slice(0, count + 1)), part.observations)
+    for name in ("actions", "rewards", "terminations", "truncations"):
+        assert same(row(batch[name], i, slice(0, count)), getattr(part, name)), name
+        assert not np.asarray(row(batch["rewards"], i, slice(count, None))).any()
+    return int(batch["episode"][i]), first
+
+
+def all_windows(trace: Trace, batches: Windows) -> list[tuple[int, int]]:
+    return [check_window(trace, batch, i) for batch in batches for i in range(len(batch["episode"]))]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    """Episodes of several lengths, over several chunks."""
+    record_lengths(tmp_path, LENGTHS, flush_after=9)
+    return open_trace(tmp_path)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 12, 30])
+@pytest.mark.parametrize("stride", [1, 2, 5])
+def test_an_epoch_has_every_window_once(trace: Trace, length: int, stride: int) -> None:
+    expected = [(e, s) for e, n in enumerate(LENGTHS) for s in range(0, n - length + 1, stride)]
+    batches = windows(rows_of(trace), length, stride=stride)
+    first, second = all_windows(trace, batches), all_windows(trace, batches)
+    assert sorted(first) == sorted(second) == expected
+    assert first != second or len(expected) < 5
+
+
+def test_short_episodes_and_spans_are_padded_with_nothing(trace: Trace) -> None:
+    short = all_windows(trace, windows(rows_of(trace), 4, strict_length=False))
+    assert sorted(short) == [(e, s) for e, n in enumerate(LENGTHS) if n for s in range(max(n - 3, 1))]
+    right = all_windows(trace, windows(rows_of(trace), 4, span=(False, True)))
+    assert sorted(right) == [(e, s) for e, n in enumerate(LENGTHS) for s in range(n)]
+    both = all_windows(trace, windows(rows_of(trace), 4, span=(True, True)))
+    assert sorted(both) == sorted((e, max(s, 0)) for e, n in enumerate(LENGTHS) if n for s in range(-3, n))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    cuts=st.sets(st.integers(1, 60), max_size=6),
+    length=st.integers(1, 5),
+    span=st.tuples(st.booleans(), st.booleans()),
+    strict=st.booleans(),
+    stride=st.integers(1, 3),
+    flush=st.integers(1, 20),
+)
+def test_stretches_of_a_trace_have_together_what_the_whole_has(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    cuts: set[int],
+    length: int,
+    span: tuple[bool, bool],
+    strict: bool,
+    stride: int,
+    flush: int,
+) -> None:
+    directory = tmp_path_factory.mktemp("stretches")
+    record_lengths(directory, lengths, flush_after=flush)
+    trace = open_trace(directory)
+    plan = Plan(trace, roots_of(None))
+    options = {"span": span, "strict_length": strict, "stride": stride}
+
+    def found(rows: Rows) -> list[tuple[int, int]]:
+        try:
+            return all_windows(trace, windows(rows, length, **options))
+        except ValueError:  # nothing to be drawn
+            return []
+
+    bounds = [0, *sorted(cut for cut in cuts if cut < plan.total), plan.total]
+    stretches = [Stretch(a, b, 0, length - 1) for a, b in pairwise(bounds)]
+    whole = sorted(found(plan.decode([plan.whole], in_memory)))
+    assert sorted(pair for one in stretches for pair in found(plan.decode([one], in_memory))) == whole
+    if plan.total:
+        assert sorted(found(plan.decode(stretches[::-1], in_memory))) == whole
+
+
+def test_lanes_parts_and_several_writers_are_put_together(tmp_path: Path) -> None:
+    envs = TraceRecordingVectorWrapper(
+        gymnasium.vector.SyncVectorEnv([lambda k=k: CountingEnv(length=3 + k) for k in range(3)]), tmp_path
+    )
+    envs.reset(seed=0)
+    for _ in range(40):
+        envs.step(envs.action_space.sample())
+    envs.close()
+    env = TraceRecordingWrapper(
+        CountingEnv(length=20), tmp_path, on_exist="append", frame_filter=lambda step, *_: step % 7 < 4
+    )
+    for seed in range(3):
+        env.reset(seed=seed)
+        for _ in range(20):
+            env.step(1)
+    env.close()
+    trace = open_trace(tmp_path)
+    assert len(trace.writers) == 2
+    for chosen in (trace, trace.select(sort="-steps"), trace[::3]):
+        lengths = chosen.episodes["steps"].tolist()
+        expected = [(e, s) for e, n in enumerate(lengths) for s in range(n - 1)]
+        assert sorted(all_windows(chosen, windows(rows_of(chosen), 2))) == expected
+
+
+def test_dicts_tuples_and_texts_have_the_structure_of_their_spaces(tmp_path: Path) -> None:
+    record_nested(tmp_path)
+    trace = open_trace(tmp_path)
+    assert all_windows(trace, windows(rows_of(trace), 2))
+
+
+def test_whole_episodes_are_padded_to_the_longest_of_a_batch(trace: Trace) -> None:
+    seen = []
+    for batch in Trajectories(rows_of(trace), 4, 0, replacement=False):
+        assert batch["mask"].shape[1] == batch["mask"].sum(axis=1).max()
+        seen += [check_window(trace, batch, i) for i in range(len(batch["episode"]))]
+    assert sorted(seen) == [(e, 0) for e, n in enumerate(LENGTHS) if n]
+
+
+def transitions(rows: Rows, **options: Any) -> Transitions:
+    plain: dict[str, Any] = {"n_steps": 1, "gamma": 0.9, "n_frames": 1, "replacement": False}
+    return Transitions(rows, **{"batch_size": 7, "seed": 3, **plain, **options})
+
+
+@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize("n_frames", [1, 3])
+def test_transitions_are_those_written_out_step_by_step(trace: Trace, n_steps: int, n_frames: int) -> None:
+    plan = Plan(trace, roots_of(None))
+    stretches = [Stretch(a, min(a + 8, plan.total), n_frames - 1, n_steps) for a in range(0, plan.total, 8)]
+    for rows in (rows_of(trace), *(plan.decode([one], in_memory) for one in stretches)):
+        for batch in transitions(rows, n_steps=n_steps, n_frames=n_frames):
+            for i, (place, t) in enumerate(zip(batch["episode"].tolist(), batch["first_step"].tolist())):
+                episode = trace[place]
+                flagged = np.flatnonzero((episode.terminations | episode.truncations)[t:])
+                m = min([n_steps, len(episode) - t, *(flagged[:1] + 1).tolist()])
+                returns = sum(0.9**k * float(episode.rewards[t + k]) for k in range(m))
+                assert batch["rewards"][i] == pytest.approx(returns, rel=1e-12)
+                assert batch["discount"][i] == pytest.approx(0.9**m, rel=1e-12)
+                assert batch["terminations"][i] == episode.terminations[t + m - 1]
+                assert batch["truncations"][i] == episode.truncations[t + m - 1]
+                assert same(batch["actions"][i], episode.actions[t])
+                for name, at in (("observations", t), ("next_observations", t + m)):
+                    frames = [episode.observations[max(0, at - k)] for k in reversed(range(n_frames))]
+                    assert same(batch[name][i], frames[0] if n_frames == 1 else np.stack(frames))
+
+
+def test_every_transition_comes_once_an_epoch_and_about_as_often_with_replacement(trace: Trace) -> None:
+    expected = [(e, s) for e, n in enumerate(LENGTHS) for s in range(n)]
+    once = [pair for batch in transitions(rows_of(trace)) for pair in zip(batch["episode"], batch["first_step"])]
+    assert sorted(once) == expected
+    many = transitions(rows_of(trace), batch_size=100, replacement=True)
+    counts: dict[Any, int] = {}
+    for _ in range(200):
+        batch = next(many)
+        for pair in zip(batch["episode"].tolist(), batch["first_step"].tolist()):
+            counts[pair] = counts.get(pair, 0) + 1
+    each = 20_000 / len(expected)
+    chi = sum((counts.get(pair, 0) - each) ** 2 / each for pair in expected)
+    freedom = len(expected) - 1
+    assert abs(chi - freedom) < 4 * np.sqrt(2 * freedom)
+
+
+def test_the_same_seed_gives_the_same_batches_and_goes_on_where_it_was(trace: Trace) -> None:
+    rows = rows_of(trace)
+    for replacement in (False, True):
+        first, second = (windows(rows, 2, replacement=replacement) for _ in range(2))
+        for _ in range(3):
+            assert same(next(first), next(second))
+        state = second.state_dict()
+        later = [next(second) for _ in range(3)]
+        resumed = windows(rows, 2, replacement=replacement)
+        resumed.load_state_dict(state)
+        assert all(same(next(resumed), batch) for batch in later)
+        assert not same(next(windows(rows, 2, replacement=replacement, seed=4)), next(windows(rows, 2)))
+
+
+def test_shares_of_all_ranks_are_the_whole_order(trace: Trace) -> None:
+    rows = rows_of(trace)
+    whole = [batch["first_step"].tolist() for batch in windows(rows, 2)]
+    shares = []
+    for rank in range(3):
+        share = windows(rows, 2)
+        share.share(rank, 3)
+        shares.append([batch["first_step"].tolist() for batch in share])
+    assert [shares[i % 3][i // 3] for i in range(len(whole))] == whole
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**70), count=st.integers(1, 3000))
+def test_an_order_without_repetition_has_everything_once(seed: int, count: int) -> None:
+    assert sorted(permuted(seed, np.arange(count), count).tolist()) == list(range(count))
+    assert set(drawn(seed, np.arange(10), count).tolist()) <= set(range(count))
+
+
+def test_neighbours_in_an_order_have_nothing_to_do_with_each_other() -> None:
+    for order in (permuted(1, np.arange(100_000), 100_000), drawn(1, np.arange(100_000), 100_000)):
+        assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.02
+        assert abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize(
+    "options", [{"length": 0}, {"length": 31}, {"batch_size": 0}, {"stride": 0}, {"sampling": "chunks"}]
+)
+def test_what_makes_no_sense_is_said(trace: Trace, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"pass|nothing"):
+        windows(rows_of(trace), **{"length": 2, **options})
