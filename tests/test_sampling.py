@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -16,22 +17,45 @@ from zoo import CountingEnv
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
 from gym_trace.playback.trace import Trace
+from gym_trace.sampling import api, stream
+from gym_trace.sampling.batches import Batches
 from gym_trace.sampling.draw import drawn, permuted
-from gym_trace.sampling.rows import Plan, Rows, Stretch, in_memory, roots_of
-from gym_trace.sampling.transitions import Transitions
-from gym_trace.sampling.windows import Trajectories, Windows
+from gym_trace.sampling.rows import Plan, Rows, in_memory, roots_of
+from gym_trace.sampling.store import Disk, Memory
 
 LENGTHS = [5, 0, 1, 12, 3, 7, 2, 30, 1, 4]
 
 
-def rows_of(trace: Trace, *stretches: Stretch) -> Rows:
-    plan = Plan(trace, roots_of(None))
-    return plan.decode(stretches or [plan.whole], in_memory)
+def rows_of(trace: Trace) -> Rows:
+    return Memory().rows(trace, Plan(trace, roots_of(None)))
 
 
-def windows(rows: Rows, length: int, **options: Any) -> Windows:
-    plain: dict[str, Any] = {"strict_length": True, "span": (False, False), "stride": 1, "replacement": False}
-    return Windows(rows, length, **{"batch_size": 7, "seed": 3, **plain, "sampling": "steps", **options})
+class Kept(NamedTuple):
+    """A store of rows that are there already."""
+
+    known: Rows
+
+    def rows(self, trace: Any, plan: Plan) -> Rows:
+        return self.known
+
+
+def windows(trace: Trace, length: int, rows: Rows | None = None, **options: Any) -> Batches:
+    plain: dict[str, Any] = {
+        "batch_size": 7,
+        "seed": 3,
+        "columns": None,
+        "strict_length": True,
+        "span": False,
+        "stride": 1,
+        "replacement": False,
+        "sampling": "steps",
+        "cache": "memory",
+        "cache_bytes": 1 << 20,
+    }
+    found = api.windows(trace, length, **{**plain, **options})
+    if rows is not None:
+        found._store = Kept(rows)
+    return found
 
 
 def same(one: Any, other: Any) -> bool:
@@ -68,7 +92,7 @@ def check_window(trace: Trace, batch: dict[str, Any], i: int) -> tuple[int, int]
     return int(batch["episode"][i]), first
 
 
-def all_windows(trace: Trace, batches: Windows) -> list[tuple[int, int]]:
+def all_windows(trace: Trace, batches: Batches) -> list[tuple[int, int]]:
     return [check_window(trace, batch, i) for batch in batches for i in range(len(batch["episode"]))]
 
 
@@ -83,18 +107,18 @@ def trace(tmp_path: Path) -> Trace:
 @pytest.mark.parametrize("stride", [1, 2, 5])
 def test_an_epoch_has_every_window_once(trace: Trace, length: int, stride: int) -> None:
     expected = [(e, s) for e, n in enumerate(LENGTHS) for s in range(0, n - length + 1, stride)]
-    batches = windows(rows_of(trace), length, stride=stride)
+    batches = windows(trace, length, stride=stride)
     first, second = all_windows(trace, batches), all_windows(trace, batches)
     assert sorted(first) == sorted(second) == expected
     assert first != second or len(expected) < 5
 
 
 def test_short_episodes_and_spans_are_padded_with_nothing(trace: Trace) -> None:
-    short = all_windows(trace, windows(rows_of(trace), 4, strict_length=False))
+    short = all_windows(trace, windows(trace, 4, strict_length=False))
     assert sorted(short) == [(e, s) for e, n in enumerate(LENGTHS) if n for s in range(max(n - 3, 1))]
-    right = all_windows(trace, windows(rows_of(trace), 4, span=(False, True)))
+    right = all_windows(trace, windows(trace, 4, span=(False, True)))
     assert sorted(right) == [(e, s) for e, n in enumerate(LENGTHS) for s in range(n)]
-    both = all_windows(trace, windows(rows_of(trace), 4, span=(True, True)))
+    both = all_windows(trace, windows(trace, 4, span=(True, True)))
     assert sorted(both) == sorted((e, max(s, 0)) for e, n in enumerate(LENGTHS) if n for s in range(-3, n))
 
 
@@ -126,13 +150,13 @@ def test_stretches_of_a_trace_have_together_what_the_whole_has(
 
     def found(rows: Rows) -> list[tuple[int, int]]:
         try:
-            return all_windows(trace, windows(rows, length, **options))
+            return all_windows(trace, windows(trace, length, rows, **options))
         except ValueError:  # nothing to be drawn
             return []
 
     bounds = [0, *sorted(cut for cut in cuts if cut < plan.total), plan.total]
-    stretches = [Stretch(a, b, 0, length - 1) for a, b in pairwise(bounds)]
-    whole = sorted(found(plan.decode([plan.whole], in_memory)))
+    stretches = [plan.stretch(a, b, 0, length - 1) for a, b in pairwise(bounds)]
+    whole = sorted(found(plan.decode([plan.episodes()], in_memory)))
     assert sorted(pair for one in stretches for pair in found(plan.decode([one], in_memory))) == whole
     if plan.total:
         assert sorted(found(plan.decode(stretches[::-1], in_memory))) == whole
@@ -159,35 +183,40 @@ def test_lanes_parts_and_several_writers_are_put_together(tmp_path: Path) -> Non
     for chosen in (trace, trace.select(sort="-steps"), trace[::3]):
         lengths = chosen.episodes["steps"].tolist()
         expected = [(e, s) for e, n in enumerate(lengths) for s in range(n - 1)]
-        assert sorted(all_windows(chosen, windows(rows_of(chosen), 2))) == expected
+        assert sorted(all_windows(chosen, windows(chosen, 2))) == expected
 
 
 def test_dicts_tuples_and_texts_have_the_structure_of_their_spaces(tmp_path: Path) -> None:
     record_nested(tmp_path)
     trace = open_trace(tmp_path)
-    assert all_windows(trace, windows(rows_of(trace), 2))
+    assert all_windows(trace, windows(trace, 2))
 
 
 def test_whole_episodes_are_padded_to_the_longest_of_a_batch(trace: Trace) -> None:
     seen = []
-    for batch in Trajectories(rows_of(trace), 4, 0, replacement=False):
+    for batch in api.trajectories(trace, 4, 0, None, False, "memory", 1 << 20):
         assert batch["mask"].shape[1] == batch["mask"].sum(axis=1).max()
         seen += [check_window(trace, batch, i) for i in range(len(batch["episode"]))]
     assert sorted(seen) == [(e, 0) for e, n in enumerate(LENGTHS) if n]
 
 
-def transitions(rows: Rows, **options: Any) -> Transitions:
-    plain: dict[str, Any] = {"n_steps": 1, "gamma": 0.9, "n_frames": 1, "replacement": False}
-    return Transitions(rows, **{"batch_size": 7, "seed": 3, **plain, **options})
+def transitions(trace: Trace, rows: Rows | None = None, **options: Any) -> Batches:
+    plain: dict[str, Any] = {"batch_size": 7, "seed": 3, "columns": None, "n_steps": 1, "gamma": 0.9, "n_frames": 1}
+    found = api.transitions(
+        trace, **{**plain, "replacement": False, "cache": "memory", "cache_bytes": 1 << 20, **options}
+    )
+    if rows is not None:
+        found._store = Kept(rows)
+    return found
 
 
 @pytest.mark.parametrize("n_steps", [1, 3])
 @pytest.mark.parametrize("n_frames", [1, 3])
 def test_transitions_are_those_written_out_step_by_step(trace: Trace, n_steps: int, n_frames: int) -> None:
     plan = Plan(trace, roots_of(None))
-    stretches = [Stretch(a, min(a + 8, plan.total), n_frames - 1, n_steps) for a in range(0, plan.total, 8)]
+    stretches = [plan.stretch(a, min(a + 8, plan.total), n_frames - 1, n_steps) for a in range(0, plan.total, 8)]
     for rows in (rows_of(trace), *(plan.decode([one], in_memory) for one in stretches)):
-        for batch in transitions(rows, n_steps=n_steps, n_frames=n_frames):
+        for batch in transitions(trace, rows, n_steps=n_steps, n_frames=n_frames):
             for i, (place, t) in enumerate(zip(batch["episode"].tolist(), batch["first_step"].tolist())):
                 episode = trace[place]
                 flagged = np.flatnonzero((episode.terminations | episode.truncations)[t:])
@@ -205,9 +234,9 @@ def test_transitions_are_those_written_out_step_by_step(trace: Trace, n_steps: i
 
 def test_every_transition_comes_once_an_epoch_and_about_as_often_with_replacement(trace: Trace) -> None:
     expected = [(e, s) for e, n in enumerate(LENGTHS) for s in range(n)]
-    once = [pair for batch in transitions(rows_of(trace)) for pair in zip(batch["episode"], batch["first_step"])]
+    once = [pair for batch in transitions(trace) for pair in zip(batch["episode"], batch["first_step"])]
     assert sorted(once) == expected
-    many = transitions(rows_of(trace), batch_size=100, replacement=True)
+    many = transitions(trace, batch_size=100, replacement=True)
     counts: dict[Any, int] = {}
     for _ in range(200):
         batch = next(many)
@@ -220,25 +249,23 @@ def test_every_transition_comes_once_an_epoch_and_about_as_often_with_replacemen
 
 
 def test_the_same_seed_gives_the_same_batches_and_goes_on_where_it_was(trace: Trace) -> None:
-    rows = rows_of(trace)
     for replacement in (False, True):
-        first, second = (windows(rows, 2, replacement=replacement) for _ in range(2))
+        first, second = (windows(trace, 2, replacement=replacement) for _ in range(2))
         for _ in range(3):
             assert same(next(first), next(second))
         state = second.state_dict()
         later = [next(second) for _ in range(3)]
-        resumed = windows(rows, 2, replacement=replacement)
+        resumed = windows(trace, 2, replacement=replacement)
         resumed.load_state_dict(state)
         assert all(same(next(resumed), batch) for batch in later)
-        assert not same(next(windows(rows, 2, replacement=replacement, seed=4)), next(windows(rows, 2)))
+        assert not same(next(windows(trace, 2, replacement=replacement, seed=4)), next(windows(trace, 2)))
 
 
 def test_shares_of_all_ranks_are_the_whole_order(trace: Trace) -> None:
-    rows = rows_of(trace)
-    whole = [batch["first_step"].tolist() for batch in windows(rows, 2)]
+    whole = [batch["first_step"].tolist() for batch in windows(trace, 2)]
     shares = []
     for rank in range(3):
-        share = windows(rows, 2)
+        share = windows(trace, 2)
         share.share(rank, 3)
         shares.append([batch["first_step"].tolist() for batch in share])
     assert [shares[i % 3][i // 3] for i in range(len(whole))] == whole
@@ -262,4 +289,119 @@ def test_neighbours_in_an_order_have_nothing_to_do_with_each_other() -> None:
 )
 def test_what_makes_no_sense_is_said(trace: Trace, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"pass|nothing"):
-        windows(rows_of(trace), **{"length": 2, **options})
+        next(windows(trace, **{"length": 2, **options}))
+
+
+def streamed(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
+    """Has blocks be so small that a trace of a few steps has several."""
+    monkeypatch.setattr(stream, "_LEAST_BYTES", sizes.get("block", 200))
+    monkeypatch.setattr(stream, "_BLOCKS", sizes.get("blocks", 2))
+
+
+@pytest.mark.parametrize("block", [1, 200, 1000])
+@pytest.mark.parametrize("length", [1, 3, 12])
+def test_a_stream_has_every_window_once_an_epoch(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, block: int, length: int
+) -> None:
+    streamed(monkeypatch, block=block)
+    expected = [(e, s) for e, n in enumerate(LENGTHS) for s in range(n - length + 1)]
+    for sampling in ("steps", "episodes"):
+        batches = windows(trace, length, cache=None, cache_bytes=0, sampling=sampling)
+        first, second = all_windows(trace, batches), all_windows(trace, batches)
+        if sampling == "steps":
+            assert sorted(first) == sorted(second) == expected
+        else:
+            assert sorted(e for e, _ in first) == [e for e, n in enumerate(LENGTHS) if n >= length]
+        assert [len(batch["episode"]) for batch in batches] == [7] * (len(first) // 7) + [len(first) % 7][
+            : len(first) % 7
+        ]
+
+
+def test_a_stream_of_transitions_or_episodes_has_everything_once(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    streamed(monkeypatch)
+    expected = [(e, s) for e, n in enumerate(LENGTHS) for s in range(n)]
+    batches = transitions(trace, cache=None, cache_bytes=0, n_steps=3, n_frames=2)
+    known = {(e, s): row(b, i) for b, e, s, i in _items(transitions(trace, n_steps=3, n_frames=2))}
+    for batch, e, s, i in _items(batches):
+        assert same(row(batch, i), known.pop((e, s)))
+    assert not known
+    assert len(expected) == batches.items
+    whole = api.trajectories(trace, 3, 0, None, False, None, 0)
+    seen = [check_window(trace, batch, i) for batch in whole for i in range(len(batch["episode"]))]
+    assert sorted(seen) == [(e, 0) for e, n in enumerate(LENGTHS) if n]
+
+
+def _items(batches: Batches) -> Any:
+    for batch in batches:
+        for i, (e, s) in enumerate(zip(batch["episode"].tolist(), batch["first_step"].tolist())):
+            yield batch, e, s, i
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk", None])
+def test_batches_can_be_pickled_shared_and_resumed(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, cache: str | None
+) -> None:
+    streamed(monkeypatch)
+    monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path_factory.mktemp("cache")))
+    first = windows(trace, 2, cache=cache, cache_bytes=1 << 20)
+    for _ in range(4):
+        next(first)
+    second, state = pickle.loads(pickle.dumps(first)), first.state_dict()
+    third = windows(trace, 2, cache=cache, cache_bytes=1 << 20)
+    third.load_state_dict(state)
+    for _ in range(3):
+        expected = next(first)
+        assert same(expected, next(second))
+        assert same(expected, next(third))
+    shares = []
+    for rank in range(3):
+        share = windows(trace, 2, cache=cache, cache_bytes=1 << 20)
+        share.share(rank, 3)
+        shares += all_windows(trace, share)
+    assert sorted(shares) == sorted(all_windows(trace, windows(trace, 2)))
+
+
+def test_rows_on_disk_are_found_again_and_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_lengths(tmp_path / "trace", [4, 0, 7])
+    trace, disk = open_trace(tmp_path / "trace"), Disk(tmp_path / "cache", 1 << 20)
+    decoded: list[int] = []
+    decode = Plan.decode
+    monkeypatch.setattr(
+        Plan, "decode", lambda self, pieces, room: decoded.append(len(pieces[0].episode)) or decode(self, pieces, room)
+    )
+
+    def found(trace: Trace) -> list[tuple[int, int]]:
+        rows = disk.rows(trace, Plan(trace, roots_of(None)))
+        return sorted(all_windows(trace, windows(trace, 2, rows)))
+
+    def pairs(*lengths: int) -> list[tuple[int, int]]:
+        return [(e, s) for e, n in enumerate(lengths) for s in range(n - 1)]
+
+    assert found(trace) == found(trace) == pairs(4, 0, 7)
+    record_lengths(tmp_path / "trace", [3, 2], on_exist="append")
+    assert found(open_trace(tmp_path / "trace")) == [
+        (e, s) for e, n in enumerate([4, 0, 7, 3, 2]) for s in range(n - 1)
+    ]
+    assert found(open_trace(tmp_path / "trace")[::2]) == pairs(4, 7, 2)
+    assert decoded == [3, 2]
+    [directory] = (tmp_path / "cache").iterdir()
+    file = max(directory.glob("*.rows"), key=lambda path: path.stat().st_size)
+    file.write_bytes(b"x" + file.read_bytes()[1:])
+    assert found(open_trace(tmp_path / "trace")) == [
+        (e, s) for e, n in enumerate([4, 0, 7, 3, 2]) for s in range(n - 1)
+    ]
+    assert decoded == [3, 2, 5]
+
+
+def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+    for name in "abc":
+        record_lengths(tmp_path / name, [50])
+    disk = Disk(tmp_path / "cache", 2 * 2500)
+    kept = []
+    for name in "abc":
+        trace = open_trace(tmp_path / name)
+        disk.rows(trace, Plan(trace, roots_of(None)))
+        kept.append({path.name for path in (tmp_path / "cache").iterdir()})
+    assert len(kept[0]) == 1
+    assert kept[0] - kept[2]
+    assert kept[2] - kept[1]

@@ -26,16 +26,18 @@ _FEW = 8  # rows of a run on average, below which rows are put down one by one
 _VALUE_BYTES = 64  # what a value of any kind counts
 
 
-class Stretch(NamedTuple):
-    """Steps of a trace, counted over all its episodes in their order, that batches are drawn of.
+class Pieces(NamedTuple):
+    """Of some episodes, whose places ascend, the steps that are meant; arrays of integers with an element each.
 
-    back, ahead: so many steps of the same episode before and behind are decoded as well.
+    episode: its place. offset: the first of its steps. lengths: how many. low, high: from which to which of them
+    batches are drawn, counted from the offset; the others are there because windows reach over them.
     """
 
-    begin: int
-    end: int
-    back: int = 0
-    ahead: int = 0
+    episode: Array
+    offset: Array
+    lengths: Array
+    low: Array
+    high: Array
 
 
 class Rows(NamedTuple):
@@ -102,17 +104,30 @@ class Plan:
         return int(self.first[-1])
 
     @property
-    def whole(self) -> Stretch:
-        return Stretch(0, self.total)
-
-    @property
     def size(self) -> int:
         """Bytes of all of it once decoded, about."""
         return self.total * self.step_bytes
 
-    def decode(self, stretches: Sequence[Stretch], room: Room) -> Rows:
-        """The rows of some stretches. room: called once for each column. Raises CorruptTrace."""
-        pieces = [_pieces(stretch, self.first) for stretch in stretches]
+    def episodes(self, places: Array | None = None) -> Pieces:
+        """All steps of these episodes, whose places ascend. None: of all."""
+        places = np.arange(len(self.first) - 1) if places is None else places
+        lengths = self.first[places + 1] - self.first[places]
+        none = np.zeros_like(places)
+        return Pieces(places, none, lengths, none, lengths)
+
+    def stretch(self, begin: int, end: int, back: int = 0, ahead: int = 0) -> Pieces:
+        """The steps from begin to end, counted over all episodes; with back and ahead more of the same episodes."""
+        first = self.first
+        p, q = int(first.searchsorted(begin, side="right")), int(first.searchsorted(end, side="left"))
+        place = np.arange(p - 1, q) if end > begin else np.arange(0)
+        lengths = first[place + 1] - first[place]
+        low = np.clip(begin - first[place], 0, lengths)
+        high = np.clip(end - first[place], 0, lengths)
+        offset = np.maximum(low - back, 0)
+        return Pieces(place, offset, np.minimum(high + ahead, lengths) - offset, low - offset, high - offset)
+
+    def decode(self, pieces: Sequence[Pieces], room: Room) -> Rows:
+        """The rows of pieces. room: called once for each column. Raises CorruptTrace."""
         episode, offset, lengths, low, high = (np.concatenate(column) for column in zip(*pieces))
         steps = np.cumsum(lengths) - lengths
         seen = steps + np.arange(len(lengths))
@@ -122,11 +137,11 @@ class Plan:
             for path, form in self.forms.items()
         }
         done = 0
-        for piece in pieces:
-            mine = slice(done, done + len(piece[0]))
+        for some in pieces:
+            mine = slice(done, done + len(some.episode))
             done = mine.stop
-            for writer in self._writers:
-                writer.fill(columns, episode[mine], offset[mine], lengths[mine], steps[mine], seen[mine])
+            for writer in self._writers if len(some.episode) else ():
+                writer.fill(columns, some, steps[mine], seen[mine])
         rewards = columns.get(("rewards",))
         if rewards is not None and rewards.dtype == object:
             columns["rewards",] = as_rewards(rewards)
@@ -136,21 +151,6 @@ class Plan:
 
 def _row_bytes(form: Form | None) -> int:
     return _VALUE_BYTES if form is None else form.dtype.itemsize * int(np.prod(form.shape, dtype=np.int64))
-
-
-def _pieces(stretch: Stretch, first: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """(place, offset, length, low, high) of the episodes in a stretch; low and high are counted from the offset."""
-    begin, end, back, ahead = stretch
-    p, q = int(first.searchsorted(begin, side="right")), int(first.searchsorted(end, side="left"))
-    place = np.arange(p - 1, q) if end > begin else np.arange(0)
-    if (begin, end) == (0, int(first[-1])):  # those without steps at either end, too
-        place = np.arange(len(first) - 1)
-    lengths = first[place + 1] - first[place]
-    low = np.clip(begin - first[place], 0, lengths)
-    high = np.clip(end - first[place], 0, lengths)
-    offset = np.maximum(low - back, 0)
-    until = np.minimum(high + ahead, lengths)
-    return place, offset, until - offset, low - offset, high - offset
 
 
 class _Writer:
@@ -188,19 +188,17 @@ class _Writer:
         np.minimum.at(self._low, chunks[taken], self._place[taken])
         np.maximum.at(self._high, chunks[taken], self._place[taken])
 
-    def fill(
-        self, columns: dict[Path, Array], episode: Array, offset: Array, lengths: Array, steps: Array, seen: Array
-    ) -> None:
-        """Puts down what it has of pieces of consecutive episodes. Raises CorruptTrace."""
-        if not len(episode):
-            return
+    def fill(self, columns: dict[Path, Array], pieces: Pieces, steps: Array, seen: Array) -> None:
+        """Puts down what it has of them. steps, seen: their first rows. Raises CorruptTrace."""
+        episode, offset, lengths = pieces[:3]
         head, last = int(episode[0]), int(episode[-1])
         roots = frozenset(str(path[0]) for path in columns)
         for number in np.flatnonzero((self._low <= last) & (self._high >= head)).tolist():
             begin, end = self._reader.chunk_bounds[number : number + 2].tolist()
             place = self._place[begin:end]
-            which = np.flatnonzero((place >= head) & (place <= last))
-            piece = place[which] - head
+            found = np.minimum(np.searchsorted(episode, place), len(episode) - 1)
+            which = np.flatnonzero(episode[found] == place)
+            piece = found[which]
             at, count = self._at[begin:end][which], self._count[begin:end][which]
             from_ = self._first[place[which]] + offset[piece]  # among all steps, where the piece begins
             low, high = np.maximum(at, from_), np.minimum(at + count, from_ + lengths[piece])

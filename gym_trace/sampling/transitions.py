@@ -6,35 +6,27 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
-from gym_trace.sampling.batches import Batch, Batches
+from gym_trace.sampling.draws import Batch, Draws
 from gym_trace.sampling.rows import Rows
 
 
-class Transitions(Batches):
+class Transitions(Draws):
     """Batches of transitions: see Trace.transitions()."""
 
     def __init__(
         self,
         rows: Rows,
-        batch_size: int,
         seed: int,
         *,
         n_steps: int,
         gamma: float,
         n_frames: int,
-        replacement: bool,
     ):
-        for name, number in (("n_steps", n_steps), ("n_frames", n_frames)):
-            if not isinstance(number, int) or number < 1:
-                raise InvalidOption(f"{name}={number!r}: pass a number of at least 1")
-        if not 0 <= gamma <= 1:
-            raise InvalidOption(f"gamma={gamma!r}: pass a number from 0 to 1")
         counts = rows.own[:, 1] - rows.own[:, 0]
         self._ends = np.cumsum(counts)
         self._begins = self._ends - counts
-        super().__init__(rows, int(counts.sum()), batch_size, seed, replacement)
+        super().__init__(rows, int(counts.sum()), seed)
         self._n_steps, self._gamma, self._n_frames = n_steps, gamma, n_frames
         self._discounts = np.float64(gamma) ** np.arange(n_steps + 1)
 

@@ -4,36 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
-from gym_trace.sampling.batches import Batch, Batches, padded, stretches
 from gym_trace.sampling.draw import uniform
+from gym_trace.sampling.draws import Batch, Draws, padded, stretches
 from gym_trace.sampling.rows import Rows
 
 _STEP_ROOTS = ("rewards", "terminations", "truncations")
 
 
-class Windows(Batches):
+class Windows(Draws):
     """Batches of windows: see Trace.windows()."""
 
     def __init__(
         self,
         rows: Rows,
-        length: int,
-        batch_size: int,
         seed: int,
         *,
+        length: int,
         strict_length: bool,
         span: tuple[bool, bool],
         stride: int,
-        replacement: bool,
         sampling: str,
     ):
-        for name, number in (("length", length), ("stride", stride)):
-            if not isinstance(number, int) or number < 1:
-                raise InvalidOption(f"{name}={number!r}: pass a number of at least 1")
-        if sampling not in ("steps", "episodes"):
-            raise InvalidOption(f'sampling={sampling!r}: pass "steps" or "episodes"')
         # Windows of an episode have numbers: window j begins at step lowest + j * stride.
         self._lowest = -(length - 1) if span[0] else 0
         highest = rows.whole - 1 if span[1] else np.maximum(rows.whole - length, 0)
@@ -49,7 +41,7 @@ class Windows(Batches):
         self._begins = self._ends - counts
         self._episodes = np.flatnonzero(counts) if sampling == "episodes" else None
         items = int(counts.sum()) if self._episodes is None else len(self._episodes)
-        super().__init__(rows, items, batch_size, seed, replacement)
+        super().__init__(rows, items, seed)
 
     def of(self, items: Array, places: Array) -> Batch:
         piece, start = self._found(items, places)
@@ -66,7 +58,7 @@ class Windows(Batches):
         else:
             piece = self._episodes[items]
             count = self._ends[piece] - self._begins[piece]
-            chosen = np.minimum((uniform(~self._seed, places) * count).astype(np.int64), count - 1)
+            chosen = np.minimum((uniform(~self.seed, places) * count).astype(np.int64), count - 1)
         return piece, self._lowest + (self._number[piece] + chosen) * self._stride
 
     def cut(self, piece: Array, start: Array, counts: Array) -> Batch:
@@ -97,16 +89,14 @@ class Windows(Batches):
 class Trajectories(Windows):
     """Batches of whole episodes, padded to the longest of the batch: see Trace.trajectories()."""
 
-    def __init__(self, rows: Rows, batch_size: int, seed: int, replacement: bool):
+    def __init__(self, rows: Rows, seed: int):
         super().__init__(
             rows,
-            max(1, int(rows.whole.max(initial=1))),
-            batch_size,
             seed,
+            length=max(1, int(rows.whole.max(initial=1))),
             strict_length=False,
             span=(False, False),
             stride=1,
-            replacement=replacement,
             sampling="episodes",
         )
 

@@ -1,0 +1,236 @@
+"""Where decoded rows are kept: in memory, or in files that are mapped into it and found again the next time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any, Protocol
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.model.layout import Path
+from gym_trace.model.values import Array
+from gym_trace.playback.forms import Form
+from gym_trace.playback.recorded import Recorded
+from gym_trace.sampling.rows import Plan, Rows, in_memory
+from gym_trace.storage.local import lock
+
+_VERSION = 1
+_INDEX = "index.npz"
+_EDGE = 1 << 16  # bytes at either end of what was added at a time that are checked
+_NAMES = ("writer", "episode_id", "first_step", "steps")
+_KEPT = np.dtype([(name, "<i8") for name in (*_NAMES, "at", "seen")])
+_ADDED = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<i8")])
+
+
+class Store(Protocol):
+    """Keeps decoded rows."""
+
+    def rows(self, trace: Recorded, plan: Plan) -> Rows:
+        """Those of all episodes of a trace. Raises CorruptTrace."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Ordinary memory."""
+
+    def rows(self, trace: Recorded, plan: Plan) -> Rows:
+        return plan.decode([plan.episodes()], in_memory)
+
+
+def default_root() -> FilePath:
+    """Where caches are: $GYM_TRACE_CACHE, otherwise in the user's directory for such."""
+    if given := os.environ.get("GYM_TRACE_CACHE"):
+        return FilePath(given)
+    return FilePath(os.environ.get("XDG_CACHE_HOME") or FilePath.home() / ".cache") / "gym-trace"
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Below root a directory a trace, of raw columns. What a trace has gained since is added to them.
+
+    limit: bytes that all directories may take; those that were used longest ago are removed.
+    """
+
+    root: FilePath
+    limit: int
+
+    def rows(self, trace: Recorded, plan: Plan) -> Rows:
+        """Raises InvalidOption for values of any kind; CorruptTrace, OSError."""
+        for path, form in plan.forms.items():
+            if form is None:
+                told = f"{'/'.join(map(str, path))}: values of any kind are not kept on disk"
+                raise InvalidOption(f'{told}; choose other columns=, or cache="memory"')
+        forms = [[list(path), form.dtype.str, list(form.shape)] for path, form in plan.forms.items() if form]
+        said = json.dumps([_VERSION, str(trace.directory), forms])
+        directory = self.root / hashlib.sha256(said.encode()).hexdigest()[:32]
+        os.makedirs(directory, exist_ok=True)
+        with _locked(directory):
+            kept, episodes = _Kept(directory, plan), _identified(trace)
+            missing = np.flatnonzero(kept.places(episodes) < 0)
+            if len(missing):
+                self._make_room(directory, plan.size)
+                kept.add(plan, episodes, missing)
+            os.utime(directory)
+            return kept.rows(plan, episodes)
+
+    def _make_room(self, mine: FilePath, needed: int) -> None:
+        others = sorted((path for path in self.root.iterdir() if path != mine), key=_used)
+        sizes = {path: _size(path) for path in others}
+        for path in others:
+            if sum(sizes.values()) + needed <= self.limit:
+                break
+            shutil.rmtree(path, ignore_errors=True)  # whoever has mapped it keeps it
+            del sizes[path]
+
+
+@contextmanager
+def _locked(directory: FilePath) -> Iterator[None]:
+    """Waits until nobody else is at it: what another process decodes meanwhile need not be decoded here."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        while not lock(fd):
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _used(directory: FilePath) -> float:
+    with suppress(OSError):
+        return directory.stat().st_mtime
+    return 0.0
+
+
+def _size(directory: FilePath) -> int:
+    with suppress(OSError), os.scandir(directory) as entries:
+        return sum(entry.stat().st_size for entry in entries)
+    return 0
+
+
+def _identified(trace: Recorded) -> Array:
+    """What each episode is known by; its writer as a number that other processes come to, too."""
+    table = trace.episodes
+    found = np.zeros(len(table), _KEPT)
+    for number, reader in enumerate(trace.readers):
+        name = f"{reader.key} {reader.about_or_empty.created}"
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+        found["writer"][table["writer"] == number] = int.from_bytes(digest[:7], "little")
+    for name in _NAMES[1:]:
+        found[name] = table[name]
+    return found
+
+
+class _Kept:
+    """What a directory holds: a file a column, and one that says which episodes are where.
+
+    The latter counts: what lies behind the last of its episodes is what somebody was adding when it was killed.
+    """
+
+    def __init__(self, directory: FilePath, plan: Plan):
+        self._directory = directory
+        self._files = {path: directory / f"{number}.rows" for number, path in enumerate(plan.forms)}
+        self._forms = {path: form for path, form in plan.forms.items() if form is not None}
+        self._table = np.zeros(0, _KEPT)
+        self._added = np.zeros((0, len(self._files)), _ADDED)  # what was written at a time, to each of the files
+        with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
+            with np.load(directory / _INDEX, allow_pickle=False) as index:
+                table, added = index["episodes"], index["added"]
+            if table.dtype == _KEPT and added.dtype == _ADDED and self._checks(added):
+                self._table, self._added = table, added
+
+    def _checks(self, added: Array) -> bool:
+        """Whether the files are as they were written, as far as their lengths and the edges of what was added tell."""
+        for number, file in enumerate(self._files.values()):
+            with open(file, "rb") as opened:
+                if any(_edges(opened, begin, end) != crc for begin, end, crc in added[:, number].tolist()):
+                    return False
+        return True
+
+    def _ends(self) -> tuple[int, int]:
+        """How many step rows and observation rows there are."""
+        table = self._table
+        ends = [(table[name] + table["steps"]).max(initial=0) for name in ("at", "seen")]
+        return int(ends[0]), int(ends[1]) + bool(len(table))
+
+    def places(self, episodes: Array) -> Array:
+        """The row of the table of each; -1: it is not there."""
+        known = {name: i for i, name in enumerate(self._table[[*_NAMES]].tolist())}
+        return np.array([known.get(name, -1) for name in episodes[[*_NAMES]].tolist()], np.int64)
+
+    def add(self, plan: Plan, episodes: Array, missing: Array) -> None:
+        """Decodes these, and keeps them. Raises OSError, CorruptTrace."""
+        at, seen = self._ends()
+        new = episodes[missing]
+        new["at"] = at + np.cumsum(new["steps"]) - new["steps"]
+        new["seen"] = seen + np.cumsum(new["steps"] + 1) - new["steps"] - 1
+        mapped: dict[Path, tuple[Array, int]] = {}
+
+        def room(path: Path, rows: int, form: Form | None) -> Array:
+            assert form is not None
+            begin = (seen if path[0] == "observations" else at) * _row_size(form)
+            with open(self._files[path], "ab") as file:
+                file.truncate(begin)  # what was added by one that was killed is not to be seen
+                file.truncate(begin + rows * _row_size(form))
+            array = _mapped(self._files[path], form, rows, begin, "r+")
+            mapped[path] = array, begin
+            return array
+
+        plan.decode([plan.episodes(missing)], room)
+        added = np.zeros(len(self._files), _ADDED)
+        for number, (path, file) in enumerate(self._files.items()):
+            array, begin = mapped[path]
+            if isinstance(array, np.memmap):
+                array.flush()
+            with open(file, "rb") as opened:
+                os.fsync(opened.fileno())
+                added[number] = begin, begin + array.nbytes, _edges(opened, begin, begin + array.nbytes)
+        self._table, self._added = np.append(self._table, new), np.concatenate([self._added, added[None]])
+        part = self._directory / f"{_INDEX}.part"
+        with open(part, "wb") as out:
+            np.savez(out, episodes=self._table, added=self._added)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, self._directory / _INDEX)
+
+    def rows(self, plan: Plan, episodes: Array) -> Rows:
+        """Those of these episodes, mapped."""
+        found = self._table[self.places(episodes)]
+        at, seen = self._ends()
+        columns = {
+            path: _mapped(self._files[path], form, seen if path[0] == "observations" else at, 0, "r")
+            for path, form in self._forms.items()
+        }
+        pieces, steps = plan.episodes(), found["steps"].copy()
+        own = np.stack([pieces.low, pieces.high], axis=1)
+        begins = found["at"].copy(), found["seen"].copy()
+        return Rows(columns, plan.layouts, pieces.episode, steps, pieces.offset, steps, *begins, own)
+
+
+def _row_size(form: Form) -> int:
+    return form.dtype.itemsize * int(np.prod(form.shape, dtype=np.int64))
+
+
+def _mapped(file: FilePath, form: Form, rows: int, begin: int, mode: Any) -> Array:
+    shape = rows, *form.shape
+    if not rows or not _row_size(form):
+        return np.empty(shape, form.dtype)
+    return np.memmap(file, form.dtype, mode, begin, shape)
+
+
+def _edges(file: Any, begin: int, end: int) -> int:
+    """A checksum of the first and the last bytes of a part of a file."""
+    file.seek(begin)
+    crc = zlib.crc32(file.read(min(_EDGE, end - begin)))
+    file.seek(max(begin, end - _EDGE))
+    return zlib.crc32(file.read(end - max(begin, end - _EDGE)), crc)

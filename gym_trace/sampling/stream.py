@@ -1,0 +1,151 @@
+"""Batches of a trace that is larger than the memory that it may take: decoded a part at a time, in shuffled order.
+
+The steps of the trace, or its episodes, are cut into blocks. An epoch takes them in a shuffled order, several at a
+time: what these hold is drawn in shuffled order, while the next ones are being decoded in a thread.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.model.values import Array
+from gym_trace.playback.recorded import Recorded
+from gym_trace.sampling.batches import Batches, Make
+from gym_trace.sampling.draw import permuted
+from gym_trace.sampling.draws import Batch, Draws, joined
+from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
+from gym_trace.sampling.store import Memory
+
+_AT_ONCE = 3  # shares of the memory: what is drawn from, what is decoded meanwhile, and what that takes besides
+_BLOCKS = 16  # that are mixed with each other
+_LEAST_BYTES = 1 << 22  # of a block: smaller ones would have chunks decoded again and again
+
+
+class Stream(Batches):
+    """Batches as Batches are, in memory that is bounded.
+
+    Every item comes once an epoch, also with replacement, which only means that there is no end. An order shuffles what
+    is in memory at a time, blocks from all over the trace.
+    """
+
+    def __init__(
+        self,
+        trace: Recorded,
+        roots: frozenset[str],
+        make: Make,
+        batch_size: int,
+        seed: int,
+        replacement: bool,
+        budget: int,
+        margins: tuple[int, int] | None,
+    ):
+        """budget: bytes. margins: how many steps before and behind a block items reach over; None: whole episodes."""
+        super().__init__(trace, roots, make, batch_size, seed, replacement, Memory())
+        self._budget, self._margins = budget, margins
+        self._begin()
+
+    def _begin(self) -> None:
+        self._plan: Plan | None = None
+        self._blocks: list[Pieces] = []
+        self._counts = np.zeros(0, np.int64)  # of items in each
+        self._held: dict[tuple[int, int], Future[Draws]] = {}
+        self._thread: ThreadPoolExecutor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = ("_plan", "_blocks", "_counts", "_held", "_thread")
+        return {key: value for key, value in super().__getstate__().items() if key not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def _planned(self) -> Plan:
+        if self._plan is None:
+            self._plan = plan = Plan(self.trace, self._roots)
+            size = max(_LEAST_BYTES, self._budget // _AT_ONCE // _BLOCKS)
+            steps = max(1, size // max(1, plan.step_bytes))
+            self._blocks = list(_blocks(plan, steps, self._margins))
+            counts = [self._make(_without_columns(plan, block), self._seed).items for block in self._blocks]
+            self._counts = np.array(counts, np.int64)
+            if not self._counts.sum():
+                raise InvalidOption(f"{self.trace.directory}: there is nothing to be drawn: no episode is long enough")
+        return self._plan
+
+    @property
+    def items(self) -> int:
+        self._planned()
+        return int(self._counts[self._mine(0)].sum()) if self._world_size > 1 else int(self._counts.sum())
+
+    def _mine(self, epoch: int) -> Array:
+        """The blocks of an epoch in their order, of which this rank has a share."""
+        order = permuted(self._seed * 1_000_003 + epoch, np.arange(len(self._blocks)), len(self._blocks))
+        return order[self._rank :: self._world_size]
+
+    def _groups(self, epoch: int) -> list[Array]:
+        """Those that are held at a time."""
+        order = self._mine(epoch)
+        return [order[i : i + _BLOCKS] for i in range(0, len(order), _BLOCKS)]
+
+    def __len__(self) -> int:
+        self._planned()
+        return -(-int(self._counts[self._mine(self._epoch)].sum()) // self.batch_size)
+
+    def __next__(self) -> Batch:
+        if self._number >= len(self):
+            self._number, self._epoch = 0, self._epoch + 1
+            if not self._replacement:
+                raise StopIteration
+        self._number += 1
+        return self.at(self._number - 1, self._epoch)
+
+    def at(self, number: int, epoch: int = 0) -> Batch:
+        plan = self._planned()
+        groups = self._groups(epoch)
+        counts = np.array([int(self._counts[group].sum()) for group in groups])
+        ends = np.cumsum(counts)
+        begin, end = number * self.batch_size, min((number + 1) * self.batch_size, int(ends[-1]))
+        found = []
+        for which in range(int(ends.searchsorted(begin, side="right")), len(groups)):
+            low, high = begin - (ends[which] - counts[which]), end - (ends[which] - counts[which])
+            low, high = max(0, int(low)), min(int(counts[which]), int(high))
+            if low < high:
+                found.append(self._group(plan, groups, epoch, which).batch(low, high, False, epoch))
+            if ends[which] >= end:
+                break
+        return joined(found)
+
+    def _group(self, plan: Plan, groups: list[Array], epoch: int, which: int) -> Draws:
+        """A group, decoded; the one that comes next is decoded meanwhile."""
+        wanted = [(epoch, number) for number in range(which, min(which + 2, len(groups)))]
+        self._held = {key: held for key, held in self._held.items() if key in wanted}
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "gym-trace-decode")
+        for key in wanted:
+            if key not in self._held:
+                self._held[key] = self._thread.submit(self._decoded, plan, groups[key[1]])
+        return self._held[epoch, which].result()
+
+    def _decoded(self, plan: Plan, group: Array) -> Draws:
+        return self._make(plan.decode([self._blocks[number] for number in group.tolist()], in_memory), self._seed)
+
+
+def _blocks(plan: Plan, steps: int, margins: tuple[int, int] | None) -> Any:
+    if margins is not None:
+        for begin in range(0, plan.total, steps):
+            yield plan.stretch(begin, min(begin + steps, plan.total), *margins)
+        return
+    bounds = np.unique(np.append(plan.first.searchsorted(np.arange(0, plan.total, steps)), len(plan.first) - 1))
+    for p, q in zip(bounds[:-1].tolist(), bounds[1:].tolist()):
+        yield plan.episodes(np.arange(p, q))
+
+
+def _without_columns(plan: Plan, pieces: Pieces) -> Rows:
+    """What is known of rows before they are decoded."""
+    whole = np.diff(plan.first)[pieces.episode]
+    own = np.stack([pieces.low, pieces.high], axis=1)
+    none = np.zeros_like(pieces.episode)
+    return Rows({}, plan.layouts, pieces.episode, whole, pieces.offset, pieces.lengths, none, none, own)
