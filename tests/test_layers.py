@@ -28,7 +28,9 @@ LAYERS = [
     {"ring"},
     {"envs"},  # what needs gymnasium; playback and statistics do without, but for what asks for an environment
     {"video.writers", "video.schedules"},  # recording films episodes as they happen
-    {"recording", "playback"},
+    {"recording", "reading"},
+    {"sampling"},
+    {"playback"},
     {"integrity", "replay", "statistics", "editing"},
     {"video", "collecting", "interop"},
     {"wrappers", "replay_env", "edit"},  # public paths
@@ -37,7 +39,7 @@ MOST_MODULES, MOST_FILES, MOST_LINES = 6, 12, 400
 EXCHANGING = "storage.exchange"  # which asks the C library for what Python does not offer
 PACKING = {"format.wire", "ring.memory", "ring.log", "ring.row_slab"}
 NEVER_LOADED = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "ctypes"}
-BEHIND_STORAGE = {"format", "playback", "integrity", "statistics"}
+BEHIND_STORAGE = {"format", "reading", "playback", "integrity", "statistics"}
 FILE_CALLS, PATH_CALLS = {"open", "os.open", "os.rename"}, {"exists", "is_file", "iterdir", "scandir", "stat", "unlink"}
 NEVER_CALLED = {"eval", "exec", "compile", "__import__", "breakpoint", "print"}
 

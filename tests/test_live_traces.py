@@ -31,7 +31,7 @@ from gym_trace import (
 )
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.directory import find_writers
-from gym_trace.playback.episode_table import parts_of
+from gym_trace.reading.episode_table import parts_of
 from gym_trace.statistics.describe import describe
 from gym_trace.storage.protocol import Storage
 
@@ -220,7 +220,7 @@ def test_a_batch_that_is_begun_while_it_is_opened_is_no_damage(tmp_path: Path, m
             if name == begun.name:
                 begun.write_bytes(batch.read_bytes()[:64])
 
-    monkeypatch.setattr("gym_trace.playback.writer_reader.BatchReader", overtaken)
+    monkeypatch.setattr("gym_trace.reading.writer_reader.BatchReader", overtaken)
     assert open_trace(tmp_path).damage == []
 
 
@@ -237,7 +237,7 @@ def test_a_batch_that_is_sealed_before_it_is_opened_is_read(tmp_path: Path, monk
         env.close()
         return writers
 
-    monkeypatch.setattr("gym_trace.playback.opened.find_writers", overtaken)
+    monkeypatch.setattr("gym_trace.reading.opened.find_writers", overtaken)
     check_counts(open_trace(tmp_path), [3])
 
 

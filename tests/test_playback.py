@@ -24,7 +24,7 @@ from gym_trace.errors import (
     TraceError,
     TraceNotFound,
 )
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.writer_reader import WriterReader
 
 
 def watched_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, frozenset[str]]]:
@@ -95,7 +95,7 @@ def test_random_access_reads_only_the_chunks_of_the_episode(tmp_path: Path, monk
 
 def test_what_random_access_remembers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_lengths(tmp_path, [10] * 50, flush_after=10)
-    monkeypatch.setattr("gym_trace.playback.opened._CACHE_BYTES", 2000)
+    monkeypatch.setattr("gym_trace.reading.opened._CACHE_BYTES", 2000)
     trace = open_trace(tmp_path)
     for _ in range(2):
         for i in (3, 40, 7, 22, 0):

@@ -196,7 +196,7 @@ def test_a_writer_that_closes_after_it_was_listed_loses_nothing(
 
     from gym_trace.format.directory import find_writers as find
 
-    monkeypatch.setattr("gym_trace.playback.opened.find_writers", overtaken)
+    monkeypatch.setattr("gym_trace.reading.opened.find_writers", overtaken)
     trace.refresh()
     assert lengths(trace) == [(0, 5, "terminated"), (1, 9, "terminated")]
 
@@ -221,7 +221,7 @@ def test_batches_that_are_begun_after_a_listing_are_found(tmp_path: Path, monkey
 
     from gym_trace.format.directory import find_writers as find
 
-    monkeypatch.setattr("gym_trace.playback.opened.find_writers", overtaken)
+    monkeypatch.setattr("gym_trace.reading.opened.find_writers", overtaken)
     trace.refresh()
     assert lengths(trace) == [(0, 250, "terminated")]
     check(trace)

@@ -17,7 +17,7 @@ from zoo import CountingEnv
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
 from gym_trace.playback.trace import Trace
-from gym_trace.sampling import api, stream
+from gym_trace.sampling import stream
 from gym_trace.sampling.batches import Batches
 from gym_trace.sampling.draw import drawn, permuted
 from gym_trace.sampling.rows import Plan, Rows, in_memory, roots_of
@@ -40,19 +40,7 @@ class Kept(NamedTuple):
 
 
 def windows(trace: Trace, length: int, rows: Rows | None = None, **options: Any) -> Batches:
-    plain: dict[str, Any] = {
-        "batch_size": 7,
-        "seed": 3,
-        "columns": None,
-        "strict_length": True,
-        "span": False,
-        "stride": 1,
-        "replacement": False,
-        "sampling": "steps",
-        "cache": "memory",
-        "cache_bytes": 1 << 20,
-    }
-    found = api.windows(trace, length, **{**plain, **options})
+    found = trace.windows(length, **{"batch_size": 7, "seed": 3, "replacement": False, **options})
     if rows is not None:
         found._store = Kept(rows)
     return found
@@ -194,17 +182,14 @@ def test_dicts_tuples_and_texts_have_the_structure_of_their_spaces(tmp_path: Pat
 
 def test_whole_episodes_are_padded_to_the_longest_of_a_batch(trace: Trace) -> None:
     seen = []
-    for batch in api.trajectories(trace, 4, 0, None, False, "memory", 1 << 20):
+    for batch in trace.trajectories(4, replacement=False):
         assert batch["mask"].shape[1] == batch["mask"].sum(axis=1).max()
         seen += [check_window(trace, batch, i) for i in range(len(batch["episode"]))]
     assert sorted(seen) == [(e, 0) for e, n in enumerate(LENGTHS) if n]
 
 
 def transitions(trace: Trace, rows: Rows | None = None, **options: Any) -> Batches:
-    plain: dict[str, Any] = {"batch_size": 7, "seed": 3, "columns": None, "n_steps": 1, "gamma": 0.9, "n_frames": 1}
-    found = api.transitions(
-        trace, **{**plain, "replacement": False, "cache": "memory", "cache_bytes": 1 << 20, **options}
-    )
+    found = trace.transitions(**{"batch_size": 7, "seed": 3, "gamma": 0.9, "replacement": False, **options})
     if rows is not None:
         found._store = Kept(rows)
     return found
@@ -326,7 +311,7 @@ def test_a_stream_of_transitions_or_episodes_has_everything_once(trace: Trace, m
         assert same(row(batch, i), known.pop((e, s)))
     assert not known
     assert len(expected) == batches.items
-    whole = api.trajectories(trace, 3, 0, None, False, None, 0)
+    whole = trace.trajectories(3, replacement=False, cache=None, cache_bytes=0)
     seen = [check_window(trace, batch, i) for batch in whole for i in range(len(batch["episode"]))]
     assert sorted(seen) == [(e, 0) for e, n in enumerate(LENGTHS) if n]
 

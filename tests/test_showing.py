@@ -58,8 +58,8 @@ def test_columns_of_the_table_and_what_is_made_of_it_are_plain_arrays() -> None:
 
 
 def test_an_episode_tells_what_is_known_of_it_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.playback.opened.OnDisk.column", None)
-    monkeypatch.setattr("gym_trace.playback.opened.OnDisk.start", None)
+    monkeypatch.setattr("gym_trace.reading.opened.OnDisk.column", None)
+    monkeypatch.setattr("gym_trace.reading.opened.OnDisk.start", None)
     trace = open_trace(SAMPLES / "cartpole")
     assert repr(trace[3]).split("\n") == [
         "<Episode 3 of sample: 18 steps, return 18, terminated",

@@ -97,7 +97,7 @@ def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 def episode_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Those of the table of episodes, for conditions and orders."""
-    from gym_trace.playback.episode_columns import COLUMNS
+    from gym_trace.reading.episode_columns import COLUMNS
 
     return _with_last_name(incomplete, COLUMNS)
 

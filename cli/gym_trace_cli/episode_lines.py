@@ -77,7 +77,7 @@ def _returns(trace: Trace, places: Sequence[int] | Array, known: list[float]) ->
     """Returns as JSON can have them: None where unknown or infinite, a list where rewards are several numbers each."""
     if not any(map(math.isnan, known)):
         return [value if math.isfinite(value) else None for value in known]
-    from gym_trace.playback.episode_columns import objective_returns
+    from gym_trace.reading.episode_columns import objective_returns
 
     view = trace[places]
     with warnings.catch_warnings():

@@ -18,8 +18,8 @@ from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError
 from gym_trace.format.directory import find_writers
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
-from gym_trace.playback.origins.reader import presented
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.origins.reader import presented
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.local import LocalStorage, lock, open_regular
 
 EVENTS = "events.jsonl"

@@ -9,7 +9,7 @@ from typing import Any
 from gym_trace.format import manifest
 from gym_trace.format.directory import video_name
 from gym_trace.format.trace_writer import TraceWriter
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
 
 Entries = list[dict[str, Any]]

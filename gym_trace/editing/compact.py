@@ -27,7 +27,7 @@ from gym_trace.model.origins import ID_BITS, MOST_ORIGINS, Origin, with_origins
 from gym_trace.model.packing import pack, pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK
 from gym_trace.storage.protocol import Storage
 

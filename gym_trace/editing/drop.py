@@ -24,8 +24,8 @@ from gym_trace.model.packing import pack_lenient, unpack
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.playback.trace import Trace, storage_of
-from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import shown
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.protocol import Storage
 
 DROPPABLE = ("infos", "annotations")

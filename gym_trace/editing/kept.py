@@ -14,7 +14,7 @@ from gym_trace.format.columns import MSGPACK
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.writer_reader import WriterReader
 
 Rows = Array | list[bytes]  # of a column: typed, or one MessagePack value a row
 Wanted = Callable[[ColumnPath], bool]

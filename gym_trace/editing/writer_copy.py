@@ -20,8 +20,8 @@ from gym_trace.format.batch_writer import stored_chunk
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
-from gym_trace.playback.episode_table import row_of_pending
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.episode_table import row_of_pending
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.storage.protocol import Reader, Storage
 
 LEVEL = 3  # of zstd, for what is encoded anew

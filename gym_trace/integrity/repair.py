@@ -22,8 +22,8 @@ from gym_trace.format.trace_writer import RowsOrEncoded, TraceWriter
 from gym_trace.integrity.scan import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
 from gym_trace.model.origins import ID_BITS
 from gym_trace.model.values import Array
-from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.trace import Trace, storage_of
+from gym_trace.reading.episode_table import step_offsets
 from gym_trace.storage.local import storage_of_copy
 from gym_trace.storage.protocol import Storage
 

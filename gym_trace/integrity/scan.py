@@ -19,9 +19,9 @@ from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, is_there
 from gym_trace.model.origins import Origin, origins_of, split_id
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array
-from gym_trace.playback.episode_table import step_offsets
-from gym_trace.playback.origins.reader import origin_numbers, origin_problem
-from gym_trace.playback.ring_tail import RingTail, tail_of
+from gym_trace.reading.episode_table import step_offsets
+from gym_trace.reading.origins.reader import origin_numbers, origin_problem
+from gym_trace.reading.ring_tail import RingTail, tail_of
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import read_ring
 from gym_trace.storage.protocol import Storage

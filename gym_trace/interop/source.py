@@ -20,7 +20,7 @@ from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import Array, dtype_from
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.writer_reader import WriterReader
 
 Progress = Callable[[int, int], None]  # steps done, steps in all
 

@@ -13,12 +13,12 @@ from gym_trace.errors import InvalidOption, TraceNotFound
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import COLUMNS
-from gym_trace.playback.content import Content
-from gym_trace.playback.episode_columns import EpisodeColumns
-from gym_trace.playback.episode_scan import arrays_of, scan_content
-from gym_trace.playback.opened import Opened, extents_of, reopened
-from gym_trace.playback.recorded import Recorded
-from gym_trace.playback.writer_reader import Extent
+from gym_trace.reading.content import Content
+from gym_trace.reading.episode_columns import EpisodeColumns
+from gym_trace.reading.episode_scan import arrays_of, scan_content
+from gym_trace.reading.opened import Opened, extents_of, reopened
+from gym_trace.reading.writer_reader import Extent
+from gym_trace.sampling.sampled import Sampled
 from gym_trace.selecting.choice import chosen_rows
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import Storage
@@ -66,7 +66,7 @@ def storage_of(trace: Trace | str | os.PathLike[str]) -> Storage:
     return trace._opened.storage if isinstance(trace, Trace) else LocalStorage(trace)
 
 
-class Trace(Recorded):
+class Trace(Sampled):
     """A recorded trace: a sequence of episodes.
 
     Only indexes are read on opening; steps are read and decoded when asked for, chunk by chunk.

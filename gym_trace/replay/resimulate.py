@@ -17,7 +17,7 @@ from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingErro
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Unstored, row_of
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
 from gym_trace.replay.crash import executed
 from gym_trace.replay.row_reader import ObservationRows

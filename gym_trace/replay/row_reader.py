@@ -9,7 +9,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.model.layout import Leaf
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.writer_reader import WriterReader
 
 _ROOTS = frozenset(("observations",))
 

@@ -9,7 +9,7 @@ import numpy as np
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.writer_reader import WriterReader
 
 # Of the fragment table; the times at which something was recorded are none of its values.
 _FIELDS = ("episode", "first_step", "steps", "lane", "flags", "outcome", "reward_sum", "seed")

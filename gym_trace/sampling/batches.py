@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gym_trace.errors import InvalidOption
-from gym_trace.playback.recorded import Recorded
+from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.draws import Batch, Draws
 from gym_trace.sampling.rows import Plan, Rows
 from gym_trace.sampling.store import Store
@@ -34,8 +34,6 @@ class Batches:
         replacement: bool,
         store: Store,
     ):
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise InvalidOption(f"batch_size={batch_size!r}: pass a number of at least 1")
         self.trace, self.batch_size = trace, batch_size
         self._roots, self._make, self._store = roots, make, store
         self._seed, self._replacement = seed, replacement

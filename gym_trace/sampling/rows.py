@@ -14,11 +14,11 @@ from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import ABSENT, Array
 from gym_trace.model.vocabulary import COLUMNS
-from gym_trace.playback.assembly import as_rewards
-from gym_trace.playback.episode_table import step_offsets
-from gym_trace.playback.forms import Form, forms_of
-from gym_trace.playback.recorded import Recorded
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.assembly import as_rewards
+from gym_trace.reading.episode_table import step_offsets
+from gym_trace.reading.forms import Form, forms_of
+from gym_trace.reading.recorded import Recorded
+from gym_trace.reading.writer_reader import WriterReader
 
 Room = Callable[[Path, int, Form | None], Array]  # makes the array of so many rows of a column
 _FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}

@@ -20,8 +20,8 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.layout import Path
 from gym_trace.model.values import Array
-from gym_trace.playback.forms import Form
-from gym_trace.playback.recorded import Recorded
+from gym_trace.reading.forms import Form
+from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.rows import Plan, Rows, in_memory
 from gym_trace.storage.local import lock
 
@@ -144,7 +144,7 @@ class _Kept:
         self._table = np.zeros(0, _KEPT)
         self._added = np.zeros((0, len(self._files)), _ADDED)  # what was written at a time, to each of the files
         with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
-            with np.load(directory / _INDEX, allow_pickle=False) as index:
+            with np.load(directory / _INDEX) as index:
                 table, added = index["episodes"], index["added"]
             if table.dtype == _KEPT and added.dtype == _ADDED and self._checks(added):
                 self._table, self._added = table, added

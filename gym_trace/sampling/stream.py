@@ -13,7 +13,7 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
-from gym_trace.playback.recorded import Recorded
+from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make
 from gym_trace.sampling.draw import permuted
 from gym_trace.sampling.draws import Batch, Draws, joined

@@ -10,9 +10,9 @@ import numpy as np
 
 from gym_trace.model.layout import Leaf, Path, PlainSpace
 from gym_trace.model.values import Array
-from gym_trace.playback.episode_table import step_offsets
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.episode_table import step_offsets
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import Moments, Tally, Variety
 
 DISTINCT_VALUES = 64  # of rewards that are counted one by one; more of them become a histogram

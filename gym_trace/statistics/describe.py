@@ -13,8 +13,8 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.model.layout import PlainSpace, layout_of
 from gym_trace.playback.trace import Trace, as_trace
-from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import integer, shown
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.summary import by_episode
 
 _FIRST_SEEDS = 5

@@ -13,8 +13,8 @@ from gym_trace.errors import TraceError, TraceNotFound
 from gym_trace.format.directory import batch_number, find_writers
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import shown
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.describe import state_of
 from gym_trace.statistics.summary import summarize
 from gym_trace.storage.local import LocalStorage, directories_in

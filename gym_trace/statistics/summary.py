@@ -11,10 +11,10 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
-from gym_trace.playback.episode_columns import objective_returns
-from gym_trace.playback.episode_table import outcome_codes
 from gym_trace.playback.trace import Trace, as_trace
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.episode_columns import objective_returns
+from gym_trace.reading.episode_table import outcome_codes
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import finite
 from gym_trace.statistics.columns import ColumnValues, describe_columns
 

@@ -16,7 +16,7 @@ from gym_trace.interop.legacy.arrays import StoredArray
 from gym_trace.model.layout import Layout, Leaf, Path, PlainSpace, taken_apart, to_array_map
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
-from gym_trace.playback.assembly import densified
+from gym_trace.reading.assembly import densified
 
 Content = StoredArray | list[Any]
 Columns = dict[Path, Array | list[bytes]]

@@ -18,7 +18,7 @@ from gym_trace.interop.legacy.monitor import MonitorRun, differences, find_runs,
 from gym_trace.interop.legacy.old_files import OldDirectory
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, open_trace, storage_of
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.summary import by_episode, is_complete
 from gym_trace.storage.local import LocalStorage
 

@@ -14,8 +14,8 @@ from gym_trace.interop.steps.windows import OnDamage, Window, step_windows
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.values import Array, objects
-from gym_trace.playback.episode_columns import MOST_OBJECTIVES
 from gym_trace.playback.trace import Trace
+from gym_trace.reading.episode_columns import MOST_OBJECTIVES
 
 
 def json_lines(

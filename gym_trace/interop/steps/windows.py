@@ -13,7 +13,7 @@ from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.values import Array, objects
 from gym_trace.playback.trace import Trace
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.writer_reader import WriterReader
 
 _MOST_ROWS = 1024
 _MOST_BYTES = 4 << 20  # of typed values in a window

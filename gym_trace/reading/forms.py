@@ -10,7 +10,7 @@ import numpy as np
 from gym_trace.format.columns import MSGPACK, Column
 from gym_trace.model.layout import Path
 from gym_trace.model.values import dtype_from
-from gym_trace.playback.recorded import Recorded
+from gym_trace.reading.recorded import Recorded
 
 
 class Form(NamedTuple):

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from threading import Lock
 
 from gym_trace.format.batch_reader import BatchReader, Chunk
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.writer_reader import WriterReader
 
 _Key = tuple[BatchReader, int, str, str]
 

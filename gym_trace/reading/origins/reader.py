@@ -14,10 +14,10 @@ from gym_trace.format.directory import WriterFiles, is_writer_id
 from gym_trace.model.origins import ID_BITS, OWN_ID, Origin, origins_of, split_id
 from gym_trace.model.schema import WriterSchema
 from gym_trace.model.values import Array
-from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
-from gym_trace.playback.origins.chunks import ChunkShare, SharedChunk
-from gym_trace.playback.ring_tail import RingTail
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.episode_table import Parts, parts_of, step_offsets
+from gym_trace.reading.origins.chunks import ChunkShare, SharedChunk
+from gym_trace.reading.ring_tail import RingTail
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.ring.pending import Pending
 
 _ROWS_AN_ORIGIN = 32  # that one counts as, of the tables of a trace

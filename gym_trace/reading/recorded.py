@@ -16,11 +16,11 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES, Outcome
-from gym_trace.playback.content import Content
-from gym_trace.playback.episode_table import EpisodeTable, outcome_codes
-from gym_trace.playback.opened import OnDisk, Opened
-from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
+from gym_trace.reading.content import Content
+from gym_trace.reading.episode_table import EpisodeTable, outcome_codes
+from gym_trace.reading.opened import OnDisk, Opened
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.showing.frames import episodes_frame
 from gym_trace.showing.html import image, page, sparkline
 from gym_trace.showing.pictures import is_picture, picture_of, pictures_in

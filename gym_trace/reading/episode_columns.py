@@ -13,10 +13,10 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES, FragmentFlag
-from gym_trace.playback.content import Content
-from gym_trace.playback.episode_table import outcome_codes
-from gym_trace.playback.writer_reader import WriterReader
 from gym_trace.printable import printable
+from gym_trace.reading.content import Content
+from gym_trace.reading.episode_table import outcome_codes
+from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.selecting.columns import Column, NoSuchKey, factorized, numbers, times, words
 
 COLUMNS = (

@@ -13,11 +13,11 @@ from gym_trace.model.episode import Episode
 from gym_trace.model.layout import put_together
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import Array
-from gym_trace.playback.assembly import Piece, assemble
-from gym_trace.playback.content import Content
-from gym_trace.playback.episode_table import Parts, parts_of, step_offsets
-from gym_trace.playback.opened import Scanned
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.assembly import Piece, assemble
+from gym_trace.reading.content import Content
+from gym_trace.reading.episode_table import Parts, parts_of, step_offsets
+from gym_trace.reading.opened import Scanned
+from gym_trace.reading.writer_reader import WriterReader
 
 _CALLBACK_ROOTS = frozenset(("observations", "actions", "rewards"))
 

@@ -18,9 +18,9 @@ from gym_trace.format.directory import WriterFiles
 from gym_trace.format.tables import TableRoom
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array, copied
-from gym_trace.playback.assembly import Piece, cut_down
-from gym_trace.playback.episode_table import Parts, parts_of, row_of_pending, step_offsets
-from gym_trace.playback.ring_tail import RingTail, complete_in, is_behind, tail_of
+from gym_trace.reading.assembly import Piece, cut_down
+from gym_trace.reading.episode_table import Parts, parts_of, row_of_pending, step_offsets
+from gym_trace.reading.ring_tail import RingTail, complete_in, is_behind, tail_of
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import Recovered, read_ring
 

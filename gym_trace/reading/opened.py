@@ -13,11 +13,11 @@ from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
 from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import find_writers
 from gym_trace.format.tables import TableRoom
-from gym_trace.playback.assembly import Piece, assemble, cut_down
-from gym_trace.playback.chunk_cache import ChunkCache
-from gym_trace.playback.episode_table import Parts
-from gym_trace.playback.origins.reader import presented
-from gym_trace.playback.writer_reader import Extent, WriterReader
+from gym_trace.reading.assembly import Piece, assemble, cut_down
+from gym_trace.reading.chunk_cache import ChunkCache
+from gym_trace.reading.episode_table import Parts
+from gym_trace.reading.origins.reader import presented
+from gym_trace.reading.writer_reader import Extent, WriterReader
 from gym_trace.storage.protocol import Storage
 
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps

@@ -9,8 +9,8 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
-from gym_trace.playback.episode_table import EPISODE
-from gym_trace.playback.writer_reader import WriterReader
+from gym_trace.reading.episode_table import EPISODE
+from gym_trace.reading.writer_reader import WriterReader
 
 
 class Content(NamedTuple):

@@ -1,0 +1,149 @@
+"""What a trace offers for training: windows(), transitions() and trajectories()."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from gym_trace.errors import InvalidOption
+from gym_trace.reading.recorded import Recorded
+from gym_trace.sampling.batches import Batches, Make
+from gym_trace.sampling.rows import Plan, roots_of
+from gym_trace.sampling.store import Disk, Memory, default_root
+from gym_trace.sampling.stream import Stream
+from gym_trace.sampling.transitions import Transitions
+from gym_trace.sampling.windows import Trajectories, Windows
+
+_CACHE_BYTES = 1 << 30
+
+
+class Sampled(Recorded):
+    """A trace that batches can be drawn of."""
+
+    def windows(
+        self,
+        length: int,
+        batch_size: int = 256,
+        *,
+        seed: int = 0,
+        columns: Iterable[str] | None = None,
+        strict_length: bool = True,
+        span: bool | tuple[bool, bool] = False,
+        stride: int = 1,
+        replacement: bool = True,
+        sampling: str = "steps",
+        cache: str | None = "auto",
+        cache_bytes: int = _CACHE_BYTES,
+    ) -> Batches:
+        """Batches of windows: so many steps of an episode one after the other, never of two.
+
+        ``for batch in trace.windows(64, 256)`` gives dicts of arrays: observations (256, 65, …), a row more than the
+        others, actions (256, 64, …), rewards, terminations, truncations, annotations (a dict of them), mask (256, 64),
+        True where there is a step, and (256,) episode, its place in the trace, and first_step. Dict and Tuple spaces
+        have dicts and tuples of arrays. A view is drawn of as a trace is: ``trace.select("return > 100").windows(64)``.
+
+        Args:
+            length: steps of a window.
+            batch_size: windows of a batch; the last one of an epoch may have fewer.
+            seed: the same seed gives the same batches, in any process, whatever the cache.
+            columns: only these, and infos, if they are named. None: all but infos.
+            strict_length: whether to leave out episodes that are shorter; otherwise they are padded with zeros.
+            span: whether windows may reach beyond the begin and the end of an episode, (begin, end) or both alike, and
+                have less steps then.
+            stride: windows begin at every so many-th step of an episode.
+            replacement: whether to draw each window anew, without end. Otherwise an iteration is an epoch, which has
+                each window once.
+            sampling: "steps": each window is as likely as any other; "episodes": first an episode is drawn.
+            cache: where decoded rows are kept: "memory"; "disk", below $GYM_TRACE_CACHE or the user's directory for
+                caches, from where they are mapped, found again, and extended when the trace has grown; None: nowhere,
+                which decodes parts of the trace again each epoch, in shuffled order; "auto": in memory if they fit.
+            cache_bytes: of memory, or of disk, that this may take.
+
+        Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
+        """
+        _check(length=length, stride=stride)
+        if sampling not in ("steps", "episodes"):
+            raise InvalidOption(f'sampling={sampling!r}: pass "steps" or "episodes"')
+        sides = (span, span) if isinstance(span, bool) else span
+        made = partial(
+            Windows, length=length, strict_length=strict_length, span=sides, stride=stride, sampling=sampling
+        )
+        margins = (0, length - 1) if sampling == "steps" else None
+        return self._batches(columns, made, batch_size, seed, replacement, cache, cache_bytes, margins)
+
+    def transitions(
+        self,
+        batch_size: int = 256,
+        *,
+        seed: int = 0,
+        columns: Iterable[str] | None = None,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        n_frames: int = 1,
+        replacement: bool = True,
+        cache: str | None = "auto",
+        cache_bytes: int = _CACHE_BYTES,
+    ) -> Batches:
+        """Batches of transitions, dicts of arrays with a row each: observations, actions, rewards, next_observations,
+        terminations, truncations, discount, annotations, episode, first_step.
+
+        Args:
+            n_steps: how many steps a transition spans, fewer at the end of an episode: rewards are discounted and
+                summed up (float64), next_observations come after the last of them, and terminations and truncations are
+                those of the last. The target of a value is
+                ``rewards + discount * ~terminations * value(next_observations)``.
+            gamma: of a step; discount is gamma to the number of steps.
+            n_frames: so many observations are stacked, (batch_size, n_frames, …), the newest last; before the first one
+                of an episode it is repeated.
+            batch_size, seed, columns, replacement, cache, cache_bytes: as of windows().
+
+        Raises as windows() does.
+        """
+        _check(n_steps=n_steps, n_frames=n_frames)
+        if not 0 <= gamma <= 1:
+            raise InvalidOption(f"gamma={gamma!r}: pass a number from 0 to 1")
+        made = partial(Transitions, n_steps=n_steps, gamma=gamma, n_frames=n_frames)
+        margins = n_frames - 1, n_steps - 1
+        return self._batches(columns, made, batch_size, seed, replacement, cache, cache_bytes, margins)
+
+    def trajectories(
+        self,
+        batch_size: int = 16,
+        *,
+        seed: int = 0,
+        columns: Iterable[str] | None = None,
+        replacement: bool = True,
+        cache: str | None = "auto",
+        cache_bytes: int = _CACHE_BYTES,
+    ) -> Batches:
+        """Batches of whole episodes, as windows() has them, padded to the longest of the batch. Those without steps are
+        left out. Arguments, and what is raised, as of windows()."""
+        return self._batches(columns, Trajectories, batch_size, seed, replacement, cache, cache_bytes, None)
+
+    def _batches(
+        self,
+        columns: Iterable[str] | None,
+        made: Make,
+        batch_size: int,
+        seed: int,
+        replacement: bool,
+        cache: str | None,
+        cache_bytes: int,
+        margins: tuple[int, int] | None,
+    ) -> Batches:
+        _check(batch_size=batch_size)
+        roots = roots_of(columns)
+        if cache not in ("auto", "memory", "disk", None):
+            raise InvalidOption(f'cache={cache!r}: pass "auto", "memory", "disk", or None to keep nothing')
+        if cache == "auto":
+            cache = "memory" if Plan(self, roots).size <= cache_bytes else None
+        if cache is None:
+            return Stream(self, roots, made, batch_size, seed, replacement, cache_bytes, margins)
+        store = Memory() if cache == "memory" else Disk(default_root(), cache_bytes)
+        return Batches(self, roots, made, batch_size, seed, replacement, store)
+
+
+def _check(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int) or number < 1:
+            raise InvalidOption(f"{name}={number!r}: pass a number of at least 1")
