@@ -22,6 +22,7 @@ from gym_trace.sampling.batches import Batches
 from gym_trace.sampling.draw import drawn, permuted
 from gym_trace.sampling.rows import Plan, Rows, in_memory, roots_of
 from gym_trace.sampling.store import Disk, Memory
+from gym_trace.sampling.weights import SumTree
 
 LENGTHS = [5, 0, 1, 12, 3, 7, 2, 30, 1, 4]
 
@@ -390,3 +391,53 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     assert len(kept[0]) == 1
     assert kept[0] - kept[2]
     assert kept[2] - kept[1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=1, max_size=40),
+    updates=st.lists(st.tuples(st.integers(0, 39), st.floats(0, 10)), max_size=20),
+)
+def test_a_tree_of_sums_finds_what_a_search_in_cumulative_sums_does(
+    weights: list[float], updates: list[tuple[int, float]]
+) -> None:
+    tree, known = SumTree(np.array(weights)), np.array(weights)
+    for item, weight in updates:
+        if item < len(known):
+            tree.update(np.array([item]), np.array([weight]))
+            known[item] = weight
+    assert tree.total == pytest.approx(known.sum())
+    if known.sum() > 0:
+        for fraction in np.random.default_rng(0).random(50):
+            item = int(tree.find(np.array([fraction]))[0])
+            ends = np.cumsum(known)
+            assert known[item] > 0
+            assert ends[item] - known[item] - 1e-9 <= fraction * known.sum() <= ends[item] + 1e-9
+
+
+def test_items_are_drawn_by_their_weights_and_weighted_back(trace: Trace) -> None:
+    weights = np.zeros(len(LENGTHS))
+    weights[[3, 7]] = 1, 3
+    batches = trace.windows(2, 1000, weights=weights)
+    batch = next(batches)
+    assert set(batch["episode"].tolist()) == {3, 7}
+    share = np.mean(batch["episode"] == 7)
+    assert share == pytest.approx(3 * 29 / (3 * 29 + 11), abs=0.04)
+    windows_in_all = batches.items
+    assert batch["weight"][batch["episode"] == 3][0] == pytest.approx((3 * 29 + 11) / windows_in_all)
+    index = batch["index"][batch["episode"] == 7]
+    batches.update_priorities(np.unique(index), np.zeros(len(np.unique(index))))
+    state = batches.state_dict()
+    assert 3 in next(batches)["episode"]
+    again = trace.windows(2, 1000, weights=weights)
+    assert again.items == batches.items
+    again.load_state_dict(state)
+    assert same(next(again)["index"], batches.at(1)["index"])
+
+
+@pytest.mark.parametrize("options", [{"weights": np.ones(3)}, {"cache": None}, {"replacement": False}])
+def test_weights_that_cannot_be_are_refused(trace: Trace, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="weights"):
+        next(trace.windows(2, **{"weights": np.ones(len(LENGTHS)), **options}))
+    with pytest.raises(ValueError, match="weight"):
+        trace.windows(2).update_priorities(np.array([0]), np.array([1.0]))

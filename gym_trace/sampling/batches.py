@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from gym_trace.errors import InvalidOption
+from gym_trace.model.values import Array
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.draws import Batch, Draws
 from gym_trace.sampling.rows import Plan, Rows
 from gym_trace.sampling.store import Store
+from gym_trace.sampling.weights import SumTree
 
 Make = Callable[[Rows, int], Draws]  # with a seed
 
@@ -33,13 +37,16 @@ class Batches:
         seed: int,
         replacement: bool,
         store: Store,
+        weights: Array | None = None,
     ):
         self.trace, self.batch_size = trace, batch_size
         self._roots, self._make, self._store = roots, make, store
         self._seed, self._replacement = seed, replacement
         self._number = self._epoch = 0
         self._rank, self._world_size = 0, 1
+        self._weights = weights
         self._drawn_of: Draws | None = None
+        self._tree: SumTree | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_drawn_of": None}
@@ -47,7 +54,9 @@ class Batches:
     @property
     def _draws(self) -> Draws:
         if self._drawn_of is None:
-            self._drawn_of = self._made(self._store.rows(self.trace, Plan(self.trace, self._roots)))
+            self._drawn_of = draws = self._made(self._store.rows(self.trace, Plan(self.trace, self._roots)))
+            if self._weights is not None and self._tree is None:
+                self._tree = SumTree(draws.weights(self._weights))
         return self._drawn_of
 
     def _made(self, rows: Rows) -> Draws:
@@ -79,7 +88,26 @@ class Batches:
         """The batch of this number of an epoch."""
         begin = number * self.batch_size
         end = begin + self.batch_size if self._replacement else min(begin + self.batch_size, self.items)
-        return self._draws.batch(begin, end, self._replacement, epoch)
+        draws = self._draws
+        return draws.batch(begin, end, self._replacement, epoch, self._tree)
+
+    def take(self, items: Array) -> Batch:
+        """The batch of these items, (n,) int64, each from 0 to .items - 1. Raises IndexError."""
+        chosen = np.asarray(items, np.int64)
+        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.items):
+            raise IndexError(f"items are from 0 to {self.items - 1}")
+        return self._draws.of(chosen, chosen)
+
+    def update_priorities(self, index: Array, priorities: Array) -> None:
+        """Gives items other weights. index: as batches have it. priorities: (n,), finite and not negative.
+
+        Raises InvalidOption, also where no weights were given to begin with.
+        """
+        if self._weights is None:
+            raise InvalidOption("these are not drawn by weight; pass weights= where they are made, such as all ones")
+        assert self._draws.items
+        if self._tree is not None:
+            self._tree.update(index, priorities)
 
     def share(self, rank: int, world_size: int) -> None:
         """Takes the share of one of several processes; together they have the whole. Raises InvalidOption."""
@@ -87,12 +115,15 @@ class Batches:
             raise InvalidOption(f"rank={rank}, world_size={world_size}: pass a rank of 0 to world_size - 1")
         self._rank, self._world_size = rank, world_size
 
-    def state_dict(self) -> dict[str, int]:
-        """Where it is: load_state_dict() goes on from there exactly."""
-        return {"number": self._number, "epoch": self._epoch, "seed": self._seed, "items": self.items}
+    def state_dict(self) -> dict[str, Any]:
+        """Where it is, and its weights: load_state_dict() goes on from there exactly."""
+        state: dict[str, Any] = {"number": self._number, "epoch": self._epoch, "seed": self._seed, "items": self.items}
+        return state if self._tree is None else {**state, "weights": self._tree.weights}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises InvalidOption if it is of another order."""
         if (state.get("seed"), state.get("items")) != (self._seed, self.items):
             raise InvalidOption("this state is of batches with another seed, or of other episodes")
         self._number, self._epoch = int(state["number"]), int(state["epoch"])
+        if self._tree is not None and "weights" in state:
+            self._tree = SumTree(np.asarray(state["weights"]))

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.errors import InvalidOption
 from gym_trace.model.layout import put_together
 from gym_trace.model.values import Array
-from gym_trace.sampling.draw import drawn, permuted
+from gym_trace.sampling.draw import drawn, permuted, uniform
 from gym_trace.sampling.rows import Rows
+from gym_trace.sampling.weights import SumTree
 
 Batch = dict[str, Any]
 
@@ -24,9 +26,13 @@ class Draws:
     def __init__(self, rows: Rows, items: int, seed: int):
         self.rows, self.items, self.seed = rows, items, seed
 
-    def batch(self, begin: int, end: int, replacement: bool, epoch: int) -> Batch:
-        """The items at these places of the order of an epoch."""
+    def batch(self, begin: int, end: int, replacement: bool, epoch: int, tree: SumTree | None = None) -> Batch:
+        """The items at these places of the order of an epoch. tree: to draw by weight."""
         places = np.arange(begin, end)
+        if tree is not None:
+            items = tree.find(uniform(self.seed, places))
+            chance = tree.of(items) / tree.total
+            return self.of(items, places) | {"index": items, "weight": 1 / (self.items * chance)}
         if replacement:
             return self.of(drawn(self.seed, places, self.items), places)
         return self.of(permuted(self.seed * 1_000_003 + epoch, places, self.items), places)
@@ -34,6 +40,24 @@ class Draws:
     def of(self, items: Array, places: Array) -> Batch:
         """The batch of these items, each in [0, items). places: in the order, of which chance may be made."""
         raise NotImplementedError
+
+    def located(self, items: Array, places: Array) -> tuple[Array, Array]:
+        """Of each item the piece that it is in, and its first step, in the episode."""
+        raise NotImplementedError
+
+    def weights(self, given: Array) -> Array:
+        """(items,) float64 of what was given for each episode, each step, or each item. Raises InvalidOption."""
+        given, rows = np.asarray(given, np.float64), self.rows
+        everything = np.arange(self.items)
+        piece, step = self.located(everything, everything)
+        first = np.cumsum(rows.whole) - rows.whole
+        forms = {len(rows.whole): piece, int(rows.whole.sum()): first[piece] + np.maximum(step, 0)}
+        forms[self.items] = forms.get(self.items, everything)
+        if given.ndim != 1 or len(given) not in forms:
+            told = f"{len(rows.whole)} episodes, {rows.whole.sum()} steps, or {self.items} items"
+            raise InvalidOption(f"weights of the shape {given.shape}: pass one for each of {told}")
+        weights: Array = given[forms[len(given)]]
+        return weights
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 

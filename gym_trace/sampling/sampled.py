@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from gym_trace.errors import InvalidOption
+from gym_trace.model.values import Array
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make
 from gym_trace.sampling.rows import Plan, roots_of
@@ -32,6 +33,7 @@ class Sampled(Recorded):
         stride: int = 1,
         replacement: bool = True,
         sampling: str = "steps",
+        weights: Array | None = None,
         cache: str | None = "auto",
         cache_bytes: int = _CACHE_BYTES,
     ) -> Batches:
@@ -54,6 +56,9 @@ class Sampled(Recorded):
             replacement: whether to draw each window anew, without end. Otherwise an iteration is an epoch, which has
                 each window once.
             sampling: "steps": each window is as likely as any other; "episodes": first an episode is drawn.
+            weights: draws windows in proportion to these, with replacement: one for each episode, each step (that a
+                window begins with), or each window. Batches have index and weight, too, (batch_size,): what
+                update_priorities() takes, and one over the chance of a window in units of 1 / windows.
             cache: where decoded rows are kept: "memory"; "disk", below $GYM_TRACE_CACHE or the user's directory for
                 caches, from where they are mapped, found again, and extended when the trace has grown; None: nowhere,
                 which decodes parts of the trace again each epoch, in shuffled order; "auto": in memory if they fit.
@@ -69,7 +74,7 @@ class Sampled(Recorded):
             Windows, length=length, strict_length=strict_length, span=sides, stride=stride, sampling=sampling
         )
         margins = (0, length - 1) if sampling == "steps" else None
-        return self._batches(columns, made, batch_size, seed, replacement, cache, cache_bytes, margins)
+        return self._batches(columns, made, batch_size, seed, replacement, cache, cache_bytes, margins, weights)
 
     def transitions(
         self,
@@ -81,6 +86,7 @@ class Sampled(Recorded):
         gamma: float = 0.99,
         n_frames: int = 1,
         replacement: bool = True,
+        weights: Array | None = None,
         cache: str | None = "auto",
         cache_bytes: int = _CACHE_BYTES,
     ) -> Batches:
@@ -95,7 +101,7 @@ class Sampled(Recorded):
             gamma: of a step; discount is gamma to the number of steps.
             n_frames: so many observations are stacked, (batch_size, n_frames, …), the newest last; before the first one
                 of an episode it is repeated.
-            batch_size, seed, columns, replacement, cache, cache_bytes: as of windows().
+            batch_size, seed, columns, replacement, weights, cache, cache_bytes: as of windows().
 
         Raises as windows() does.
         """
@@ -104,7 +110,7 @@ class Sampled(Recorded):
             raise InvalidOption(f"gamma={gamma!r}: pass a number from 0 to 1")
         made = partial(Transitions, n_steps=n_steps, gamma=gamma, n_frames=n_frames)
         margins = n_frames - 1, n_steps - 1
-        return self._batches(columns, made, batch_size, seed, replacement, cache, cache_bytes, margins)
+        return self._batches(columns, made, batch_size, seed, replacement, cache, cache_bytes, margins, weights)
 
     def trajectories(
         self,
@@ -130,6 +136,7 @@ class Sampled(Recorded):
         cache: str | None,
         cache_bytes: int,
         margins: tuple[int, int] | None,
+        weights: Array | None = None,
     ) -> Batches:
         _check(batch_size=batch_size)
         roots = roots_of(columns)
@@ -137,10 +144,13 @@ class Sampled(Recorded):
             raise InvalidOption(f'cache={cache!r}: pass "auto", "memory", "disk", or None to keep nothing')
         if cache == "auto":
             cache = "memory" if Plan(self, roots).size <= cache_bytes else None
+        if weights is not None and (cache is None or not replacement):
+            told = 'is streamed: pass cache="memory" or "disk"' if cache is None else "is drawn without replacement"
+            raise InvalidOption(f"weights: what {told}; it cannot be drawn by weight")
         if cache is None:
             return Stream(self, roots, made, batch_size, seed, replacement, cache_bytes, margins)
         store = Memory() if cache == "memory" else Disk(default_root(), cache_bytes)
-        return Batches(self, roots, made, batch_size, seed, replacement, store)
+        return Batches(self, roots, made, batch_size, seed, replacement, store, weights)
 
 
 def _check(**numbers: int) -> None:

@@ -32,8 +32,8 @@ class Transitions(Draws):
 
     def of(self, items: Array, places: Array) -> Batch:
         rows = self.rows
-        piece = np.searchsorted(self._ends, items, side="right")
-        step = items - self._begins[piece] + rows.own[piece, 0]  # from the first that is here
+        piece, step = self.located(items, places)
+        step = step - rows.offset[piece]  # from the first that is here
         at, before = rows.steps[piece] + step, rows.seen[piece] + step
         ahead = self._ahead(at, rows.steps[piece] + rows.lengths[piece])
 
@@ -63,6 +63,10 @@ class Transitions(Draws):
         batch |= self._noted(taken)
         of = {"episode": rows.episode[piece], "first_step": step + rows.offset[piece]}
         return batch | {"discount": self._discounts[ahead]} | of
+
+    def located(self, items: Array, places: Array) -> tuple[Array, Array]:
+        piece = np.searchsorted(self._ends, items, side="right")
+        return piece, items - self._begins[piece] + self.rows.own[piece, 0] + self.rows.offset[piece]
 
     def _ahead(self, at: Array, ends: Array) -> Array:
         """How many steps each spans: n_steps, but for ends, and what was terminated or truncated before that."""

@@ -44,14 +44,13 @@ class Windows(Draws):
         super().__init__(rows, items, seed)
 
     def of(self, items: Array, places: Array) -> Batch:
-        piece, start = self._found(items, places)
+        piece, start = self.located(items, places)
         rows = self.rows
         end = np.minimum(start + self._length, rows.whole[piece])
         start = np.maximum(start, 0)
         return self.cut(piece, start - rows.offset[piece], end - start)
 
-    def _found(self, items: Array, places: Array) -> tuple[Array, Array]:
-        """Of each window the piece that it is in, and its first step in the episode."""
+    def located(self, items: Array, places: Array) -> tuple[Array, Array]:
         if self._episodes is None:
             piece = np.searchsorted(self._ends, items, side="right")
             chosen = items - self._begins[piece]

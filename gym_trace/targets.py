@@ -1,0 +1,125 @@
+"""Value targets of batches of windows: returns to go, GAE, n-step returns, V-trace.
+
+Arrays are as trace.windows() gives them: rewards, terminations, truncations and mask (batch, steps); values, of the
+observations, (batch, steps + 1). What is not a step (mask False) gets 0. A value is bootstrapped from where a window
+ends, and where an episode was truncated, but not where it was terminated. Sums are float64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Any2D = npt.ArrayLike
+
+
+def returns_to_go(
+    rewards: Any2D,
+    terminations: Any2D,
+    truncations: Any2D,
+    gamma: float = 1.0,
+    values: Any2D | None = None,
+    mask: Any2D | None = None,
+) -> Array:
+    """(batch, steps): the discounted rewards from each step on, to the end of its episode or window.
+
+    values: what is bootstrapped from; None: 0.
+    """
+    rewards = np.asarray(rewards, np.float64)
+    known = np.zeros((len(rewards), rewards.shape[1] + 1)) if values is None else np.asarray(values, np.float64)
+    return gae(rewards, known, terminations, truncations, gamma, 1.0, mask)[1]
+
+
+def gae(
+    rewards: Any2D,
+    values: Any2D,
+    terminations: Any2D,
+    truncations: Any2D,
+    gamma: float = 0.99,
+    lam: float = 0.95,
+    mask: Any2D | None = None,
+) -> tuple[Array, Array]:
+    """Generalized advantage estimates (Schulman et al., 2016): (advantages, returns), (batch, steps) each.
+
+    returns: advantages + values, the targets of the values.
+    """
+    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    terminated, cut = np.asarray(terminations, bool), np.asarray(truncations, bool)
+    deltas = rewards + gamma * values[:, 1:] * ~terminated - values[:, :-1]
+    goes_on = gamma * lam * ~(terminated | cut)
+    advantages = np.zeros_like(rewards)
+    later = np.zeros(len(rewards))
+    kept = np.ones_like(terminated) if mask is None else np.asarray(mask, bool)
+    for t in reversed(range(rewards.shape[1])):
+        later = np.where(kept[:, t], deltas[:, t] + goes_on[:, t] * later, 0.0)
+        advantages[:, t] = later
+    return advantages, np.where(kept, advantages + values[:, :-1], 0.0)
+
+
+def n_step_returns(
+    rewards: Any2D,
+    values: Any2D,
+    terminations: Any2D,
+    truncations: Any2D,
+    n_steps: int,
+    gamma: float = 0.99,
+    mask: Any2D | None = None,
+) -> Array:
+    """(batch, steps): the discounted rewards of n steps and the value behind them; of fewer where an episode ends."""
+    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    terminated, cut = np.asarray(terminations, bool), np.asarray(truncations, bool)
+    kept = np.ones_like(terminated) if mask is None else np.asarray(mask, bool)
+    steps = rewards.shape[1]
+    found = np.zeros_like(rewards)
+    weight, open_ = np.ones_like(rewards), kept.copy()
+    at = np.arange(steps)
+    for k in range(n_steps):
+        here = np.minimum(at + k, steps - 1)
+        there = (at + k < steps) & kept[:, here]
+        # Where the steps of the window end before n there is the value behind the last of them.
+        ended = open_ & ~there
+        found += np.where(ended, weight * values[:, np.minimum(at + k, steps)], 0.0)
+        open_ &= there
+        found += np.where(open_, weight * rewards[:, here], 0.0)
+        weight = weight * gamma
+        ends = open_ & (terminated[:, here] | cut[:, here])
+        found += np.where(ends & ~terminated[:, here], weight * values[:, here + 1], 0.0)
+        open_ &= ~ends
+    found += np.where(open_, weight * values[:, np.minimum(at + n_steps, steps)], 0.0)
+    return np.where(kept, found, 0.0)
+
+
+def vtrace(
+    rewards: Any2D,
+    values: Any2D,
+    log_ratios: Any2D,
+    terminations: Any2D,
+    truncations: Any2D,
+    gamma: float = 0.99,
+    lam: float = 1.0,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+    mask: Any2D | None = None,
+) -> tuple[Array, Array]:
+    """V-trace (Espeholt et al., 2018): (targets of the values, advantages of the policy), (batch, steps) each.
+
+    log_ratios: (batch, steps), log of what the policy gives the action now over what the one gave that acted, such as
+    ``new_logprob - batch["annotations"]["logprob"]``.
+    """
+    rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
+    terminated, cut = np.asarray(terminations, bool), np.asarray(truncations, bool)
+    kept = np.ones_like(terminated) if mask is None else np.asarray(mask, bool)
+    ratios = np.exp(np.asarray(log_ratios, np.float64))
+    rho, c = np.minimum(clip_rho, ratios), lam * np.minimum(clip_c, ratios)
+    discounts = gamma * ~terminated
+    deltas = rho * (rewards + discounts * values[:, 1:] - values[:, :-1])
+    targets, next_targets = np.zeros_like(rewards), np.zeros_like(rewards)
+    excess = np.zeros(len(rewards))  # of the target of the step behind over its value
+    for t in reversed(range(rewards.shape[1])):
+        carried = np.where(cut[:, t], 0.0, excess)
+        next_targets[:, t] = values[:, t + 1] + carried
+        excess = np.where(kept[:, t], deltas[:, t] + discounts[:, t] * c[:, t] * carried, 0.0)
+        targets[:, t] = values[:, t] + excess
+    advantages = rho * (rewards + discounts * next_targets - values[:, :-1])
+    return np.where(kept, targets, 0.0), np.where(kept, advantages, 0.0)

@@ -1,0 +1,99 @@
+"""Batches as tensors of PyTorch, by themselves or through a DataLoader. It takes PyTorch, and nothing else loads it.
+
+loader = DataLoader(BatchStream(trace.windows(64, 256)), batch_size=None, num_workers=2)
+loader = DataLoader(Items(trace.windows(64)), batch_size=256, shuffle=True, collate_fn=collated)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import MissingExtra
+from gym_trace.sampling.batches import Batches
+
+try:
+    import torch
+    from torch.utils.data import Dataset, IterableDataset, get_worker_info
+except ImportError as missing:
+    raise MissingExtra(f"tensors need PyTorch ({missing}): pip install torch") from missing
+
+__all__ = ["BatchStream", "Items", "collated", "tensors"]
+
+
+def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
+    """The arrays of a batch as tensors, which share their memory where they can. Values of any kind stay as they are.
+
+    device: where they go. dtype: of what has a fraction; None: as it was recorded.
+    """
+    if isinstance(batch, dict):
+        return {key: tensors(value, device, dtype) for key, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(tensors(value, device, dtype) for value in batch)
+    array = np.asarray(batch)
+    if array.dtype.kind not in "biufc":
+        return batch
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None, non_blocking=True)
+
+
+class BatchStream(IterableDataset[Any]):  # type: ignore[misc]  # whose package need not be installed
+    """Whole batches, as dicts of tensors: for a DataLoader with batch_size=None.
+
+    Workers of the DataLoader, and processes of torch.distributed, have a share each. Rows are decoded before workers
+    are forked; spawned ones decode them again, unless they are cached on disk.
+    """
+
+    def __init__(self, batches: Batches, *, device: Any = None, dtype: Any = None):
+        self._batches, self._device, self._dtype = batches, device, dtype
+        len(batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, batches = get_worker_info(), self._batches
+        rank, world_size = _rank()
+        if worker is not None:
+            batches.share(rank * worker.num_workers + worker.id, world_size * worker.num_workers)
+        elif world_size > 1:
+            batches.share(rank, world_size)
+        for batch in batches:
+            yield tensors(batch, self._device, self._dtype)
+
+
+class Items(Dataset[Any]):  # type: ignore[misc]  # whose package need not be installed
+    """Windows, transitions or episodes by their number: for a DataLoader with a sampler of its own.
+
+    With ``collate_fn=collated`` a batch is gathered at once.
+    """
+
+    def __init__(self, batches: Batches, *, dtype: Any = None):
+        self._batches, self._dtype = batches, dtype
+        len(batches)
+
+    def __len__(self) -> int:
+        return self._batches.items
+
+    def __getitem__(self, item: int) -> Any:
+        return _first(self.__getitems__([item]))
+
+    def __getitems__(self, items: list[int]) -> Any:
+        return tensors(self._batches.take(np.array(items, np.int64)), None, self._dtype)
+
+
+def collated(batch: Any) -> Any:
+    """The collate_fn for Items, whose batches are together already."""
+    return batch
+
+
+def _first(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: _first(value) for key, value in batch.items()}
+    return tuple(map(_first, batch)) if isinstance(batch, tuple) else batch[0]
+
+
+def _rank() -> tuple[int, int]:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
