@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import record_lengths, record_nested
@@ -20,6 +21,7 @@ from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream
 from gym_trace.sampling.batches import Batches
 from gym_trace.sampling.draw import drawn, permuted
+from gym_trace.sampling.hindsight import ACHIEVED, DESIRED, Hindsight
 from gym_trace.sampling.rows import Plan, Rows, in_memory, roots_of
 from gym_trace.sampling.store import Disk, Memory
 from gym_trace.sampling.weights import SumTree
@@ -441,3 +443,56 @@ def test_weights_that_cannot_be_are_refused(trace: Trace, options: dict[str, Any
         next(trace.windows(2, **{"weights": np.ones(len(LENGTHS)), **options}))
     with pytest.raises(ValueError, match="weight"):
         trace.windows(2).update_priorities(np.array([0]), np.array([1.0]))
+
+
+class Reaching(gymnasium.Env[Any, Any]):
+    """A goal to be reached on a line."""
+
+    observation_space = spaces.Dict({name: spaces.Box(-99, 99, (1,)) for name in ("observation", ACHIEVED, DESIRED)})
+    action_space = spaces.Discrete(3)
+
+    def _said(self) -> dict[str, Any]:
+        values = {"observation": self._at, ACHIEVED: self._at, DESIRED: self._goal}
+        return {name: np.array([value], np.float32) for name, value in values.items()}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._at, self._goal = 0, int(self.np_random.integers(5, 9))
+        return self._said(), {}
+
+    def step(self, action: Any) -> Any:
+        self._at += int(action) - 1
+        return self._said(), float(self._at == self._goal) - 1.0, False, False, {}
+
+
+def reached(achieved: np.ndarray, desired: np.ndarray, infos: Any) -> np.ndarray:
+    return (achieved[:, 0] == desired[:, 0]) - 1.0
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "random"])
+@pytest.mark.parametrize("cache", ["memory", None])
+def test_goals_that_were_reached_get_the_rewards_for_them(tmp_path: Path, strategy: str, cache: str | None) -> None:
+    record_lengths(tmp_path, [6, 1, 9], Reaching())
+    trace = open_trace(tmp_path)
+    goals = Hindsight(strategy, reached, ratio=0.5)
+    batches = trace.transitions(4, goals=goals, replacement=False, cache=cache)
+    other = 0
+    for _ in range(10):
+        for batch, e, s, i in _items(batches):
+            episode = trace[e]
+            goal, before = batch["observations"][DESIRED][i, 0], episode.observations[DESIRED][s, 0]
+            later = episode.observations[ACHIEVED][s + 1 :, 0].tolist()
+            everything = [a for one in trace for a in one.observations[ACHIEVED][:, 0].tolist()]
+            allowed = {"future": later, "final": later[-1:], "random": everything}[strategy]
+            assert goal == before or goal in allowed
+            assert batch["next_observations"][DESIRED][i, 0] == goal
+            assert batch["rewards"][i] == (later[0] == goal) - 1.0
+            other += goal != before
+    assert 50 < other < 110
+
+
+def test_goals_that_cannot_be_are_refused(trace: Trace) -> None:
+    with pytest.raises(ValueError, match="dicts with achieved_goal"):
+        trace.transitions(goals=Hindsight("future", reached))
+    with pytest.raises(ValueError, match="pass one of"):
+        Hindsight("past", reached)

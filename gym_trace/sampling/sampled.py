@@ -9,6 +9,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make
+from gym_trace.sampling.hindsight import Hindsight
 from gym_trace.sampling.rows import Plan, roots_of
 from gym_trace.sampling.store import Disk, Memory, default_root
 from gym_trace.sampling.stream import Stream
@@ -85,6 +86,7 @@ class Sampled(Recorded):
         n_steps: int = 1,
         gamma: float = 0.99,
         n_frames: int = 1,
+        goals: Hindsight | None = None,
         replacement: bool = True,
         weights: Array | None = None,
         cache: str | None = "auto",
@@ -101,6 +103,7 @@ class Sampled(Recorded):
             gamma: of a step; discount is gamma to the number of steps.
             n_frames: so many observations are stacked, (batch_size, n_frames, …), the newest last; before the first one
                 of an episode it is repeated.
+            goals: gives transitions goals that were reached later: ``Hindsight("future", env.unwrapped.compute_reward)``.
             batch_size, seed, columns, replacement, weights, cache, cache_bytes: as of windows().
 
         Raises as windows() does.
@@ -108,8 +111,13 @@ class Sampled(Recorded):
         _check(n_steps=n_steps, n_frames=n_frames)
         if not 0 <= gamma <= 1:
             raise InvalidOption(f"gamma={gamma!r}: pass a number from 0 to 1")
-        made = partial(Transitions, n_steps=n_steps, gamma=gamma, n_frames=n_frames)
-        margins = n_frames - 1, n_steps - 1
+        made = partial(Transitions, n_steps=n_steps, gamma=gamma, n_frames=n_frames, goals=goals)
+        margins: tuple[int, int] | None = (n_frames - 1, n_steps - 1)
+        if goals is not None:
+            if n_steps > 1 or n_frames > 1:
+                raise InvalidOption("goals are given to single steps, with n_steps=1 and n_frames=1")
+            goals.check(self.writer_agreed_on("observation_space").layouts.observations)
+            margins = None
         return self._batches(columns, made, batch_size, seed, replacement, cache, cache_bytes, margins, weights)
 
     def trajectories(

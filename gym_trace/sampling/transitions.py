@@ -8,6 +8,7 @@ import numpy as np
 
 from gym_trace.model.values import Array
 from gym_trace.sampling.draws import Batch, Draws
+from gym_trace.sampling.hindsight import Hindsight
 from gym_trace.sampling.rows import Rows
 
 
@@ -22,12 +23,13 @@ class Transitions(Draws):
         n_steps: int,
         gamma: float,
         n_frames: int,
+        goals: Hindsight | None = None,
     ):
         counts = rows.own[:, 1] - rows.own[:, 0]
         self._ends = np.cumsum(counts)
         self._begins = self._ends - counts
         super().__init__(rows, int(counts.sum()), seed)
-        self._n_steps, self._gamma, self._n_frames = n_steps, gamma, n_frames
+        self._n_steps, self._n_frames, self._goals = n_steps, n_frames, goals
         self._discounts = np.float64(gamma) ** np.arange(n_steps + 1)
 
     def of(self, items: Array, places: Array) -> Batch:
@@ -61,6 +63,8 @@ class Transitions(Draws):
             if (name,) in rows.columns:
                 batch[name] = rows.columns[name,][last]
         batch |= self._noted(taken)
+        if self._goals is not None:
+            self._goals.relabel(batch, rows, piece, step, self.seed, places)
         of = {"episode": rows.episode[piece], "first_step": step + rows.offset[piece]}
         return batch | {"discount": self._discounts[ahead]} | of
 
