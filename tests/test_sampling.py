@@ -496,3 +496,47 @@ def test_goals_that_cannot_be_are_refused(trace: Trace) -> None:
         trace.transitions(goals=Hindsight("future", reached))
     with pytest.raises(ValueError, match="pass one of"):
         Hindsight("past", reached)
+
+
+def test_what_is_recorded_meanwhile_is_taken_in_and_the_oldest_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path)
+    lengths: list[int] = []
+
+    def record(length: int) -> None:
+        env.reset()
+        for _ in range(length):
+            env.step(1)
+        lengths.append(length)
+
+    record(5)
+    decoded: list[int] = []
+    decode = Plan.decode
+    monkeypatch.setattr(
+        Plan, "decode", lambda self, pieces, room: decoded.append(len(pieces[0].episode)) or decode(self, pieces, room)
+    )
+    trace = open_trace(tmp_path)
+    everything = trace.windows(2, 64, follow=0)
+    newest = open_trace(tmp_path).windows(2, 64, follow=0, most_steps=12)
+    for length in (3, 8, 1, 4, 9, 2, 2, 2):
+        record(length)
+        batch = next(everything)
+        for i in range(64):
+            check_window(trace, batch, i)
+        assert everything.items == sum(max(0, n - 1) for n in lengths)
+        batch = next(newest)
+        count = int(np.searchsorted(np.cumsum(lengths[::-1]), 12, side="right"))
+        assert newest.items == sum(max(0, n - 1) for n in lengths[-max(1, count) :])
+        for i in range(64):
+            check_window(trace, batch, i)
+    assert sum(decoded) < 4 * len(lengths)
+    env.close()
+
+
+@pytest.mark.parametrize("options", [{"cache": "disk"}, {"replacement": False}, {"weights": np.ones(len(LENGTHS))}])
+def test_what_cannot_be_followed_is_said(trace: Trace, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="follow"):
+        trace.windows(2, follow=1, **options)
+    with pytest.raises(ValueError, match="follow"):
+        trace[:3].windows(2, follow=1)

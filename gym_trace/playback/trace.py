@@ -97,20 +97,6 @@ class Trace(Sampled):
                 directory=str(self.directory),
             )
 
-    def refresh(self) -> int:
-        """Takes in what was recorded since; returns how many episodes more there are. A view has nothing to take in.
-
-        Episodes that were running have more steps then, and may have ended. An episode is known by its writer, its
-        episode_id and its first_step: its place can be another one than before, where several lanes or writers record.
-        """
-        before = self._content
-        if before.chosen is not None:
-            return 0
-        writers = list(self._opened.refresh().values())
-        if writers != before.writers:
-            self._content = Content.whole(writers)
-        return len(self) - len(before.table)
-
     def __copy__(self) -> Trace:
         return self._with(self._content)
 

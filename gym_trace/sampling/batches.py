@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,19 @@ class Batches:
         self._weights = weights
         self._drawn_of: Draws | None = None
         self._tree: SumTree | None = None
+        self._follow: float | None = None
+        self._read_at = 0.0
+
+    def following(self, seconds: float) -> Batches:
+        """The same, which take in what has been recorded since, at most every so many seconds."""
+        self._follow = seconds
+        return self
+
+    def refresh(self) -> None:
+        """Takes in what has been recorded since. Raises CorruptTrace, InvalidOption."""
+        self._read_at = time.monotonic()
+        self.trace.refresh()
+        self._drawn_of = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_drawn_of": None}
@@ -77,6 +91,8 @@ class Batches:
         return self
 
     def __next__(self) -> Batch:
+        if self._follow is not None and time.monotonic() - self._read_at >= self._follow:
+            self.refresh()
         number = self._number * self._world_size + self._rank
         if not self._replacement and number >= len(self):
             self._number, self._epoch = 0, self._epoch + 1

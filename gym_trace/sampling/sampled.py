@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make
+from gym_trace.sampling.growing import Growing
 from gym_trace.sampling.hindsight import Hindsight
 from gym_trace.sampling.rows import Plan, roots_of
 from gym_trace.sampling.store import Disk, Memory, default_root
@@ -37,6 +39,8 @@ class Sampled(Recorded):
         weights: Array | None = None,
         cache: str | None = "auto",
         cache_bytes: int = _CACHE_BYTES,
+        follow: float | None = None,
+        most_steps: int | None = None,
     ) -> Batches:
         """Batches of windows: so many steps of an episode one after the other, never of two.
 
@@ -64,6 +68,9 @@ class Sampled(Recorded):
                 caches, from where they are mapped, found again, and extended when the trace has grown; None: nowhere,
                 which decodes parts of the trace again each epoch, in shuffled order; "auto": in memory if they fit.
             cache_bytes: of memory, or of disk, that this may take.
+            follow: takes in what is being recorded, at most every so many seconds; the trace is refreshed then, and
+                rows that are there are not decoded again. None: episodes stay those that the trace had.
+            most_steps: with follow, keeps those episodes alone that began last and have so many steps together.
 
         Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
         """
@@ -75,7 +82,9 @@ class Sampled(Recorded):
             Windows, length=length, strict_length=strict_length, span=sides, stride=stride, sampling=sampling
         )
         margins = (0, length - 1) if sampling == "steps" else None
-        return self._batches(columns, made, batch_size, seed, replacement, cache, cache_bytes, margins, weights)
+        return self._batches(
+            columns, made, batch_size, seed, replacement, cache, cache_bytes, margins, weights, follow, most_steps
+        )
 
     def transitions(
         self,
@@ -91,6 +100,8 @@ class Sampled(Recorded):
         weights: Array | None = None,
         cache: str | None = "auto",
         cache_bytes: int = _CACHE_BYTES,
+        follow: float | None = None,
+        most_steps: int | None = None,
     ) -> Batches:
         """Batches of transitions, dicts of arrays with a row each: observations, actions, rewards, next_observations,
         terminations, truncations, discount, annotations, episode, first_step.
@@ -103,8 +114,9 @@ class Sampled(Recorded):
             gamma: of a step; discount is gamma to the number of steps.
             n_frames: so many observations are stacked, (batch_size, n_frames, …), the newest last; before the first one
                 of an episode it is repeated.
-            goals: gives transitions goals that were reached later: ``Hindsight("future", env.unwrapped.compute_reward)``.
-            batch_size, seed, columns, replacement, weights, cache, cache_bytes: as of windows().
+            goals: gives transitions goals that were reached: ``Hindsight("future", env.unwrapped.compute_reward)``.
+            batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow,
+            most_steps: as of windows().
 
         Raises as windows() does.
         """
@@ -118,7 +130,9 @@ class Sampled(Recorded):
                 raise InvalidOption("goals are given to single steps, with n_steps=1 and n_frames=1")
             goals.check(self.writer_agreed_on("observation_space").layouts.observations)
             margins = None
-        return self._batches(columns, made, batch_size, seed, replacement, cache, cache_bytes, margins, weights)
+        return self._batches(
+            columns, made, batch_size, seed, replacement, cache, cache_bytes, margins, weights, follow, most_steps
+        )
 
     def trajectories(
         self,
@@ -129,36 +143,64 @@ class Sampled(Recorded):
         replacement: bool = True,
         cache: str | None = "auto",
         cache_bytes: int = _CACHE_BYTES,
+        follow: float | None = None,
+        most_steps: int | None = None,
     ) -> Batches:
         """Batches of whole episodes, as windows() has them, padded to the longest of the batch. Those without steps are
         left out. Arguments, and what is raised, as of windows()."""
-        return self._batches(columns, Trajectories, batch_size, seed, replacement, cache, cache_bytes, None)
+        return self._batches(
+            columns, Trajectories, batch_size, seed, replacement, cache, cache_bytes, None, None, follow, most_steps
+        )
 
-    def _batches(
-        self,
-        columns: Iterable[str] | None,
-        made: Make,
-        batch_size: int,
-        seed: int,
-        replacement: bool,
-        cache: str | None,
-        cache_bytes: int,
-        margins: tuple[int, int] | None,
-        weights: Array | None = None,
-    ) -> Batches:
-        _check(batch_size=batch_size)
-        roots = roots_of(columns)
-        if cache not in ("auto", "memory", "disk", None):
-            raise InvalidOption(f'cache={cache!r}: pass "auto", "memory", "disk", or None to keep nothing')
+    def _batches(self, made: Make, margins: tuple[int, int] | None, order: _Order) -> Batches:
+        """margins: how many steps before and behind its first step an item reaches over; None: its whole episode."""
+        roots, cache = order.checked(), order.cache
+        common = self, roots, made, order.batch_size, order.seed, order.replacement
+        if order.follow is not None:
+            if self._content.chosen is not None:
+                raise InvalidOption("follow: of a whole trace; this is a view, which does not grow")
+            return Batches(*common, Growing(order.most_steps)).following(order.follow)
         if cache == "auto":
-            cache = "memory" if Plan(self, roots).size <= cache_bytes else None
-        if weights is not None and (cache is None or not replacement):
-            told = 'is streamed: pass cache="memory" or "disk"' if cache is None else "is drawn without replacement"
-            raise InvalidOption(f"weights: what {told}; it cannot be drawn by weight")
+            cache = "memory" if Plan(self, roots).size <= order.cache_bytes else None
         if cache is None:
-            return Stream(self, roots, made, batch_size, seed, replacement, cache_bytes, margins)
-        store = Memory() if cache == "memory" else Disk(default_root(), cache_bytes)
-        return Batches(self, roots, made, batch_size, seed, replacement, store, weights)
+            if order.weights is not None:
+                raise InvalidOption(
+                    'weights: what is streamed cannot be drawn by weight; pass cache="memory" or "disk"'
+                )
+            return Stream(*common, order.cache_bytes, margins)
+        store = Memory() if cache == "memory" else Disk(default_root(), order.cache_bytes)
+        return Batches(*common, store, order.weights)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The arguments that all kinds of batches have."""
+
+    batch_size: int
+    seed: int
+    columns: Iterable[str] | None
+    replacement: bool
+    weights: Array | None
+    cache: str | None
+    cache_bytes: int
+    follow: float | None
+    most_steps: int | None
+
+    def checked(self) -> frozenset[str]:
+        """The columns that are meant. Raises InvalidOption."""
+        _check(batch_size=self.batch_size)
+        if self.most_steps is not None:
+            _check(most_steps=self.most_steps)
+        if self.cache not in ("auto", "memory", "disk", None):
+            raise InvalidOption(f'cache={self.cache!r}: pass "auto", "memory", "disk", or None to keep nothing')
+        if self.weights is not None and not self.replacement:
+            raise InvalidOption("weights: what is drawn without replacement cannot be drawn by weight")
+        known = self.replacement and self.weights is None and self.cache in ("auto", "memory")
+        if self.follow is not None and not known:
+            raise InvalidOption("follow: what is kept in memory, and drawn with replacement and without weights")
+        if self.most_steps is not None and self.follow is None:
+            raise InvalidOption("most_steps goes with follow; without, choose episodes: trace[-100:]")
+        return roots_of(self.columns)
 
 
 def _check(**numbers: int) -> None:

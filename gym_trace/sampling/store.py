@@ -29,7 +29,7 @@ _VERSION = 1
 _INDEX = "index.npz"
 _EDGE = 1 << 16  # bytes at either end of what was added at a time that are checked
 _NAMES = ("writer", "episode_id", "first_step", "steps")
-_KEPT = np.dtype([(name, "<i8") for name in (*_NAMES, "at", "seen")])
+KEPT = np.dtype([(name, "<i8") for name in (*_NAMES, "at", "seen")])
 _ADDED = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<i8")])
 
 
@@ -76,8 +76,8 @@ class Disk:
         directory = self.root / hashlib.sha256(said.encode()).hexdigest()[:32]
         os.makedirs(directory, exist_ok=True)
         with _locked(directory):
-            kept, episodes = _Kept(directory, plan), _identified(trace)
-            missing = np.flatnonzero(kept.places(episodes) < 0)
+            kept, episodes = _Kept(directory, plan), identified(trace)
+            missing = np.flatnonzero(kept.known.places(episodes) < 0)
             if len(missing):
                 self._make_room(directory, plan.size)
                 kept.add(plan, episodes, missing)
@@ -118,10 +118,10 @@ def _size(directory: FilePath) -> int:
     return 0
 
 
-def _identified(trace: Recorded) -> Array:
+def identified(trace: Recorded) -> Array:
     """What each episode is known by; its writer as a number that other processes come to, too."""
     table = trace.episodes
-    found = np.zeros(len(table), _KEPT)
+    found = np.zeros(len(table), KEPT)
     for number, reader in enumerate(trace.readers):
         name = f"{reader.key} {reader.about_or_empty.created}"
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
@@ -129,6 +129,40 @@ def _identified(trace: Recorded) -> Array:
     for name in _NAMES[1:]:
         found[name] = table[name]
     return found
+
+
+class Known:
+    """Which episodes are kept, and where their rows are. table: KEPT rows."""
+
+    def __init__(self, table: Array):
+        self.table = table
+        self._found = {name: i for i, name in enumerate(table[[*_NAMES]].tolist())}
+
+    def places(self, episodes: Array) -> Array:
+        """The row of the table of each; -1: it is not there."""
+        return np.array([self._found.get(name, -1) for name in episodes[[*_NAMES]].tolist()], np.int64)
+
+    def ends(self) -> tuple[int, int]:
+        """How many step rows and observation rows there are."""
+        table = self.table
+        ends = [(table[name] + table["steps"]).max(initial=0) for name in ("at", "seen")]
+        return int(ends[0]), int(ends[1]) + bool(len(table))
+
+    def following(self, episodes: Array) -> Array:
+        """The same episodes with rows behind those that are here."""
+        at, seen = self.ends()
+        new = episodes.copy()
+        new["at"] = at + np.cumsum(new["steps"]) - new["steps"]
+        new["seen"] = seen + np.cumsum(new["steps"] + 1) - new["steps"] - 1
+        return new
+
+    def rows(self, plan: Plan, places: Array, episodes: Array, columns: dict[Path, Array]) -> Rows:
+        """The rows of the episodes at these places, all of which are here, in these columns."""
+        found, pieces = self.table[self.places(episodes[places])], plan.episodes(places)
+        own = np.stack([pieces.low, pieces.high], axis=1)
+        begins = found["at"].copy(), found["seen"].copy()
+        lengths = pieces.lengths
+        return Rows(columns, plan.layouts, pieces.episode, lengths, pieces.offset, lengths, *begins, own)
 
 
 class _Kept:
@@ -141,13 +175,13 @@ class _Kept:
         self._directory = directory
         self._files = {path: directory / f"{number}.rows" for number, path in enumerate(plan.forms)}
         self._forms = {path: form for path, form in plan.forms.items() if form is not None}
-        self._table = np.zeros(0, _KEPT)
+        self.known = Known(np.zeros(0, KEPT))
         self._added = np.zeros((0, len(self._files)), _ADDED)  # what was written at a time, to each of the files
         with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
             with np.load(directory / _INDEX) as index:
                 table, added = index["episodes"], index["added"]
-            if table.dtype == _KEPT and added.dtype == _ADDED and self._checks(added):
-                self._table, self._added = table, added
+            if table.dtype == KEPT and added.dtype == _ADDED and self._checks(added):
+                self.known, self._added = Known(table), added
 
     def _checks(self, added: Array) -> bool:
         """Whether the files are as they were written, as far as their lengths and the edges of what was added tell."""
@@ -157,23 +191,10 @@ class _Kept:
                     return False
         return True
 
-    def _ends(self) -> tuple[int, int]:
-        """How many step rows and observation rows there are."""
-        table = self._table
-        ends = [(table[name] + table["steps"]).max(initial=0) for name in ("at", "seen")]
-        return int(ends[0]), int(ends[1]) + bool(len(table))
-
-    def places(self, episodes: Array) -> Array:
-        """The row of the table of each; -1: it is not there."""
-        known = {name: i for i, name in enumerate(self._table[[*_NAMES]].tolist())}
-        return np.array([known.get(name, -1) for name in episodes[[*_NAMES]].tolist()], np.int64)
-
     def add(self, plan: Plan, episodes: Array, missing: Array) -> None:
         """Decodes these, and keeps them. Raises OSError, CorruptTrace."""
-        at, seen = self._ends()
-        new = episodes[missing]
-        new["at"] = at + np.cumsum(new["steps"]) - new["steps"]
-        new["seen"] = seen + np.cumsum(new["steps"] + 1) - new["steps"] - 1
+        at, seen = self.known.ends()
+        new = self.known.following(episodes[missing])
         mapped: dict[Path, tuple[Array, int]] = {}
 
         def room(path: Path, rows: int, form: Form | None) -> Array:
@@ -195,26 +216,23 @@ class _Kept:
             with open(file, "rb") as opened:
                 os.fsync(opened.fileno())
                 added[number] = begin, begin + array.nbytes, _edges(opened, begin, begin + array.nbytes)
-        self._table, self._added = np.append(self._table, new), np.concatenate([self._added, added[None]])
+        self.known = Known(np.append(self.known.table, new))
+        self._added = np.concatenate([self._added, added[None]])
         part = self._directory / f"{_INDEX}.part"
         with open(part, "wb") as out:
-            np.savez(out, episodes=self._table, added=self._added)
+            np.savez(out, episodes=self.known.table, added=self._added)
             out.flush()
             os.fsync(out.fileno())
         os.replace(part, self._directory / _INDEX)
 
     def rows(self, plan: Plan, episodes: Array) -> Rows:
         """Those of these episodes, mapped."""
-        found = self._table[self.places(episodes)]
-        at, seen = self._ends()
+        at, seen = self.known.ends()
         columns = {
             path: _mapped(self._files[path], form, seen if path[0] == "observations" else at, 0, "r")
             for path, form in self._forms.items()
         }
-        pieces, steps = plan.episodes(), found["steps"].copy()
-        own = np.stack([pieces.low, pieces.high], axis=1)
-        begins = found["at"].copy(), found["seen"].copy()
-        return Rows(columns, plan.layouts, pieces.episode, steps, pieces.offset, steps, *begins, own)
+        return self.known.rows(plan, np.arange(len(episodes)), episodes, columns)
 
 
 def _row_size(form: Form) -> int:
