@@ -82,9 +82,8 @@ class Sampled(Recorded):
             Windows, length=length, strict_length=strict_length, span=sides, stride=stride, sampling=sampling
         )
         margins = (0, length - 1) if sampling == "steps" else None
-        return self._batches(
-            columns, made, batch_size, seed, replacement, cache, cache_bytes, margins, weights, follow, most_steps
-        )
+        order = _Order(batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps)
+        return self._batches(made, margins, order)
 
     def transitions(
         self,
@@ -130,9 +129,8 @@ class Sampled(Recorded):
                 raise InvalidOption("goals are given to single steps, with n_steps=1 and n_frames=1")
             goals.check(self.writer_agreed_on("observation_space").layouts.observations)
             margins = None
-        return self._batches(
-            columns, made, batch_size, seed, replacement, cache, cache_bytes, margins, weights, follow, most_steps
-        )
+        order = _Order(batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps)
+        return self._batches(made, margins, order)
 
     def trajectories(
         self,
@@ -148,9 +146,8 @@ class Sampled(Recorded):
     ) -> Batches:
         """Batches of whole episodes, as windows() has them, padded to the longest of the batch. Those without steps are
         left out. Arguments, and what is raised, as of windows()."""
-        return self._batches(
-            columns, Trajectories, batch_size, seed, replacement, cache, cache_bytes, None, None, follow, most_steps
-        )
+        order = _Order(batch_size, seed, columns, replacement, None, cache, cache_bytes, follow, most_steps)
+        return self._batches(Trajectories, None, order)
 
     def _batches(self, made: Make, margins: tuple[int, int] | None, order: _Order) -> Batches:
         """margins: how many steps before and behind its first step an item reaches over; None: its whole episode."""
