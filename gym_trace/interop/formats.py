@@ -32,8 +32,12 @@ class Entry(NamedTuple):
     what: str
 
 
-_EXPORTERS: dict[str, Entry] = {}
-_IMPORTERS: dict[str, Entry] = {}
+_EXPORTERS: dict[str, Entry] = {
+    "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
+}
+_IMPORTERS: dict[str, Entry] = {
+    "rlds": Entry("gym_trace.interop.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
+}
 
 
 def exporters() -> dict[str, Entry]:
