@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from gym_trace.errors import RecordingError, TraceError, UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.format.facts import checked, write_facts
@@ -75,6 +77,8 @@ class _Import:
                 with self._writing():
                     self._chunks(name, found.schemas).add(segment)
                     self._open[name][0].seal_if_due()
+                leads = segment.fragments["flags"] & wire.LEADS > 0  # also of what came to no end
+                self._report.episodes += int(np.count_nonzero(leads))
                 if self._on_progress is not None:
                     self._on_progress(found.done(), found.total)
             with self._writing():
@@ -91,7 +95,6 @@ class _Import:
             chunks.write()
             writer.close({})
             report.writers.append(name)
-            report.episodes += writer.episodes
             report.steps += writer.steps
         report.kinds, report.notes = [found.kind], list(dict.fromkeys(found.notes))
         if found.facts:
