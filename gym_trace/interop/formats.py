@@ -33,9 +33,15 @@ class Entry(NamedTuple):
 
 
 _EXPORTERS: dict[str, Entry] = {
+    "minari": Entry(
+        "gym_trace.interop.minari.exporter:MinariExporter",
+        "minari",
+        "a data set of Minari, as hdf5 (default), arrow or parquet",
+    ),
     "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 _IMPORTERS: dict[str, Entry] = {
+    "minari": Entry("gym_trace.interop.minari.importer:MinariImporter", "minari", "a data set of Minari of any kind"),
     "rlds": Entry("gym_trace.interop.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 

@@ -1,0 +1,96 @@
+"""HDF5 files with a hundred thousand small arrays in them, through the low-level functions of h5py.
+
+File and groups are of HDF5 1.8, which every reader knows, and in which a small group takes few bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, TypeAlias
+
+import h5py
+import numpy as np
+from h5py import h5a, h5d, h5g, h5p, h5s, h5t
+
+from gym_trace.model.values import Array
+
+TEXT = h5py.string_dtype()
+_COMPACT = 16 << 10  # bytes of an array that lies in its header, which must not exceed 64 KiB
+_CHUNK = 1 << 19  # bytes
+_PICTURE = 1024  # elements of a row of bytes from which on it is worth compressing
+_CACHE = 8 << 20
+
+Group: TypeAlias = Any  # h5py.h5g.GroupID
+Dataset: TypeAlias = Any  # h5py.h5d.DatasetID
+
+
+def new_file(path: str | os.PathLike[str]) -> h5py.File:
+    """Of which .id is the root group of the functions below."""
+    return h5py.File(path, "w", libver=("v108", "v108"), rdcc_nbytes=_CACHE)
+
+
+def new_group(parent: Group, name: str) -> Group:
+    """name: with slashes, all but the last of which must be there."""
+    return h5g.create(parent, name.encode())
+
+
+class Arrays:
+    """Makes arrays of one kind, which is looked up once.
+
+    dtype: None for text. shape: of a row.
+    """
+
+    def __init__(self, name: str, dtype: np.dtype[Any] | None, shape: tuple[int, ...] = ()):
+        self.name = name
+        self._encoded, self._shape = name.encode(), shape
+        self._dtype = TEXT if dtype is None else dtype.newbyteorder("<")
+        self._type = h5t.py_create(self._dtype, logical=True)
+        self._size = self._dtype.itemsize * math.prod(shape)
+        self._is_picture = self._dtype.itemsize == 1 and self._size >= _PICTURE
+
+    def new(self, group: Group, rows: int) -> Dataset:
+        """Of so many rows, for write()."""
+        how = h5p.create(h5p.DATASET_CREATE)
+        how.set_fill_time(h5d.FILL_TIME_NEVER)
+        if self._is_picture and rows:
+            how.set_chunk((min(rows, max(1, _CHUNK // self._size)), *self._shape))
+            how.set_deflate(1)
+        elif 0 < rows * self._size <= _COMPACT:
+            how.set_layout(h5d.COMPACT)
+            how.set_fill_time(h5d.FILL_TIME_IFSET)
+        return h5d.create(group, self._encoded, self._type, h5s.create_simple((rows, *self._shape)), how)
+
+    def write(self, dataset: Dataset, begin: int, rows: Any) -> None:
+        """The rows from begin on."""
+        array = np.ascontiguousarray(rows, self._dtype)
+        if not len(array):
+            return
+        if len(array) == dataset.shape[0]:
+            dataset.write(h5s.ALL, h5s.ALL, array, self._type)
+            return
+        place = dataset.get_space()
+        place.select_hyperslab((begin, *(0 for _ in self._shape)), array.shape)
+        dataset.write(h5s.create_simple(array.shape), place, array, self._type)
+
+
+def attribute(group: Group, name: str, value: int | str | Array) -> None:
+    """Sets an attribute that is not there. Integers up to 64 bits."""
+    if isinstance(value, str):
+        array = np.array(value, TEXT)
+    elif isinstance(value, int):
+        array = np.array(value, np.int64 if value < 1 << 63 else np.uint64)
+    else:
+        array = value
+    kind = h5t.py_create(array.dtype, logical=True)
+    h5a.create(group, name.encode(), kind, h5s.create_simple(array.shape) if array.shape else _SCALAR).write(array)
+
+
+_SCALAR = h5s.create(h5s.SCALAR)
+
+
+def text(group: Group, name: str, value: str) -> None:
+    """A text by itself."""
+    h5d.create(group, name.encode(), h5t.py_create(TEXT, logical=True), _SCALAR).write(
+        h5s.ALL, h5s.ALL, np.array(value, TEXT), h5t.py_create(TEXT, logical=True)
+    )
