@@ -33,6 +33,7 @@ class Entry(NamedTuple):
 
 
 _EXPORTERS: dict[str, Entry] = {
+    "mcap": Entry("gym_trace.interop.viewing.mcap_out:McapExporter", "mcap", "MCAP, which Foxglove opens"),
     "minari": Entry(
         "gym_trace.interop.minari.exporter:MinariExporter",
         "minari",
@@ -41,6 +42,7 @@ _EXPORTERS: dict[str, Entry] = {
     "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 _IMPORTERS: dict[str, Entry] = {
+    "mcap": Entry("gym_trace.interop.viewing.mcap_in:McapImporter", "mcap", "MCAP that gym-trace has exported"),
     "minari": Entry("gym_trace.interop.minari.importer:MinariImporter", "minari", "a data set of Minari of any kind"),
     "rlds": Entry("gym_trace.interop.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }

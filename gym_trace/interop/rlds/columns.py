@@ -10,9 +10,9 @@ import numpy as np
 from gym_trace.interop.rlds.example_reader import RowReader, Rows
 from gym_trace.interop.rlds.exporter import name_of
 from gym_trace.interop.rlds.features import Feature, Features
-from gym_trace.interop.rlds.images import pixels
 from gym_trace.interop.rlds.values import MOST_BYTES, unpacked
 from gym_trace.interop.rlds.varints import MalformedExample
+from gym_trace.interop.viewing.images import pixels
 from gym_trace.model.layout import Layout, Leaf, PlainSpace, to_array_map
 from gym_trace.model.schema import Layouts
 
@@ -96,7 +96,10 @@ def values_of(rows: RowReader, feature: Feature, count: int) -> Any:
     if feature.kind == "text":
         return list(rows.values(count, MOST_BYTES))
     if feature.kind == "image":
-        pictures = [pixels(data, feature) for data in rows.values(count, MOST_BYTES)]
+        try:
+            pictures = [pixels(data, feature.shape) for data in rows.values(count, MOST_BYTES)]
+        except ValueError as error:
+            raise MalformedExample(str(error)) from error
         return pictures if None in feature.shape else np.array(pictures, np.uint8).reshape(count, *feature.sizes)
     dtype, shape, numbers = feature.dtype, feature.sizes, feature.numbers
     if feature.encoding == "bytes":

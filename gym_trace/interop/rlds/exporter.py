@@ -17,9 +17,10 @@ from gym_trace.interop.identity import KEY
 from gym_trace.interop.rlds.example_writer import ExampleWriter, RecordWriter
 from gym_trace.interop.rlds.features import Feature, Features, features_json, tensor
 from gym_trace.interop.rlds.values import packed
-from gym_trace.interop.source import Form, Source, flags, leaves_of
+from gym_trace.interop.source import Source, flags, leaves_of
 from gym_trace.interop.steps.plain import json_text, tagged
 from gym_trace.interop.steps.windows import Window
+from gym_trace.interop.viewing.images import is_image
 from gym_trace.model.layout import Layout, Leaf
 from gym_trace.model.layout import Path as LeafPath
 from gym_trace.model.values import ABSENT, Array, objects
@@ -29,7 +30,6 @@ IMAGES = ("png", "raw")
 TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _SHARD = 256 << 20  # bytes
 _LARGEST = (1 << 31) - (1 << 20)  # bytes of an example that protobuf reads
-_SMALLEST_IMAGE = 1024  # bytes that are worth a PNG
 _BOOL, _FLOAT, _INTEGER = np.dtype(np.bool_), np.dtype(np.float32), np.dtype(np.int64)
 _NAMES = {"observations": "observation", "actions": "action"}
 _FLAGS = {name: Feature("tensor", _BOOL) for name in ("is_first", "is_last", "is_terminal")}
@@ -155,7 +155,7 @@ class _Columns:
         form, feature = self._source.forms[path], None
         if form is not None:
             feature = tensor(form.dtype, form.shape)
-            if self._images == "png" and _is_image(form):
+            if self._images == "png" and is_image(form):
                 feature = Feature("image", form.dtype, form.shape, "png")
         feature = feature or Feature("text", doc="text, or a zero byte and JSON")
         self._leaves[path] = name, feature
@@ -211,12 +211,6 @@ class _Columns:
             example.floats(name, array)
         else:
             example.integers(name, array)
-
-
-def _is_image(form: Form) -> bool:
-    shape = form.shape
-    is_image = len(shape) == 3 and shape[2] in (1, 3, 4) and shape[0] * shape[1] * shape[2] >= _SMALLEST_IMAGE
-    return bool(form.dtype == np.uint8) and is_image
 
 
 def name_of(key: object) -> str:

@@ -1,0 +1,126 @@
+"""The columns of a trace, a leaf of a space each, and their rows: as channels and entities have them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.interop.contract import Loss
+from gym_trace.interop.identity import read_about
+from gym_trace.interop.imported import NewSteps, Schema
+from gym_trace.interop.source import Form, Source, leaves_of
+from gym_trace.interop.steps.windows import Window
+from gym_trace.interop.viewing.images import is_image
+from gym_trace.model.layout import Path
+from gym_trace.model.schema import Layouts, WriterSchema
+from gym_trace.model.values import ABSENT, Array, objects
+
+_ROOTS = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}
+
+
+class Column(NamedTuple):
+    """A column.
+
+    name: as "observation/position". form: of its rows; None: values of any kind. is_image: whether rows become PNG.
+    """
+
+    name: str
+    path: Path
+    form: Form | None
+    is_image: bool
+
+    @property
+    def comes_before(self) -> bool:
+        """Whether a row is there before the step is made, and not because of it."""
+        return self.path[0] in ("observations", "actions", "annotations")
+
+
+def columns_in(source: Source) -> list[Column]:
+    """All that a trace has, but its flags."""
+    layouts, forms = source.layouts, source.forms
+    leaves = [leaf.path for layout in (layouts.observations, layouts.actions) for leaf in layout.leaves()]
+    others = [path for path in forms if path[0] in ("annotations", "infos")]
+    return [
+        Column(name_of(path), path, form := forms[path], form is not None and is_image(form))
+        for path in (*leaves, ("rewards",), *sorted(others, key=str))
+    ]
+
+
+def name_of(path: Path) -> str:
+    """A path with slashes; one in a key becomes %2F."""
+    parts = [str(part).replace("%", "%25").replace("/", "%2F") for part in path[1:]]
+    return "/".join((_ROOTS.get(str(path[0]), str(path[0])), *parts))
+
+
+def dtype_losses(source: Source) -> Iterator[Loss]:
+    """Of which dtype rows were, where they differ."""
+    for path, form in source.forms.items():
+        if form is not None and form.mixed:
+            yield Loss("dtype", f"{name_of(path)}: rows of several dtypes are all {form.dtype}")
+
+
+def rows_of(source: Source, columns: list[Column], window: Window) -> dict[str, Array]:
+    """The rows of a window by the name of the column: typed where it has a form, otherwise objects.
+
+    Raises InvalidOption where values have not the structure of their space.
+    """
+    told, layouts = window.columns, source.layouts
+    found = {leaf.path: rows for leaf, rows in leaves_of(layouts.observations, told["observations"])}
+    if not window.opens:
+        found = {path: rows[1:] for path, rows in found.items()}
+    found |= {leaf.path: rows for leaf, rows in leaves_of(layouts.actions, told["actions"])}
+    found[("rewards",)] = told["rewards"]
+    if told.get("infos") is not None:
+        found[("infos",)] = objects(told["infos"])
+    found |= {("annotations", name): rows for name, rows in told.get("annotations", {}).items()}
+    nothing = objects([None] * window.steps)
+    return {column.name: typed(found.get(column.path, nothing), column.form) for column in columns}
+
+
+def typed(rows: Array, form: Form | None) -> Array:
+    """Rows as their form has them, objects where there is none."""
+    if form is None:
+        return rows if rows.dtype == object else objects(list(rows))
+    array = rows if rows.dtype != object else np.array(rows.tolist(), form.dtype)
+    return array.astype(form.dtype, copy=False).reshape(len(rows), *form.shape)
+
+
+# -- and back ---------------------------------------------------------------------------------------------------------
+
+
+def writers_of(about: str, where: str) -> tuple[Schema, Layouts]:
+    """The first writer of what was exported, and the layouts of all. Raises UnreadableRecording."""
+    schemas = list(read_about(about)["writers"].values())
+    try:
+        return schemas[0], WriterSchema.of(schemas[0]).layouts
+    except (CorruptTrace, IndexError) as error:
+        raise UnreadableRecording(f"{where}: what gym-trace has said of spaces is malformed") from error
+
+
+def steps_of(layouts: Layouts, take: Callable[[str], Any], others: list[str]) -> NewSteps:
+    """Steps of which take(name) gives the rows of a column. others: the names of those of infos and annotations."""
+    observations = layouts.observations.join(take(name_of(leaf.path)) for leaf in layouts.observations.leaves())
+    actions = layouts.actions.join(take(name_of(leaf.path)) for leaf in layouts.actions.leaves())
+    rewards = take("reward")
+    infos = take("info") if "info" in others else None
+    notes = {name.partition("/")[2]: _marked(take(name)) for name in others if name.startswith("annotations/")}
+    return NewSteps(
+        observations,
+        actions,
+        rewards,
+        infos=None if infos is None or not len(infos) or infos[0] is None else infos,
+        annotations={
+            name.replace("%2F", "/").replace("%25", "%"): rows for name, rows in notes.items() if rows is not None
+        },
+    )
+
+
+def _marked(rows: Any) -> Any:
+    """Annotations with ABSENT where there was none; None if there was none at all."""
+    if isinstance(rows, np.ndarray):
+        return rows if len(rows) else None
+    found = [ABSENT if row is None else row for row in rows]
+    return None if all(row is ABSENT for row in found) else found
