@@ -39,6 +39,11 @@ _EXPORTERS: dict[str, Entry] = {
         "minari",
         "a data set of Minari, as hdf5 (default), arrow or parquet",
     ),
+    "d3rlpy": Entry("gym_trace.interop.learners.d3rlpy:D3rlpyExporter", "hdf5", "d3rlpy 2, an HDF5 file"),
+    "imitation": Entry(
+        "gym_trace.interop.learners.imitation:ImitationExporter", "imitation", "imitation, a data set of Hugging Face"
+    ),
+    "sb3": Entry("gym_trace.interop.learners.sb3:ReplayBufferExporter", "", "Stable-Baselines3, for a replay buffer"),
     "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 _IMPORTERS: dict[str, Entry] = {
