@@ -33,6 +33,7 @@ class Entry(NamedTuple):
 
 
 _EXPORTERS: dict[str, Entry] = {
+    "lerobot": Entry("gym_trace.interop.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot data set, version 3"),
     "mcap": Entry("gym_trace.interop.viewing.mcap_out:McapExporter", "mcap", "MCAP, which Foxglove opens"),
     "minari": Entry(
         "gym_trace.interop.minari.exporter:MinariExporter",
@@ -47,6 +48,7 @@ _EXPORTERS: dict[str, Entry] = {
     "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 _IMPORTERS: dict[str, Entry] = {
+    "lerobot": Entry("gym_trace.interop.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot data set, version 3"),
     "mcap": Entry("gym_trace.interop.viewing.mcap_in:McapImporter", "mcap", "MCAP that gym-trace has exported"),
     "minari": Entry("gym_trace.interop.minari.importer:MinariImporter", "minari", "a data set of Minari of any kind"),
     "rlds": Entry("gym_trace.interop.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),

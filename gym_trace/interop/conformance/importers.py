@@ -54,10 +54,13 @@ def check_round_trip(
         raise AssertionError(f"{importer.name} does not recognise what {exporter.name} has written of {name}")
     imported = import_trace(out, back, importer)
     made = open_trace(back)
+    everything = made
+    if "empty_episode" in lost:  # an importer may find more than the loader of the format does
+        made = made[made.episodes["steps"] > 0]
     problem = difference(source, loaded_from(made, lost), {*lost, "identity"})
     if problem:
         raise AssertionError(f"{exporter.name} and back, {name}: {problem}; said to be lost: {sorted(lost)}")
-    if imported.steps != source.steps or len(made) != imported.episodes:
+    if imported.steps != source.steps or len(everything) != imported.episodes:
         raise AssertionError(f"{name}: {imported.episodes} episodes and {imported.steps} steps were reported")
     if "identity" not in lost:
         _check_identity(source, made, lost, name)
