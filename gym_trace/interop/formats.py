@@ -48,6 +48,9 @@ _EXPORTERS: dict[str, Entry] = {
     "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 _IMPORTERS: dict[str, Entry] = {
+    "gym": Entry(
+        "gym_trace.interop.legacy.importing:GymImporter", "", "what gym_recording, or OpenAI Gym's Monitor, has left"
+    ),
     "lerobot": Entry("gym_trace.interop.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot data set, version 3"),
     "mcap": Entry("gym_trace.interop.viewing.mcap_in:McapImporter", "mcap", "MCAP that gym-trace has exported"),
     "minari": Entry("gym_trace.interop.minari.importer:MinariImporter", "minari", "a data set of Minari of any kind"),
