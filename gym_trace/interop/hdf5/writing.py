@@ -45,7 +45,7 @@ class Arrays:
         self.name = name
         self._encoded, self._shape = name.encode(), shape
         self._dtype = TEXT if dtype is None else dtype.newbyteorder("<")
-        self._type = h5t.py_create(self._dtype, logical=True)
+        self._type, self._memory = h5t.py_create(self._dtype, logical=True), h5t.py_create(self._dtype)
         self._size = self._dtype.itemsize * math.prod(shape)
         self._is_picture = self._dtype.itemsize == 1 and self._size >= _PICTURE
 
@@ -67,11 +67,11 @@ class Arrays:
         if not len(array):
             return
         if len(array) == dataset.shape[0]:
-            dataset.write(h5s.ALL, h5s.ALL, array, self._type)
+            dataset.write(h5s.ALL, h5s.ALL, array, self._memory)
             return
         place = dataset.get_space()
         place.select_hyperslab((begin, *(0 for _ in self._shape)), array.shape)
-        dataset.write(h5s.create_simple(array.shape), place, array, self._type)
+        dataset.write(h5s.create_simple(array.shape), place, array, self._memory)
 
 
 def attribute(group: Group, name: str, value: int | str | Array) -> None:
@@ -92,5 +92,5 @@ _SCALAR = h5s.create(h5s.SCALAR)
 def text(group: Group, name: str, value: str) -> None:
     """A text by itself."""
     h5d.create(group, name.encode(), h5t.py_create(TEXT, logical=True), _SCALAR).write(
-        h5s.ALL, h5s.ALL, np.array(value, TEXT), h5t.py_create(TEXT, logical=True)
+        h5s.ALL, h5s.ALL, np.array(value, TEXT), h5t.py_create(TEXT)
     )

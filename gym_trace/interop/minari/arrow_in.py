@@ -265,4 +265,5 @@ def _annotations(rows: pa.RecordBatch, fault: Fault) -> dict[str, Any]:
     """Those that gym-trace has put among the infos."""
     if "infos" not in rows.schema.names:
         return {}
-    return {path[1]: values for path, values in _columns(rows.column("infos"), (), fault) if path[0] == ANNOTATIONS}
+    columns, before = _columns(rows.column("infos"), (), fault), f"{ANNOTATIONS}/"
+    return {path[0].removeprefix(before): values for path, values in columns if path[0].startswith(before)}

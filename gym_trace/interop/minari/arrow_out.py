@@ -131,7 +131,7 @@ class ArrowEpisodes:
             yield name, pa.array(data)
         if self._infos:
             paths = [column.path for column in self._plan.infos.columns]
-            yield "infos", _struct([*zip(paths, self._infos)])
+            yield "infos", _struct(list(zip(paths, self._infos)))
         if self._kept:
             yield KEY, pa.array(self._kept, pa.binary())
 
@@ -151,19 +151,14 @@ def _array(data: Any) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(data.reshape(-1)), math.prod(data.shape[1:]))
 
 
-def _struct(columns: list[tuple[tuple[str, ...], Any]], depth: int = 0) -> pa.Array:
-    """Infos as Minari reads them: numbers and text as they are, arrays as lists that say their shape."""
+def _struct(columns: list[tuple[tuple[str, ...], Any]]) -> pa.Array:
+    """Infos as Minari reads them: numbers and text as they are, arrays as lists that say their shape. Those in maps get
+    names such as "goal/x", because of maps Minari makes Python's own values.
+    """
     arrays, fields = [], []
-    for key in dict.fromkeys(path[depth] for path, _ in columns):
-        inner = [(path, data) for path, data in columns if path[depth] == key]
-        path, data = inner[0]
-        shape = None
-        if len(path) > depth + 1:
-            array = _struct(inner, depth + 1)
-        else:
-            array = _array(data)
-            if isinstance(data, np.ndarray) and data.ndim > 1:
-                shape = {"shape": ",".join(map(str, data.shape[1:]))}
-        arrays.append(array)
-        fields.append(pa.field(key, array.type, metadata=shape))
+    for path, data in columns:
+        arrays.append(_array(data))
+        is_array = isinstance(data, np.ndarray) and data.ndim > 1
+        shape = {"shape": ",".join(map(str, data.shape[1:]))} if is_array else None
+        fields.append(pa.field("/".join(path), arrays[-1].type, metadata=shape))
     return pa.StructArray.from_arrays(arrays, fields=fields)

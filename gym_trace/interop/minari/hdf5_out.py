@@ -14,23 +14,23 @@ import numpy as np
 from gym_trace.interop.hdf5.writing import Arrays, Group, attribute, new_file, new_group
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.infos import packed
-from gym_trace.interop.minari.plan import Plan, are_options
+from gym_trace.interop.minari.plan import Plan, attributes_of
 from gym_trace.interop.source import flags, leaves_of
 from gym_trace.interop.steps.windows import Window
 from gym_trace.model.episode import Episode
-from gym_trace.model.layout import Layout, Leaf
+from gym_trace.model.layout import Branch, Layout, Leaf
 from gym_trace.model.schema import Layouts
 
 FILE = "main_data.hdf5"
 _BOOL = np.dtype(np.bool_)
 
 
-def names_in_file(layout: Layout, name: str) -> list[str]:
+def _names(layout: Layout, name: str) -> list[str]:
     """Where Minari has the leaves of a space in the group of an episode, in their order."""
     if isinstance(layout, Leaf):
         return [name]
-    keys = [f"_index_{i}" for i in range(len(layout.children))] if layout.keys is None else map(str, layout.keys)
-    return [inner for key, child in zip(keys, layout.children) for inner in names_in_file(child, f"{name}/{key}")]
+    parts = zip(_keys(layout), layout.children)
+    return [inner for key, child in parts for inner in _names(child, f"{name}/{key}")]
 
 
 class HDF5Episodes:
@@ -40,7 +40,7 @@ class HDF5Episodes:
         self.count = 0
         self._plan = plan
         self._file = new_file(data / FILE)
-        names = names_in_file(layouts.observations, "observations") + names_in_file(layouts.actions, "actions")
+        names = _names(layouts.observations, "observations") + _names(layouts.actions, "actions")
         self._leaves = {path: _arrays(name, form) for name, (path, form) in zip(names, plan.forms.items(), strict=True)}
         self._rewards = _arrays("rewards", plan.rewards)
         self._flags = [Arrays(name, _BOOL) for name in ("terminations", "truncations")]
@@ -48,7 +48,11 @@ class HDF5Episodes:
             (column, Arrays("/".join(("infos", *column.path)), column.dtype, column.shape))
             for column in plan.infos.columns
         ]
-        self._groups = _groups([*names, *(arrays.name for _, arrays in self._infos)])
+        inner = {
+            "/".join(("infos", *column.path[:end])) for column in plan.infos.columns for end in range(len(column.path))
+        }
+        groups = [*_groups(layouts.observations, "observations"), *_groups(layouts.actions, "actions")]
+        self._groups = [*groups, *sorted({"infos", *inner})]
 
     def __enter__(self) -> HDF5Episodes:
         return self
@@ -65,8 +69,8 @@ class HDF5Episodes:
         seed = episode.seed
         if seed is not None and seed < 1 << 64:
             attribute(self._group, "seed", seed)
-        if (options := episode.options) and are_options(options, is_hdf5=True):
-            _attributes(self._group, "options", options)
+        for name, value in attributes_of(episode.options or {}, "options"):
+            attribute(self._group, name, value)
         attribute(self._group, KEY, identity)
         for name in self._groups:
             new_group(self._group, name)
@@ -108,17 +112,18 @@ def _arrays(name: str, form: Any) -> Arrays:
     return Arrays(name, None) if form is None else Arrays(name, form.dtype, form.shape)
 
 
-def _groups(arrays: list[str]) -> list[str]:
-    """The groups that there are in each episode, those that others lie in first; infos always."""
-    inner = [name.split("/")[:-1] for name in arrays]
-    names = {"/".join(parts[:end]) for parts in inner for end in range(1, len(parts) + 1)}
-    return sorted({*names, "infos"})
+def _groups(layout: Layout, name: str) -> list[str]:
+    """The groups that a Dict or Tuple space is, those that others lie in first."""
+    if isinstance(layout, Leaf):
+        return []
+    return [
+        name,
+        *(inner for key, child in zip(_keys(layout), layout.children) for inner in _groups(child, f"{name}/{key}")),
+    ]
 
 
-def _attributes(group: Group, name: str, options: dict[str, Any]) -> None:
-    """Options as Minari has them: the attribute "options/goal/x" is options["goal"]["x"]."""
-    for key, value in options.items():
-        if isinstance(value, dict):
-            _attributes(group, f"{name}/{key}", value)
-        else:
-            attribute(group, f"{name}/{key}", value if type(value) in (int, str) else np.asarray(value))
+def _keys(layout: Branch) -> list[str]:
+    """What Minari calls the parts of a Dict or Tuple space."""
+    if layout.keys is None:
+        return [f"_index_{i}" for i in range(len(layout.children))]
+    return [str(key) for key in layout.keys]

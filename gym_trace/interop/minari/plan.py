@@ -23,6 +23,7 @@ from gym_trace.printable import printable
 KINDS = ("hdf5", "arrow", "parquet")
 _MOST_ROWS = 131_072  # of an episode: with more, Minari takes it for several (pyarrow's batches have no more)
 _LARGEST_INTEGER = 1 << 64
+_LARGEST_ATTRIBUTE = 32 << 10  # bytes
 
 
 class Plan(NamedTuple):
@@ -83,7 +84,7 @@ def _check_rows(source: Source, rewards: Form) -> None:
     longest = int(source.episodes["steps"].max())
     if longest >= _MOST_ROWS:
         raise InvalidOption(
-            f"an episode has {longest:,} steps, and arrow and parquet are read wrongly by Minari from {_MOST_ROWS:,} on: "
+            f"an episode has {longest:,} steps, and Minari reads arrow and parquet wrongly from {_MOST_ROWS:,} on: "
             "--set kind=hdf5"
         )
     if rewards.shape:
@@ -95,8 +96,9 @@ def _structure(layout: Layout, path: Path, is_hdf5: bool) -> Iterator[Loss]:
         return
     keys = range(len(layout.children)) if layout.keys is None else layout.keys
     names = [str(key) for key in keys]
-    if len(set(names)) < len(names) or not names:
-        raise InvalidOption(f"{name_of(path)}: has keys that Minari cannot hold beside each other, or none at all")
+    if len(set(names)) < len(names) or (not names and not is_hdf5):
+        told = "has keys that Minari cannot hold beside each other, or none at all"
+        raise InvalidOption(f"{printable(name_of(path))}: {told}")
     for name in names:
         if name in ("", ".", "..") or "\0" in name or ("/" in name and is_hdf5):
             told = "; --set kind=arrow can" if "/" in name else ""
@@ -202,18 +204,15 @@ def _of_resets(source: Source, is_hdf5: bool) -> Iterator[Loss]:
     if large:
         yield Loss("seed", f"{large:,} seeds of 2^64 and more, which HDF5 cannot hold, are kept for an import alone")
     if unfit:
-        yield Loss("options", f"options of {unfit:,} resets, which Minari cannot hold, are kept for an import alone")
+        yield Loss("options", f"options of {unfit:,} resets, which Minari cannot hold, are whole for an import alone")
 
 
 def are_options(options: Any, is_hdf5: bool) -> bool:
-    """Whether Minari can show what reset was given."""
-    if not options:
-        return True
-    return _fits_hdf5(options) if is_hdf5 else _fits_json(options)
+    """Whether Minari can show exactly what reset was given."""
+    return not options or (_fits_hdf5(options) if is_hdf5 else _fits_json(options))
 
 
 def _fits_json(value: Any) -> bool:
-    """Whether JSON says it; arrays are lists there."""
     if isinstance(value, dict):
         return all(type(key) is str and _fits_json(item) for key, item in value.items())
     if isinstance(value, list):
@@ -222,20 +221,44 @@ def _fits_json(value: Any) -> bool:
 
 
 def _fits_hdf5(value: Any) -> bool:
-    """Whether attributes can say it: numbers, text, and arrays of numbers, also in maps."""
     if isinstance(value, dict):
-        return bool(value) and all(
-            type(key) is str and key and "/" not in key and "\0" not in key and _is_encodable(key) and _fits_hdf5(item)
-            for key, item in value.items()
-        )
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype.kind in "biuf" and value.nbytes <= 32 << 10
+        return bool(value) and all(_is_key(key) and _fits_hdf5(item) for key, item in value.items())
+    return _attribute(value) is not None and not isinstance(value, list)
+
+
+def attributes_of(options: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """Options as Minari has them in HDF5: the attribute "options/goal/x" is options["goal"]["x"]. What attributes cannot
+    say is left out.
+    """
+    for key, value in options.items():
+        if _is_key(key) and isinstance(value, dict):
+            yield from attributes_of(value, f"{name}/{key}")
+        elif _is_key(key) and (kept := _attribute(value)) is not None:
+            yield f"{name}/{key}", kept
+
+
+def _attribute(value: Any) -> Any:
+    """A number, a text, or an array of numbers; None if a value is nothing of that kind."""
     if type(value) is int:
-        return -(1 << 63) <= value < _LARGEST_INTEGER
+        return value if -(1 << 63) <= value < _LARGEST_INTEGER else None
     if type(value) is str:
-        return "\0" not in value and _is_encodable(value)
-    return type(value) in (bool, float)
+        return value if _is_text(value) else None
+    if type(value) is list and len(set(map(type, value))) == 1 and type(value[0]) in (bool, int, float):
+        value = np.array(value)
+    if type(value) in (bool, float):
+        return np.asarray(value)
+    if (
+        isinstance(value, (np.ndarray, np.generic))
+        and value.dtype.kind in "biuf"
+        and value.nbytes <= _LARGEST_ATTRIBUTE
+    ):
+        return np.asarray(value)
+    return None
 
 
-def _is_encodable(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+def _is_key(key: Any) -> bool:
+    return type(key) is str and key != "" and "/" not in key and _is_text(key)
+
+
+def _is_text(text: str) -> bool:
+    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in text)
