@@ -54,6 +54,11 @@ _IMPORTERS: dict[str, Entry] = {
     "lerobot": Entry("gym_trace.interop.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot data set, version 3"),
     "mcap": Entry("gym_trace.interop.viewing.mcap_in:McapImporter", "mcap", "MCAP that gym-trace has exported"),
     "minari": Entry("gym_trace.interop.minari.importer:MinariImporter", "minari", "a data set of Minari of any kind"),
+    "parquet": Entry("gym_trace.interop.parquet.exporter:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"),
+    "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
+}
+_IMPORTERS: dict[str, Entry] = {
+    "parquet": Entry("gym_trace.interop.parquet.importer:ParquetImporter", "parquet", "Parquet, a table of steps and one of episodes"),
     "rlds": Entry("gym_trace.interop.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 
