@@ -33,6 +33,10 @@ class Entry(NamedTuple):
 
 
 _EXPORTERS: dict[str, Entry] = {
+    "d3rlpy": Entry("gym_trace.interop.learners.d3rlpy:D3rlpyExporter", "hdf5", "d3rlpy 2, an HDF5 file"),
+    "imitation": Entry(
+        "gym_trace.interop.learners.imitation:ImitationExporter", "imitation", "imitation, a data set of Hugging Face"
+    ),
     "lerobot": Entry("gym_trace.interop.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot data set, version 3"),
     "mcap": Entry("gym_trace.interop.viewing.mcap_out:McapExporter", "mcap", "MCAP, which Foxglove opens"),
     "minari": Entry(
@@ -40,12 +44,11 @@ _EXPORTERS: dict[str, Entry] = {
         "minari",
         "a data set of Minari, as hdf5 (default), arrow or parquet",
     ),
-    "d3rlpy": Entry("gym_trace.interop.learners.d3rlpy:D3rlpyExporter", "hdf5", "d3rlpy 2, an HDF5 file"),
-    "imitation": Entry(
-        "gym_trace.interop.learners.imitation:ImitationExporter", "imitation", "imitation, a data set of Hugging Face"
+    "parquet": Entry(
+        "gym_trace.interop.parquet.exporter:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"
     ),
-    "sb3": Entry("gym_trace.interop.learners.sb3:ReplayBufferExporter", "", "Stable-Baselines3, for a replay buffer"),
     "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
+    "sb3": Entry("gym_trace.interop.learners.sb3:ReplayBufferExporter", "", "Stable-Baselines3, for a replay buffer"),
 }
 _IMPORTERS: dict[str, Entry] = {
     "gym": Entry(
@@ -54,11 +57,9 @@ _IMPORTERS: dict[str, Entry] = {
     "lerobot": Entry("gym_trace.interop.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot data set, version 3"),
     "mcap": Entry("gym_trace.interop.viewing.mcap_in:McapImporter", "mcap", "MCAP that gym-trace has exported"),
     "minari": Entry("gym_trace.interop.minari.importer:MinariImporter", "minari", "a data set of Minari of any kind"),
-    "parquet": Entry("gym_trace.interop.parquet.exporter:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"),
-    "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
-}
-_IMPORTERS: dict[str, Entry] = {
-    "parquet": Entry("gym_trace.interop.parquet.importer:ParquetImporter", "parquet", "Parquet, a table of steps and one of episodes"),
+    "parquet": Entry(
+        "gym_trace.interop.parquet.importer:ParquetImporter", "parquet", "Parquet that gym-trace has exported"
+    ),
     "rlds": Entry("gym_trace.interop.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 

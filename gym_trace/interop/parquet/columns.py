@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +13,8 @@ import pyarrow as pa
 from gym_trace.errors import UnreadableRecording
 from gym_trace.interop.steps.plain import NUMBERS, json_text, tagged
 from gym_trace.interop.steps.untagged import untagged
-from gym_trace.model.layout import Branch, Layout, Leaf, Path
-from gym_trace.model.values import Array, dtype_from, objects
+from gym_trace.model.layout import Branch, Layout, Path
+from gym_trace.model.values import Array, dtype_from
 
 TEXT, JSON, NUMBER = "text", "json", "numbers"
 _MOST_ELEMENTS = 1 << 28  # of a row
@@ -145,7 +145,7 @@ class Column(NamedTuple):
         path, kind, dtype, shape, optional, is_python = told
         if kind not in (TEXT, JSON, NUMBER) or not path or not all(type(part) in (str, int) for part in path):
             raise ValueError("a column of no kind")
-        if not all(type(size) is int and 0 <= size for size in shape) or math.prod(shape) > _MOST_ELEMENTS:
+        if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > _MOST_ELEMENTS:
             raise ValueError("a shape that there cannot be")
         of_one = dtype_from(dtype) if kind == NUMBER else np.dtype(object)
         if kind == NUMBER and of_one.str[1:] not in NUMBERS:
@@ -184,13 +184,16 @@ def tree_field(name: str, layout: Layout, columns: Mapping[Path, Column], root: 
         return columns[root].field(name) if columns[root].is_there else None
     assert isinstance(layout, Branch)  # a leaf has a column
     fields = [
-        tree_field(part, child, columns, (*root, key)) for part, key, child in zip(names_of(layout), _keys(layout), layout.children)
+        tree_field(part, child, columns, (*root, key))
+        for part, key, child in zip(names_of(layout), _keys(layout), layout.children)
     ]
     there = [field for field in fields if field is not None]
     return pa.field(name, pa.struct(there), nullable=False) if there else None
 
 
-def tree_array(layout: Layout, columns: Mapping[Path, Column], rows: Mapping[Path, Array], root: Path) -> pa.Array | None:
+def tree_array(
+    layout: Layout, columns: Mapping[Path, Column], rows: Mapping[Path, Array], root: Path
+) -> pa.Array | None:
     """The rows of a space as tree_field() has it."""
     if root in columns:
         return columns[root].encoded(rows[root]) if columns[root].is_there else None
@@ -207,8 +210,8 @@ def tree_array(layout: Layout, columns: Mapping[Path, Column], rows: Mapping[Pat
     return pa.StructArray.from_arrays(arrays, fields=fields) if arrays else None
 
 
-def tree_rows(layout: Layout, columns: Mapping[Path, Column], array: pa.Array | None, count: int, root: Path) -> Any:
-    """The rows that tree_array() was given. Raises UnreadableRecording, LookupError."""
+def tree_rows(layout: Layout, columns: Mapping[Path, Column], array: Any, count: int, root: Path) -> Any:
+    """The rows that tree_array() was given. array: None where it gave none. Raises UnreadableRecording, LookupError."""
     if root in columns:
         column = columns[root]
         return column.decoded(array) if array is not None else column.empty(count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -54,10 +53,11 @@ class ParquetExporter:
             tables.abandon()
 
     def how_to_load(self, path: FilePath) -> str:
+        steps, episodes = (f"{path}/{name}/*.parquet" for name in ("steps", "episodes"))
         return (
             "import duckdb\n"
-            f"""duckdb.sql('''SELECT outcome, count(*), avg("return") FROM '{path}/episodes/*.parquet' GROUP BY ALL''')"""
-            f"\nduckdb.sql('''SELECT * FROM '{path}/steps/*.parquet' WHERE episode = 0 ORDER BY step''')"
+            f"steps, episodes = duckdb.read_parquet({steps!r}), duckdb.read_parquet({episodes!r})\n"
+            """duckdb.sql('SELECT outcome, count(*), avg("return") FROM episodes GROUP BY ALL').show()"""
         )
 
 
@@ -74,13 +74,13 @@ class _Tables:
         self._writers = [reader.writer for reader in readers]
         self._splits = [reader.split for reader in readers]
         self._environments = [reader.about.environment.get("id") for reader in readers]
-        self._metadata = [
-            None if reader.metadata is None else json_text(tagged(reader.metadata)) for reader in readers
-        ]
+        self._metadata = [None if reader.metadata is None else json_text(tagged(reader.metadata)) for reader in readers]
         said = {KEY: source.about, COLUMNS_KEY: json_text([column.told() for column in self._columns.values()])}
         steps = pa.schema([field for field in self._step_fields() if field is not None], said)
         episodes = pa.schema([field for field in self._episode_fields() if field is not None], said)
-        dictionaries = [path for column in self._columns.values() for path in _stored_as(column) if column.has_few_values]
+        dictionaries = [
+            path for column in self._columns.values() for path in _stored_as(column) if column.has_few_values
+        ]
         self._steps = _Files(target / "steps", steps, ["episode", "step"], dictionaries)
         self._episodes = _Files(target / "episodes", episodes, ["episode"], dictionaries)
         scanned = ["terminations", "truncations", *["rewards"] * (self._objectives > 0)]
@@ -242,7 +242,7 @@ class _Files:
 
     def _write_group(self) -> None:
         if self._writer is None:
-            self._file = open(self._folder / f"{self._count:05}.parquet", "wb")
+            self._file = open(self._folder / f"{self._count:05}.parquet", "wb")  # noqa: SIM115
             self._writer = pq.ParquetWriter(self._file, self._schema, **self._options)
             self._count += 1
         table = pa.Table.from_batches(self._held, self._schema)

@@ -10,17 +10,17 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.errors import CorruptTrace
 from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported
-from gym_trace.interop.parquet.columns import NUMBER, Column, tree_field, tree_rows
+from gym_trace.interop.parquet.columns import Column, tree_field, tree_rows
 from gym_trace.interop.parquet.exporter import COLUMNS_KEY
 from gym_trace.interop.parquet.tables import Table, files_in
 from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.schema import WriterSchema
 
 _FOLDERS = ("steps", "episodes")
-_Decoder = Callable[[pa.Array | None, int], Any]
+_Decoder = Callable[[Any, int], Any]  # a pyarrow.Array, or None, and how many rows
 
 
 class ParquetImporter:
@@ -35,7 +35,7 @@ class ParquetImporter:
     def read(self, path: FilePath) -> Imported:
         steps, episodes = (Table(path / folder) for folder in _FOLDERS)
         about = episodes.said(KEY)
-        schema = next(iter(read_about(about).get("writers", {}).values()), {})
+        schema: dict[str, Any] = next(iter(read_about(about).get("writers", {}).values()), {})
         columns = _columns_of(episodes)
         try:
             observations, actions, _ = WriterSchema.of(schema).layouts
@@ -88,7 +88,7 @@ def _of_episodes(columns: dict[Path, Column], observations: Layout) -> dict[str,
         "episode": _Read(pa.int64(), _numbers),
         "steps": _Read(pa.int64(), _numbers),
         "final_observation": _tree(columns, observations, "observations"),
-        KEY: _Read(pa.string(), lambda array, count: array.to_pylist()),
+        KEY: _Read(pa.string(), _texts),
     }
 
 
@@ -105,6 +105,10 @@ def _numbers(array: pa.Array, count: int) -> Any:
     return array.to_numpy(zero_copy_only=False)
 
 
+def _texts(array: pa.Array, count: int) -> Any:
+    return array.to_pylist()
+
+
 def _annotations(notes: dict[str, Column], array: pa.Array, count: int) -> dict[str, Any]:
     return {name: column.decoded(array.field(name)) for name, column in notes.items()}
 
@@ -117,7 +121,9 @@ class _Rows:
         self.table, self._columns = table, columns
         for name, column in columns.items():
             places = table.schema.get_all_field_indices(name)
-            if len(places) != (column.type is not None) or (places and table.schema.field(places[0]).type != column.type):
+            if len(places) != (column.type is not None) or (
+                places and table.schema.field(places[0]).type != column.type
+            ):
                 raise table.malformed(f"{name} is not what its metadata says")
         there = [name for name, column in columns.items() if column.type is not None]
         self._pieces = table.pieces(there)

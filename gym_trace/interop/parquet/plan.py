@@ -81,7 +81,7 @@ def _kinds_of(rows: Array) -> Iterable[_Kind]:
     if arrays <= {np.ma.MaskedArray} and arrays:
         return kinds
     kinds |= {(value.dtype, value.shape) for value in values if type(value) in arrays}
-    return kinds - {kind for kind in arrays if kind is np.ndarray or issubclass(kind, np.generic)}  # type: ignore[arg-type]
+    return kinds - {kind for kind in arrays if kind is np.ndarray or issubclass(kind, np.generic)}
 
 
 def _is_utf8(texts: Iterable[str]) -> bool:

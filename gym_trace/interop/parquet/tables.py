@@ -121,13 +121,15 @@ def _size(kind: pa.DataType) -> int:
     if pa.types.is_struct(kind):
         return sum(_size(part.type) for part in kind)
     if pa.types.is_fixed_size_list(kind):
-        return kind.list_size * _size(kind.value_type)
+        return int(kind.list_size) * 8
     return 8
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """A batch in parts that have not too much text."""
-    lengths = sum((_lengths(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
+    lengths = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        lengths += _lengths(column)
     begin = 0
     while begin < batch.num_rows:
         total = np.cumsum(lengths[begin:])
@@ -136,13 +138,13 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         begin += count
 
 
-def _lengths(array: pa.Array) -> Array | int:
+def _lengths(array: pa.Array) -> Array:
     """How many bytes of text each row has."""
+    found = np.zeros(len(array), np.int64)
     if pa.types.is_struct(array.type):
-        return sum((_lengths(array.field(i)) for i in range(array.type.num_fields)), np.zeros(len(array), np.int64))
-    if pa.types.is_dictionary(array.type):
+        for number in range(array.type.num_fields):
+            found += _lengths(array.field(number))
+    elif pa.types.is_dictionary(array.type) and len(array.dictionary):
         of_each = pc.binary_length(array.dictionary).to_numpy(zero_copy_only=False)
-        indices = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
-        found: Array = of_each[indices] if len(of_each) else np.zeros(len(array), np.int64)
-        return found
-    return 0
+        found += of_each[array.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -83,7 +84,7 @@ def step_blocks(trace: Trace, choice: Choice) -> Iterator[Block]:
     changes = np.flatnonzero((np.diff(writers) != 0) | (np.diff(chunks) != 0)) + 1
     bounds = [0, *changes.tolist(), len(trace)]
     begin = 0  # of the episodes that are to come in windows
-    for first, last in zip(bounds[:-1], bounds[1:]):
+    for first, last in pairwise(bounds):
         chunk, reader = int(chunks[first]), trace.readers[int(writers[first])]
         if chunk < 0 or last - first < _FEWEST or not _is_plain(reader, chunk, choice):
             continue
@@ -103,8 +104,8 @@ def _windows(trace: Trace, places: range, choice: Choice) -> Iterator[Block]:
 
 def _block_of_window(window: Window, choice: Choice) -> Block:
     columns = {path: rows for path, _, rows in window.leaves(choice)}
-    one = [np.array([number], np.int64) for number in (window.episode.index, window.start, window.steps)]
-    return Block(*one, np.array([window.start == 0]), np.array([window.closes]), columns)
+    place, start, steps = (np.array([number]) for number in (window.episode.index, window.start, window.steps))
+    return Block(place, start, steps, np.array([window.start == 0]), np.array([window.closes]), columns)
 
 
 def _is_plain(reader: WriterReader, chunk: int, choice: Choice) -> bool:
@@ -120,9 +121,7 @@ def _is_plain(reader: WriterReader, chunk: int, choice: Choice) -> bool:
     return size <= _MOST_BYTES
 
 
-def _block_of(
-    reader: WriterReader, number: int, episodes: Array, fragments: Array, choice: Choice
-) -> Block | None:
+def _block_of(reader: WriterReader, number: int, episodes: Array, fragments: Array, choice: Choice) -> Block | None:
     """The episodes of these fragments of a chunk; None where they are not to be had like this."""
     begin, end = reader.chunk_bounds[number : number + 2].tolist()
     table = reader.fragments[begin:end]
