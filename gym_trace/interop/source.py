@@ -110,6 +110,10 @@ class Source:
         """JSON text, from which an import has what is known of an episode beside its steps. Raises CorruptTrace."""
         return identity.identity(episode, self.episodes[episode.index], bool(self.is_part[episode.index]))
 
+    def identities(self, places: Array) -> list[str]:
+        """The same of the episodes at some places, for a fraction of the time. Raises CorruptTrace."""
+        return identity.identities(self.trace, places, self.is_part)
+
     # -- what there is ------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -19,7 +20,7 @@ from gym_trace.interop.source import Source
 from gym_trace.interop.steps.blocks import Block, step_blocks
 from gym_trace.interop.steps.choice import choose, name_of
 from gym_trace.interop.steps.plain import json_text, tagged
-from gym_trace.model.episode import Episode
+from gym_trace.interop.steps.untagged import untagged
 from gym_trace.model.layout import Path, put_together
 from gym_trace.model.values import Array, objects, row_of
 
@@ -83,8 +84,7 @@ class _Tables:
         ]
         self._steps = _Files(target / "steps", steps, ["episode", "step"], dictionaries)
         self._episodes = _Files(target / "episodes", episodes, ["episode"], dictionaries)
-        scanned = ["terminations", "truncations", *["rewards"] * (self._objectives > 0)]
-        self._known = source.trace.scan(columns=scanned)
+        self._rewarded = source.trace.scan(columns=["rewards"])  # for returns of several objectives
 
     def close(self) -> None:
         self._steps.close()
@@ -180,15 +180,14 @@ class _Tables:
         places = block.episodes[block.closes]
         table = self._table[places]
         writers = table["writer"].tolist()
-        episodes = [next(self._known) for _ in places]
+        identities = self._source.identities(places)
         yield pa.array(places)
         yield pa.array(table["steps"])
-        yield self._returns(episodes, table)
+        yield self._returns(table)
         yield pa.array(table["outcome"].tolist(), pa.string())
-        seeds = [seed if seed >= -1 else episode.seed for seed, episode in zip(table["seed"].tolist(), episodes)]
-        yield self._seeds(seeds)
-        given = [episode.options for episode in episodes]
-        yield pa.array([None if options is None else json_text(tagged(options)) for options in given], pa.string())
+        yield self._seeds(table["seed"].tolist(), identities)
+        options = (json.loads(text).get("options") if '"options"' in text else None for text in identities)
+        yield pa.array([None if given is None else json_text(given) for given in options], pa.string())
         last = self._rows_under("observations", block, block.last_observations[block.closes])
         yield tree_array(self._source.layouts.observations, self._columns, last, ("observations",))
         for texts in (self._environments, self._splits, self._metadata, self._writers):
@@ -197,20 +196,20 @@ class _Tables:
             yield pa.array(table[name].astype(np.int64))
         for name in ("start_time", "end_time"):
             yield pa.array(table[name].astype("M8[us]"), _TIME)
-        yield pa.array([self._source.identity(episode) for episode in episodes], pa.string())
+        yield pa.array(identities, pa.string())
 
-    def _returns(self, episodes: list[Episode], table: Array) -> pa.Array:
+    def _returns(self, table: Array) -> pa.Array:
         if not self._objectives:
             return pa.array(table["return"], from_pandas=True)  # which has NULL for NaN
-        totals = [np.ravel(episode.total_reward) for episode in episodes]
+        totals = [np.ravel(next(self._rewarded).total_reward) for _ in range(len(table))]
         known = [total.tolist() if len(total) == self._objectives else None for total in totals]
         return pa.array(known, pa.list_(pa.field("element", pa.float64(), nullable=False), self._objectives))
 
-    def _seeds(self, seeds: list[int | None]) -> pa.Array:
-        given = [None if seed is None or seed < 0 else seed for seed in seeds]
-        if self._has_large_seeds:
-            return pa.array([None if seed is None else str(seed) for seed in given], pa.string())
-        return pa.array(given, pa.int64())
+    def _seeds(self, seeds: list[int], identities: list[str]) -> pa.Array:
+        if not self._has_large_seeds:
+            return pa.array([None if seed < 0 else seed for seed in seeds], pa.int64())
+        given = [untagged(json.loads(text).get("seed")) for text in identities]
+        return pa.array([None if seed is None else str(seed) for seed in given], pa.string())
 
 
 class _Files:
