@@ -120,7 +120,7 @@ def _observed(arrays: _Arrays, name: str, wanted: tuple[int, ...]) -> Arranged:
 def _acted(arrays: _Arrays, space: Any, width: int) -> Arranged:
     """Actions as a buffer has them; those of a Box scaled, as Stable-Baselines3's policies do it."""
     shape, is_box = arrays.shape("actions")[1:], isinstance(space, spaces.Box)
-    if int(np.prod(shape)) != width or (arrays.dtype("actions").kind == "f") is not is_box:
+    if int(np.prod(shape)) != width or (arrays.dtype("actions").kind == "f" and not is_box):
         told = f"{arrays.dtype('actions')} of shape {shape}, which do not fit {printable(space)}"
         raise InvalidOption(f"{arrays.path}: actions are {told}")
     if not is_box or (np.all(space.low == -1) and np.all(space.high == 1)):
@@ -174,7 +174,8 @@ class _Arrays:
                 for start in range(0, rows, most := max(1, _BLOCK // row)):
                     stop = min(rows, start + most)
                     raw = stream.read((stop - start) * row)
-                    into[start:stop, lane] = arranged(np.frombuffer(raw, dtype).reshape(stop - start, *shape[1:]))
+                    with np.errstate(over="ignore"):  # of float64 that becomes float32
+                        into[start:stop, lane] = arranged(np.frombuffer(raw, dtype).reshape(stop - start, *shape[1:]))
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype[Any]]]:

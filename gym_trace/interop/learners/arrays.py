@@ -9,6 +9,7 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.interop.contract import Loss
+from gym_trace.interop.losses import losses
 from gym_trace.interop.source import Form, Source, leaves_of
 from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.values import Array
@@ -105,16 +106,27 @@ def reward_form(source: Source, library: str) -> Form:
     return form
 
 
-def rewards_rounded(source: Source) -> Iterator[Loss]:
-    """The loss there is where float32 does not hold the rewards exactly."""
-    if np.can_cast(source.forms[("rewards",)].dtype, np.float32, "safe"):  # type: ignore[union-attr]
+def narrowed_rewards(source: Source, form: Form) -> Iterator[Loss]:
+    """What there is to say where rewards become float32."""
+    if form.dtype == np.float32:
         return
-    for episode in source.trace.scan(columns=("rewards",)):
-        rewards = np.asarray(episode.rewards)
-        with np.errstate(over="ignore"):
-            if not np.array_equal(rewards.astype(np.float32), rewards, equal_nan=rewards.dtype.kind == "f"):
-                yield Loss("dtype", f"rewards are rounded from {rewards.dtype} to float32")
-                return
+    with np.errstate(over="ignore"):
+        rounded = any(
+            not np.array_equal(rewards.astype(np.float32), rewards, equal_nan=rewards.dtype.kind == "f")
+            for rewards in (np.asarray(episode.rewards) for episode in source.trace.scan(columns=("rewards",)))
+        )
+    yield Loss("dtype", f"rewards become float32, which {'rounds them' if rounded else 'holds those that there are'}")
+
+
+def lost_flags(source: Source) -> Iterator[Loss]:
+    """The loss there is where an episode has one flag, of whether it was terminated."""
+    found = list(losses(source, "flags"))
+    ends = source.trace.scan(columns=("terminations", "truncations"))
+    both = sum(bool(len(e) and e.terminations[-1] and e.truncations[-1]) for e in ends)
+    if both and not found:
+        told = "episode was" if both == 1 else "episodes were"
+        found = [Loss("flags", f"{both:,} {told} terminated and truncated at once, and are read as terminated")]
+    yield from found
 
 
 def as_form(rows: Array, form: Form) -> Array:

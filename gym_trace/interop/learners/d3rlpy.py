@@ -20,9 +20,10 @@ from gym_trace.interop.learners.arrays import (
     Part,
     actions_of,
     as_form,
+    lost_flags,
+    narrowed_rewards,
     observations_of,
     reward_form,
-    rewards_rounded,
 )
 from gym_trace.interop.losses import losses
 from gym_trace.interop.source import Source, flags
@@ -71,7 +72,8 @@ class D3rlpyExporter:
         yield from actions.lost()
         if actions.kind not in ("Discrete", "Box"):
             yield Loss("spaces", f"actions of {actions.kind} read as continuous ones, of whole numbers")
-        yield from rewards_rounded(source)
+        yield from narrowed_rewards(source, reward_form(source, "d3rlpy"))
+        yield from lost_flags(source)
 
     def write(self, source: Source, target: Path) -> None:
         observations, actions = self._checked(source)

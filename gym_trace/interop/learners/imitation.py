@@ -16,7 +16,15 @@ import pyarrow as pa
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.interop.contract import Loss
 from gym_trace.interop.identity import KEY
-from gym_trace.interop.learners.arrays import Actions, Observations, actions_of, as_form, observations_of, reward_form
+from gym_trace.interop.learners.arrays import (
+    Actions,
+    Observations,
+    actions_of,
+    as_form,
+    lost_flags,
+    observations_of,
+    reward_form,
+)
 from gym_trace.interop.learners.jsonpickled import info_text
 from gym_trace.interop.losses import losses
 from gym_trace.interop.source import Form, Source
@@ -49,6 +57,8 @@ class ImitationExporter:
         yield from losses(source, "annotations", "empty_episode")
         if (source.episodes["outcome"] == "truncated").any():
             yield Loss("flags", "one flag, terminal, says that an episode was terminated or truncated")
+        else:
+            yield from lost_flags(source)
         yield from observations.lost()
         yield from actions.lost()
         dtypes = {str(form.dtype) for form in (observations.parts[0].form, actions.form, _floating(reward))}

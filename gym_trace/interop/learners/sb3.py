@@ -22,9 +22,10 @@ from gym_trace.interop.learners.arrays import (
     Observations,
     actions_of,
     as_form,
+    lost_flags,
+    narrowed_rewards,
     observations_of,
     reward_form,
-    rewards_rounded,
 )
 from gym_trace.interop.losses import losses
 from gym_trace.interop.source import Form, Source, flags
@@ -33,6 +34,7 @@ from gym_trace.interop.steps.plain import json_text, tagged
 from gym_trace.interop.steps.windows import Window, step_windows
 from gym_trace.model.layout import Branch, Leaf, PlainSpace
 from gym_trace.model.values import Array
+from gym_trace.printable import printable
 
 ABOUT, EPISODES = "gym_trace.json", "gym_trace.jsonl"  # members that are text
 _SPACES = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
@@ -57,11 +59,17 @@ class ReplayBufferExporter:
     observation: str = ""
 
     def lost(self, source: Source) -> Iterator[Loss]:
-        observations, actions, _ = self._checked(source)
+        observations, actions, reward = self._checked(source)
         yield from losses(source, "infos", "annotations", "empty_episode")
         yield from observations.lost()
+        dtypes = {leaf.path: leaf.dtype for leaf in observations.layout.leaves()}
+        for part in observations.parts:
+            if part.form.dtype != dtypes[part.path]:
+                name = f"observations {printable(part.name)}".rstrip()
+                yield Loss("dtype", f"{name}: {part.form.dtype} becomes {dtypes[part.path]}, as in the space")
         yield from actions.lost()
-        yield from rewards_rounded(source)
+        yield from narrowed_rewards(source, reward)
+        yield from lost_flags(source)
         if _is_scaled(actions.space):
             yield Loss("dtype", "actions are scaled to -1 … 1 as in Stable-Baselines3's own buffers, and rounded")
 
@@ -94,7 +102,7 @@ class ReplayBufferExporter:
     def how_to_load(self, path: Path) -> str:
         return (
             "from gym_trace.interop.sb3 import load_replay_buffer\n"
-            f"load_replay_buffer({str(path)!r}, model)  # a DQN, SAC, TD3 or DDPG"
+            f"buffer = load_replay_buffer({str(path)!r})  # with a model as well, the model has it then"
         )
 
     def _has_keys(self, observations: Observations) -> bool:
