@@ -47,8 +47,9 @@ _EXPORTERS: dict[str, Entry] = {
     "parquet": Entry(
         "gym_trace.interop.parquet.exporter:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"
     ),
-    "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
     "sb3": Entry("gym_trace.interop.learners.sb3:ReplayBufferExporter", "", "Stable-Baselines3, for a replay buffer"),
+    "torchrl": Entry("gym_trace.interop.torchrl.exporting:TorchRLExporter", "", "TorchRL: a memory-mapped TensorDict"),
+    "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 _IMPORTERS: dict[str, Entry] = {
     "gym": Entry(
