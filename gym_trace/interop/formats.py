@@ -48,6 +48,9 @@ _EXPORTERS: dict[str, Entry] = {
         "gym_trace.interop.parquet.exporter:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"
     ),
     "sb3": Entry("gym_trace.interop.learners.sb3:ReplayBufferExporter", "", "Stable-Baselines3, for a replay buffer"),
+    "rllib": Entry(
+        "gym_trace.interop.rllib.exporting:RLlibExporter", "rllib", "RLlib: Parquet of episodes, or of rows"
+    ),
     "torchrl": Entry("gym_trace.interop.torchrl.exporting:TorchRLExporter", "", "TorchRL: a memory-mapped TensorDict"),
     "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
@@ -61,6 +64,7 @@ _IMPORTERS: dict[str, Entry] = {
     "parquet": Entry(
         "gym_trace.interop.parquet.importer:ParquetImporter", "parquet", "Parquet that gym-trace has exported"
     ),
+    "rllib": Entry("gym_trace.interop.rllib.importing:RLlibImporter", "rllib", "RLlib: Parquet of episodes"),
     "rlds": Entry("gym_trace.interop.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 
