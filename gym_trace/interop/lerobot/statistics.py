@@ -1,7 +1,7 @@
 """The statistics of episodes and of all of them, as lerobot.datasets.compute_stats has them.
 
 The quantiles of an episode are values that occur in it (LeRobot's are off by up to a 5,000th of the range), those of
-all episodes are the means of theirs, by length. Numbers that are not finite, or huge, are left out, which LeRobot cannot.
+all episodes are the means of theirs, by length. What is not finite, or huge, is left out; LeRobot fails there.
 """
 
 from __future__ import annotations
