@@ -33,10 +33,12 @@ class Entry(NamedTuple):
 
 
 _EXPORTERS: dict[str, Entry] = {
+    "csv": Entry("gym_trace.interop.steps.exporters:CsvExporter", "", "CSV, a line a step"),
     "d3rlpy": Entry("gym_trace.interop.learners.d3rlpy:D3rlpyExporter", "hdf5", "d3rlpy 2, an HDF5 file"),
     "imitation": Entry(
         "gym_trace.interop.learners.imitation:ImitationExporter", "imitation", "imitation, a data set of Hugging Face"
     ),
+    "jsonl": Entry("gym_trace.interop.steps.exporters:JsonLinesExporter", "", "JSON lines, as docs/STEPS.md has them"),
     "lerobot": Entry("gym_trace.interop.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot data set, version 3"),
     "mcap": Entry("gym_trace.interop.viewing.mcap_out:McapExporter", "mcap", "MCAP, which Foxglove opens"),
     "minari": Entry(
@@ -44,6 +46,7 @@ _EXPORTERS: dict[str, Entry] = {
         "minari",
         "a data set of Minari, as hdf5 (default), arrow or parquet",
     ),
+    "npz": Entry("gym_trace.interop.steps.exporters:NpzExporter", "", "one .npz file, which numpy.load reads"),
     "parquet": Entry(
         "gym_trace.interop.parquet.exporter:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"
     ),
@@ -57,6 +60,9 @@ _EXPORTERS: dict[str, Entry] = {
 _IMPORTERS: dict[str, Entry] = {
     "gym": Entry(
         "gym_trace.interop.legacy.importing:GymImporter", "", "what gym_recording, or OpenAI Gym's Monitor, has left"
+    ),
+    "jsonl": Entry(
+        "gym_trace.interop.steps.jsonl_importer:JsonLinesImporter", "", "JSON lines, as docs/STEPS.md has them"
     ),
     "lerobot": Entry("gym_trace.interop.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot data set, version 3"),
     "mcap": Entry("gym_trace.interop.viewing.mcap_in:McapImporter", "mcap", "MCAP that gym-trace has exported"),
