@@ -18,6 +18,8 @@ OBSERVATIONS = spaces.Dict(
         "half": spaces.Box(-np.inf, np.inf, (), np.float16),
         "count": spaces.Box(0, 2**32 - 1, (2,), np.uint32),
         "a/b": spaces.Discrete(3),
+        "": spaces.Discrete(3),
+        'a\\ "%é': spaces.Discrete(3),
         "mission": spaces.Text(20),
         "nothing": spaces.Dict({}),
         "pair": spaces.Tuple((spaces.MultiBinary(3), spaces.Box(0, 1, (0,), np.float32))),

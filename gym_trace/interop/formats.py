@@ -55,6 +55,7 @@ _EXPORTERS: dict[str, Entry] = {
         "gym_trace.interop.rllib.exporting:RLlibExporter", "rllib", "RLlib: Parquet of episodes, or of rows"
     ),
     "torchrl": Entry("gym_trace.interop.torchrl.exporting:TorchRLExporter", "", "TorchRL: a memory-mapped TensorDict"),
+    "rerun": Entry("gym_trace.interop.viewing.rerun_out:RerunExporter", "rerun", "Rerun, an .rrd file of its viewer"),
     "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 _IMPORTERS: dict[str, Entry] = {
@@ -71,6 +72,9 @@ _IMPORTERS: dict[str, Entry] = {
         "gym_trace.interop.parquet.importer:ParquetImporter", "parquet", "Parquet that gym-trace has exported"
     ),
     "rllib": Entry("gym_trace.interop.rllib.importing:RLlibImporter", "rllib", "RLlib: Parquet of episodes"),
+    "rerun": Entry(
+        "gym_trace.interop.viewing.rerun_in:RerunImporter", "rerun", "an .rrd file that gym-trace has exported"
+    ),
     "rlds": Entry("gym_trace.interop.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
 }
 

@@ -32,7 +32,11 @@ _SHARD = 256 << 20  # bytes
 _LARGEST = (1 << 31) - (1 << 20)  # bytes of an example that protobuf reads
 _BOOL, _FLOAT, _INTEGER = np.dtype(np.bool_), np.dtype(np.float32), np.dtype(np.int64)
 _NAMES = {"observations": "observation", "actions": "action"}
-_FLAGS = {name: Feature("tensor", _BOOL) for name in ("is_first", "is_last", "is_terminal")}
+_MARKS = {name: Feature("tensor", _BOOL) for name in ("is_first", "is_last", "is_terminal")}
+_FLAGS = {
+    "terminated": Feature("tensor", _BOOL, doc="as the environment said"),
+    "truncated": Feature("tensor", _BOOL, doc="as the environment said"),
+}
 _EPISODE: Features = {
     KEY: Feature("text", doc="JSON: what gym-trace knows of the episode"),
     "episode_id": Feature("tensor", _INTEGER),
@@ -116,7 +120,7 @@ class _Columns:
 
     def __init__(self, source: Source, images: str):
         self._source, self._images = source, images
-        self.features: Features = dict(_FLAGS)
+        self.features: Features = {**_MARKS, **_FLAGS}
         self._leaves: dict[LeafPath, tuple[str, Feature]] = {}
         for root, layout in (("observations", source.layouts.observations), ("actions", source.layouts.actions)):
             if (tree := self._tree(layout, f"steps/{_NAMES[root]}")) is not None:
@@ -187,8 +191,11 @@ class _Columns:
             marks[0, 0] = window.episode.first_step == 0
         if window.closes:
             marks[1:, -1] = True, is_terminal
-        for name, mark in zip(_FLAGS, marks):
+        for name, mark in zip(_MARKS, marks):
             example.integers(f"steps/{name}", mark)
+        nothing = np.zeros(int(window.closes), np.bool_)
+        for name, rows in zip(_FLAGS, ("terminations", "truncations")):
+            example.integers(f"steps/{name}", np.append(window.columns[rows], nothing))
         discounts = np.ones(window.steps + window.closes, np.float32)
         discounts[window.steps :] = 0
         discounts[window.steps - is_terminal : window.steps] = 0

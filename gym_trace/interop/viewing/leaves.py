@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import ABSENT, Array, objects
 
+FLAGS = {"terminated": "terminations", "truncated": "truncations"}
 _ROOTS = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}
 
 
@@ -50,9 +51,13 @@ def columns_in(source: Source) -> list[Column]:
 
 
 def name_of(path: Path) -> str:
-    """A path with slashes; one in a key becomes %2F."""
-    parts = [str(part).replace("%", "%25").replace("/", "%2F") for part in path[1:]]
+    """A path with slashes; one in a key becomes %2F, and an empty key %."""
+    parts = [str(part).replace("%", "%25").replace("/", "%2F") or "%" for part in path[1:]]
     return "/".join((_ROOTS.get(str(path[0]), str(path[0])), *parts))
+
+
+def _key_of(part: str) -> str:
+    return "" if part == "%" else part.replace("%2F", "/").replace("%25", "%")
 
 
 def dtype_losses(source: Source) -> Iterator[Loss]:
@@ -100,7 +105,53 @@ def writers_of(about: str, where: str) -> tuple[Schema, Layouts]:
         raise UnreadableRecording(f"{where}: what gym-trace has said of spaces is malformed") from error
 
 
-def steps_of(layouts: Layouts, take: Callable[[str], Any], others: list[str]) -> NewSteps:
+class Waiting(Protocol):
+    """Rows of columns that come one after the other, of all columns in turns.
+
+    Attributes:
+        is_much: whether so much waits that it had better be taken.
+    """
+
+    @property
+    def is_much(self) -> bool: ...
+
+    def ready(self, name: str) -> int:
+        """How many rows of a column are there that were not taken."""
+
+    def take(self, name: str, count: int) -> Any:
+        """The next so many of them."""
+
+    def read_on(self) -> None:
+        """Reads more. Raises UnreadableRecording if there is no more."""
+
+
+def parts_of(layouts: Layouts, others: list[str], waiting: Waiting, steps: int, most: int) -> Iterator[NewSteps]:
+    """The next episode of so many steps, up to most of them at a time. others: names of infos and annotations."""
+    seen = {name_of(leaf.path) for leaf in layouts.observations.leaves()}
+    done = {"reward", *others, *(name_of(leaf.path) for leaf in layouts.actions.leaves())}
+    begin = 0
+    while True:
+        lead = int(begin == 0)
+        wanted = min(steps - begin, most)
+        while True:
+            count = min(
+                wanted,
+                min(map(waiting.ready, done)),
+                min(map(waiting.ready, seen), default=wanted + lead) - lead,
+            )
+            if count == wanted or (count > 0 and waiting.is_much):
+                break
+            waiting.read_on()
+        rows = {name: waiting.take(name, count + lead * (name in seen)) for name in seen | done}
+        for name in FLAGS:  # which the identity has, too
+            waiting.take(name, min(count, waiting.ready(name)))
+        yield _steps_of(layouts, rows.__getitem__, others if count else [])
+        begin += count
+        if begin >= steps:
+            return
+
+
+def _steps_of(layouts: Layouts, take: Callable[[str], Any], others: list[str]) -> NewSteps:
     """Steps of which take(name) gives the rows of a column. others: the names of those of infos and annotations."""
     observations = layouts.observations.join(take(name_of(leaf.path)) for leaf in layouts.observations.leaves())
     actions = layouts.actions.join(take(name_of(leaf.path)) for leaf in layouts.actions.leaves())
@@ -112,9 +163,7 @@ def steps_of(layouts: Layouts, take: Callable[[str], Any], others: list[str]) ->
         actions,
         rewards,
         infos=None if infos is None or not len(infos) or infos[0] is None else infos,
-        annotations={
-            name.replace("%2F", "/").replace("%25", "%"): rows for name, rows in notes.items() if rows is not None
-        },
+        annotations={_key_of(name): rows for name, rows in notes.items() if rows is not None},
     )
 
 

@@ -17,10 +17,10 @@ from mcap.stream_reader import CRCValidationError, StreamReader, breakup_chunk
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.interop.identity import KEY
-from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported
+from gym_trace.interop.imported import Imported, NewEpisode, imported
 from gym_trace.interop.steps.untagged import array_from, untagged
 from gym_trace.interop.viewing.images import pixels
-from gym_trace.interop.viewing.leaves import name_of, steps_of, writers_of
+from gym_trace.interop.viewing.leaves import parts_of, writers_of
 from gym_trace.interop.viewing.mcap_out import EPISODE
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import Array, dtype_from, objects
@@ -98,19 +98,21 @@ class _Reader:
         self._by_channel: dict[int, _Rows] = {}
         self._waiting = 0  # bytes of messages
         self._episodes: deque[dict[str, str]] = deque()
+        self._records: Iterator[Any] = iter(())
 
     def episodes(self) -> Iterator[NewEpisode]:
         """Raises UnreadableRecording, also while the steps of an episode are read."""
         with self._path.open("rb") as file:
-            records = _records(file, self._path)
+            self._records = _records(file, self._path)
             while True:
-                while not self._episodes and (record := next(records, None)) is not None:
+                while not self._episodes and (record := next(self._records, None)) is not None:
                     self._take(record)
                 if not self._episodes:
                     return
                 said = self._episodes.popleft()
                 steps = self._count(said)
-                yield NewEpisode(steps, self._parts(records, steps), identity=said.get("identity", ""))
+                parts = parts_of(self._layouts, self._others, self, steps, _MOST_ROWS)
+                yield NewEpisode(steps, parts, identity=said.get("identity", ""))
 
     def _count(self, said: dict[str, str]) -> int:
         text = said.get("steps", "")
@@ -139,41 +141,24 @@ class _Reader:
         except (CorruptTrace, ValueError, TypeError, RecursionError) as error:
             raise self._malformed(f"of the channel {channel.topic:.60} a form that is none") from error
 
-    def _parts(self, records: Iterator[Any], steps: int) -> Iterator[NewSteps]:
-        seen = {name_of(leaf.path) for leaf in self._layouts.observations.leaves()}
-        done = {name_of(leaf.path) for leaf in self._layouts.actions.leaves()} | {"reward", *self._others}
-        begin = 0
-        while True:
-            count = self._fill(records, seen, done, steps - begin, begin == 0)
-            lead = int(begin == 0)
-            taken = {name: self._pop(name, count + (lead if name in seen else 0)) for name in seen | done}
-            for name in ("terminated", "truncated"):  # which the identity has, too
-                self._pop(name, count)
-            yield steps_of(self._layouts, taken.__getitem__, self._others if count else [])
-            begin += count
-            if begin >= steps:
-                return
+    @property
+    def is_much(self) -> bool:
+        return self._waiting > _MOST_PART
 
-    def _fill(self, records: Iterator[Any], seen: set[str], done: set[str], left: int, opens: bool) -> int:
-        """Reads on until there are enough steps of all channels; returns how many these are."""
-        most = min(left, _MOST_ROWS)
-        while True:
-            ready = min([len(self._rows[name].waiting) if name in self._rows else 0 for name in done], default=0)
-            told = min([len(self._rows[name].waiting) if name in self._rows else 0 for name in seen], default=1 << 62)
-            count = min(ready, told - opens, most)
-            if count >= most or (count > 0 and self._waiting > _MOST_PART):
-                return count
-            record = next(records, None)
-            if record is None:
-                raise self._malformed("fewer messages than its episodes have steps")
-            self._take(record)
+    def ready(self, name: str) -> int:
+        return len(self._rows[name].waiting) if name in self._rows else 0
 
-    def _pop(self, name: str, count: int) -> Any:
-        """The next so many rows of a channel."""
+    def read_on(self) -> None:
+        record = next(self._records, None)
+        if record is None:
+            raise self._malformed("fewer messages than its episodes have steps")
+        self._take(record)
+
+    def take(self, name: str, count: int) -> Any:
         rows = self._rows.get(name)
         if rows is None:
             return []
-        data = [rows.waiting.popleft() for _ in range(min(count, len(rows.waiting)))]
+        data = [rows.waiting.popleft() for _ in range(count)]
         self._waiting -= sum(map(len, data))
         try:
             messages = [json.loads(one) for one in data]
