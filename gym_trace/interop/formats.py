@@ -41,6 +41,7 @@ _EXPORTERS: dict[str, Entry] = {
     "jsonl": Entry("gym_trace.interop.steps.exporters:JsonLinesExporter", "", "JSON lines, as docs/STEPS.md has them"),
     "lerobot": Entry("gym_trace.interop.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot data set, version 3"),
     "mcap": Entry("gym_trace.interop.viewing.mcap_out:McapExporter", "mcap", "MCAP, which Foxglove opens"),
+    "d4rl": Entry("gym_trace.interop.hdf5.d4rl_out:D4RLExporter", "hdf5", "an HDF5 file as D4RL has it"),
     "minari": Entry(
         "gym_trace.interop.minari.exporter:MinariExporter",
         "minari",
@@ -67,6 +68,7 @@ _IMPORTERS: dict[str, Entry] = {
     ),
     "lerobot": Entry("gym_trace.interop.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot data set, version 3"),
     "mcap": Entry("gym_trace.interop.viewing.mcap_in:McapImporter", "mcap", "MCAP that gym-trace has exported"),
+    "d4rl": Entry("gym_trace.interop.hdf5.d4rl_in:D4RLImporter", "hdf5", "an HDF5 file as D4RL has it"),
     "minari": Entry("gym_trace.interop.minari.importer:MinariImporter", "minari", "a data set of Minari of any kind"),
     "parquet": Entry(
         "gym_trace.interop.parquet.importer:ParquetImporter", "parquet", "Parquet that gym-trace has exported"

@@ -211,6 +211,11 @@ class KeptInfos:
         self._rows: list[tuple[Any, dict[str, Any]]] = []  # a step each
         self._added = 0
 
+    @property
+    def end(self) -> int:
+        """The step after the last of which there is something."""
+        return self._added
+
     def add(self, place: int, data: bytes) -> None:
         """The next data, which were packed of the steps from this one on."""
         try:

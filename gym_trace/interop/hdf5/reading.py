@@ -19,6 +19,7 @@ _MOST_RATIO = 4096  # of what an array has to what of it is in the file: deflate
 _MOST_ROW = 1 << 31
 _SLACK = 1 << 20
 _MOST_TEXT = 64 << 20
+_BLOCK = 8 << 20  # bytes that are read ahead
 
 
 def is_hdf5(path: str | os.PathLike[str]) -> bool:
@@ -190,3 +191,23 @@ def pieces(steps: int, row_size: int) -> Iterator[tuple[int, int]]:
     most = max(1, min(4096, (4 << 20) // max(1, row_size)))
     for begin in range(0, max(1, steps), most):
         yield begin, min(steps, begin + most)
+
+
+class Ahead:
+    """Rows that are read in their order, many at a time."""
+
+    def __init__(self, rows: Rows):
+        self.rows = rows
+        self._begin = 0
+        self._block: Any = None
+        self._most = max(1, min(1 << 16, _BLOCK // rows.row_size))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, begin: int, end: int) -> Any:
+        """As Rows.read()."""
+        if self._block is None or begin < self._begin or end > self._begin + len(self._block):
+            self._begin = begin
+            self._block = self.rows.read(begin, max(end, min(len(self.rows), begin + self._most)))
+        return self._block[begin - self._begin : end - self._begin]

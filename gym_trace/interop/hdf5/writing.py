@@ -74,6 +74,29 @@ class Arrays:
         dataset.write(h5s.create_simple(array.shape), place, array, self._memory)
 
 
+class Pieces:
+    """Bytes of any number, some after the other: an array of them, which grows."""
+
+    def __init__(self, file: h5py.File, name: str):
+        kind = h5py.vlen_dtype(np.uint8)
+        self._found = file.create_dataset(name, (0,), kind, maxshape=(None,), chunks=(1024,))
+        self._waiting: list[Array] = []
+
+    def add(self, data: bytes) -> None:
+        """Some more."""
+        self._waiting.append(np.frombuffer(data, np.uint8))
+        if len(self._waiting) >= 1024:
+            self.write()
+
+    def write(self) -> None:
+        """Writes what waits to be."""
+        count = len(self._found)
+        self._found.resize((count + len(self._waiting),))
+        for i, data in enumerate(self._waiting):
+            self._found[count + i] = data
+        self._waiting.clear()
+
+
 def attribute(group: Group, name: str, value: int | str | Array) -> None:
     """Sets an attribute that is not there. Integers up to 64 bits."""
     if isinstance(value, str):
