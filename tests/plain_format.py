@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gym_trace.errors import UnreadableRecording
 from gym_trace.interop.conformance import Loaded
 from gym_trace.interop.contract import Loss
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
@@ -75,16 +74,20 @@ class PlainImporter:
     def recognises(self, path: Path) -> bool:
         return path.joinpath("about.txt").is_file()
 
+    def about(self, text: str) -> str:
+        return text
+
+    def identity(self, text: str) -> str:
+        return text
+
     def read(self, path: Path) -> Imported:
-        about = path.joinpath("about.txt").read_text()
+        about = self.about(path.joinpath("about.txt").read_text())
         nothing = {"type": "Tuple", "spaces": []}
         return imported("plain", self._episodes(path), new_schema("plain", nothing, nothing), about)
 
     def _episodes(self, path: Path) -> Iterator[NewEpisode]:
         for said in read_plain(path):
-            identity = said.pop("identity")
-            if not isinstance(identity, str):
-                raise UnreadableRecording(f"{path}: an episode without an identity")
+            identity = self.identity(said.pop("identity"))
             yield NewEpisode(len(said["rewards"]), [NewSteps(**said)], identity=identity)
 
 

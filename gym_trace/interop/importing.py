@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gym_trace.errors import RecordingError, TraceError, UnreadableRecording
+from gym_trace.errors import InvalidOption, RecordingError, TraceError, UnreadableRecording
 from gym_trace.format import wire
-from gym_trace.format.facts import checked, write_facts
+from gym_trace.format.facts import Facts, checked, write_facts
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.interop.contract import Importer, ImportReport
 from gym_trace.interop.formats import importer_for, importer_named
@@ -60,7 +60,12 @@ def import_trace(
     importer = importer_for(source) if format is None else importer_named(format) if isinstance(format, str) else format
     report = ImportReport(importer.name, source, Path(destination))
     with new_directory(destination, source) as staged:
-        _Import(StagedStorage(staged), report, on_progress).write(importer.read(source))
+        try:
+            _Import(StagedStorage(staged), report, on_progress).write(importer.read(source))
+        except UnreadableRecording as error:
+            if str(source) in str(error):
+                raise
+            raise UnreadableRecording(f"{source}: {error}") from error
     return report
 
 
@@ -106,11 +111,21 @@ class _Import:
             if name in self._open or name not in report.writers:
                 self._close(name, found.schemas)
         report.kinds, report.notes = [found.kind], list(dict.fromkeys(found.notes))
-        if found.facts:
-            write_facts(self._storage, checked(found.facts))
+        if facts := self._facts(found):
+            write_facts(self._storage, facts)
         for file in found.beside:
             shutil.copyfile(file, Path(self._storage.root) / file.name, follow_symlinks=False)
             report.videos.append(file.name)
+
+    def _facts(self, found: Imported) -> Facts:
+        """Those that a trace can have; others are noted."""
+        facts: Facts = {}
+        for key, value in found.facts.items():
+            try:
+                facts = checked({**facts, key: value})
+            except InvalidOption as error:
+                self._report.notes.append(f"left out of what is said of it: {error}")
+        return facts
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
