@@ -138,11 +138,11 @@ def _parquet(trace: Trace, out: Path, workload: str) -> None:
 
 
 OWN = {
-    "minari": Own("Minari's MinariStorage, hdf5", _minari("hdf5")),
-    "minari-arrow": Own("Minari's MinariStorage, arrow", _minari("arrow")),
-    "minari-parquet": Own("Minari's MinariStorage, parquet", _minari("parquet")),
+    "minari": Own("Minari's MinariStorage, hdf5", _minari("hdf5"), {"cartpole": 0.2}),
+    "minari-arrow": Own("Minari's MinariStorage, arrow", _minari("arrow"), {"cartpole": 0.02, "pong": 0.2}),
+    "minari-parquet": Own("Minari's MinariStorage, parquet", _minari("parquet"), {"cartpole": 0.02, "pong": 0.2}),
     "d3rlpy": Own("d3rlpy's dump", _d3rlpy),
-    "lerobot": Own("LeRobotDataset.add_frame, PNG", _lerobot, {"cartpole": 0.02, "pong": 0.1}),
+    "lerobot": Own("LeRobotDataset.add_frame, PNG", _lerobot, {"cartpole": 0.01, "pong": 0.1}),
     "parquet": Own("pyarrow, a table an episode", _parquet),
 }
 # Which of ours is measured beside it: a format, and its options.
