@@ -122,7 +122,7 @@ def test_rows_are_the_steps_and_tensors_have_no_permutation(tmp_path: Path) -> N
     [
         ("rows", spaces.Dict({"a": BOX}), "of a Dict or Tuple"),
         ("rows", spaces.Box(0, 1, (2,), np.bool_), "bool"),
-        ("rows", spaces.Text(4), "no arrays of one form"),
+        ("rows", spaces.Text(4), "no dtype and shape that all share"),
         ("episodes", spaces.Sequence(BOX), "no words for values of a Sequence"),
         ("both", BOX, 'RLlib reads "episodes" or "rows"'),
     ],

@@ -48,12 +48,14 @@ class EpisodeKind:
             for leaf in layout.leaves():
                 form = source.forms[leaf.path]
                 if leaf.dtype is not None if form is None else form.dtype.kind not in "biufc":
-                    raise InvalidOption(f"RLlib: {_told(leaf)} has values of several forms, which it cannot hold")
+                    raise InvalidOption(
+                        f"RLlib: the {_told(leaf)} are of several dtypes or shapes, which it cannot hold"
+                    )
                 size += leaf.row_size if form is None else form.dtype.itemsize * int(np.prod(form.shape))
         if unknown := [kind for plain in source.plain_spaces for kind in _kinds(plain) if kind in _UNKNOWN]:
             raise InvalidOption(f"RLlib has no words for values of a {unknown[0]} space")
         if source.forms[("rewards",)] is None:
-            raise InvalidOption("RLlib: the rewards are of several forms, which it cannot hold")
+            raise InvalidOption("RLlib: the rewards are of several dtypes or shapes, which it cannot hold")
         longest = int(source.episodes["steps"].max())
         if longest * size > _MOST_BYTES:
             raise InvalidOption(
@@ -72,11 +74,13 @@ class EpisodeKind:
         source, names = self._source, Names(self._source)
         with ShardWriter(target, pa.schema({"item": pa.binary()}), source.about) as writer:
             items: list[bytes] = []
+            size = 0
             for episode in source.trace.scan():
                 items.append(packed(self._state(episode, names.next(episode))))
-                if sum(map(len, items)) > _GROUP_BYTES:
+                size += len(items[-1])
+                if size > _GROUP_BYTES:
                     writer.write([_binary(items)])
-                    items = []
+                    items, size = [], 0
                 source.advance(len(episode))
             if items:
                 writer.write([_binary(items)])

@@ -62,8 +62,10 @@ class _Reader:
 
     def __init__(self, path: Path, items: Items):
         self._items, self._path = items, path
-        self._headers = np.array([self._header(number) for number in range(len(items))], np.int64)
-        self._episodes = list(pieces_of_episodes(self._headers))
+        self._headers = np.empty((len(items), len(Header._fields)), np.int64)
+        for number in range(len(items)):
+            self._headers[number] = self._header(number)
+        self._order, self._counts = pieces_of_episodes(self._headers)
         first = self._state(0)
         spaces = [self._space(first[name]) for name in ("_observation_space", "_action_space")]
         self._schema = new_schema(_KIND, spaces[0], spaces[1], metadata={"path": path.name}, infos=True)
@@ -74,14 +76,17 @@ class _Reader:
         about = self._items.about().get(KEY.encode())
         steps = int(self._headers[:, _STEPS].sum())
         notes = [] if about is not None else [_NOT_TOLD]
-        if late := sum(int(self._headers[run[0], _STARTED] > 0) for run in self._episodes):
+        firsts = self._order[np.cumsum(self._counts) - self._counts]
+        if late := int(np.count_nonzero(self._headers[firsts, _STARTED])):
             notes.append(f"of {late:,} episodes the first steps are missing")
         text = None if about is None else about.decode(errors="replace")
         with self._reading(0):
             return imported(_KIND, self._read(), self._schema, text, notes=notes, steps=steps)
 
     def _read(self) -> Iterator[NewEpisode]:
-        for run in self._episodes:
+        end = 0
+        for count in self._counts.tolist():
+            run, end = self._order[end : end + count], end + count
             first = self._state(int(run[0]))
             identity, reset_info = _map(first["custom_data"]).get(KEY), None
             with self._reading(int(run[0])):

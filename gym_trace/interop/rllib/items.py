@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,15 +145,17 @@ def header_of(item: bytes) -> Header:
     return Header(key, started, time - started)
 
 
-def pieces_of_episodes(headers: Array) -> Iterator[Array]:
-    """The numbers of the items that make up each episode, in the order in which episodes come first.
+def pieces_of_episodes(headers: Array) -> tuple[Array, Array]:
+    """The numbers of all items, ordered so that the pieces of an episode follow one another, and how many each has.
 
-    headers: (items, 3), of Headers. Pieces of an episode follow one another; where one is missing another one begins.
+    headers: (items, 3), of Headers. Episodes come in the order of the first of their items. Where a piece of an episode
+    is missing, another one begins.
     """
     order = np.lexsort((np.arange(len(headers)), headers[:, _STARTED], headers[:, _KEY]))
     key, started, steps = headers[order].T
     follows = (key[1:] == key[:-1]) & (started[1:] == started[:-1] + steps[:-1]) & (started[1:] > 0)
-    runs = np.split(order, np.flatnonzero(~follows) + 1)
-    firsts = [int(run.min()) for run in runs]
-    for place in np.argsort(firsts, kind="stable").tolist():
-        yield runs[place]
+    begins = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+    counts = np.diff(begins, append=len(order))
+    firsts = np.repeat(np.minimum.reduceat(order, begins), counts)
+    places = np.lexsort((np.arange(len(order)), firsts))
+    return order[places], counts[np.argsort(firsts[begins], kind="stable")]

@@ -41,7 +41,7 @@ class RowKind:
             )
         form = self._source.forms[(name,)]
         if form is None or not _is_held(form):
-            kind = "values that are no arrays of one form" if form is None else f"{form.dtype} {form.shape}"
+            kind = "of no dtype and shape that all share" if form is None else f"{form.dtype} {form.shape}"
             raise InvalidOption(f"RLlib: rows cannot hold {name}, which are {kind}, as Ray reads them")
         return form
 

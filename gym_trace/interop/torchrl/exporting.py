@@ -42,7 +42,8 @@ class TorchRLExporter:
         """Text, Tuples, infos, and what there is of episodes without a step. Raises InvalidOption for other values."""
         keys = _Keys(source)
         for path in keys.left_out:
-            yield Loss("text", f"{_told(path)} is left out: its values are text, or no arrays of one dtype and shape")
+            what = "annotations" if path[0] == "annotations" else "text"
+            yield Loss(what, f"{_told(path)} is left out: its values are text, or no arrays of one dtype and shape")
         if _has_tuples(source.layouts.observations) or _has_tuples(source.layouts.actions):
             yield Loss("structure", 'a Tuple is read as a TensorDict with the keys "0", "1" …')
         for path, form in source.forms.items():
@@ -104,7 +105,9 @@ class _Keys:
             raise InvalidOption("TorchRL: tensors cannot hold any of the observations")
         for path, key in self._beside():
             if not self._is_held(path):
-                raise InvalidOption(f"TorchRL: tensors cannot hold the {_told(path)}, which are of several kinds")
+                raise InvalidOption(
+                    f"TorchRL: tensors cannot hold the {_told(path)}, whose values are text, or no arrays of one dtype and shape"
+                )
             self.of[path] = key
         notes = [path for path in source.forms if path[0] == "annotations"]
         for path in notes:
