@@ -68,6 +68,8 @@ class DataSet:
             raise self.malformed("has no features")
         self.about, self.was_changed, own = self._own()
         foreign = [self._feature(name, told) for name, told in said.items() if name not in COUNTED]
+        if len({feature.path for feature in foreign}) < len(foreign):
+            raise self.malformed("has features that differ by no more than how they begin")
         self.features = foreign if own is None else own
         self.tasks = self._tasks()
 
@@ -196,7 +198,7 @@ def _path_of(name: str) -> Any:
     """Where in a trace a feature of somebody else's belongs."""
     for root, column in (("observation", "observations"), ("action", "actions")):
         if name == root or name.startswith((f"{root}.", f"{root}s.")):
-            return (column, name.partition(".")[2])
+            return (column, name.partition(".")[2] or name)
     if name == "next.reward":
         return ("rewards",)
     if name in ("next.done", "next.terminated", "next.truncated"):

@@ -140,7 +140,7 @@ def _is_picture(shape: tuple[int, ...]) -> bool:
 
 
 def _name(path: Path, kind: str, alone: bool) -> str:
-    root, inner = path[0], [re.sub(r"[^\w-]", "_", str(part), flags=re.ASCII) for part in path[1:]]
+    root, inner = path[0], [re.sub(r"[^\w-]", "_", str(part), flags=re.ASCII) or "_" for part in path[1:]]
     if root == "observations":
         if alone:
             return "observation.image" if kind in ("image", "video") else "observation.state"
@@ -161,7 +161,7 @@ def _unique(name: str, taken: dict[str, Feature]) -> str:
 def _texts(space: Any, path: Path) -> Iterator[Path]:
     """The leaves that are texts."""
     kind = space.get("type")
-    if kind == "Text":
+    if kind == "Text" or str(space.get("class")).endswith(".MissionSpace"):  # of MiniGrid
         yield path
     elif kind == "Dict":
         for key, child in space["spaces"]:

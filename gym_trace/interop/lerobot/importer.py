@@ -153,7 +153,7 @@ def _notes(data: DataSet) -> Iterator[str]:
 def _space(features: list[Feature]) -> spaces.Space[Any]:
     if len(features) == 1:
         return _leaf(features[0])
-    return spaces.Dict({str(feature.path[1]) or feature.name: _leaf(feature) for feature in features})
+    return spaces.Dict({str(feature.path[1]): _leaf(feature) for feature in features})
 
 
 def _leaf(feature: Feature) -> spaces.Space[Any]:
@@ -199,7 +199,7 @@ def _shaped(steps: Columns, observations: Columns) -> NewSteps:
 def _tree(columns: Columns) -> Any:
     if len(columns) == 1:
         return next(iter(columns.values()))
-    return {str(path[1]) or str(path[0])[:-1]: rows for path, rows in columns.items()}
+    return {str(path[1]): rows for path, rows in columns.items()}
 
 
 # -- both -------------------------------------------------------------------------------------------------------------

@@ -60,13 +60,19 @@ class Tables:
         self.place.advance()
 
     def close(self) -> None:
+        """Makes the file whole. Raises OSError."""
+        if self._writer is not None:
+            self._writer.close()
+            self._sink.close()
+            self._writer = self._sink = None
+
+    def drop(self) -> None:
+        """Lets go of a file that is not whole."""
         writer, sink, self._writer, self._sink = self._writer, self._sink, None, None
-        try:
-            if writer is not None:
-                writer.close()
-        finally:
-            if sink is not None:
-                sink.close()
+        if writer is not None:
+            writer.is_open = False  # or it would try once more to make it whole
+        if sink is not None:
+            sink.close()
 
 
 def _cast(column: Any, field: pa.Field) -> pa.Array:

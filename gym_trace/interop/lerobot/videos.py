@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -49,7 +50,8 @@ class VideoWriter:
         """Lets go of the file, which is not whole."""
         container, self._container = self._container, None
         if container is not None:
-            container.close()
+            with contextlib.suppress(OSError):
+                container.close()
 
 
 class VideoReader:

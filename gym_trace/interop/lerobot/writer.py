@@ -67,10 +67,10 @@ class DatasetWriter:
         self._flush()
         for videos in self._videos.values():
             videos.close()
-        if self._meta is not None:
-            self._meta.close()
-        self._data.close()
         self._write_ends()
+        for files in (self._data, self._meta, self._final):
+            if files is not None:
+                files.close()
         self._finish()
 
     def drop(self) -> None:
@@ -79,7 +79,7 @@ class DatasetWriter:
             videos.drop()
         for files in (self._data, self._meta, self._final):
             if files is not None:
-                files.close()
+                files.drop()
 
     def _window(self, window: Window) -> None:
         columns = self._leaves(window)
