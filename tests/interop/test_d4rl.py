@@ -4,6 +4,8 @@ D4RL 1.1 has them (Apache 2.0), because D4RL itself cannot be installed beside a
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -188,3 +190,11 @@ def test_a_file_of_d4rl_is_a_trace(tmp_path: Path) -> None:
         assert episode.rewards.tolist() == list(range(10))[rows]
         assert all(info["qpos"].shape == (4,) for info in episode.infos)
     assert any("final observation" in note for note in report.notes)
+
+
+def test_an_offline_agent_trains(record: Callable[[str], Path]) -> None:
+    place = Path(__file__).parents[2] / "examples" / "train_d4rl.py"
+    command = [sys.executable, str(place), str(record("HalfCheetah"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "critic loss" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -313,3 +314,17 @@ def test_episodes_that_minari_had_truncated_are_truncated(root: Path, kind: str)
     assert [episode.outcome for episode in trace] == ["truncated"] * 2
     assert any("DataCollector" in note for note in report.notes)
     assert [v.verdict for v in gym_trace.verify_trace(trace, ignore=["truncations"])] == ["identical"] * 2
+
+
+def test_behaviour_is_cloned(record: Callable[[str], Path]) -> None:
+    assert _losses("train_minari.py", record("CartPole"))
+
+
+def _losses(example: str, trace: Path) -> str:
+    """What an example prints of its losses, in an environment of its own."""
+    place = Path(__file__).parents[2] / "examples" / example
+    done = subprocess.run([sys.executable, str(place), str(trace)], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    before, after = re.search(r"before ([\d.]+), after \d+ steps ([\d.]+)", done.stdout).groups()
+    assert float(after) < float(before)
+    return done.stdout

@@ -48,17 +48,16 @@ class Arrays:
         self._type, self._memory = h5t.py_create(self._dtype, logical=True), h5t.py_create(self._dtype)
         self._size = self._dtype.itemsize * math.prod(shape)
         self._is_picture = self._dtype.itemsize == 1 and self._size >= _PICTURE
+        self._contiguous, self._compact = _how(self._dtype), _how(self._dtype, h5d.COMPACT)
 
     def new(self, group: Group, rows: int) -> Dataset:
         """Of so many rows, for write()."""
-        how = h5p.create(h5p.DATASET_CREATE)
-        how.set_fill_time(h5d.FILL_TIME_NEVER)
         if self._is_picture and rows:
+            how = _how(self._dtype)
             how.set_chunk((min(rows, max(1, _CHUNK // self._size)), *self._shape))
             how.set_deflate(1)
-        elif 0 < rows * self._size <= _COMPACT:
-            how.set_layout(h5d.COMPACT)
-            how.set_fill_time(h5d.FILL_TIME_IFSET)
+        else:
+            how = self._compact if 0 < rows * self._size <= _COMPACT else self._contiguous
         return h5d.create(group, self._encoded, self._type, h5s.create_simple((rows, *self._shape)), how)
 
     def write(self, dataset: Dataset, begin: int, rows: Any) -> None:
@@ -97,23 +96,32 @@ class Pieces:
         self._waiting.clear()
 
 
-def attribute(group: Group, name: str, value: int | str | Array) -> None:
-    """Sets an attribute that is not there. Integers up to 64 bits."""
-    if isinstance(value, str):
-        array = np.array(value, TEXT)
-    elif isinstance(value, int):
-        array = np.array(value, np.int64 if value < 1 << 63 else np.uint64)
-    else:
-        array = value
-    kind = h5t.py_create(array.dtype, logical=True)
-    h5a.create(group, name.encode(), kind, h5s.create_simple(array.shape) if array.shape else _SCALAR).write(array)
+def _how(dtype: Any, layout: int = h5d.CONTIGUOUS) -> Any:
+    """How an array is made."""
+    how = h5p.create(h5p.DATASET_CREATE)
+    how.set_layout(layout)
+    if dtype is not TEXT and layout != h5d.COMPACT:  # all of it will be written
+        how.set_fill_time(h5d.FILL_TIME_NEVER)
+    return how
 
 
 _SCALAR = h5s.create(h5s.SCALAR)
+_TEXT = h5t.py_create(TEXT, logical=True)
+
+
+def attribute(group: Group, name: str, value: int | str | Array) -> None:
+    """Sets an attribute that is not there. Integers up to 64 bits."""
+    if isinstance(value, str):
+        array, kind = np.array(value, TEXT), _TEXT
+    elif isinstance(value, int) and value < 1 << 63:
+        array, kind = np.array(value, np.int64), h5t.NATIVE_INT64
+    else:
+        array = np.array(value, np.uint64) if isinstance(value, int) else value
+        kind = h5t.py_create(array.dtype, logical=True)
+    h5a.create(group, name.encode(), kind, h5s.create_simple(array.shape) if array.shape else _SCALAR).write(array)
 
 
 def text(group: Group, name: str, value: str) -> None:
     """A text by itself."""
-    h5d.create(group, name.encode(), h5t.py_create(TEXT, logical=True), _SCALAR).write(
-        h5s.ALL, h5s.ALL, np.array(value, TEXT), h5t.py_create(TEXT)
-    )
+    data = h5d.create(group, name.encode(), _TEXT, _SCALAR)
+    data.write(h5s.ALL, h5s.ALL, np.array(value, TEXT), h5t.py_create(TEXT))
