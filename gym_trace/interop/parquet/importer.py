@@ -183,6 +183,10 @@ def _episodes(steps: _Rows, episodes: _Rows) -> Iterator[NewEpisode]:
     while not episodes.is_over():
         _, row = episodes.take(1)
         number, count = int(row["episode"][0]), int(row["steps"][0])
+        if not 0 <= count <= steps.table.rows:
+            raise episodes.table.malformed(
+                f"episode {number} has {count} steps, and the other table {steps.table.rows}"
+            )
         yield NewEpisode(count, _parts(steps, number, count, row["final_observation"]), identity=row[KEY][0])
     if not steps.is_over():
         raise steps.table.malformed("there are steps of no episode")

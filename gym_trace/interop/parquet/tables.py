@@ -102,7 +102,7 @@ class _Reading:
 
     def __exit__(self, kind: Any, error: Any, _: Any) -> None:
         if isinstance(error, (pa.ArrowException, OSError, ValueError)) and not isinstance(error, UnreadableRecording):
-            raise UnreadableRecording(f"{self._file}: {error!s:.200}") from error
+            raise UnreadableRecording(f"{self._file}: {' '.join(str(error).split()):.200}") from error
 
 
 def _texts_in(field: pa.Field, path: str) -> Iterator[str]:

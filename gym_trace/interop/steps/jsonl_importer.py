@@ -72,6 +72,7 @@ class _Lines:
 
     def __init__(self, path: Path):
         self._path, self._number = path, 0
+        self._size = path.stat().st_size
         self._forms: dict[str, Any] = {}
 
     def all(self) -> Iterator[dict[str, Any]]:
@@ -109,7 +110,7 @@ class _Lines:
 
     def _episode(self, line: dict[str, Any], lines: Iterator[dict[str, Any]]) -> NewEpisode:
         steps, known = line.get("steps"), line.get(KEY)
-        if type(steps) is not int or steps < 0 or not isinstance(known, str | None):
+        if type(steps) is not int or not 0 <= steps <= self._size or not isinstance(known, str | None):
             raise self._malformed("an episode that does not say how many steps it has")
         seed, options = (untagged(line.get(name)) for name in ("seed", "options"))
         outcome = line.get("outcome") if line.get("outcome") not in ("lost", "running") else "cut"
