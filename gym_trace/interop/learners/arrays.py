@@ -15,6 +15,8 @@ from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
 
+_TEXTS = 1024  # that are made at a time
+
 
 class Part(NamedTuple):
     """Arrays of one form: a leaf of the observations, or all of them.
@@ -127,6 +129,13 @@ def lost_flags(source: Source) -> Iterator[Loss]:
         told = "episode was" if both == 1 else "episodes were"
         found = [Loss("flags", f"{both:,} {told} terminated and truncated at once, and are read as terminated")]
     yield from found
+
+
+def identities_of(source: Source) -> Iterator[list[str]]:
+    """What is known of each episode that has steps beside these, some of them at a time."""
+    places = np.flatnonzero(source.episodes["steps"] > 0)
+    for start in range(0, len(places), _TEXTS):
+        yield source.identities(places[start : start + _TEXTS])
 
 
 def as_form(rows: Array, form: Form) -> Array:

@@ -20,6 +20,7 @@ from gym_trace.interop.learners.arrays import (
     Part,
     actions_of,
     as_form,
+    identities_of,
     lost_flags,
     narrowed_rewards,
     observations_of,
@@ -34,7 +35,6 @@ _VERSION = "2.1"  # of the layout
 _COLUMNS = ("observations", "actions", "rewards", "terminated")
 _SMALL = 16 << 10  # bytes of an array that is kept in the header of its dataset, which is quicker to write and to read
 _CHUNK = 256 << 10  # bytes that are compressed at a time
-_TEXTS = 1024  # that are written at a time
 _COMPRESSION = {"none": {}, "gzip": {"compression": "gzip", "compression_opts": 1, "shuffle": True}}
 
 
@@ -98,8 +98,14 @@ class D3rlpyExporter:
                 file.put(f"rewards_{place}", rewards, steps, whole)
                 if window.closes:
                     file.put_small(f"terminated_{place}", np.asarray(flags(window)[0][-1]))
-                    file.tell(source.identity(window.episode))
-            file.close(place + 1, source.about, observations, _action_space(actions))
+            file.tell("columns", list(_COLUMNS))
+            file.tell("num_episodes", place + 1)
+            file.tell("version", _VERSION)
+            file.tell(KEY, source.about)
+            file.tell(f"{KEY}_observations", json_text(list(map(_described, observations.parts))))
+            for texts in identities_of(source):
+                file.extend(f"{KEY}_episodes", texts)
+            opened.attrs["action_space"], opened.attrs["action_size"] = _action_space(actions)
 
     def how_to_load(self, path: Path) -> str:
         with h5py.File(path, "r") as file:
@@ -151,10 +157,6 @@ class _File:
         self._compact.set_layout(h5d.COMPACT)
         self._types: dict[np.dtype[Any], h5t.TypeID] = {}
         self._spaces: dict[tuple[int, ...], h5s.SpaceID] = {}
-        self._texts: list[str] = []
-        self._kept = file.create_dataset(
-            f"{KEY}_episodes", (0,), h5py.string_dtype(), maxshape=(None,), chunks=(_TEXTS,)
-        )
 
     def put(self, name: str, rows: Array, length: int, where: slice) -> None:
         """Writes some rows of an array that has so many."""
@@ -179,26 +181,16 @@ class _File:
         row = max(1, rows.nbytes // len(rows))
         return {**self._filters, "chunks": (max(1, min(length, _CHUNK // row)), *rows.shape[1:])}
 
-    def tell(self, identity: str) -> None:
-        """Keeps what is known of an episode beside its steps."""
-        self._texts.append(identity)
-        if len(self._texts) == _TEXTS:
-            self._write_texts()
+    def tell(self, name: str, value: Any) -> None:
+        self._file[name] = value
 
-    def _write_texts(self) -> None:
-        before = self._kept.shape[0]
-        self._kept.resize((before + len(self._texts),))
-        self._kept[before:] = self._texts
-        self._texts.clear()
-
-    def close(self, episodes: int, about: str, observations: Observations, action_space: tuple[str, int]) -> None:
-        self._write_texts()
-        self._file["columns"] = list(_COLUMNS)
-        self._file["num_episodes"] = episodes
-        self._file["version"] = _VERSION
-        self._file[KEY] = about
-        self._file[f"{KEY}_observations"] = json_text(list(map(_described, observations.parts)))
-        self._file.attrs["action_space"], self._file.attrs["action_size"] = action_space
+    def extend(self, name: str, texts: list[str]) -> None:
+        """Adds texts to an array of them."""
+        if name not in self._file:
+            self._file.create_dataset(name, (0,), h5py.string_dtype(), maxshape=(None,), chunks=(len(texts),))
+        before = len(self._file[name])
+        self._file[name].resize((before + len(texts),))
+        self._file[name][before:] = texts
 
 
 def _described(part: Part) -> dict[str, Any]:

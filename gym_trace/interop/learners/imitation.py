@@ -21,6 +21,7 @@ from gym_trace.interop.learners.arrays import (
     Observations,
     actions_of,
     as_form,
+    identities_of,
     lost_flags,
     observations_of,
     reward_form,
@@ -70,7 +71,7 @@ class ImitationExporter:
         observations, actions, reward = self._checked(source)
         has_infos = ("infos",) in source.forms
         forms = observations.parts[0].form, actions.form, _floating(reward)
-        with _Trajectories(target, *forms) as file, open(target / f"{KEY}.jsonl", "w", encoding="utf-8") as episodes:
+        with _Trajectories(target, *forms) as file:
             for window in source.windows(
                 "observations", "actions", "rewards", "terminations", "truncations", *(["infos"] if has_infos else [])
             ):
@@ -82,7 +83,9 @@ class ImitationExporter:
                 file.add(rows if window.opens else rows[1:], actions.rows(tree["actions"]), rewards, _infos_of(window))
                 if window.closes:
                     file.end(bool(tree["terminations"][-1] or tree["truncations"][-1]))
-                    episodes.write(f"{source.identity(window.episode)}\n")
+        with open(target / f"{KEY}.jsonl", "w", encoding="utf-8") as episodes:
+            for texts in identities_of(source):
+                episodes.writelines(f"{text}\n" for text in texts)
         (target / f"{KEY}.json").write_text(source.about, encoding="utf-8")
         said = {key: str(source.facts.get(key, "")) for key in ("citation", "description", "homepage", "license")}
         (target / "dataset_info.json").write_text(json.dumps(said | {"features": file.features}, indent=2))

@@ -22,6 +22,7 @@ from gym_trace.interop.learners.arrays import (
     Observations,
     actions_of,
     as_form,
+    identities_of,
     lost_flags,
     narrowed_rewards,
     observations_of,
@@ -76,7 +77,7 @@ class ReplayBufferExporter:
     def write(self, source: Source, target: Path) -> None:
         observations, actions, reward = self._checked(source)
         with zipfile.ZipFile(target, "w", compresslevel=_LEVEL) as archive:
-            file = _File(archive, source, passes=2 * len(observations.parts) + 5)
+            file = _File(archive, source, passes=2 * len(observations.parts) + 4)
             for number, part in enumerate(observations.parts):
 
                 def rows_of(window: Window, number: int = number) -> Array:
@@ -93,7 +94,9 @@ class ReplayBufferExporter:
             flag = Form(np.dtype(np.bool_), ())
             file.put("dones", flag, lambda window: np.logical_or(*flags(window)), *_ENDS)
             file.put("timeouts", flag, lambda window: flags(window)[1] & ~flags(window)[0], *_ENDS)
-            file.put_episodes()
+            with archive.open(EPISODES, "w", force_zip64=True) as stream:
+                for texts in identities_of(source):
+                    stream.write("".join(f"{text}\n" for text in texts).encode())
             observed, acted = source.plain_spaces
             space = _exported(observed, observations, self._has_keys(observations))
             told = {"observation_space": space, "action_space": acted, "about": source.about}
@@ -167,13 +170,6 @@ class _File:
             for window in self._windows(*columns):
                 if window.steps:
                     stream.write(np.ascontiguousarray(rows_of(window)).data)
-
-    def put_episodes(self) -> None:
-        """Writes what is known of each episode that has steps, a line each."""
-        with self._archive.open(EPISODES, "w", force_zip64=True) as stream:
-            for window in self._windows(*_ENDS):
-                if window.closes and window.steps:
-                    stream.write(f"{self._source.identity(window.episode)}\n".encode())
 
     def _windows(self, *columns: str) -> Iterator[Window]:
         """As source.windows(), of which all passes together count each step once."""
