@@ -27,7 +27,7 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path, infos: bool) -> None:
 
 def test_long_episodes_are_read_and_written_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.interop.steps.windows._MOST_ROWS", 7)
-    monkeypatch.setattr("gym_trace.interop.viewing.mcap_in._MOST_ROWS", 5)
+    monkeypatch.setattr("gym_trace.interop.viewing.leaves._MOST_ROWS", 5)
     trace = record(tmp_path / "trace", length=35)
     gym_trace.export(trace, tmp_path / "out.mcap", "mcap")
     gym_trace.import_trace(tmp_path / "out.mcap", tmp_path / "back", "mcap")

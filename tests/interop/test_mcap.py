@@ -49,7 +49,7 @@ def load(path: Path) -> Iterator[Loaded]:
             return decoded(rows[number, name], forms.get(name, {}))
 
         def tree(layout: Layout) -> Any:
-            return layout.join(column(name_of(leaf.path)) for leaf in layout.leaves())  # noqa: B023
+            return layout.join(column(name_of(leaf.path)) for leaf in layout.leaves())
 
         notes = [name for name in forms if name.startswith("annotations/")]
         infos = column("info") if "info" in forms else None

@@ -53,7 +53,7 @@ def load(path: Path) -> Iterator[Loaded]:
             return rows[number, name] if form is None else np.array(rows[number, name], form[0]).reshape(-1, *form[1])
 
         def tree(layout: Layout) -> Any:
-            return layout.join(column(name_of(leaf.path)) for leaf in layout.leaves())  # noqa: B023
+            return layout.join(column(name_of(leaf.path)) for leaf in layout.leaves())
 
         yield Loaded(
             tree(layouts.observations),

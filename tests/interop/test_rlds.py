@@ -1,4 +1,4 @@
-"""RLDS: what TensorFlow Datasets gives of an export, that its own data sets are imported, and a policy trained on it."""
+"""RLDS: what TensorFlow Datasets gives of an export, that data sets of its own are imported, and a training."""
 
 from __future__ import annotations
 

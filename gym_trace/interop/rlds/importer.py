@@ -66,8 +66,8 @@ class _DataSet:
         self.info = _json(path / "dataset_info.json")
         self.features, unknown = _described(path / "features.json")
         steps = self.features.pop("steps", None)
-        if not isinstance(steps, dict) or not steps.keys() & {"observation", "action"}:
-            raise UnreadableRecording(f"{path / 'features.json'}: no RLDS: it has no steps with observation and action")
+        if not isinstance(steps, dict):
+            raise UnreadableRecording(f"{path / 'features.json'}: no RLDS: its examples have no steps")
         self.steps: Features = steps
         metadata = _json(path / "metadata.json") if (path / "metadata.json").is_file() else {}
         about = metadata.get(KEY)

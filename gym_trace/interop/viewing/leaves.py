@@ -18,6 +18,8 @@ from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import ABSENT, Array, objects
 
+_MOST_ROWS, _MOST_BYTES = 1024, 4 << 20  # of steps that are imported at a time
+_VALUE_BYTES = 1024  # what a row of any size counts
 FLAGS = {"terminated": "terminations", "truncated": "truncations"}
 _ROOTS = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}
 
@@ -125,10 +127,12 @@ class Waiting(Protocol):
         """Reads more. Raises UnreadableRecording if there is no more."""
 
 
-def parts_of(layouts: Layouts, others: list[str], waiting: Waiting, steps: int, most: int) -> Iterator[NewSteps]:
-    """The next episode of so many steps, up to most of them at a time. others: names of infos and annotations."""
+def parts_of(layouts: Layouts, others: list[str], waiting: Waiting, steps: int) -> Iterator[NewSteps]:
+    """The next episode of so many steps, some of them at a time. others: names of infos and annotations."""
     seen = {name_of(leaf.path) for leaf in layouts.observations.leaves()}
     done = {"reward", *others, *(name_of(leaf.path) for leaf in layouts.actions.leaves())}
+    leaves = (*layouts.observations.leaves(), *layouts.actions.leaves())
+    most = max(1, min(_MOST_ROWS, _MOST_BYTES // sum((leaf.row_size or _VALUE_BYTES for leaf in leaves), 1)))
     begin = 0
     while True:
         lead = int(begin == 0)

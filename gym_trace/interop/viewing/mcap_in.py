@@ -28,7 +28,7 @@ from gym_trace.model.values import Array, dtype_from, objects
 _KIND = "MCAP"
 _MAGIC = b"\x89MCAP0\r\n"
 _LARGEST = 256 << 20  # bytes of a record, of a chunk, and of messages that wait for others of their step
-_MOST_ROWS, _MOST_PART = 1024, 8 << 20  # steps, and bytes of their messages, that are read at a time
+_MOST_PART = 8 << 20  # bytes of messages that had better be taken
 _MOST_TEXT = 100  # characters of a number of an episode
 
 
@@ -111,7 +111,7 @@ class _Reader:
                     return
                 said = self._episodes.popleft()
                 steps = self._count(said)
-                parts = parts_of(self._layouts, self._others, self, steps, _MOST_ROWS)
+                parts = parts_of(self._layouts, self._others, self, steps)
                 yield NewEpisode(steps, parts, identity=said.get("identity", ""))
 
     def _count(self, said: dict[str, str]) -> int:

@@ -25,7 +25,6 @@ from gym_trace.model.values import Array, dtype_from, objects
 
 _KIND = "Rerun"
 _MAGIC = b"RRF"
-_MOST_ROWS = 4096
 _LARGEST = 512 << 20  # bytes of rows that wait for others of their step
 _PROPERTIES = f"/__properties/{KEY}"
 _DAMAGE = (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, CorruptTrace)
@@ -102,7 +101,7 @@ class _Reader:
             if not told:
                 told.extend(self._blocks["episode"].popleft())
             steps, identity = told.popleft()
-            parts = parts_of(self._layouts, self._others, self, steps, _MOST_ROWS)
+            parts = parts_of(self._layouts, self._others, self, steps)
             yield NewEpisode(steps, parts, identity=identity)
 
     def read_on(self) -> None:
