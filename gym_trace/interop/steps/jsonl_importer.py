@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -19,6 +20,7 @@ from gym_trace.model.values import row_of
 
 _LONGEST = 256 << 20  # bytes of a line
 _MOST_ROWS, _MOST_BYTES = 1024, 4 << 20  # steps that are read at a time, and bytes of their lines
+_MOST_ELEMENTS = 1 << 25  # of a space that is made up
 _TYPES = ("trace", "columns", "episode")  # of a first line
 _MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
 
@@ -216,6 +218,8 @@ def _space(form: Any) -> spaces.Space[Any]:
         if form["dtype"] is None:
             return StandIn("values of any kind")
         dtype = array_from([], form["dtype"], [0]).dtype
+        if math.prod(form["shape"]) > _MOST_ELEMENTS:
+            raise ValueError("a shape that there cannot be")
         limits: Any = np.iinfo(dtype) if dtype.kind in "iu" else None
         low, high = (limits.min, limits.max) if limits else (False, True) if dtype.kind == "b" else (-np.inf, np.inf)
         return spaces.Box(low, high, tuple(form["shape"]), dtype.type)
