@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.errors import TraceError, UnreadableRecording
-from gym_trace.interop.hdf5.reading import Ahead, Node, Reading, Rows, is_hdf5, pieces
+from gym_trace.interop.hdf5.reading import Ahead, Node, Reading, Rows, arrays_in, is_hdf5, pieces
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.interop.infos import ANNOTATIONS, KeptInfos, info_of
@@ -24,7 +24,6 @@ _NOTE = (
     "seeds that episodes began with, nor when"
 )
 _MOST_TOLD = 1024  # bytes of something in metadata/ that goes along
-_DEEPEST = 32
 
 
 class D4RLImporter:
@@ -77,7 +76,7 @@ class _File:
         ours = self._metadata.node(KEY) if self._metadata is not None and KEY in self._metadata else None
         self.about = None if ours is None else ours.rows("about").text()
         self._identities = None if ours is None else Ahead(ours.rows("episodes"))
-        infos = dict(_columns(root.node("infos"), ())) if "infos" in root and root.is_node("infos") else {}
+        infos = dict(arrays_in(root.node("infos"))) if "infos" in root and root.is_node("infos") else {}
         infos = {path: found for path, found in infos.items() if len(found) == rows and found.shape}
         self._annotations = {path[1]: Ahead(infos.pop(path)) for path in [*infos] if ours and path[0] == ANNOTATIONS}
         self.infos = {} if ours else {path: Ahead(found) for path, found in infos.items()}
@@ -95,7 +94,7 @@ class _File:
     def metadata(self) -> dict[str, Any]:
         """Numbers and texts that it says of itself."""
         found: dict[str, Any] = {"imported_from": _KIND}
-        for path, rows in _columns(self._metadata, ()) if self._metadata is not None else ():
+        for path, rows in arrays_in(self._metadata) if self._metadata is not None else ():
             if path[0] != KEY and not rows.shape and not rows.is_bytes:
                 value = rows.read()
                 value = value if isinstance(value, str) else value.item()
@@ -184,11 +183,3 @@ def _numbers(root: Node, name: str) -> Rows:
 
 def _blank(rows: Array) -> Array:
     return np.full((1, *rows.shape[1:]), np.nan if rows.dtype.kind == "f" else 0, rows.dtype)
-
-
-def _columns(node: Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Rows]]:
-    for name in node.names() if len(path) < _DEEPEST else ():
-        if node.is_node(name):
-            yield from _columns(node.node(name), (*path, name))
-        else:
-            yield (*path, name), node.rows(name)

@@ -15,8 +15,10 @@ from gym_trace.model.values import Array
 from gym_trace.printable import printable
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
+_ERRORS = (KeyError, OSError, RuntimeError, TypeError, ValueError)  # that h5py raises for what is malformed
 _MOST_RATIO = 4096  # of what an array has to what of it is in the file: deflate reaches a thousand
 _MOST_ROW = 1 << 31
+_DEEPEST = 8
 _SLACK = 1 << 20
 _MOST_TEXT = 64 << 20
 _BLOCK = 8 << 20  # bytes that are read ahead
@@ -32,13 +34,17 @@ def is_hdf5(path: str | os.PathLike[str]) -> bool:
 
 
 class Reading:
-    """An open file. Raises UnreadableRecording if it is none, or something in it is not what it should be."""
+    """An open file. Raises UnreadableRecording if it is none, or something in it is not what it should be.
+
+    root: what it has.
+    """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
         try:
             self._file = h5py.File(self.path, "r")
-        except OSError as error:
+            self.root = Node(self, self._file["/"], "")
+        except _ERRORS as error:
             raise UnreadableRecording(f"{self.path}: no HDF5 file that can be read ({error!s:.100})") from error
 
     def __enter__(self) -> Reading:
@@ -46,10 +52,6 @@ class Reading:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-
-    @property
-    def root(self) -> Node:
-        return Node(self, self._file["/"], "")
 
     def fault(self, name: str, problem: str) -> UnreadableRecording:
         """An error about something in the file."""
@@ -64,11 +66,14 @@ class Node:
         self._reading, self._group = reading, group
 
     def __contains__(self, key: str) -> bool:
-        return key in self._group
+        return key in self.names()
 
     def names(self) -> list[str]:
         """The names of what is in it."""
-        return list(self._group)
+        try:
+            return list(self._group)
+        except _ERRORS as error:
+            raise self.fault(f"cannot be read ({error!s:.100})") from error
 
     def fault(self, problem: str) -> UnreadableRecording:
         """An error about the group."""
@@ -78,15 +83,20 @@ class Node:
         """None where there is none, or it cannot be read."""
         try:
             return self._group.attrs.get(name)
-        except (OSError, RuntimeError, TypeError, ValueError, UnicodeError):
+        except _ERRORS:
             return None
 
     def attributes(self) -> dict[str, Any]:
         """Those that can be read."""
         try:
             return {name: self.attribute(name) for name in self._group.attrs}
-        except (OSError, RuntimeError, ValueError) as error:
+        except _ERRORS as error:
             raise self.fault(f"has attributes that cannot be read ({error!s:.100})") from error
+
+    @property
+    def address(self) -> int:
+        """Where it is in the file: two names may stand for one group."""
+        return int(h5py.h5o.get_info(self._group.id).addr)
 
     def node(self, key: str) -> Node:
         """A group in it."""
@@ -115,8 +125,24 @@ class Node:
             if not isinstance(link, h5py.HardLink):
                 raise self._reading.fault(name, "is a link, which is not followed")
             return self._group[key]
-        except (KeyError, OSError, RuntimeError, ValueError) as error:
+        except _ERRORS as error:
             raise self._reading.fault(name, f"cannot be read ({error!s:.100})") from error
+
+
+def arrays_in(node: Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Rows]]:
+    """All arrays in a group and in those within it, each by its path. A group within itself is malformed."""
+    if len(path) > _DEEPEST:
+        raise node.fault("is nested too deep")
+    groups = set()
+    for name in node.names():
+        if not node.is_node(name):
+            yield (*path, name), node.rows(name)
+            continue
+        inner = node.node(name)
+        if inner.address in groups or inner.address == node.address:
+            raise inner.fault("is there twice")
+        groups.add(inner.address)
+        yield from arrays_in(inner, (*path, name))
 
 
 class Rows:
@@ -136,7 +162,7 @@ class Rows:
             string = h5py.check_string_dtype(self.dtype)
             is_elsewhere = bool(found.external) or found.is_virtual
             stored = found.id.get_storage_size()
-        except (OSError, RuntimeError, TypeError, ValueError) as error:
+        except _ERRORS as error:
             raise self.fault(f"cannot be read ({error!s:.100})") from error
         self.is_text = string is not None
         self.is_bytes = self.dtype == object and h5py.check_vlen_dtype(self.dtype) == np.uint8
@@ -164,7 +190,7 @@ class Rows:
         """Rows as they are, of the byte order of the machine; text as a list of str. All of it, if it is one value."""
         try:
             found = self._found[begin:end] if self.shape else self._found[()]
-        except (OSError, RuntimeError, TypeError, ValueError, MemoryError) as error:
+        except (*_ERRORS, MemoryError) as error:
             raise self.fault(f"cannot be read ({error!s:.100})") from error
         if not self.is_text:
             return self._native(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path as FilePath
 from typing import Any
@@ -23,6 +24,8 @@ from gym_trace.model.values import Array
 _MOST_ROWS = 1024  # that are read at a time
 _MOST_BYTES = 4 << 20
 _DEEPEST = 32
+# What pyarrow raises for a malformed file; names of fields need not be text.
+_ERRORS = (OSError, KeyError, UnicodeDecodeError, pa.ArrowException)
 Fault = Callable[[str], UnreadableRecording]
 
 
@@ -48,7 +51,7 @@ class ArrowSource:
         if said is not None:
             return said
         for directory in self._directories:
-            with _File(directory / f"part-0.{self._kind}") as file:
+            with _File(directory / f"part-0.{self._kind}") as file, file.checking():
                 return _widest(file.field(root), 0)
         raise UnreadableRecording(f"{self._data}: has no episodes, and nothing says what their spaces are")
 
@@ -56,7 +59,9 @@ class ArrowSource:
         """As they are asked for. Raises UnreadableRecording."""
         for directory in self._directories:
             with _File(directory / f"part-0.{self._kind}") as file:
-                yield self._episode(file, directory)
+                with file.checking():
+                    episode = self._episode(file, directory)
+                yield episode
 
     def _episode(self, file: _File, directory: FilePath) -> NewEpisode:
         said = read_json(directory / FILE) if (directory / FILE).is_file() else {}
@@ -76,6 +81,10 @@ class ArrowSource:
 
     def _parts(self, file: _File, is_ours: bool) -> Iterator[NewSteps]:
         """A row is an observation, its info, and what was done then; the last one is an observation and an info."""
+        with file.checking():
+            yield from self._checked_parts(file, is_ours)
+
+    def _checked_parts(self, file: _File, is_ours: bool) -> Iterator[NewSteps]:
         kept = KeptInfos() if KEY in file.schema.names else None
         row, before = 0, None
         for batch in file.batches(file.rows_at_a_time):
@@ -142,11 +151,12 @@ class _File:
                 self._batches = pa.ipc.open_file(self._mapped)
                 self.schema = self._batches.schema
                 self.rows = sum(len(self._batch(i)) for i in range(self._batches.num_record_batches))
-        except (OSError, pa.ArrowException) as error:
+        except _ERRORS as error:
             raise self.fault(f"cannot be read ({error!s:.100})") from error
-        for name in ("observations", "actions", "rewards", "terminations", "truncations"):
-            self.field(name)
-        width = sum(_width(field.type) for field in self.schema)
+        with self.checking():
+            for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+                self.field(name)
+            width = sum(_width(field.type) for field in self.schema)
         self.rows_at_a_time = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, width)))
         if not self.rows:
             raise self.fault("has no row, not even that of a reset")
@@ -161,6 +171,14 @@ class _File:
         """An error about the file."""
         return UnreadableRecording(f"{self.path}: {problem}")
 
+    @contextlib.contextmanager
+    def checking(self) -> Iterator[None]:
+        """Has what pyarrow raises for a malformed file say so."""
+        try:
+            yield
+        except _ERRORS as error:
+            raise self.fault(f"cannot be read ({error!s:.100})") from error
+
     def field(self, name: str) -> pa.DataType:
         """The type of a column."""
         if name not in self.schema.names:
@@ -169,19 +187,16 @@ class _File:
 
     def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
         """All rows, some at a time."""
-        try:
-            if self._batches is None:
-                for batch in self._parquet.iter_batches(rows):
-                    batch.validate(full=True)
-                    yield batch
-                return
-            for i in range(self._batches.num_record_batches):
-                batch = self._batch(i)
+        if self._batches is None:
+            for batch in self._parquet.iter_batches(rows):
                 batch.validate(full=True)
-                for begin in range(0, len(batch), rows):
-                    yield batch.slice(begin, rows)
-        except (OSError, pa.ArrowException) as error:
-            raise self.fault(f"cannot be read ({error!s:.100})") from error
+                yield batch
+            return
+        for i in range(self._batches.num_record_batches):
+            batch = self._batch(i)
+            batch.validate(full=True)
+            for begin in range(0, len(batch), rows):
+                yield batch.slice(begin, rows)
 
     def _batch(self, number: int) -> pa.RecordBatch:
         assert self._batches is not None

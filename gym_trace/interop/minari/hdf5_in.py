@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.interop.hdf5.reading import Node, Reading, Rows, pieces
+from gym_trace.interop.hdf5.reading import Node, Reading, Rows, arrays_in, pieces
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.imported import NewEpisode, NewSteps
 from gym_trace.interop.infos import ANNOTATIONS, KeptInfos, info_of
@@ -153,7 +153,7 @@ class _Infos:
     def __init__(self, node: Node, steps: int, is_ours: bool):
         self._steps = steps
         self._kept = node.node(KEY) if is_ours and KEY in node else None
-        columns = dict(_columns(node.node("infos"), (), 0)) if "infos" in node and node.is_node("infos") else {}
+        columns = dict(arrays_in(node.node("infos"))) if "infos" in node and node.is_node("infos") else {}
         found = {path: rows for path, rows in columns.items() if rows.shape and len(rows) == steps + 1}
         self._annotations = {path[1]: rows for path, rows in found.items() if is_ours and path[0] == ANNOTATIONS}
         self._columns = {} if is_ours else found
@@ -187,11 +187,3 @@ class _Infos:
         if not self._columns:
             return None
         return info_of({path: found.read(0, 1)[0] for path, found in self._columns.items()})
-
-
-def _columns(node: Node, path: tuple[str, ...], depth: int) -> Iterator[tuple[tuple[str, ...], Rows]]:
-    for name in node.names() if depth < _DEEPEST else ():
-        if node.is_node(name):
-            yield from _columns(node.node(name), (*path, name), depth + 1)
-        else:
-            yield (*path, name), node.rows(name)
