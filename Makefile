@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo test check lint setup compat strangers sanitize flat samples wheel bench bench-against clean
+.PHONY: demo test check lint setup compat strangers test-interop sanitize flat samples wheel bench bench-against clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -42,6 +42,11 @@ compat:
 strangers:
 	PYTHON=$(PYTHON) SOURCES=$(SOURCES) bash tests/strangers.sh $(STRANGERS)
 
+# What export writes, loaded by the packages that people train with, and what import reads, in environments of their own (12 GB).
+# ONLY="main lerobot" for some of main, lerobot and tfds; TESTS="-k minari" chooses tests.
+test-interop:
+	PYTHON=$(PYTHON) ONLY="$(ONLY)" bash tests/interop.sh $(TESTS)
+
 # The C core with AddressSanitizer and UndefinedBehaviorSanitizer: the tests that use it, then FUZZ seconds of odd objects.
 sanitize: $(VENV)/.dev
 	PYTHON=$(BIN)/python FUZZ=$(or $(FUZZ),60) bash tests/sanitize.sh
@@ -72,4 +77,4 @@ bench-against: .venv-bench/.installed
 
 clean:
 	rm -f gym_trace/recording/_core*.so
-	rm -rf $(VENV) .venv-bench* .venv-strangers* $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench* .venv-strangers* .venv-interop* $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

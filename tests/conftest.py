@@ -8,7 +8,7 @@ import signal
 import hypothesis
 import pytest
 
-collect_ignore = ["strangers"]  # make strangers has environments of its own for these
+collect_ignore = ["strangers", "interop"]  # which have environments of their own: make strangers, test-interop
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")

@@ -29,11 +29,10 @@ from click.testing import CliRunner
 from gym_trace_cli.main import COMMANDS, cli
 from hostile_forgeries import FORGERIES, Place, outside_of, sound_trace
 
-from gym_trace import open_trace, verify_trace
+from gym_trace import import_trace, open_trace, verify_trace
 from gym_trace.errors import TraceError
 from gym_trace.format import column_decoder as decoding
 from gym_trace.format import manifest, wire
-from gym_trace.interop.legacy.importing import import_recording
 from gym_trace.model import containers, packing
 
 MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does
@@ -162,7 +161,7 @@ def _read(place: Place, sound: Path) -> list[Any]:
         attempt("read", lambda: fuzz_reader.read_everything(place.trace, repaired, sound))
         attempt("verify", lambda: _or_error("verify", lambda: list(verify_trace(place.trace))))
         attempt("make", lambda: _or_error("make", lambda: open_trace(place.trace).make_env().close()))
-        attempt("import", lambda: _or_error("import", lambda: import_recording(place.trace, repaired)))
+        attempt("import", lambda: _or_error("import", lambda: import_trace(place.trace, repaired)))
         shutil.rmtree(repaired, ignore_errors=True)
         for line in COMMAND_LINES:
             if line[0] in COMMANDS:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace import check_trace, load_results, scan_recorded_traces
-from gym_trace.interop.legacy.importing import import_recording
+from gym_trace import check_trace, import_trace, load_results, scan_recorded_traces
 
 LEGACY = Path(__file__).parent.parent / "sample_traces" / "legacy"
 RECORDINGS = ["gym_recording-json/CartPole-v0", "gym_recording-json/Pixels", "gym_recording-npy/CartPole-v0"]
@@ -20,7 +19,7 @@ Episodes = list[tuple[Any, Any, Any]]
 
 def imported(path: Path, target: Path) -> Episodes:
     """What a scan of the imported trace gives, which check finds nothing wrong with."""
-    import_recording(path, target)
+    import_trace(path, target)
     assert check_trace(target).damages == []
     episodes: Episodes = []
     scan_recorded_traces(target, lambda *arrays: episodes.append(arrays))

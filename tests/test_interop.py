@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from old_recordings import LEGACY, RECORDINGS, OldRecorder, imported, rows
 
-from gym_trace import open_trace
+from gym_trace import import_trace, open_trace
 from gym_trace.envs.spaces import restore
-from gym_trace.interop.legacy.importing import import_recording
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -108,7 +107,7 @@ def test_a_recording_of_nothing_but_resets_is_a_trace(tmp_path: Path) -> None:
 
 
 def test_what_old_recorders_did_not_keep_is_not_made_up(tmp_path: Path) -> None:
-    import_recording(LEGACY / RECORDINGS[0], tmp_path / "t")
+    import_trace(LEGACY / RECORDINGS[0], tmp_path / "t")
     trace = open_trace(tmp_path / "t")
     episode = trace[0]
     assert (episode.outcome, episode.seed, episode.start_time, episode.end_time) == ("cut", None, None, None)

@@ -14,15 +14,14 @@ import pytest
 from old_recordings import LEGACY, RECORDINGS, OldRecorder, copy_of, imported, rows, write_monitor
 from shell import run
 
-from gym_trace import load_results
+from gym_trace import import_trace, load_results
 from gym_trace.errors import InvalidOption, TraceExists, TraceNotFound, UnreadableRecording
-from gym_trace.interop.legacy.importing import import_recording
 
 
-def refusal(path: Path) -> str:
+def refusal(path: Path, *options: str) -> str:
     """The one line of an import that is refused, after which nothing is left behind."""
     target = path.parent / "refused"
-    result = run("import", path, "-o", target)
+    result = run("import", path, "-o", target, *options)
     assert result.exit_code == 1
     assert not target.exists()
     (line,) = result.stderr.splitlines()
@@ -50,12 +49,14 @@ def test_a_pickle_in_a_record_of_np_save_is_refused(tmp_path: Path) -> None:
 
 def test_a_directory_without_an_old_recording_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "no old recording here; gym_recording leaves" in refusal(tmp_path / "empty")
-    assert "no such directory" in refusal(tmp_path / "missing")
-    import_recording(LEGACY / RECORDINGS[0], tmp_path / "trace")
-    assert "holds a trace" in refusal(tmp_path / "trace")
+    assert "no old recording here; gym_recording leaves" in refusal(tmp_path / "empty", "--from", "gym")
+    assert "looks like nothing that can be imported" in refusal(tmp_path / "empty")
+    assert "there is nothing here" in refusal(tmp_path / "missing")
+    assert "no such directory" in refusal(tmp_path / "missing", "--from", "gym")
+    import_trace(LEGACY / RECORDINGS[0], tmp_path / "trace")
+    assert "is a trace of gym-trace already" in refusal(tmp_path / "trace")
     (tmp_path / "file").touch()
-    assert "this is a file" in refusal(tmp_path / "file")
+    assert "this is a file" in refusal(tmp_path / "file", "--from", "gym")
 
 
 REFERENCE = {"__type": "ndarray", "npyfile": "a.bin", "npyoff": 0, "shape": [2], "dtype": "int64"}
@@ -186,7 +187,7 @@ def test_an_error_late_in_the_import_leaves_an_empty_directory_empty(tmp_path: P
     recorder.batch(rows(np.zeros((2, 1)))).write_text("")
     (tmp_path / "t").mkdir()
     with pytest.raises(UnreadableRecording, match=r"ep000000001\.json: not JSON"):
-        import_recording(tmp_path / "old", tmp_path / "t")
+        import_trace(tmp_path / "old", tmp_path / "t")
     assert list((tmp_path / "t").iterdir()) == []
 
 
@@ -195,12 +196,12 @@ def test_a_destination_with_something_in_it_is_refused_and_kept(tmp_path: Path) 
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "mine").touch()
     with pytest.raises(TraceExists, match="not empty"):
-        import_recording(old, tmp_path / "t")
+        import_trace(old, tmp_path / "t")
     assert [path.name for path in (tmp_path / "t").iterdir()] == ["mine"]
     with pytest.raises(InvalidOption, match="never changed"):
-        import_recording(old, old / "t")
+        import_trace(old, old / "t")
     with pytest.raises(TraceExists, match="is a file"):
-        import_recording(old, tmp_path / "t" / "mine")
+        import_trace(old, tmp_path / "t" / "mine")
 
 
 GOOD: dict[str, Any] = {"timestamps": [2.0], "episode_lengths": [1], "episode_rewards": [1.0]}

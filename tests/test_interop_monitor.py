@@ -11,15 +11,14 @@ import pytest
 from old_recordings import LEGACY, MONITOR, RECORDINGS, copy_of, imported, results, write_monitor
 from shell import ok, run
 
-from gym_trace import check_trace, load_results, open_trace, summarize
+from gym_trace import check_trace, import_trace, load_results, open_trace, summarize
 from gym_trace.errors import TraceNotFound
-from gym_trace.interop.legacy.importing import import_recording
 
 
 def test_load_results_gives_what_the_old_one_gave_of_old_files_and_of_the_trace(tmp_path: Path) -> None:
     expected = json.loads((MONITOR / "two-processes.expected.json").read_text())
     assert results(MONITOR / "two-processes") == expected
-    import_recording(MONITOR / "two-processes", tmp_path / "t")
+    import_trace(MONITOR / "two-processes", tmp_path / "t")
     assert results(tmp_path / "t") == expected
 
 
@@ -37,7 +36,7 @@ def test_statistics_become_episodes_without_steps(tmp_path: Path) -> None:
 
 
 def test_summaries_know_the_lengths_of_episodes_without_steps(tmp_path: Path) -> None:
-    import_recording(MONITOR / "two-processes", tmp_path / "t")
+    import_trace(MONITOR / "two-processes", tmp_path / "t")
     summary = summarize(open_trace(tmp_path / "t"), by="split", columns=True)
     assert (summary["steps"], summary["length"]["max"], summary["return"]["max"]) == (0, 90, 90.0)
     assert summary["groups"]["eval"]["length"]["mean"] == 25.6
@@ -49,8 +48,8 @@ def test_several_environments_are_told_apart_with_a_warning(tmp_path: Path) -> N
     assert [group["env_info"]["env_id"] for group in old["groups"]] == ["CartPole-v0", "MountainCar-v0"]
     assert [sum(group["episode_lengths"]) for group in old["groups"]] == [155, 1000]
     assert old["episode_lengths"] == old["groups"][0]["episode_lengths"]
-    with pytest.warns(UserWarning, match="each process is a writer of its own"):
-        import_recording(MONITOR / "commingled", tmp_path / "t")
+    report = import_trace(MONITOR / "commingled", tmp_path / "t")
+    assert "each process is a writer of its own" in report.notes[-1]
     with pytest.warns(UserWarning, match="2 environments"):
         new = results(tmp_path / "t")
     without_files = [{key: value for key, value in group.items() if key != "manifests"} for group in old["groups"]]
@@ -59,7 +58,7 @@ def test_several_environments_are_told_apart_with_a_warning(tmp_path: Path) -> N
 
 def test_keys_that_some_eras_lack_are_not_needed(tmp_path: Path) -> None:
     write_monitor(tmp_path / "old", timestamps=[3.5, 4.25], episode_lengths=[7, 8], episode_rewards=[1, math.nan])
-    import_recording(tmp_path / "old", tmp_path / "t")
+    import_trace(tmp_path / "old", tmp_path / "t")
     for directory in (tmp_path / "old", tmp_path / "t"):
         found = load_results(directory)
         assert (found["timestamps"], found["episode_lengths"]) == ([3.5, 4.25], [7, 8])
@@ -73,7 +72,7 @@ def test_training_and_evaluation_of_one_process_are_two_splits_and_one_source(tm
     stats = {"timestamps": [2.0, 3.0, 4.0], "episode_lengths": [1, 2, 3], "episode_rewards": [1.0, 2.0, 3.0]}
     write_monitor(tmp_path / "old", episode_types=["t", "e", "t", "e"], initial_reset_timestamp=1.0, **stats)
     write_monitor(tmp_path / "old", "1.7", timestamps=[], episode_lengths=[], episode_rewards=[])
-    import_recording(tmp_path / "old", tmp_path / "t")
+    import_trace(tmp_path / "old", tmp_path / "t")
     assert results(tmp_path / "t") == results(tmp_path / "old")
     assert results(tmp_path / "t")["episode_types"] == ["t", "e", "t"]
     assert results(tmp_path / "t")["initial_reset_timestamps"] == [1.0]
@@ -93,8 +92,10 @@ def test_videos_are_copied_and_found_again(tmp_path: Path) -> None:
     (tmp_path / "old" / pairs[0][1]).write_text("{}")
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "old" / "gone.mp4").symlink_to(tmp_path / "secret")
-    with pytest.warns(UserWarning, match="missing"):
-        report = import_recording(tmp_path / "old", tmp_path / "t")
+    report = import_trace(tmp_path / "old", tmp_path / "t")
+    assert [note for note in report.notes if "missing" in note] == [
+        f"the video {name} is missing; the statistics are imported" for name in pairs[1]
+    ]
     assert report.videos == pairs[0]
     assert (tmp_path / "t" / pairs[0][0]).read_bytes() == b"a film"
     assert load_results(tmp_path / "t")["videos"] == [
@@ -163,7 +164,7 @@ def test_load_results_of_a_recorded_trace_counts_the_episodes_that_ended(tmp_pat
 def test_load_results_of_what_gym_recording_kept_has_no_times(tmp_path: Path) -> None:
     with pytest.raises(TraceNotFound, match="import first"):
         load_results(LEGACY / RECORDINGS[0])
-    import_recording(LEGACY / RECORDINGS[0], tmp_path / "t")
+    import_trace(LEGACY / RECORDINGS[0], tmp_path / "t")
     found = load_results(tmp_path / "t")
     assert found["episode_lengths"] == [15, 18, 21, 22, 18, 33]
     assert all(map(math.isnan, found["timestamps"]))

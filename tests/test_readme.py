@@ -36,7 +36,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def can_run(snippet: str) -> bool:
-    needs = {"ale_py": "ale_py", "pong": "ale_py", " render ": "av"}
+    needs = {"ale_py": "ale_py", "pong": "ale_py", " render ": "av", "minari": "h5py"}
     missing = any(word in snippet and importlib.util.find_spec(module) is None for word, module in needs.items())
     return not missing and (HAS_VECTORS or ("Vector" not in snippet and "--num-envs" not in snippet))
 

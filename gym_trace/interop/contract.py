@@ -28,6 +28,7 @@ LOSSES = frozenset(
         "options",
         "outcome",
         "parts",
+        "pixels",
         "reset_info",
         "seed",
         "spaces",

@@ -14,10 +14,12 @@ import numpy as np
 
 from gym_trace import __version__
 from gym_trace.errors import UnreadableRecording
+from gym_trace.format import wire
 from gym_trace.interop.steps.plain import json_text, tagged
 from gym_trace.interop.steps.untagged import untagged
 from gym_trace.model.episode import Episode
 from gym_trace.model.origins import ORIGINS
+from gym_trace.model.packing import unpack
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
@@ -27,6 +29,9 @@ _VERSION = 1
 _OF_ITS_FILES = ("batch", "format", "host", "pid", "type", "writer", ORIGINS)  # and of the machine, which nobody needs
 _OF_ITS_PROVENANCE = ("argv", "diff", "diff_is_whole")  # which may hold secrets
 _CLOCKS = ("clock_offset", "duration")
+_ALWAYS = ("episode_id", "lane", "first_step", "seed", "start_time", "end_time")
+_IN_TABLE = (*_ALWAYS, *_CLOCKS)
+_NOT_A_TIME = int(np.iinfo(np.int64).min)
 _MOST_TEXT = 64 << 20  # characters
 
 
@@ -71,6 +76,54 @@ def identity(episode: Episode, record: Any, is_part: bool) -> str:
     elif len(flagged):
         known["ended"] = [bool(terminations[-1]), bool(truncations[-1])]
     return json_text(known)
+
+
+def identities(trace: Trace, places: Array, is_part: Array) -> list[str]:
+    """identity() of the episodes at these places, for a fraction of the time. is_part: of all episodes, bool."""
+    table, rows = trace.episodes[places], trace.rows[places]
+    writers, readers = table["writer"].tolist(), trace.readers
+    numbers = (table[name].astype(np.int64).tolist() for name in _IN_TABLE)
+    ends = _ends_of(trace, table["writer"], rows)
+    has_pending = [bool(reader.pending) for reader in readers]
+    found = []
+    for place, row, writer, outcome, part, ended, *facts in zip(
+        places.tolist(), rows.tolist(), writers, table["outcome"].tolist(), is_part[places].tolist(), ends, *numbers
+    ):
+        if ended is None or (has_pending[writer] and outcome == "lost"):
+            found.append(identity(trace[place], trace.episodes[place], part))
+            continue
+        known: dict[str, Any] = {"writer": readers[writer].writer, "outcome": outcome}
+        known |= {name: fact for name, fact in zip(_IN_TABLE, facts) if name in _ALWAYS or fact}
+        kept = readers[writer].start_of(row)
+        for name in ("start_time", "end_time"):
+            if known.get(name) == _NOT_A_TIME:
+                del known[name]
+        if known["seed"] < 0:
+            large = kept.get("seed") if known.pop("seed") == wire.SEED_ELSEWHERE else None
+            known |= {"seed": tagged(large)} if isinstance(large, int) else {}
+        for name in ("options", "rng_state", "reset_info"):
+            if kept.get(name) is not None:
+                known[name] = tagged(unpack(kept[name]) if name == "reset_info" else kept[name])
+        found.append(json_text(known | ({"is_part": True} if part else {}) | ({"ended": ended} if ended else {})))
+    return found
+
+
+def _ends_of(trace: Trace, writers: Array, rows: Array) -> list[list[bool] | None]:
+    """Of each episode what its last step was said to be, terminated and truncated; [] where it has none, None where
+    it takes more than a look at that step."""
+    found: list[list[bool] | None] = [None] * len(rows)
+    for number in np.unique(writers).tolist():
+        mine, reader = np.flatnonzero(writers == number), trace.readers[number]
+        parts, flags = reader.parts, reader.fragments["flags"][reader.parts.fragments]
+        flagged = np.concatenate([[0], np.cumsum(flags & (wire.TERMINATED | wire.TRUNCATED) > 0)])
+        last = parts.first[1:][rows[mine]] - 1
+        is_plain = (flagged[last] == flagged[parts.first[:-1][rows[mine]]]) & ~parts.trimmed[rows[mine]]
+        ends = np.stack([flags[last] & wire.TERMINATED > 0, flags[last] & wire.TRUNCATED > 0], axis=1).tolist()
+        steps = parts.table["steps"][rows[mine]].tolist()
+        for place, plain, end, count in zip(mine.tolist(), is_plain.tolist(), ends, steps):
+            if plain:
+                found[place] = end if count else []
+    return found
 
 
 def _bits(flags: Array) -> str:

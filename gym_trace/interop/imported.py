@@ -69,7 +69,7 @@ class Imported:
     Attributes:
         kind: the format, in words.
         schemas: of each writer, by its id, what is known of it.
-        segments: (id of the writer, a piece of what it has), read as they are asked for.
+        segments: (id of the writer, a piece of what it has), read as they are asked for; None: it has no more.
         total: steps, or whatever done counts, in all; 0: not known.
         done: how much of that has been read so far.
         facts: what is said of it all: author, license, description …
@@ -79,7 +79,7 @@ class Imported:
 
     kind: str
     schemas: dict[str, Schema]
-    segments: Iterator[tuple[str, Segment]]
+    segments: Iterator[tuple[str, Segment | None]]
     total: int = 0
     done: Callable[[], int] = lambda: 0
     facts: dict[str, Any] = field(default_factory=dict)

@@ -10,15 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gym_trace.errors import RecordingError, TraceError, UnreadableRecording
+import numpy as np
+
+from gym_trace.errors import InvalidOption, RecordingError, TraceError, UnreadableRecording
 from gym_trace.format import wire
-from gym_trace.format.facts import checked, write_facts
+from gym_trace.format.facts import Facts, checked, write_facts
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.interop.contract import Importer, ImportReport
 from gym_trace.interop.formats import importer_for, importer_named
 from gym_trace.interop.imported import Imported, Schema
 from gym_trace.model.schema import WriterSchema
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
+from gym_trace.ring.segment import Segment
 from gym_trace.storage.staging import StagedStorage, new_directory
 
 Progress = Callable[[int, int], None]  # done, in all; 0: not known
@@ -57,7 +60,12 @@ def import_trace(
     importer = importer_for(source) if format is None else importer_named(format) if isinstance(format, str) else format
     report = ImportReport(importer.name, source, Path(destination))
     with new_directory(destination, source) as staged:
-        _Import(StagedStorage(staged), report, on_progress).write(importer.read(source))
+        try:
+            _Import(StagedStorage(staged), report, on_progress).write(importer.read(source))
+        except UnreadableRecording as error:
+            if str(source) in str(error):
+                raise
+            raise UnreadableRecording(f"{source}: {error}") from error
     return report
 
 
@@ -73,8 +81,10 @@ class _Import:
         try:
             for name, segment in found.segments:
                 with self._writing():
-                    self._chunks(name, found.schemas).add(segment)
-                    self._open[name][0].seal_if_due()
+                    if segment is None:
+                        self._close(name, found.schemas)
+                    else:
+                        self._add(name, segment, found.schemas)
                 if self._on_progress is not None:
                     self._on_progress(found.done(), found.total)
             with self._writing():
@@ -83,22 +93,39 @@ class _Import:
             for writer, _ in self._open.values():
                 writer.abandon()
 
+    def _add(self, name: str, segment: Segment, schemas: dict[str, Schema]) -> None:
+        self._chunks(name, schemas).add(segment)
+        self._open[name][0].seal_if_due()
+        leads = segment.fragments["flags"] & wire.LEADS > 0  # also of what came to no end
+        self._report.episodes += int(np.count_nonzero(leads))
+
+    def _close(self, name: str, schemas: dict[str, Schema]) -> None:
+        self._chunks(name, schemas).write()
+        writer, _ = self._open.pop(name)
+        writer.close({})
+        self._report.steps += writer.steps
+
     def _end(self, found: Imported) -> None:
         report = self._report
         for name in found.schemas:
-            self._chunks(name, found.schemas)
-        for name, (writer, chunks) in self._open.items():
-            chunks.write()
-            writer.close({})
-            report.writers.append(name)
-            report.episodes += writer.episodes
-            report.steps += writer.steps
+            if name in self._open or name not in report.writers:
+                self._close(name, found.schemas)
         report.kinds, report.notes = [found.kind], list(dict.fromkeys(found.notes))
-        if found.facts:
-            write_facts(self._storage, checked(found.facts))
+        if facts := self._facts(found):
+            write_facts(self._storage, facts)
         for file in found.beside:
             shutil.copyfile(file, Path(self._storage.root) / file.name, follow_symlinks=False)
             report.videos.append(file.name)
+
+    def _facts(self, found: Imported) -> Facts:
+        """Those that a trace can have; others are noted."""
+        facts: Facts = {}
+        for key, value in found.facts.items():
+            try:
+                facts = checked({**facts, key: value})
+            except InvalidOption as error:
+                self._report.notes.append(f"left out of what is said of it: {error}")
+        return facts
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -115,10 +142,11 @@ class _Import:
         if writer not in self._open:
             if len(self._open) >= _MOST_WRITERS:
                 raise UnreadableRecording(f"{self._report.path}: of more than {_MOST_WRITERS} writers")
-            schema = _whole_schema(writer, schemas[writer], self._created + len(self._open))
+            schema = _whole_schema(writer, schemas[writer], self._created + len(self._report.writers))
             layouts = WriterSchema.of(schema).layouts[:2]
             large = any(leaf.row_size >= wire.LARGE_ROW for layout in layouts for leaf in layout.leaves())
             opened = TraceWriter(self._storage, schema, _LEVEL, fsync=False)
+            self._report.writers.append(writer)
             self._open[writer] = opened, ChunkWriter(lambda: opened, LARGE_CHUNK if large else SMALL_CHUNK)
         return self._open[writer][1]
 
@@ -127,10 +155,10 @@ def _whole_schema(writer: str, said: Schema, created: int) -> Schema:
     """The schema record of a writer (docs/FORMAT.md, section 4). created: where it does not say when it began."""
     number = re.search(r"\.\d+\.(\d{1,9})(\.|$)", writer)  # of its process, as gym_recording and Monitor name files
     return {
-        "format": [wire.MAJOR, wire.MINOR],
-        "writer": writer,
         "created": created,
         "host": "unknown",
         "pid": int(number[1]) if number else 0,
         **said,
+        "format": [wire.MAJOR, wire.MINOR],
+        "writer": writer,
     }

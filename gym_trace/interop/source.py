@@ -4,36 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from gym_trace.envs.spaces import restore
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format import wire
-from gym_trace.format.columns import MSGPACK, Column
 from gym_trace.interop import identity
 from gym_trace.interop.steps.choice import choose
 from gym_trace.interop.steps.windows import Window, step_windows
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.schema import Layouts
-from gym_trace.model.values import Array, dtype_from
+from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
+from gym_trace.reading.forms import Form, forms_of
 from gym_trace.reading.writer_reader import WriterReader
 
 Progress = Callable[[int, int], None]  # steps done, steps in all
-
-
-class Form(NamedTuple):
-    """What the rows of a column really are, whatever its space says.
-
-    mixed: whether some of them have another dtype, all of whose values this one holds.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    mixed: bool = False
 
 
 class Source:
@@ -110,6 +99,10 @@ class Source:
         """JSON text, from which an import has what is known of an episode beside its steps. Raises CorruptTrace."""
         return identity.identity(episode, self.episodes[episode.index], bool(self.is_part[episode.index]))
 
+    def identities(self, places: Array) -> list[str]:
+        """The same of the episodes at some places, for a fraction of the time. Raises CorruptTrace."""
+        return identity.identities(self.trace, places, self.is_part)
+
     # -- what there is ------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -130,42 +123,7 @@ class Source:
         The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
         Reads what chunks say of themselves, not their rows. Raises CorruptTrace.
         """
-        found: dict[Path, Form | None] = {}
-        counts: dict[Path, int] = {}
-        chunks = 0
-        for column in self._columns():
-            if column is None:
-                chunks += 1
-                continue
-            counts[column.path] = counts.get(column.path, 0) + 1
-            form = None if column.dtype == MSGPACK else Form(dtype_from(column.dtype), column.shape)
-            if counts[column.path] > 1:
-                form = _joined(found[column.path], form)
-            found[column.path] = form
-        for path in found:
-            if path[0] == "annotations" and counts[path] < chunks:  # nothing is there in some rows
-                found[path] = None
-        for leaf in (*self.layouts.observations.leaves(), *self.layouts.actions.leaves()):
-            found.setdefault(leaf.path, None if leaf.dtype is None else Form(leaf.dtype, leaf.shape))
-        found.setdefault(("rewards",), Form(np.dtype(np.float64), ()))
-        return found
-
-    def _columns(self) -> Iterator[Column | None]:
-        """What has rows in each chunk with something of these episodes; None before those of each chunk with steps."""
-        table, rows_of = self.episodes, self.trace.rows
-        for number, reader in enumerate(self.trace.readers):
-            mine = np.zeros(len(reader.parts.table) + 1, np.bool_)  # one more for -1, which is never chosen
-            mine[rows_of[table["writer"] == number]] = True
-            chosen = mine[reader.parts.of_fragment]
-            for chunk in range(reader.chunk_count):
-                begin, end = reader.chunk_bounds[chunk : chunk + 2].tolist()
-                if not chosen[begin:end].any():
-                    continue
-                if reader.fragments["steps"][begin:end].any():
-                    yield None
-                for column in reader.columns_of(chunk):
-                    if column.rows and column.path[0] not in ("fragments", "starts"):
-                        yield column
+        return forms_of(self.trace)
 
     def has_flags_within(self) -> bool:
         """Whether a step before the last one of an episode is terminated or truncated."""
@@ -220,17 +178,3 @@ def leaves_of(layout: Layout, tree: Any) -> list[tuple[Leaf, Array]]:
         raise InvalidOption("some values have not the structure of their space, and cannot be exported")
     keys = range(len(layout.children)) if layout.keys is None else layout.keys
     return [pair for key, child in zip(keys, layout.children) for pair in leaves_of(child, tree[key])]
-
-
-def _joined(one: Form | None, other: Form | None) -> Form | None:
-    """What holds the rows of both, exactly."""
-    if one is None or other is None or one.shape != other.shape:
-        return None
-    if one.dtype == other.dtype:
-        return one
-    dtype = np.result_type(one.dtype, other.dtype)
-    exact = all(np.can_cast(form.dtype, dtype, "safe") for form in (one, other))
-    wide = dtype.kind == "f" and {one.dtype.kind, other.dtype.kind} & set("iu")
-    if not exact or (wide and max(one.dtype.itemsize, other.dtype.itemsize) > 4):
-        return None
-    return Form(dtype, one.shape, mixed=True)

@@ -240,7 +240,12 @@ def without_clock(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_recorded(reward: Any, dtype: np.dtype[Any]) -> Any:
-    """A reward as the recorder has it: plain numbers, and rewards of several types, are float64."""
+    """A reward as the recorder has it: plain numbers, and rewards of several types, are float64.
+
+    Where integers are kept, as by other packages, plain ones are such.
+    """
+    if type(reward) is int and dtype.kind in "iu" and np.iinfo(dtype).min <= reward <= np.iinfo(dtype).max:
+        return dtype.type(reward)
     if type(reward) in _PLAIN_NUMBERS or (dtype == np.float64 and isinstance(reward, np.number)):
         with contextlib.suppress(OverflowError):  # an integer beyond all floats
             return np.float64(reward)

@@ -292,8 +292,9 @@ class LaneReplay:
         if row_size * len(episode) > _IN_MEMORY:
             observations = observation_rows(self._trace, episode.index).tree()
         about = self._lane.writer.about
+        in_arrays = about.is_vector or about.is_imported  # other formats keep infos in arrays, too
         seen = self._comparison.of(
-            episode, about.layouts, observations, about.has_all_infos, batched=about.is_vector, replayed=True
+            episode, about.layouts, observations, about.has_all_infos, batched=in_arrays, replayed=True
         )
         try:
             difference = self._simulate(simulation.env, episode, seen, watch)

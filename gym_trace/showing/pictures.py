@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 _MOST_PIXELS = 160  # of a side of a thumbnail
+_PNG_KINDS = {1: 0, 2: 4, 3: 2, 4: 6}  # by channels: grey, grey and alpha, RGB, RGBA
 
 
 def is_picture(dtype: Any, shape: tuple[int, ...] | None) -> bool:
@@ -42,13 +43,18 @@ def picture_of(observation: Any) -> Array:
 def thumbnail(picture: Array) -> bytes:
     """A picture of uint8, (H, W), (H, W, 1) or (H, W, 3), as a PNG of few pixels."""
     step = -(-max(picture.shape[:2]) // _MOST_PIXELS)
-    picture = picture[::step, ::step]
+    return png(picture[::step, ::step])
+
+
+def png(picture: Array, level: int = -1) -> bytes:
+    """A picture of uint8, (H, W) or (H, W, C) with up to 4 channels, as a PNG with every bit of it. level: of zlib."""
     height, width = picture.shape[:2]
     rows = np.ascontiguousarray(picture).reshape(height, -1)
-    kind = 2 if rows.shape[1] == 3 * width and picture.ndim == 3 else 0
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), rows], axis=1)  # each begins with its filter: none
+    kind = _PNG_KINDS[rows.shape[1] // width if picture.ndim == 3 else 1]
+    lines = np.zeros((height, 1 + rows.shape[1]), np.uint8)  # each begins with its filter: none
+    lines[:, 1:] = rows
     header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, kind, 0, 0, 0])
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), level)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_png_part(name, content) for name, content in parts)
 
 

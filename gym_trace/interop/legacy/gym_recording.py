@@ -58,6 +58,11 @@ def find_recordings(directory: OldDirectory) -> list[GymRecording]:
     return [GymRecording(directory, name) for name in fnmatch.filter(directory.names, _MANIFESTS)]
 
 
+def is_recording(name: str) -> bool:
+    """Whether gym_recording calls a file so."""
+    return any(fnmatch.fnmatch(name, pattern) for pattern in (_MANIFESTS, _PICKLES))
+
+
 class GymRecording:
     """What one recorder of gym_recording wrote.
 

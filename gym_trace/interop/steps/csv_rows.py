@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
@@ -58,8 +58,11 @@ def csv_lines(
     choice: Choice,
     steps: slice = slice(None),
     on_damage: OnDamage | None = None,
+    on_steps: Callable[[int], None] | None = None,
 ) -> Iterator[str]:
     """Blocks of lines, the heading first, to be written as they are. Arguments as those of step_windows.
+
+    on_steps: told of each block how many steps it has, once the next one is asked for.
 
     A line is a step with the observation that it led to. Before the first step of an episode comes a line that has
     only the observation before, with the number of the step before: -1 where that was the reset.
@@ -76,6 +79,8 @@ def csv_lines(
     yield _text([[*_FACTS, *(name for leaf in cells.values() for name in leaf.names)]])
     for window in chain(first, windows):
         yield _text(_rows(window, choice, cells))
+        if on_steps is not None:
+            on_steps(window.steps)
 
 
 def _heading(trace: Trace, choice: Choice, windows: list[Window]) -> dict[Path, _Cells]:

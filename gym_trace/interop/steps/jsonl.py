@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace
+from gym_trace.interop.identity import KEY
 from gym_trace.interop.steps.choice import Choice
 from gym_trace.interop.steps.plain import Form, is_plain_map, json_text, rows_of, tagged
 from gym_trace.interop.steps.windows import OnDamage, Window, step_windows
@@ -24,8 +25,13 @@ def json_lines(
     choice: Choice,
     steps: slice = slice(None),
     on_damage: OnDamage | None = None,
+    on_steps: Callable[[int], None] | None = None,
+    identity: Callable[[Episode], str] | None = None,
 ) -> Iterator[str]:
-    """The lines, without their ends: strict JSON, ASCII. Arguments as those of step_windows."""
+    """The lines, without their ends: strict JSON, ASCII. Arguments as those of step_windows.
+
+    on_steps: told now and then how many more steps there were. identity: what is said of each episode as "gym_trace".
+    """
     declared: dict[str, Any] = {}
     index = None
     for window in step_windows(trace, places, choice, steps, on_damage):
@@ -39,8 +45,11 @@ def json_lines(
             yield json_text({"type": "columns", "writer": window.episode.writer, **changed})
         if window.episode.index != index:
             index = window.episode.index
-            yield json_text(_episode(window.episode, on_damage))
+            known = {} if identity is None else {KEY: identity(window.episode)}
+            yield json_text(_episode(window.episode, on_damage) | known)
         yield from _steps(window, rows)
+        if on_steps is not None:
+            on_steps(window.steps)
 
 
 def _steps(window: Window, rows: dict[str, list[Any]]) -> Iterator[str]:

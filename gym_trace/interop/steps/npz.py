@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import BinaryIO
 
 import numpy as np
 
 from gym_trace.errors import TraceError
+from gym_trace.interop.steps.blocks import step_blocks
 from gym_trace.interop.steps.choice import Choice, name_of, names_in
 from gym_trace.interop.steps.plain import json_text, rows_of
 from gym_trace.interop.steps.windows import step_windows
@@ -29,6 +30,7 @@ def write_npz(
     file: BinaryIO,
     steps: slice = slice(None),
     on_progress: Callable[[str, int, int], None] | None = None,
+    beside: Mapping[str, Iterable[str]] | None = None,
 ) -> None:
     """Writes the steps of these episodes; reads a column at a time, in memory that does not grow with the trace.
 
@@ -42,6 +44,7 @@ def write_npz(
         places: of the episodes in the trace.
         steps: which of each, as episode[steps].
         on_progress: called as on_progress(column, rows done, rows in all) as each of them is written.
+        beside: further members, by name, of lines of text.
 
     Raises:
         CorruptTrace: something of it is damaged; a part would not fit the others.
@@ -50,16 +53,19 @@ def write_npz(
     for row in table:
         chosen = range(int(row["steps"]))[steps]
         row["steps"], row["first_step"] = len(chosen), int(row["first_step"]) + chosen.start
-    paths = _paths(trace, places, choice)
+    paths = columns_in(trace, places, choice)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         with archive.open("episodes.npy", "w") as member:
             np.lib.format.write_array(member, table)
         for path in paths:
             rows = int(table["steps"].sum()) + len(table) * (path[0] == "observations")
             _write_column(archive, path, _column(trace, places, path, steps), rows, on_progress)
+        for name, lines in (beside or {}).items():
+            with archive.open(name, "w", force_zip64=True) as member:
+                member.writelines(f"{line}\n".encode() for line in lines)
 
 
-def _paths(trace: Trace, places: Sequence[int] | Array, choice: Choice) -> list[Path]:
+def columns_in(trace: Trace, places: Sequence[int] | Array, choice: Choice) -> list[Path]:
     """The leaves that are chosen: those of the first episode, and annotations by whatever name."""
     window = next(step_windows(trace, places[:1], choice, slice(0, 1)), None)
     if window is None:
@@ -72,6 +78,14 @@ def _paths(trace: Trace, places: Sequence[int] | Array, choice: Choice) -> list[
 def _column(trace: Trace, places: Sequence[int] | Array, path: Path, steps: slice) -> Iterator[Array]:
     """The rows of one leaf, of all episodes."""
     choice = Choice((str(path[0]),), frozenset((name_of(path),)))
+    if steps == slice(None):
+        for block in step_blocks(trace[places], choice):
+            rows = block.columns.get(path)
+            if rows is None and block.size:
+                raise _misfit(path, f"episode {int(block.episodes[0])} does not have it for all steps")
+            if rows is not None:
+                yield rows[1:] if path[0] == "observations" and not block.opens[0] else rows
+        return
     for window in step_windows(trace, places, choice, steps):
         found = [rows for known, _, rows in window.leaves(choice) if known == path]
         if found:

@@ -1,0 +1,152 @@
+"""Traces written with the library's own writer of each format, for exporting.py to measure beside ours.
+
+A function OWN["format"](trace, out, workload) writes the episodes of the trace to out, which is not there, as whoever
+knows the library would: lossless where it can be. "cartpole" or "pong" is the workload. A module is loaded in a process
+of its own, in the environment of the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace import Trace
+
+
+class Own(NamedTuple):
+    """part: of the steps are measured, where all would take hours. title: of the writer."""
+
+    title: str
+    write: Callable[[Trace, Path, str], None]
+    part: dict[str, float] = {}  # noqa: RUF012
+
+
+def _ends(episode: Any) -> tuple[bool, bool]:
+    terminated = bool(episode.terminations[-1])
+    return terminated, not terminated
+
+
+def _minari(data_format: str) -> Callable[[Trace, Path, str], None]:
+    def write(trace: Trace, out: Path, workload: str) -> None:
+        from minari.data_collector.episode_buffer import EpisodeBuffer
+        from minari.dataset.minari_storage import MinariStorage
+
+        def buffers() -> Iterator[Any]:
+            for number, episode in enumerate(trace):
+                yield EpisodeBuffer(
+                    id=number,
+                    seed=episode.seed,
+                    observations=episode.observations,
+                    actions=episode.actions,
+                    rewards=episode.rewards,
+                    terminations=episode.terminations,
+                    truncations=episode.truncations,
+                    infos={},
+                )
+
+        storage = MinariStorage.new(
+            out, trace.observation_space, trace.action_space, data_format=data_format, jpeg_encoding=False
+        )
+        storage.update_episodes(buffers())
+
+    return write
+
+
+def _d3rlpy(trace: Trace, out: Path, workload: str) -> None:
+    from d3rlpy.dataset import Episode, io
+
+    def frames(observations: Any) -> Any:
+        return np.moveaxis(observations, -1, 1) if workload == "pong" else observations
+
+    episodes = [
+        Episode(
+            np.ascontiguousarray(frames(episode.observations[:-1])),
+            episode.actions[:, None],
+            episode.rewards[:, None].astype(np.float32),
+            _ends(episode)[0],
+        )
+        for episode in trace
+        if len(episode)
+    ]
+    with open(out, "w+b") as file:
+        io.dump(episodes, file)
+
+
+def _lerobot(trace: Trace, out: Path, workload: str) -> None:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    frames = workload == "pong"
+    name = "observation.image" if frames else "observation.state"
+    shape = trace[0].observations.shape[1:]
+    kind = (
+        {"dtype": "image", "names": ["height", "width", "channels"]} if frames else {"dtype": "float32", "names": None}
+    )
+    number = {"shape": (1,), "names": None}
+    features = {
+        name: {"shape": shape, **kind},
+        "action": {"dtype": "int64", **number},
+        "next.reward": {"dtype": "float32", **number},
+        "next.done": {"dtype": "bool", **number},
+    }
+    dataset = LeRobotDataset.create("own/writer", fps=30, features=features, root=out, use_videos=False)
+    for episode in trace:
+        last = len(episode) - 1
+        for step, (observation, action, reward) in enumerate(
+            zip(episode.observations, episode.actions, episode.rewards)
+        ):
+            dataset.add_frame(
+                {
+                    name: observation,
+                    "action": np.array([action]),
+                    "next.reward": np.array([reward], np.float32),
+                    "next.done": np.array([step == last]),
+                    "task": "play",
+                }
+            )
+        dataset.save_episode()
+    dataset.finalize()
+
+
+def _parquet(trace: Trace, out: Path, workload: str) -> None:
+    """A table an episode with pyarrow, vectors and frames as fixed-size lists."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    writer = None
+    for number, episode in enumerate(trace):
+        rows = np.ascontiguousarray(episode.observations[:-1])
+        flat = pa.array(rows.reshape(-1))
+        steps = len(episode)
+        table = pa.table(
+            {
+                "episode": np.full(steps, number),
+                "step": np.arange(steps),
+                "observation": pa.FixedSizeListArray.from_arrays(flat, rows[0].size if steps else 1),
+                "action": episode.actions,
+                "reward": episode.rewards,
+                "terminated": episode.terminations,
+                "truncated": episode.truncations,
+            }
+        )
+        writer = pq.ParquetWriter(out, table.schema, compression="zstd") if writer is None else writer
+        writer.write_table(table)
+    assert writer is not None
+    writer.close()
+
+
+OWN = {
+    "minari": Own("Minari's MinariStorage, hdf5", _minari("hdf5"), {"cartpole": 0.2}),
+    "minari-arrow": Own("Minari's MinariStorage, arrow", _minari("arrow"), {"cartpole": 0.02, "pong": 0.2}),
+    "minari-parquet": Own("Minari's MinariStorage, parquet", _minari("parquet"), {"cartpole": 0.02, "pong": 0.2}),
+    "d3rlpy": Own("d3rlpy's dump", _d3rlpy),
+    "lerobot": Own("LeRobotDataset.add_frame, PNG", _lerobot, {"cartpole": 0.01, "pong": 0.1}),
+    "parquet": Own("pyarrow, a table an episode", _parquet),
+}
+# Which of ours is measured beside it: a format, and its options.
+OURS: dict[str, tuple[str, dict[str, Any]]] = {
+    "minari-arrow": ("minari", {"kind": "arrow"}),
+    "minari-parquet": ("minari", {"kind": "parquet"}),
+}

@@ -1,0 +1,70 @@
+"""Trains one of RLlib's offline algorithms on a trace: BC, MARWIL, or CQL where actions are of a Box.
+
+    python examples/train_rllib.py traces/cartpole [BC | MARWIL | CQL] [episodes | rows]
+
+Takes ray[rllib], torch and msgpack-numpy, and no more than two processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import gym_trace
+
+UPDATES = 20
+
+
+def config_of(algorithm: str, trace: gym_trace.Trace, data: Path, kind: str) -> Any:
+    """The configuration of the algorithm, all of it in this process."""
+    made = getattr(importlib.import_module(f"ray.rllib.algorithms.{algorithm.lower()}"), f"{algorithm}Config")()
+    spaces = {"observation_space": trace.observation_space, "action_space": trace.action_space}
+    if algorithm == "CQL":
+        made = made.environment(trace.env_spec["id"], **spaces)
+        made = made.training(lr=None, actor_lr=1e-3, critic_lr=1e-3, alpha_lr=1e-3)
+    else:
+        made = made.environment(**spaces)
+    read = {"input_read_episodes": True, "input_read_batch_size": 16} if kind == "episodes" else {}
+    return (
+        made.env_runners(num_env_runners=0)
+        .learners(num_learners=0)
+        .training(train_batch_size_per_learner=256)
+        .offline_data(
+            input_=[str(data)],
+            input_compress_columns=[],
+            dataset_num_iters_per_learner=UPDATES,
+            map_batches_kwargs={"concurrency": 1, "num_cpus": 1},
+            **read,
+        )
+        .evaluation(evaluation_interval=None)
+        .debugging(seed=0)
+    )
+
+
+def main(directory: str, algorithm: str = "BC", kind: str = "episodes") -> None:
+    trace = gym_trace.open_trace(directory)
+    with tempfile.TemporaryDirectory() as folder:
+        report = gym_trace.export(trace, Path(folder) / "data", "rllib", kind=kind)
+        print(f"exported {report.steps} steps of {report.episodes} episodes as {kind}")
+        ray.init(num_cpus=2, object_store_memory=200 << 20, include_dashboard=False, log_to_driver=False)
+        try:
+            ray.data.DataContext.get_current().enable_progress_bars = False
+            learner = config_of(algorithm, trace, report.path, kind).build_algo()
+            losses, steps = [], 0
+            for _ in range(2):
+                told = learner.train()["learners"]["default_policy"]
+                losses.append(float(told["total_loss"]))
+                steps += int(told["num_module_steps_trained"])
+            learner.stop()
+        finally:
+            ray.shutdown()
+    print(f"{algorithm}: {losses[0]:.4f} before, {losses[1]:.4f} after {UPDATES} updates, {steps} steps trained")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""HDF5 files: written fast, read with suspicion; and the layout of D4RL."""

@@ -1,0 +1,1 @@
+"""What offline reinforcement learning and imitation learning train from: d3rlpy, imitation, Stable-Baselines3."""

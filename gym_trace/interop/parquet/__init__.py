@@ -1,0 +1,1 @@
+"""Traces as Parquet: a table of steps and a table of episodes."""

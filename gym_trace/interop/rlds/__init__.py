@@ -1,0 +1,1 @@
+"""RLDS: episodes as a directory of TensorFlow Datasets, written and read without TensorFlow."""

@@ -1,0 +1,48 @@
+"""Values of any kind, such as texts and infos, as the strings that RLDS has them in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from gym_trace.errors import UnreadableRecording
+from gym_trace.interop.steps.plain import json_text, tagged
+from gym_trace.interop.steps.untagged import untagged
+
+_JSON = b"\0"  # which JSON begins with where text would be expected
+MOST_BYTES = 64 << 20  # of one value
+
+
+def packed(values: Iterable[Any]) -> Iterator[bytes]:
+    """Text as it is; all else as a zero byte and JSON (docs/STEPS.md)."""
+    for value in values:
+        if type(value) is str and not value.startswith("\0") and not _has_surrogates(value):
+            yield value.encode()
+        else:
+            yield _JSON + json_text(tagged(value)).encode()
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def unpacked(texts: Iterable[bytes]) -> Iterator[Any]:
+    """What packed() was given. Raises UnreadableRecording."""
+    for text in texts:
+        if text.startswith(_JSON):
+            yield from_json(text[1:])
+        else:
+            yield text.decode(errors="replace")
+
+
+def from_json(text: bytes) -> Any:
+    """A value that is JSON; None for no text. Raises UnreadableRecording."""
+    try:
+        return untagged(json.loads(text)) if text else None
+    except (ValueError, RecursionError) as error:
+        raise UnreadableRecording(f"a value is malformed ({error!r:.100})") from error

@@ -1,0 +1,1 @@
+"""RLlib: rows, or whole episodes, as Parquet for its offline algorithms."""

@@ -1,0 +1,161 @@
+"""The values of Parquet files that RLlib's episodes are in, by their number, and which of them make up an episode."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from gym_trace.errors import UnreadableRecording
+from gym_trace.model.values import Array
+
+COLUMN = "item"
+_MOST_BYTES = 1 << 31  # of the values of a row group
+_MOST_FILES = 1 << 20
+_KEY, _STARTED, _TIME = range(3)
+
+
+def parquet_files(path: Path, most: int = _MOST_FILES) -> list[Path]:
+    """The Parquet files in a directory and those below it, in the order of their names; or the file itself."""
+    if path.is_file():
+        return [path]
+    found: list[Path] = []
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        found += [Path(folder, name) for name in sorted(names) if name.endswith(".parquet")]
+        if len(found) >= most:
+            break
+    return found[:most]
+
+
+def is_episodes(path: Path) -> bool:
+    """Whether it is Parquet with a column of episodes."""
+    try:
+        return bool(_opened(path))
+    except UnreadableRecording:
+        return False
+
+
+class Header(NamedTuple):
+    """Of the state of an episode, or of a piece of one: whose it is, and which steps."""
+
+    key: int
+    started: int
+    steps: int
+
+
+class Items:
+    """The values of a list of files, whose row groups are read when they are asked for; one is kept."""
+
+    def __init__(self, files: list[Path]):
+        """Raises UnreadableRecording."""
+        self.files = files
+        self._groups: list[tuple[int, int]] = []  # file, number in it
+        counts = []
+        for number, path in enumerate(files):
+            metadata = _opened(path).metadata
+            for group in range(metadata.num_row_groups):
+                self._groups.append((number, group))
+                counts.append(metadata.row_group(group).num_rows)
+        self._firsts = np.cumsum([0, *counts])
+        self._kept: tuple[int, Any] = -1, None
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def about(self) -> dict[bytes, bytes]:
+        """What the first of the files says of itself."""
+        return dict(_opened(self.files[0]).metadata.metadata or {})
+
+    def path_of(self, number: int) -> Path:
+        """The file that a value is in."""
+        return self.files[self._groups[self._group_of(number)][0]]
+
+    def __getitem__(self, number: int) -> bytes:
+        """Raises UnreadableRecording."""
+        group = self._group_of(number)
+        if self._kept[0] != group:
+            self._kept = -1, None
+            self._kept = group, self._read(*self._groups[group])
+        value = self._kept[1][number - int(self._firsts[group])].as_py()
+        if not isinstance(value, bytes):
+            raise UnreadableRecording(f"{self.path_of(number)}: a row of {COLUMN!r} is empty, or no binary value")
+        return value
+
+    def _group_of(self, number: int) -> int:
+        return int(np.searchsorted(self._firsts, number, "right")) - 1
+
+    def _read(self, file: int, group: int) -> Any:
+        path = self.files[file]
+        opened = _opened(path)
+        columns = opened.metadata.row_group(group)
+        size = sum(columns.column(i).total_uncompressed_size for i in range(columns.num_columns))
+        if not 0 <= size <= _MOST_BYTES:
+            raise UnreadableRecording(f"{path}: row group {group} says that it has {size} bytes, more than are read")
+        try:
+            return opened.read_row_group(group, columns=[COLUMN]).column(0)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _damaged(path, error) from error
+
+
+def _opened(path: Path) -> pq.ParquetFile:
+    try:
+        opened = pq.ParquetFile(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    schema = opened.schema_arrow
+    if COLUMN not in schema.names or not _is_binary(schema.field(COLUMN).type):
+        raise UnreadableRecording(f"{path}: no episodes of RLlib; it has no column {COLUMN!r} of binary values")
+    return opened
+
+
+def _is_binary(kind: Any) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _damaged(path: Path, error: Exception) -> UnreadableRecording:
+    return UnreadableRecording(f"{path}: no Parquet that can be read: {' '.join(str(error).split()):.200}")
+
+
+def header_of(item: bytes) -> Header:
+    """What the state of an episode says of itself, without reading its steps. Raises UnreadableRecording."""
+    told: dict[Any, Any] = {}
+    unpacker = msgpack.Unpacker(max_buffer_size=len(item) + 1)
+    try:
+        unpacker.feed(item)
+        for _ in range(unpacker.read_map_header()):
+            key = unpacker.unpack()
+            if key in ("id_", "agent_id", "t", "t_started"):
+                told[key] = unpacker.unpack()
+            else:
+                unpacker.skip()
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise UnreadableRecording(f"no MessagePack of an episode: {error!r:.100}") from error
+    started, time = told.get("t_started"), told.get("t")
+    if type(started) is not int or type(time) is not int or not 0 <= started <= time < 1 << 62 or "id_" not in told:
+        raise UnreadableRecording("no state of a SingleAgentEpisode: it does not say which steps it has")
+    name = repr((told["id_"], told.get("agent_id"))).encode(errors="replace")
+    key = int.from_bytes(hashlib.blake2b(name, digest_size=7).digest(), "little")
+    return Header(key, started, time - started)
+
+
+def pieces_of_episodes(headers: Array) -> tuple[Array, Array]:
+    """The numbers of all items, ordered so that the pieces of an episode follow one another, and how many each has.
+
+    headers: (items, 3), of Headers. Episodes come in the order of the first of their items. Where a piece of an episode
+    is missing, another one begins.
+    """
+    order = np.lexsort((np.arange(len(headers)), headers[:, _STARTED], headers[:, _KEY]))
+    key, started, steps = headers[order].T
+    follows = (key[1:] == key[:-1]) & (started[1:] == started[:-1] + steps[:-1]) & (started[1:] > 0)
+    begins = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+    counts = np.diff(begins, append=len(order))
+    firsts = np.repeat(np.minimum.reduceat(order, begins), counts)
+    places = np.lexsort((np.arange(len(order)), firsts))
+    return order[places], counts[np.argsort(firsts[begins], kind="stable")]

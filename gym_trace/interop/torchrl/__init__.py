@@ -1,0 +1,1 @@
+"""TorchRL: steps as a memory-mapped TensorDict."""

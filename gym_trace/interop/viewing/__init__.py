@@ -1,0 +1,1 @@
+"""Formats of programs that show recordings along a time line."""

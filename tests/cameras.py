@@ -1,0 +1,97 @@
+"""An environment with an observation of every kind, and traces of it, for tests of formats that keep all of a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+import gym_trace
+
+OBSERVATIONS = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (24, 20, 3), np.uint8),
+        "state": spaces.Box(-np.inf, np.inf, (3,), np.float64),
+        "half": spaces.Box(-np.inf, np.inf, (), np.float16),
+        "count": spaces.Box(0, 2**32 - 1, (2,), np.uint32),
+        "a/b": spaces.Discrete(3),
+        "": spaces.Discrete(3),
+        'a\\ "%é': spaces.Discrete(3),
+        "mission": spaces.Text(20),
+        "nothing": spaces.Dict({}),
+        "pair": spaces.Tuple((spaces.MultiBinary(3), spaces.Box(0, 1, (0,), np.float32))),
+    }
+)
+
+
+class Camera(gymnasium.Env[Any, Any]):
+    """Hands out whatever its spaces have; ends after so many steps, by turns in both ways."""
+
+    observation_space = OBSERVATIONS
+    action_space = spaces.Tuple((spaces.Discrete(5), spaces.Box(-1, 1, (2,), np.float32)))
+
+    def __init__(self, length: int = 5):
+        self._length, self._episodes = length, 0
+
+    def _observation(self) -> Any:
+        observation = self.observation_space.sample()
+        observation["state"][0] = np.nan
+        observation["mission"] = ("go", "é\udc80", "\0x", "")[self._step % 4]
+        return observation
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.observation_space.seed(3)
+        self._step, self._episodes = 0, self._episodes + 1
+        return self._observation(), {"level": self._episodes}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        over = self._step == self._length
+        odd = bool(self._episodes % 2)
+        return self._observation(), 0.1 * self._step, over and odd, over and not odd, {"why": np.float32(self._step)}
+
+
+def record(directory: Path, length: int = 5, **options: Any) -> gym_trace.Trace:
+    """Four episodes: terminated, truncated, cut, and closed without a step."""
+    with gym_trace.TraceRecordingWrapper(Camera(length), directory, **options) as env:
+        env.action_space.seed(0)
+        env.reset(seed=2**64 + 5, options={"map": (1, 2)})
+        for _ in range(2 * length + 2):
+            env.annotate(logprob=np.float32(0.5))
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            if terminated or truncated:
+                env.reset()
+        env.reset()
+    return gym_trace.open_trace(directory)
+
+
+def assert_same(back: gym_trace.Trace, trace: gym_trace.Trace) -> None:
+    """Compares all that is known of all episodes, bit for bit."""
+    assert len(back) == len(trace)
+    assert back.facts == trace.facts
+    for one, other in zip(trace, back):
+        for name in ("observations", "actions", "rewards", "terminations", "truncations", "annotations"):
+            assert_same_rows(getattr(other, name), getattr(one, name))
+        for name in ("seed", "options", "outcome", "reset_info", "writer", "episode_id", "lane", "first_step", "split"):
+            assert getattr(other, name) == getattr(one, name), name
+        for name in ("start_time", "end_time", "start_monotonic", "end_monotonic"):
+            assert getattr(other, name) == getattr(one, name), name
+        if trace.readers[0].about.has_all_infos:
+            assert other.infos == one.infos
+
+
+def assert_same_rows(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+    if isinstance(one, (dict, tuple)):
+        for left, right in zip(*(tree.values() if isinstance(tree, dict) else tree for tree in (one, other))):
+            assert_same_rows(left, right)
+    elif one.dtype == object:
+        np.testing.assert_equal(one.tolist(), other.tolist())
+    else:
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())

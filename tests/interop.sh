@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Loads what export writes with the packages that people train with, in environments of their own: .venv-interop-main,
+# .venv-interop-lerobot (Python 3.12) and .venv-interop-tfds. Prints their versions at the end of each.
+# ONLY="main tfds": of these; LEROBOT_PYTHON: a Python 3.12. Arguments go to pytest, such as -k minari.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+failed=0
+only="${ONLY:-main lerobot tfds}"
+envs=('gymnasium[classic-control,mujoco,toy-text]>=1.3' 'ale-py>=0.12' 'minigrid>=3.2')
+tools=(hatchling 'setuptools>=61' pytest pytest-timeout pytest-xdist hypothesis)
+
+environment() { # name, python, extras of gym-trace, requirements ...
+    local directory=".venv-interop-$1" python="$2" extras="$3"
+    shift 3
+    [ -x "$directory/bin/python" ] || "$python" -m venv "$directory" || return 1
+    echo "== $directory: $*"
+    "$directory/bin/pip" install --quiet --disable-pip-version-check "${tools[@]}" "${envs[@]}" "$@" || return 1
+    "$directory/bin/pip" install --quiet --disable-pip-version-check -e ".[$extras]"
+}
+
+without_dependencies() { # name, requirements ...: of packages that would have us install another gymnasium
+    local directory=".venv-interop-$1"
+    shift
+    "$directory/bin/pip" install --quiet --disable-pip-version-check --no-deps "$@"
+}
+
+suite() { # name, pytest arguments ...
+    local directory=".venv-interop-$1"
+    shift
+    "$directory/bin/python" -m pytest -q -c tests/interop/pytest.ini "$@" || [ $? = 5 ] || failed=1 # 5: none chosen
+}
+
+for name in $only; do
+    case "$name" in
+    main)
+        environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,imitation,mcap,rerun \
+            'torch==2.13.0' 'torchrl==0.14.1' 'minari[hdf5,arrow,create]==0.5.4' 'stable-baselines3==2.9.2' 'ray[data]==2.60.0' \
+            'duckdb>=2.0' 'polars>=2.1' 'pandas>=2' 'pyspark==4.3.0' 'pyarrow==26.0.1' 'h5py>=3.14' \
+            structlog colorama tqdm dataclasses_json datasets sacred 'huggingface_sb3' scikit-learn dm-tree msgpack-numpy ormsgpack tensorboardX \
+            scipy lz4 pyyaml gymnasium-robotics &&
+            without_dependencies main 'd3rlpy==2.8.1' 'gym==0.26.2' gym_notices 'imitation==1.0.1' 'ray[rllib]==2.60.0' &&
+            suite main tests/interop --ignore tests/interop/test_lerobot.py --ignore tests/interop/test_rlds.py "$@" || failed=1
+        ;;
+    lerobot)
+        environment lerobot "${LEROBOT_PYTHON:-python3.12}" lerobot 'lerobot[dataset,av-dep]==0.6.1' && # an older PyAV than [video]
+            suite lerobot tests/interop/test_conformance.py tests/interop/test_lerobot.py "$@" || failed=1
+        ;;
+    tfds)
+        environment tfds "${PYTHON:-python3}" rlds 'tensorflow-cpu==2.21.0' 'tensorflow-datasets==4.9.10' &&
+            suite tfds tests/interop/test_conformance.py tests/interop/test_rlds.py "$@" || failed=1
+        ;;
+    *)
+        echo "interop: there is no $name; there are main, lerobot and tfds"
+        exit 2
+        ;;
+    esac
+done
+exit "$failed"

@@ -1,0 +1,145 @@
+"""A format that can say all of a trace: a JSON file for each episode. And what is wrong with many an exporter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gym_trace.interop.conformance import Loaded
+from gym_trace.interop.contract import Loss
+from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
+from gym_trace.interop.source import Source
+from gym_trace.interop.steps.plain import json_text, tagged
+from gym_trace.interop.steps.untagged import untagged
+from gym_trace.model.episode import infos_of
+
+
+@dataclass(frozen=True)
+class PlainExporter:
+    """A file of JSON for each episode."""
+
+    name: ClassVar[str] = "plain"
+    extra: ClassVar[str] = ""
+    makes: ClassVar[str] = "directory"
+    digits: int = 6
+
+    def lost(self, source: Source) -> Iterator[Loss]:
+        yield from ()
+
+    def episode(self, said: dict[str, Any]) -> dict[str, Any]:
+        """What is written of an episode."""
+        return said
+
+    def write(self, source: Source, target: Path) -> None:
+        target.joinpath("about.txt").write_text(source.about)
+        for number, episode in enumerate(source.trace):
+            said = {
+                "observations": episode.observations,
+                "actions": episode.actions,
+                "rewards": episode.rewards,
+                "terminations": episode.terminations,
+                "truncations": episode.truncations,
+                "infos": infos_of(episode),
+                "annotations": episode.annotations,
+                "identity": source.identity(episode),
+            }
+            text = json_text(tagged(self.episode(said)))
+            target.joinpath(f"{number:0{self.digits}}.json").write_text(text)
+            source.advance(len(episode))
+
+    def how_to_load(self, path: Path) -> str:
+        return f"import json, pathlib\nassert list(pathlib.Path({str(path.absolute())!r}).glob('*.json'))"
+
+
+def read_plain(path: Path) -> Iterator[dict[str, Any]]:
+    for file in sorted(path.glob("*.json")):
+        yield untagged(json.loads(file.read_text()))
+
+
+def load_plain(path: Path) -> Iterable[Loaded]:
+    return (Loaded(**said) for said in read_plain(path))
+
+
+class PlainImporter:
+    """Directories of PlainExporter."""
+
+    name: ClassVar[str] = "plain"
+    extra: ClassVar[str] = ""
+
+    def recognises(self, path: Path) -> bool:
+        return path.joinpath("about.txt").is_file()
+
+    def about(self, text: str) -> str:
+        return text
+
+    def identity(self, text: str) -> str:
+        return text
+
+    def read(self, path: Path) -> Imported:
+        about = self.about(path.joinpath("about.txt").read_text())
+        nothing = {"type": "Tuple", "spaces": []}
+        return imported("plain", self._episodes(path), new_schema("plain", nothing, nothing), about)
+
+    def _episodes(self, path: Path) -> Iterator[NewEpisode]:
+        for said in read_plain(path):
+            identity = self.identity(said.pop("identity"))
+            yield NewEpisode(len(said["rewards"]), [NewSteps(**said)], identity=identity)
+
+
+@dataclass(frozen=True)
+class Narrow(PlainExporter):
+    """float64 becomes float32."""
+
+    def episode(self, said: dict[str, Any]) -> dict[str, Any]:
+        rewards = said["rewards"].astype(np.float32)
+        return {**said, "rewards": rewards}
+
+
+@dataclass(frozen=True)
+class Forgetful(PlainExporter):
+    """The last observation is left out."""
+
+    def episode(self, said: dict[str, Any]) -> dict[str, Any]:
+        return {**said, "observations": said["observations"][:-1]}
+
+
+@dataclass(frozen=True)
+class OneFlag(PlainExporter):
+    """What is truncated is terminated."""
+
+    def episode(self, said: dict[str, Any]) -> dict[str, Any]:
+        done = said["terminations"] | said["truncations"]
+        return {**said, "terminations": done, "truncations": np.zeros_like(done)}
+
+
+@dataclass(frozen=True)
+class Leftover(PlainExporter):
+    """Writes beside its place."""
+
+    def write(self, source: Source, target: Path) -> None:
+        target.with_name("leftover").write_text("x")
+        super().write(source, target)
+
+
+@dataclass(frozen=True)
+class Silent(PlainExporter):
+    """Says nothing of how far it is."""
+
+    def write(self, source: Source, target: Path) -> None:
+        source.advance = lambda steps: None  # type: ignore[method-assign]
+        super().write(source, target)
+
+
+@dataclass(frozen=True)
+class Sorting(PlainExporter):
+    """Has an order of its own."""
+
+    def write(self, source: Source, target: Path) -> None:
+        places = sorted(range(len(source.trace)), key=lambda i: int(source.episodes["episode_id"][i]))
+        source.trace = source.trace[places]
+        super().write(source, target)

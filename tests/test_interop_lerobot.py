@@ -1,0 +1,216 @@
+"""LeRobot data sets without LeRobot: what is written comes back bit for bit, and what is malformed is said to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cameras import assert_same, record
+
+import gym_trace
+from gym_trace.errors import InvalidOption, UnreadableRecording
+from gym_trace.interop.conformance import check_importer
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("PIL")
+
+import pyarrow.parquet as pq
+
+from gym_trace.interop.lerobot import statistics
+from gym_trace.interop.lerobot.exporter import LeRobotExporter
+from gym_trace.interop.lerobot.importer import LeRobotImporter
+
+
+def info_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "meta" / "info.json").read_text())
+
+
+def rows_in(out: Path, table: str = "data") -> list[dict[str, Any]]:
+    return [row for file in sorted((out / table).glob("*/*.parquet")) for row in pq.read_table(file).to_pylist()]
+
+
+@pytest.mark.parametrize("video", [False, True])
+def test_a_trace_comes_back_as_it_was(tmp_path: Path, video: bool) -> None:
+    if video:
+        pytest.importorskip("av")
+    trace = record(tmp_path / "trace", record_infos=True)
+    report = gym_trace.export(trace, tmp_path / "out", "lerobot", video=video)
+    assert (report.episodes, report.steps) == (3, 12)
+    gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
+    assert_same(gym_trace.open_trace(tmp_path / "back"), trace)
+
+
+def test_every_kind_of_trace_comes_back(tmp_path: Path) -> None:
+    check_importer(LeRobotExporter(), LeRobotImporter(), tmp_path)
+
+
+def test_long_episodes_are_read_and_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("av")
+    monkeypatch.setattr("gym_trace.interop.steps.windows._MOST_ROWS", 7)
+    monkeypatch.setattr("gym_trace.interop.lerobot.writer._MOST_ROWS", 20)
+    monkeypatch.setattr("gym_trace.interop.lerobot.writer._MOST_ENDS", 1)
+    monkeypatch.setattr("gym_trace.interop.lerobot.writer._LONGEST", 1)
+    monkeypatch.setattr("gym_trace.interop.lerobot.tables.DATA_MB", 0)
+    monkeypatch.setattr("gym_trace.interop.lerobot.tables.CHUNK", 2)
+    monkeypatch.setattr("gym_trace.interop.lerobot.steps._MOST_ROWS", 5)
+    trace = record(tmp_path / "trace", length=35)
+    gym_trace.export(trace, tmp_path / "out", "lerobot", video=True)
+    folders = tmp_path / "out" / "data", tmp_path / "out" / "meta" / "episodes"
+    files = [sorted(str(file.relative_to(folder)) for file in folder.glob("*/*.parquet")) for folder in folders]
+    assert files[0] == ["chunk-000/file-000.parquet", "chunk-000/file-001.parquet", "chunk-001/file-000.parquet"]
+    assert files[1] == files[0]
+    assert len(list((tmp_path / "out" / "videos").glob("*/*/*.mp4"))) == 3
+    gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
+    assert_same(gym_trace.open_trace(tmp_path / "back"), trace)
+
+
+def test_statistics_of_pieces_are_those_of_the_whole() -> None:
+    rows = np.random.default_rng(0).normal(size=(50, 3))
+    whole = statistics.of_rows(rows, np.array([0]))
+    pieces = statistics.merged(statistics.of_rows(rows, np.array([0, 20, 21])), np.array([0]))
+    for name in ("min", "max", "mean", "std", "count"):
+        np.testing.assert_allclose(pieces[name], whole[name], rtol=1e-12)
+        if name != "count":
+            np.testing.assert_allclose(whole[name][0], getattr(rows, name)(axis=0), rtol=1e-12)
+    assert (np.sort(rows, axis=0)[24] == whole["q50"][0]).all()
+
+
+def test_numbers_that_are_not_finite_are_left_out_of_statistics() -> None:
+    rows = np.array([[1.0, np.nan], [np.inf, np.nan], [3.0, np.nan], [-np.inf, 5.0]])
+    found = statistics.of_rows(rows, np.array([0, 2]))
+    assert found["mean"].tolist() == [[1.0, 0.0], [3.0, 5.0]]
+    assert found["max"].tolist() == [[1.0, 0.0], [3.0, 5.0]]
+    assert found["q99"].tolist() == [[1.0, 0.0], [3.0, 5.0]]
+    assert found["std"].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_the_task_and_the_speed_are_those_of_the_facts_or_as_asked_for(tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    gym_trace.export(tmp_path / "trace", tmp_path / "plain", "lerobot")
+    assert info_of(tmp_path / "plain")["fps"] == 30
+    (tmp_path / "trace" / "facts.json").write_text('{"task": "look around", "fps": 12}')
+    gym_trace.export(tmp_path / "trace", tmp_path / "facts", "lerobot")
+    gym_trace.export(tmp_path / "trace", tmp_path / "asked", "lerobot", task="look", fps=5)
+    assert [info_of(tmp_path / name)["fps"] for name in ("facts", "asked")] == [12, 5]
+    assert rows_in(tmp_path / "facts", "meta/episodes")[0]["tasks"] == ["look around"]
+    assert rows_in(tmp_path / "asked", "meta/episodes")[0]["tasks"] == ["look"]
+
+
+@pytest.mark.parametrize("options", [{"fps": 0}, {"fps": 2.5}, {"fps": True}, {"task": ""}, {"video": "yes"}])
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption):
+        LeRobotExporter(**options)
+
+
+# -- of other people --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A data set without anything of ours."""
+    record(tmp_path / "trace")
+    gym_trace.export(tmp_path / "trace", tmp_path / "out", "lerobot")
+    shutil.rmtree(tmp_path / "out" / "meta" / "gym_trace")
+    return tmp_path / "out"
+
+
+def test_what_others_do_not_say_is_not_made_up(tmp_path: Path, foreign: Path) -> None:
+    report = gym_trace.import_trace(foreign, tmp_path / "back")
+    back, trace = gym_trace.open_trace(tmp_path / "back"), gym_trace.open_trace(tmp_path / "trace")
+    assert [episode.outcome for episode in back] == ["terminated", "truncated", "truncated"]
+    assert {episode.seed for episode in back} == {None}
+    assert any("no final observations" in note for note in report.notes)
+    for one, other in zip(trace, back):
+        observed = other.observations["state"]
+        assert observed[:-1].tobytes() == one.observations["state"][:-1].tobytes()
+        assert np.isnan(observed[-1]).all()
+        assert not other.observations["images.camera"][-1].any()
+        assert np.array_equal(other.observations["images.camera"][:-1], one.observations["camera"][:-1])
+        assert other.rewards.tobytes() == one.rewards.tobytes()
+    assert back.facts == {"fps": 30, "task": "gym-trace"}
+
+
+def test_what_was_changed_since_reads_as_of_others(tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    gym_trace.export(tmp_path / "trace", tmp_path / "out", "lerobot")
+    kept = tmp_path / "out" / "meta" / "gym_trace" / "about.json"
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "frames": 99}))
+    report = gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
+    assert "changed since" in report.notes[0]
+
+
+def with_info(out: Path, **changes: Any) -> None:
+    (out / "meta" / "info.json").write_text(json.dumps({**info_of(out), **changes}))
+
+
+def of_version_2(out: Path) -> None:
+    with_info(out, codebase_version="v2.1")
+
+
+def of_more_episodes(out: Path) -> None:
+    with_info(out, total_episodes=4)
+
+
+def without_features(out: Path) -> None:
+    with_info(out, features=[])
+
+
+def of_wider_rows(out: Path) -> None:
+    features = info_of(out)["features"]
+    features["observation.state"]["shape"] = [7]
+    with_info(out, features=features)
+
+
+def of_larger_pictures(out: Path) -> None:
+    features = info_of(out)["features"]
+    features["observation.images.camera"]["shape"] = [240, 200, 3]
+    with_info(out, features=features)
+
+
+def with_paths_elsewhere(out: Path) -> None:
+    with_info(out, data_path="../../{chunk_index}/{file_index}.parquet")
+
+
+def with_paths_that_ask(out: Path) -> None:
+    with_info(out, video_path="{video_key.__class__}")
+
+
+def cut_off(out: Path) -> None:
+    table = next((out / "data").glob("*/*.parquet"))
+    table.write_bytes(table.read_bytes()[:-10])
+
+
+def without_tables(out: Path) -> None:
+    shutil.rmtree(out / "data")
+
+
+def of_no_parquet(out: Path) -> None:
+    next((out / "meta" / "episodes").glob("*/*.parquet")).write_bytes(os.urandom(100))
+
+
+DAMAGES = [
+    of_version_2,
+    of_more_episodes,
+    without_features,
+    of_wider_rows,
+    of_larger_pictures,
+    with_paths_elsewhere,
+    with_paths_that_ask,
+    cut_off,
+    without_tables,
+    of_no_parquet,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_malformed_is_said_to_be(tmp_path: Path, foreign: Path, damage: Callable[[Path], None]) -> None:
+    damage(foreign)
+    with pytest.raises(UnreadableRecording, match=str(foreign)):
+        gym_trace.import_trace(foreign, tmp_path / "back")
+    assert not (tmp_path / "back").exists()

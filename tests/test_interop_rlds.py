@@ -1,0 +1,162 @@
+"""RLDS without TensorFlow: what is written comes back bit for bit, and what is malformed is said to be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cameras import assert_same, record
+
+import gym_trace
+from gym_trace.errors import InvalidOption, UnreadableRecording
+
+pytest.importorskip("google_crc32c")
+pytest.importorskip("PIL")
+
+from gym_trace.interop.rlds.example_reader import RowReader, lists_in, records_in
+from gym_trace.interop.rlds.example_writer import ExampleWriter, RecordWriter
+from gym_trace.interop.rlds.varints import MalformedExample, numbers_in, varints
+
+
+@pytest.mark.parametrize("images", ["png", "raw"])
+def test_a_trace_comes_back_as_it_was(tmp_path: Path, images: str) -> None:
+    trace = record(tmp_path / "trace", record_infos=True)
+    report = gym_trace.export(trace, tmp_path / "out", "rlds", images=images, strict=True)
+    assert (report.episodes, report.steps, report.lost) == (4, 12, [])
+    gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
+    back = gym_trace.open_trace(tmp_path / "back")
+    assert_same(back, trace)
+
+
+def test_long_episodes_are_read_and_written_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.interop.steps.windows._MOST_ROWS", 7)
+    monkeypatch.setattr("gym_trace.interop.rlds.importer._MOST_ROWS", 5)
+    monkeypatch.setattr("gym_trace.interop.rlds.example_reader._IN_MEMORY", 100)
+    monkeypatch.setattr("gym_trace.interop.rlds.example_writer._IN_MEMORY", 100)
+    monkeypatch.setattr("gym_trace.interop.rlds.exporter._SHARD", 1000)
+    trace = record(tmp_path / "trace", length=35)
+    gym_trace.export(trace, tmp_path / "out", "rlds")
+    assert len(list((tmp_path / "out").glob("*.tfrecord-*"))) == 4
+    gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
+    assert_same(gym_trace.open_trace(tmp_path / "back"), trace)
+
+
+def test_each_split_is_one_of_the_data_set(tmp_path: Path) -> None:
+    record(tmp_path / "trace", split="train")
+    record(tmp_path / "trace", split="my eval", on_exist="append")
+    gym_trace.export(tmp_path / "trace", tmp_path / "out", "rlds")
+    said = json.loads((tmp_path / "out" / "dataset_info.json").read_text())
+    assert [split["name"] for split in said["splits"]] == ["train", "my_eval"]
+    gym_trace.import_trace(tmp_path / "out", tmp_path / "back", "rlds")
+    back = gym_trace.open_trace(tmp_path / "back")
+    assert [episode.split for episode in back] == ["train"] * 4 + ["my eval"] * 4
+
+
+def cut_off(out: Path) -> None:
+    shard = next(out.glob("*.tfrecord-*"))
+    shard.write_bytes(shard.read_bytes()[:-10])
+
+
+def one_record_less(out: Path) -> None:
+    said = json.loads((out / "dataset_info.json").read_text())
+    said["splits"][0]["shardLengths"] = ["3"]
+    (out / "dataset_info.json").write_text(json.dumps(said))
+
+
+def flipped(out: Path) -> None:
+    shard = next(out.glob("*.tfrecord-*"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+
+
+def features_of_another(out: Path) -> None:
+    text = (out / "features.json").read_text().replace('"float64"', '"float32"')
+    (out / "features.json").write_text(text)
+
+
+def no_json(out: Path) -> None:
+    (out / "dataset_info.json").write_text("[" * 100_000)
+
+
+def another_file_format(out: Path) -> None:
+    text = (out / "dataset_info.json").read_text().replace('"tfrecord"', '"array_record"')
+    (out / "dataset_info.json").write_text(text)
+
+
+def elsewhere(out: Path) -> None:
+    text = (out / "dataset_info.json").read_text().replace('"train"', '"../train"')
+    (out / "dataset_info.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (cut_off, "up to byte|checksum"),
+        (flipped, "checksum differs"),
+        (one_record_less, "4 episodes where dataset_info.json says 3"),
+        (features_of_another, "do not all have"),
+        (no_json, "dataset_info.json: cannot be read"),
+        (another_file_format, "array_record"),
+        (elsewhere, "not the name of a split"),
+    ],
+)
+def test_what_is_malformed_is_said_with_the_file(tmp_path: Path, damage: Callable[[Path], None], told: str) -> None:
+    record(tmp_path / "trace")
+    gym_trace.export(tmp_path / "trace", tmp_path / "out", "rlds")
+    damage(tmp_path / "out")
+    with pytest.raises(UnreadableRecording, match=told) as caught:
+        gym_trace.import_trace(tmp_path / "out", tmp_path / "back", "rlds")
+    assert str(tmp_path / "out") in str(caught.value)
+    assert not (tmp_path / "back").exists()
+
+
+def test_an_option_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    with pytest.raises(InvalidOption, match="png, raw"):
+        gym_trace.export(tmp_path / "trace", tmp_path / "out", "rlds", images="jpeg")
+
+
+def test_integers_are_written_as_protobuf_has_them() -> None:
+    numbers = np.array([0, 1, 127, 128, 300, 2**62, -1, -(2**63), 2**63 - 1])
+    assert varints(np.array([300])) == b"\xac\x02"
+    assert (numbers_in(varints(numbers)) == numbers).all()
+    with pytest.raises(MalformedExample, match="cut off"):
+        numbers_in(b"\x80")
+    with pytest.raises(MalformedExample, match="64 bits"):
+        numbers_in(b"\x80" * 10 + b"\x01")
+
+
+def test_random_damage_below_the_checksums_is_never_another_error(tmp_path: Path) -> None:
+    example, records = ExampleWriter(tmp_path), RecordWriter(tmp_path / "file")
+    example.bytes_of("texts", [b"a", b"bc", b""])
+    example.floats("floats", np.arange(3.0))
+    example.integers("integers", np.array([1, 1000, -5]))
+    example.raw("raw", np.arange(6.0).reshape(3, 2))
+    example.finish(records, 1 << 20)
+    records.close()
+    file = (tmp_path / "file").open("rb")
+    with file:
+        inner = next(records_in(file, (tmp_path / "file").stat().st_size))[0].read()
+    random = np.random.default_rng(0)
+    for _ in range(2000):
+        data = bytearray(inner)
+        for place in random.integers(0, len(data), 3):
+            data[place] = random.integers(256)
+        path = tmp_path / "damaged"
+        path.write_bytes(data)
+        with path.open("rb") as damaged:
+            try:
+                lists = lists_in(damaged, 0, len(data))
+                for name, read in (("floats", "floats"), ("integers", "integers")):
+                    if name in lists:
+                        assert len(getattr(RowReader(lists[name]), read)(3)) == 3
+                if "texts" in lists:
+                    assert len(list(RowReader(lists["texts"]).values(3, 100))) == 3
+                if "raw" in lists:
+                    assert RowReader(lists["raw"]).raw(3, 16).shape == (3, 16)
+            except MalformedExample:
+                pass
