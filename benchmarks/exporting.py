@@ -114,7 +114,7 @@ def row(name: str, workload: str, which: str, found: dict[str, Any]) -> str:
     if "error" in found:
         return f"{head} {found['error']:.150}"
     numbers = found["wall"], found["cpu"], found["cpu"] / found["steps"] * 1e6, found["bytes"] / found["steps"]
-    return f"{head} {found['steps']:>9,.0f}" + "".join(f"{n:9.2f}" for n in (*numbers, found["memory"] / 1e6))
+    return f"{head} {found['steps']:>9,.0f}" + "".join(f" {n:9.2f}" for n in (*numbers, found["memory"] / 1e6))
 
 
 def main() -> None:
@@ -136,7 +136,7 @@ def main() -> None:
     names = [name for name in names if name in only] if only & set(names) else names
     workloads = [name for name in WORKLOADS if name in only] if only & set(WORKLOADS) else list(WORKLOADS)
     results: dict[str, Any] = {}
-    titles = "".join(f"{title:>9}" for title in ("s", "CPU s", "us/step", "B/step", "MB more"))
+    titles = "".join(f"{title:>10}" for title in ("s", "CPU s", "us/step", "B/step", "MB more"))
     print(f"{'format':16} {'workload':9} {'writer':32} {'steps':>9}{titles}")
     with tempfile.TemporaryDirectory() as place:
         for workload in workloads:

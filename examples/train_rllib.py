@@ -46,6 +46,19 @@ def config_of(algorithm: str, trace: gym_trace.Trace, data: Path, kind: str) -> 
     )
 
 
+def trained(trace: gym_trace.Trace, algorithm: str, kind: str, data: Path) -> tuple[list[float], int]:
+    """The loss after each of two times so many updates, and how many steps these were of. Ray is to be running."""
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    learner = config_of(algorithm, trace, data, kind).build_algo()
+    losses, steps = [], 0
+    for _ in range(2):
+        told = learner.train()["learners"]["default_policy"]
+        losses.append(float(told["total_loss"]))
+        steps += int(told["num_module_steps_trained"])
+    learner.stop()
+    return losses, steps
+
+
 def main(directory: str, algorithm: str = "BC", kind: str = "episodes") -> None:
     trace = gym_trace.open_trace(directory)
     with tempfile.TemporaryDirectory() as folder:
@@ -53,17 +66,10 @@ def main(directory: str, algorithm: str = "BC", kind: str = "episodes") -> None:
         print(f"exported {report.steps} steps of {report.episodes} episodes as {kind}")
         ray.init(num_cpus=2, object_store_memory=200 << 20, include_dashboard=False, log_to_driver=False)
         try:
-            ray.data.DataContext.get_current().enable_progress_bars = False
-            learner = config_of(algorithm, trace, report.path, kind).build_algo()
-            losses, steps = [], 0
-            for _ in range(2):
-                told = learner.train()["learners"]["default_policy"]
-                losses.append(float(told["total_loss"]))
-                steps += int(told["num_module_steps_trained"])
-            learner.stop()
+            losses, steps = trained(trace, algorithm, kind, report.path)
         finally:
             ray.shutdown()
-    print(f"{algorithm}: {losses[0]:.4f} before, {losses[1]:.4f} after {UPDATES} updates, {steps} steps trained")
+    print(f"{algorithm}: {losses[0]:.4f}, then {losses[1]:.4f}, after {UPDATES} updates each, of {steps} steps in all")
 
 
 if __name__ == "__main__":

@@ -68,18 +68,12 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path, form: str, options: dict[s
     trace = record(tmp_path / "trace", record_infos=True)
     gym_trace.import_trace(export(trace, tmp_path, form, options), tmp_path / "back")
     for one, other in zip(trace, gym_trace.open_trace(tmp_path / "back"), strict=True):
-        assert (one.seed, one.options, one.outcome, one.writer) == (
-            other.seed,
-            other.options,
-            other.outcome,
-            other.writer,
-        )
-        assert (one.infos, one.reset_info, one.start_time) == (other.infos, other.reset_info, other.start_time)
+        for name in ("seed", "options", "outcome", "writer", "infos", "reset_info", "start_time"):
+            assert getattr(one, name) == getattr(other, name)
         for name in ("observations", "actions", "rewards"):
             assert getattr(one, name).tobytes() == getattr(other, name).tobytes()
-        assert {k: v.tolist() for k, v in one.annotations.items()} == {
-            k: v.tolist() for k, v in other.annotations.items()
-        }
+        notes = [{key: rows.tolist() for key, rows in e.annotations.items()} for e in (one, other)]
+        assert notes[0] == notes[1]
     assert all(difference.difference is None for difference in gym_trace.diff_traces(trace, tmp_path / "back"))
 
 

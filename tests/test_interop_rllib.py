@@ -191,11 +191,13 @@ def test_pieces_of_an_episode_are_joined(tmp_path: Path) -> None:
         piece("b", 3, 5),
         piece("a", 0, 2),
         piece("b", 0, 3),
+        piece("b", 3, 5),
         piece("a", 2, 6, lookback=2, is_terminated=True),
         piece("c", 4, 5, is_truncated=True),
     )
     report = gym_trace.import_trace(tmp_path / "in", tmp_path / "trace")
     assert any("of 1 episodes the first steps are missing" in note for note in report.notes)
+    assert "1 rows that are there more than once were read once" in report.notes
     episodes = list(gym_trace.open_trace(tmp_path / "trace"))
     assert [(len(episode), episode.outcome) for episode in episodes] == [
         (5, "cut"),

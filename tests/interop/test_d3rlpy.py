@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from gym_trace.interop.conformance import Loaded, check_export, check_exporter
 from gym_trace.interop.learners.d3rlpy import D3rlpyExporter
 
 d3rlpy = pytest.importorskip("d3rlpy")
+EXAMPLES = Path(__file__).parents[2] / "examples"
 REFUSED = {"dict", "integers", "several-rewards"}  # Dict actions, negative ones, several rewards a step
 
 
@@ -131,3 +134,10 @@ def test_a_part_that_is_not_there_is_refused(record: Callable[[str], Path], tmp_
     with pytest.raises(InvalidOption, match="camera"):
         export(record("nested"), tmp_path / "out.h5", "d3rlpy", observation="picture")
     assert not (tmp_path / "out.h5").exists()
+
+
+def test_the_example_trains(record: Callable[[str], Path]) -> None:
+    command = [sys.executable, str(EXAMPLES / "train_d3rlpy.py"), str(record("CartPole")), "40"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert " -> " in done.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from gym_trace.interop.learners.imitation import ImitationExporter
 serialize = pytest.importorskip("imitation.data.serialize")
 datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
+EXAMPLES = Path(__file__).parents[2] / "examples"
 REFUSED = {"dict", "tuple", "text", "several-rewards"}
 
 
@@ -130,3 +133,10 @@ def test_behavioural_cloning_trains(name: str, record: Callable[[str], Path], tm
     action, _ = trainer.policy.predict(trace[0].observations[0])
     assert env.action_space.contains(action)
     env.close()
+
+
+def test_the_example_trains(record: Callable[[str], Path]) -> None:
+    command = [sys.executable, str(EXAMPLES / "train_imitation.py"), str(record("CartPole")), "40"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert " -> " in done.stdout

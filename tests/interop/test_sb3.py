@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ sb3 = pytest.importorskip("stable_baselines3")
 from gym_trace.interop.sb3 import load_replay_buffer  # noqa: E402
 
 COLUMNS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+EXAMPLES = Path(__file__).parents[2] / "examples"
 REFUSED = {"dict", "tuple", "integers", "several-rewards"}  # nested, no dict, actions from -2 on, several rewards
 REAL_REFUSED = ("Blackjack", "nested")
 
@@ -265,3 +268,10 @@ def _replace(path: Path, member: str, data: bytes) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in {**kept, member: data}.items():
             archive.writestr(name, content)
+
+
+def test_the_example_trains(record: Callable[[str], Path]) -> None:
+    command = [sys.executable, str(EXAMPLES / "train_sb3.py"), str(record("CartPole")), "40"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert " -> " in done.stdout

@@ -105,6 +105,20 @@ def _swapped(episodes: list[Whole]) -> list[Whole]:
     ]
 
 
+def _merged(episodes: list[Whole]) -> list[Whole]:
+    """What is truncated is terminated."""
+
+    def merge(steps: NewSteps) -> NewSteps:
+        assert steps.terminations is not None
+        assert steps.truncations is not None
+        return steps._replace(
+            terminations=steps.terminations | steps.truncations, truncations=np.zeros_like(steps.truncations)
+        )
+
+    ended = [OUTCOMES[1] if outcome == OUTCOMES[2] else outcome for outcome, _ in episodes]
+    return [(outcome, merge(steps)) for outcome, (_, steps) in zip(ended, episodes)]
+
+
 def _two_joined(episodes: list[Whole]) -> list[Whole]:
     (_, one), (outcome, other), *rest = episodes
     quiet = np.zeros(len(one.rewards), np.bool_)
@@ -147,6 +161,7 @@ WRONG = {
         _each(lambda steps: steps._replace(observations=_map(steps.observations, _doubled))),
     ),
     "terminated and truncated swapped": Wrong(frozenset(), _swapped),
+    "terminated and truncated merged": Wrong(frozenset(), _merged),
     "observations shifted": Wrong(
         frozenset(), _each(lambda steps: steps._replace(observations=_map(steps.observations, _rolled)))
     ),

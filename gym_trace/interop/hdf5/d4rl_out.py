@@ -54,8 +54,9 @@ class D4RLExporter:
 
     def write(self, source: Source, target: FilePath) -> None:
         """As Exporter."""
-        with new_file(target) as file:
-            _Writing(file, source).write()
+        with new_file(target) as (file, check):
+            for _ in _Writing(file, source).write():
+                check()
 
     def how_to_load(self, path: FilePath) -> str:
         """As Exporter."""
@@ -107,7 +108,8 @@ class _Writing:
             new_group(self._root, name)
         self._data = [arrays.new(self._root, source.steps) for arrays in (*self._arrays.values(), *self._of_infos)]
 
-    def write(self) -> None:
+    def write(self) -> Iterator[Window]:
+        """Yields what has been written."""
         row, identities = 0, Arrays("episodes", None)
         self._metadata()
         kept = identities.new(new_group(self._root, f"metadata/{KEY}"), int((self._source.episodes["steps"] > 0).sum()))
@@ -125,6 +127,7 @@ class _Writing:
                 for _, data in packed(window, self._infos):
                     whole.add(data)
             row += window.steps
+            yield window
             if len(told) >= 1024:
                 identities.write(kept, episode, told)
                 episode, told = episode + len(told), []

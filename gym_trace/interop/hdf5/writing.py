@@ -5,8 +5,11 @@ File and groups are of HDF5 1.8, which every reader knows, and in which a small 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import h5py
@@ -25,9 +28,54 @@ Group: TypeAlias = Any  # h5py.h5g.GroupID
 Dataset: TypeAlias = Any  # h5py.h5d.DatasetID
 
 
-def new_file(path: str | os.PathLike[str]) -> h5py.File:
-    """Of which .id is the root group of the functions below."""
-    return h5py.File(path, "w", libver=("v108", "v108"), rdcc_nbytes=_CACHE)
+@contextlib.contextmanager
+def new_file(path: str | os.PathLike[str]) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
+    """A file of which .id is the root group of the functions below, and what raises OSError if it cannot be written, as
+    leaving the block does.
+    """
+    with open(path, "w+b", buffering=0) as raw:
+        below = _Below(raw)
+        try:
+            with h5py.File(below, "w", libver=("v108", "v108"), rdcc_nbytes=_CACHE) as file:
+                yield file, below.check
+                below.check()
+        finally:
+            below.check()
+
+
+class _Below:
+    """The bytes of a file. Where some cannot be written all else is passed over, and check() tells why: the library
+    goes on to write, also where nobody can be told, and its own errors say neither that nor what it was.
+    """
+
+    def __init__(self, raw: io.FileIO):
+        self._raw = raw
+        self._error: OSError | None = None
+        self.seek, self.tell, self.read, self.readinto = raw.seek, raw.tell, raw.read, raw.readinto
+
+    def check(self) -> None:
+        """Raises OSError if something could not be written."""
+        if self._error is not None:
+            raise self._error
+
+    def write(self, data: Any) -> int:
+        rest = memoryview(data)
+        try:
+            while self._error is None and len(rest):
+                rest = rest[self._raw.write(rest) :]
+        except OSError as error:
+            self._error = error
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return self._raw.truncate(size) if self._error is None else 0
+        except OSError as error:
+            self._error = error
+            return 0
+
+    def flush(self) -> None:
+        """Nothing waits to be written."""
 
 
 def new_group(parent: Group, name: str) -> Group:

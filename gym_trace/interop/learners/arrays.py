@@ -102,7 +102,11 @@ def actions_of(source: Source, kinds: Sequence[str], library: str) -> Actions:
 
 
 def reward_form(source: Source, library: str) -> Form:
-    """Of the rewards, one number each. Raises InvalidOption: they are several."""
+    """Of the rewards, one number each. Raises InvalidOption: they are several, or there are none."""
+    if not source.steps:
+        raise InvalidOption(
+            f"no episode of {source.trace.directory} has a step, so that {library} has nothing to train on"
+        )
     form = _numbers(source.forms[("rewards",)], "rewards")
     if int(np.prod(form.shape)) != 1:
         raise InvalidOption(f"{library} takes one number as a reward; these are of shape {form.shape}")

@@ -76,6 +76,12 @@ class D3rlpyExporter:
         yield from lost_flags(source)
 
     def write(self, source: Source, target: Path) -> None:
+        try:
+            self._write(source, target)
+        except RuntimeError as error:  # which h5py raises where a file that cannot be written is closed
+            raise OSError(str(error)) from error
+
+    def _write(self, source: Source, target: Path) -> None:
         observations, actions = self._checked(source)
         reward = reward_form(source, "d3rlpy")
         with h5py.File(target, "w") as opened:

@@ -20,6 +20,7 @@ from gym_trace.interop.contract import Loss
 from gym_trace.interop.learners.arrays import (
     Actions,
     Observations,
+    Part,
     actions_of,
     as_form,
     identities_of,
@@ -29,11 +30,12 @@ from gym_trace.interop.learners.arrays import (
     reward_form,
 )
 from gym_trace.interop.losses import losses
-from gym_trace.interop.source import Source, flags
+from gym_trace.interop.source import Source
+from gym_trace.interop.steps.blocks import Block, step_blocks
 from gym_trace.interop.steps.choice import choose
 from gym_trace.interop.steps.plain import json_text, tagged
-from gym_trace.interop.steps.windows import Window, step_windows
 from gym_trace.model.layout import Branch, Leaf, PlainSpace
+from gym_trace.model.layout import Path as LeafPath
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
 from gym_trace.reading.forms import Form
@@ -44,7 +46,7 @@ _ENDS = ("terminations", "truncations")
 _PICTURE = 1 << 10  # bytes of an array of uint8 that is compressed
 _LEVEL = 1  # of deflate
 
-Rows = Callable[[Window], Array]
+Rows = Callable[[Block], Array]
 
 
 @dataclass(frozen=True)
@@ -79,22 +81,15 @@ class ReplayBufferExporter:
         observations, actions, reward = self._checked(source)
         with zipfile.ZipFile(target, "w", compresslevel=_LEVEL) as archive:
             file = _File(archive, source, passes=2 * len(observations.parts) + 4)
-            for number, part in enumerate(observations.parts):
-
-                def rows_of(window: Window, number: int = number) -> Array:
-                    return observations.rows(window.columns["observations"])[number]
-
+            for part in observations.parts:
                 name = member("observations", part.name if self._has_keys(observations) else "")
-                file.put(name, part.form, lambda window: rows_of(window)[:-1], "observations")
-                file.put(f"next_{name}", part.form, lambda window: rows_of(window)[1:], "observations")
-            file.put("actions", actions.form, lambda window: actions.rows(window.columns["actions"]), "actions")
-            scalar = Form(reward.dtype, ())
-            file.put(
-                "rewards", scalar, lambda window: as_form(window.columns["rewards"], reward).reshape(-1), "rewards"
-            )
+                file.put(name, part.form, _observed(part, 0), "observations")
+                file.put(f"next_{name}", part.form, _observed(part, 1), "observations")
+            file.put("actions", actions.form, _rows_of(("actions",), actions.form), "actions")
+            file.put("rewards", Form(reward.dtype, ()), _rows_of(("rewards",), reward), "rewards")
             flag = Form(np.dtype(np.bool_), ())
-            file.put("dones", flag, lambda window: np.logical_or(*flags(window)), *_ENDS)
-            file.put("timeouts", flag, lambda window: flags(window)[1] & ~flags(window)[0], *_ENDS)
+            file.put("dones", flag, lambda block: _ends(block, np.ones(block.size, np.bool_)), *_ENDS)
+            file.put("timeouts", flag, lambda block: _ends(block, ~block.columns[("terminations",)]), *_ENDS)
             with archive.open(EPISODES, "w", force_zip64=True) as stream:
                 for texts in identities_of(source):
                     stream.write("".join(f"{text}\n" for text in texts).encode())
@@ -150,6 +145,32 @@ def _exported(space: PlainSpace, observations: Observations, has_keys: bool) -> 
     return space
 
 
+def _rows_of(path: LeafPath, form: Form) -> Rows:
+    """The rows of a column of a block; one number each where there is one reward each."""
+
+    def rows(block: Block) -> Array:
+        if path not in block.columns:
+            raise InvalidOption("some values have not the structure of their space, and cannot be exported")
+        found = as_form(block.columns[path], form)
+        return found.reshape(-1) if path == ("rewards",) else found
+
+    return rows
+
+
+def _observed(part: Part, after: int) -> Rows:
+    """The observations before each step of a block, or (1) after it."""
+    rows_of = _rows_of(part.path, part.form)
+    return lambda block: rows_of(block)[block.before + after]
+
+
+def _ends(block: Block, flags: Array) -> Array:
+    """What is so of each step that is the last of its episode. flags: (steps,) of all steps."""
+    found = np.zeros(block.size, np.bool_)
+    last = (np.cumsum(block.steps) - 1)[block.closes & (block.steps > 0)]
+    found[last] = flags[last]
+    return found
+
+
 def _is_scaled(space: Any) -> bool:
     return type(space).__name__ == "Box" and not (np.all(space.low == -1) and np.all(space.high == 1))
 
@@ -168,16 +189,15 @@ class _File:
         self._archive.compression = zipfile.ZIP_DEFLATED if is_picture else zipfile.ZIP_STORED
         with self._archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
             np.lib.format.write_array_header_2_0(stream, header)
-            for window in self._windows(*columns):
-                if window.steps:
-                    stream.write(np.ascontiguousarray(rows_of(window)).data)
+            for block in step_blocks(self._source.trace, choose(self._source.trace, columns)):
+                if not block.size:
+                    continue
+                stream.write(np.ascontiguousarray(rows_of(block)).data)
+                self._count(block.size)
 
-    def _windows(self, *columns: str) -> Iterator[Window]:
-        """As source.windows(), of which all passes together count each step once."""
-        trace = self._source.trace
-        for window in step_windows(trace, range(len(trace)), choose(trace, columns)):
-            yield window
-            self._done += window.steps
-            due = self._done // self._passes
-            self._source.advance(due - self._told)
-            self._told = due
+    def _count(self, steps: int) -> None:
+        """All passes together count each step once."""
+        self._done += steps
+        due = self._done // self._passes
+        self._source.advance(due - self._told)
+        self._told = due

@@ -119,7 +119,7 @@ class DataSet:
             return Feature(name, path, "text", np.dtype(object), ())
         if dtype == "language":
             return Feature(name, path, "values", np.dtype(object), ())
-        if dtype not in _NUMBERS:
+        if not isinstance(dtype, str) or dtype not in _NUMBERS:
             raise self.malformed(f"has a feature {name!r:.60} of {dtype!r:.40}, which is not known")
         return Feature(name, path, "array", np.dtype(dtype), shape if path[0] not in ("rewards", "flags") else ())
 

@@ -17,7 +17,6 @@ from gym_trace.interop.source import Source
 
 _FPS = 30
 _MOST_FPS = 1000
-_LONGEST_EPISODE = 1000  # seconds from which on times of 32 bits are too coarse for what LeRobot tolerates
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,6 @@ class LeRobotExporter:
             yield Loss("dtype", f"rows of several dtypes are written as the widest of them: {', '.join(mixed)}")
         if other := [feature.name for feature in features if feature.kind == "values" and feature.path[0] != "infos"]:
             yield Loss("spaces", f"values that are no arrays of one form are JSON texts: {', '.join(other)}")
-        longest = int(source.episodes["steps"].max())
-        if longest > _LONGEST_EPISODE * self._fps(source) and any(feature.kind == "video" for feature in features):
-            told = f"LeRobotDataset finds no pictures of videos in episodes of {longest:,} steps"
-            yield Loss("structure", f"{told}: give it tolerance_s=1e-3, or export with a higher fps")
 
     def write(self, source: Source, target: Path) -> None:
         """See Exporter."""
@@ -87,7 +82,7 @@ class LeRobotExporter:
         )
 
     def _fps(self, source: Source) -> int:
-        said = [self.fps, source.facts.get("fps"), source.environment.get("render_fps")]
+        said = [self.fps, source.facts.get("fps")]
         return int(next(filter(_is_fps, said), None) or _FPS)
 
 

@@ -17,6 +17,7 @@ from gym_trace.model.values import Array
 # H.264 of RGB without loss; a picture that can be decoded by itself every so often, for those who read at random.
 _OPTIONS = {"qp": "0", "g": "8", "bf": "0", "preset": "veryfast"}
 _CODEC = "libx264rgb"
+_ERRORS = (av.FFmpegError, OSError, ValueError)  # of what FFmpeg cannot read
 INFO = {"video.codec": "h264", "video.pix_fmt": "gbrp", "video.g": 8, "has_audio": False, "is_depth_map": False}
 
 
@@ -65,7 +66,7 @@ class VideoReader:
         try:
             self._container = av.open(str(path), metadata_errors="replace")
             self._frames = self._decoded(self._container.streams.video[0])
-        except (OSError, ValueError, IndexError) as error:
+        except (*_ERRORS, IndexError) as error:
             self.close()
             raise self._unreadable(error) from error
 
@@ -97,7 +98,7 @@ class VideoReader:
                     f"{self._size[0]} x {self._size[1]}"
                 )
             self._picture = frame.to_ndarray(format="rgb24")
-        except (OSError, ValueError) as error:
+        except _ERRORS as error:
             if isinstance(error, UnreadableRecording):
                 raise
             raise self._unreadable(error) from error

@@ -32,7 +32,7 @@ from gym_trace.model.values import ABSENT, Array, objects
 _MOST_ROWS = 1 << 16  # in a group of rows
 _MOST_BYTES = 64 << 20
 _MOST_ENDS = 256  # final observations that are written at a time
-_LONGEST = 500  # seconds in a video file: LeRobot looks for pictures by times of 32 bits
+_LONGEST = 500  # seconds in a video file of several episodes: LeRobot adds up times of 32 bits, and looks for the sum
 
 
 class DatasetWriter:
@@ -86,7 +86,9 @@ class DatasetWriter:
         if window.steps:
             if window.start == 0:
                 self._open = {"from": self._frames, "data": (self._data.place.chunk, self._data.place.file)}
-                self._open["videos"] = {name: videos.begin() for name, videos in self._videos.items()}
+                self._open["videos"] = {
+                    name: videos.begin(len(window.episode)) for name, videos in self._videos.items()
+                }
             self._steps.append((self._count, window.start, window.steps))
             self._frames += window.steps
             self._held += window.steps
@@ -333,11 +335,11 @@ class _Videos:
         self._info, self._place = INFO, tables.Place()
         self._writer: VideoWriter | None = None
 
-    def begin(self) -> tuple[int, int, int]:
+    def begin(self, steps: int) -> tuple[int, int, int]:
         """Begins an episode: chunk and number of its file, and how many pictures are in that before it."""
         if self._writer is not None:
             full = os.path.getsize(self._writer.path) >= tables.VIDEO_MB << 20
-            if full or self._writer.frames >= _LONGEST * self._fps:
+            if full or self._writer.frames + steps > _LONGEST * self._fps:
                 self.close()
                 self._place.advance()
         if self._writer is None:

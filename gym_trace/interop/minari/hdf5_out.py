@@ -39,7 +39,7 @@ class HDF5Episodes:
     def __init__(self, data: FilePath, plan: Plan, layouts: Layouts):
         self.count = 0
         self._plan = plan
-        self._file = new_file(data / FILE)
+        self._opening = new_file(data / FILE)
         names = _names(layouts.observations, "observations") + _names(layouts.actions, "actions")
         self._leaves = {path: _arrays(name, form) for name, (path, form) in zip(names, plan.forms.items(), strict=True)}
         self._rewards = _arrays("rewards", plan.rewards)
@@ -55,13 +55,15 @@ class HDF5Episodes:
         self._groups = [*groups, *sorted({"infos", *inner})]
 
     def __enter__(self) -> HDF5Episodes:
+        self._file, self._check = self._opening.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def __exit__(self, *what: Any) -> None:
+        self._opening.__exit__(*what)
 
     def begin(self, episode: Episode, identity: str) -> None:
         """What is known of an episode, before its steps."""
+        self._check()
         steps = len(episode)
         self._group: Group = new_group(self._file.id, f"episode_{self.count}")
         attribute(self._group, "id", self.count)

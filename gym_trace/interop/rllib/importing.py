@@ -74,8 +74,10 @@ class _Reader:
     def imported(self) -> Imported:
         """What the trace is to be."""
         about = self._items.about().get(KEY.encode())
-        steps = int(self._headers[:, _STEPS].sum())
+        steps = int(self._headers[self._order, _STEPS].sum())
         notes = [] if about is not None else [_NOT_TOLD]
+        if again := len(self._headers) - len(self._order):
+            notes.append(f"{again:,} rows that are there more than once were read once")
         firsts = self._order[np.cumsum(self._counts) - self._counts]
         if late := int(np.count_nonzero(self._headers[firsts, _STARTED])):
             notes.append(f"of {late:,} episodes the first steps are missing")

@@ -18,7 +18,7 @@ from gym_trace.model.values import Array
 COLUMN = "item"
 _MOST_BYTES = 1 << 31  # of the values of a row group
 _MOST_FILES = 1 << 20
-_KEY, _STARTED, _TIME = range(3)
+_KEY, _STARTED = 0, 1
 
 
 def parquet_files(path: Path, most: int = _MOST_FILES) -> list[Path]:
@@ -43,11 +43,12 @@ def is_episodes(path: Path) -> bool:
 
 
 class Header(NamedTuple):
-    """Of the state of an episode, or of a piece of one: whose it is, and which steps."""
+    """Of the state of an episode, or of a piece of one: whose it is, which steps, and a hash of all of it."""
 
     key: int
     started: int
     steps: int
+    digest: int
 
 
 class Items:
@@ -141,18 +142,23 @@ def header_of(item: bytes) -> Header:
     if type(started) is not int or type(time) is not int or not 0 <= started <= time < 1 << 62 or "id_" not in told:
         raise UnreadableRecording("no state of a SingleAgentEpisode: it does not say which steps it has")
     name = repr((told["id_"], told.get("agent_id"))).encode(errors="replace")
-    key = int.from_bytes(hashlib.blake2b(name, digest_size=7).digest(), "little")
-    return Header(key, started, time - started)
+    return Header(_hash(name), started, time - started, _hash(item))
+
+
+def _hash(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=7).digest(), "little")
 
 
 def pieces_of_episodes(headers: Array) -> tuple[Array, Array]:
     """The numbers of all items, ordered so that the pieces of an episode follow one another, and how many each has.
 
-    headers: (items, 3), of Headers. Episodes come in the order of the first of their items. Where a piece of an episode
-    is missing, another one begins.
+    headers: (items, 4), of Headers. Episodes come in the order of the first of their items. Where a piece of an episode
+    is missing, another one begins. Of items that are the same only the first counts: env runners write what they have
+    sampled again with each sample, unless output_max_rows_per_file is set.
     """
-    order = np.lexsort((np.arange(len(headers)), headers[:, _STARTED], headers[:, _KEY]))
-    key, started, steps = headers[order].T
+    order = np.sort(np.unique(headers, axis=0, return_index=True)[1])
+    order = order[np.lexsort((order, headers[order, _STARTED], headers[order, _KEY]))]
+    key, started, steps, _ = headers[order].T
     follows = (key[1:] == key[:-1]) & (started[1:] == started[:-1] + steps[:-1]) & (started[1:] > 0)
     begins = np.concatenate([[0], np.flatnonzero(~follows) + 1])
     counts = np.diff(begins, append=len(order))

@@ -11,9 +11,8 @@ from typing import IO, Any, ClassVar
 
 import numpy as np
 import zstandard
-from mcap.exceptions import McapError
 from mcap.records import Channel, Chunk, Message, Metadata
-from mcap.stream_reader import CRCValidationError, StreamReader, breakup_chunk
+from mcap.stream_reader import StreamReader, breakup_chunk
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.interop.identity import KEY
@@ -76,7 +75,9 @@ def _records(file: IO[bytes], path: Path) -> Iterator[Any]:
             if record.compression not in ("", "zstd"):
                 raise UnreadableRecording(f"{path}: compressed with {record.compression!r:.40}; recompress it as zstd")
             yield from breakup_chunk(record, validate_crc=True)
-    except (McapError, CRCValidationError, zstandard.ZstdError, UnicodeDecodeError, ValueError, EOFError) as error:
+    except UnreadableRecording:
+        raise
+    except Exception as error:  # of what is malformed the package raises many kinds, struct.error among them
         raise UnreadableRecording(f"{path}: is damaged: {error or 'it is cut off'}") from error
 
 

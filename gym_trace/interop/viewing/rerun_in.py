@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +29,12 @@ _KIND = "Rerun"
 _MAGIC = b"RRF"
 _LARGEST = 512 << 20  # bytes of rows that wait for others of their step
 _PROPERTIES = f"/__properties/{KEY}"
+_READ_ALL = """
+import sys
+from rerun.chunk import RrdReader
+for chunk in RrdReader(sys.argv[1]).stream():
+    chunk.to_record_batch()
+"""
 _DAMAGE = (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, CorruptTrace)
 _Form = tuple[np.dtype[Any], tuple[int, ...]] | None
 
@@ -45,6 +53,7 @@ class RerunImporter:
 
     def read(self, path: Path) -> Imported:
         """Raises UnreadableRecording."""
+        _check(path)
         properties = next((batch for name, batch in _chunks(path) if name == _PROPERTIES), None)
         if properties is None or not {"about", "forms"} <= set(properties.schema.names):
             raise UnreadableRecording(
@@ -58,6 +67,17 @@ class RerunImporter:
             raise UnreadableRecording(f"{path}: what gym-trace has said of its columns is malformed") from error
         schema, layouts = writers_of(str(about), str(path))
         return imported(_KIND, _Reader(path, layouts, forms).episodes(), schema, str(about))
+
+
+def _check(path: Path) -> None:
+    """Raises UnreadableRecording if the file is damaged.
+
+    Read by another process: of damaged files Rerun's reader ends the process that it is in.
+    """
+    done = subprocess.run([sys.executable, "-c", _READ_ALL, path], capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        told = [line for line in done.stderr.splitlines() if "panicked" in line or "Error" in line]
+        raise UnreadableRecording(f"{path}: is damaged: {' '.join(told[-1:])[:300] or 'Rerun cannot read it'}")
 
 
 def _form(told: Any) -> _Form:

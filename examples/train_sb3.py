@@ -1,0 +1,48 @@
+"""Trains Stable-Baselines3's DQN, or SAC, on a trace: python examples/train_sb3.py TRACE [STEPS]
+
+Takes gym-trace[sb3]. Prints what was loaded, and the loss before and after. Nothing is collected: the steps are those
+that were recorded.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+from stable_baselines3 import DQN, SAC
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.utils import polyak_update
+
+import gym_trace
+from gym_trace.interop.sb3 import load_replay_buffer
+
+AT_A_TIME = 20  # gradient steps
+
+
+def train(trace: str, steps: int = 200) -> tuple[float, float]:
+    """Returns the mean loss (of the critic) of the first and of the last steps."""
+    env = gym_trace.open_trace(trace).make_env()
+    is_discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
+    policy = "MultiInputPolicy" if isinstance(env.observation_space, gymnasium.spaces.Dict) else "MlpPolicy"
+    model = (DQN if is_discrete else SAC)(policy, env, buffer_size=1, seed=0, device="cpu")
+    model.set_logger(configure(None, []))  # which learn() does otherwise
+    with tempfile.TemporaryDirectory() as place:
+        report = gym_trace.export(trace, Path(place) / "data.npz", "sb3")
+        buffer = load_replay_buffer(report.path, model)
+    print(f"{report.episodes} episodes, {buffer.size()} transitions, of which {int(buffer.timeouts.sum())} timed out")
+    losses = []
+    for _ in range(max(2, steps // AT_A_TIME)):
+        model.train(gradient_steps=AT_A_TIME, batch_size=64)
+        if is_discrete:  # DQN does this while it collects; SAC in train()
+            polyak_update(model.q_net.parameters(), model.q_net_target.parameters(), 1.0)
+        losses.append(model.logger.name_to_value["train/loss" if is_discrete else "train/critic_loss"])
+    env.close()
+    return float(np.mean(losses[:1])), float(np.mean(losses[-1:]))
+
+
+if __name__ == "__main__":
+    before, after = train(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 200)
+    print(f"loss {before:.4g} -> {after:.4g}")
