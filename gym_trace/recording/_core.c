@@ -678,7 +678,8 @@ static inline int64_t least(int64_t first, int64_t second)
 }
 
 /* The places of words of 1, 2, 4 or 8 bytes that differ. Returns how many; -1 if they are more than most. */
-static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *places, int64_t most)
+static inline __attribute__((always_inline)) int64_t places_of_width(const char *old, const char *new, int64_t bytes,
+                                                                     const int width, uint32_t *places, int64_t most)
 {
     int64_t count = 0;
     for (int64_t block = 0; block < bytes; block += BLOCK) {
@@ -702,6 +703,21 @@ static int64_t find_changes(const char *old, const char *new, int64_t bytes, int
         }
     }
     return count;
+}
+
+/* The same; to the compiler the width is a constant, so that words are compared without calls. */
+static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *places, int64_t most)
+{
+    switch (width) {
+    case 1:
+        return places_of_width(old, new, bytes, 1, places, most);
+    case 2:
+        return places_of_width(old, new, bytes, 2, places, most);
+    case 4:
+        return places_of_width(old, new, bytes, 4, places, most);
+    default:
+        return places_of_width(old, new, bytes, 8, places, most);
+    }
 }
 
 static PyObject *changed_words(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given)
