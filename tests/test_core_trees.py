@@ -16,7 +16,7 @@ from test_core import Both, leaf, leaf_for
 from gym_trace.model.layout import Branch, Layout
 from gym_trace.model.packing import pack_lenient
 from gym_trace.recording.single.packing import RowPackers
-from gym_trace.ring.log import VALUE, size_of
+from gym_trace.ring.log import CHANGES, VALUE, WHOLE, LogFull, size_of
 from gym_trace.ring.row_layout import RowLayout
 
 core = pytest.importorskip("gym_trace.recording._core", reason="the C core was not compiled")
@@ -50,6 +50,20 @@ class Packing:
 
     def log_value(self, column: int, packed: bytes) -> None:
         self._slab.append(VALUE, packed, 0, column)
+
+    def log_whole(self, column: int, value: bytes) -> None:
+        self._slab.append(WHOLE, value, 0, column)
+
+    def log_changes(self, column: int, count: int, changes: bytes) -> bool:
+        if not self._slab.has_room(size_of(len(changes))):
+            return False
+        self._slab.append(CHANGES, changes, 0, column, count)
+        return True
+
+    def follow(self) -> None:
+        """Has the slab do by itself what it can of large values."""
+        for column, packer in self.packers.deltas.items():
+            self._slab.follow(column, packer.before, packer.ready, packer.limit)
 
 
 class BothTrees(Both):
@@ -130,6 +144,101 @@ def _plain_flags(random: np.random.Generator) -> list[Any]:
 @given(st.integers(0, 2**32))
 def test_whatever_is_put_down_has_the_bytes_that_the_packers_give_it(seed: int) -> None:
     odd_tree_run(seed)
+
+
+def odd_large_run(seed: int) -> None:
+    """Steps with large values, which change little, much, or are not as they should be."""
+    random = np.random.default_rng(seed)
+    forms: list[Any] = [("u1", (70, 60)), ("u1", (4097,)), ("i2", (41, 50)), (">f4", (1030,))]
+    large = leaf("o", *forms[random.integers(4)])
+    tree: Layout = Branch(["a", "b", "c"], [leaf("o", None), large, large]) if random.random() < 0.5 else large
+    both = Both(RowLayout(tree, leaf("actions", "i8")), random, 8 * int(random.integers(1000, 20_000)))
+    packings = [Packing(both.layout, slab) for slab in (both.python, both.c)]
+    packings[1].follow()
+    frames = [np.zeros(large.shape, large.dtype) for _ in range(2)]
+    for _ in range(int(random.integers(30))):
+        frames = [changed(random, frame) for frame in frames]
+        value = {"b": frames[0], "a": "text", "c": frames[1]} if isinstance(tree, Branch) else frames[0]
+        over = bool(random.random() < 0.1)
+        if not both.do("ask", 1):
+            return
+        try:
+            if not both.c.answer(value, 1.0, over, False):
+                packed = packings[1].packers.observation(value)
+                if both.c.has_room(FLAGS):
+                    both.c.answer_packed(packed, 1.0, over, False)
+            packed = packings[0].packers.observation(value)
+        except (LogFull, Refused):
+            return
+        if not both.python.has_room(FLAGS):
+            return
+        both.python.answer_packed(packed, 1.0, over, False)
+        both.compare()
+        for one, other in zip(*(packing.packers.deltas.values() for packing in packings)):
+            assert (one.last(), one.ready.tolist()) == (other.last(), other.ready.tolist())
+
+
+def changed(random: np.random.Generator, frame: np.ndarray) -> np.ndarray:
+    """The frame after another one."""
+    if random.random() < 0.1:
+        return np.frombuffer(random.bytes(frame.nbytes), frame.dtype).reshape(frame.shape)
+    if random.random() < 0.1:
+        return np.asfortranarray(frame)
+    flat = frame.flatten()
+    for _ in range(int(random.integers(4))):
+        at, length = random.integers(flat.size), random.integers(1, 99)
+        flat[at : at + length] = random.integers(9)
+    return flat.reshape(frame.shape)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32))
+def test_of_large_values_the_changes_are_put_down_that_the_packers_find(seed: int) -> None:
+    odd_large_run(seed)
+
+
+def test_a_frame_like_the_one_before_is_put_down_once_there_is_one() -> None:
+    layout = RowLayout(leaf("observations", "u1", (70, 60)), leaf("actions", "i8"))
+    slab = both_of(layout).c
+    packing = Packing(layout, slab)
+    frame = np.zeros((70, 60), "u1")
+    for follows in (False, True):
+        if follows:
+            packing.follow()
+            packing.packers.forget()
+        slab.ask(1)
+        assert slab.answer(frame, 1.0, False, False) is False
+        slab.answer_packed(packing.packers.observation(frame), 1.0, False, False)
+    frame[3, 4] = 9
+    for value, taken in ((frame, True), (frame, True), (frame + np.uint8(1), False), (frame.T.copy().T, False)):
+        slab.ask(1)
+        assert slab.answer(value, 1.0, False, False) is taken
+    assert packing.packers.deltas[0].last() == frame.tobytes()
+    packing.packers.forget()
+    assert slab.answer(frame, 1.0, False, False) is False
+
+
+def test_only_what_is_like_the_leaf_can_be_followed() -> None:
+    slab = both_of(RowLayout(leaf("observations", "u1", (70, 60)), leaf("actions", "i8"))).c
+    before, ready = np.zeros(525, "u8"), np.zeros(1, "?")
+    read_only = before.copy()
+    read_only.flags.writeable = False
+    befores = [before[1:], read_only, np.zeros(4200, "S1"), np.zeros(525, object), np.zeros(1050, "u8")[::2]]
+    wrong: list[Any] = [(0, other, ready, 1) for other in befores]
+    wrong += [(0, before, ready, 526), (0, before, ready, -1), (1, before, ready, 1)]
+    wrong += [(0, before, np.zeros(2, "?"), 1), (0, before, np.zeros(1, "u1"), 1)]
+    for args in wrong:
+        with pytest.raises(ValueError, match="large"):
+            slab.follow(*args)
+    for args in ((0, None, ready, 1), (0, before, ready), ("0", before, ready, 1)):
+        with pytest.raises(TypeError):
+            slab.follow(*args)
+    slab.follow(7, before, ready, 1)  # no leaf that it knows
+    slab.follow(0, before, ready, 0)
+    ready[0] = True
+    slab.ask(1)
+    assert slab.answer(np.ones((70, 60), "u1"), 1.0, False, False) is False
+    assert slab.answer(np.zeros((70, 60), "u1"), 1.0, False, False) is True
 
 
 def minigrid() -> RowLayout:
@@ -235,7 +344,13 @@ def test_no_reference_of_a_tree_is_lost_or_kept() -> None:
     layout = minigrid()
     observation, strided = seen(), seen(image=np.zeros((7, 7, 6), "u1")[..., ::2])
     odd = seen(image=strided["image"], mission=None)
+    large = RowLayout(leaf("observations", "u1", (70, 60)), leaf("actions", "i8"))
+    frame, before_it, ready = np.zeros((70, 60), "u1"), np.zeros(525, "u8"), np.ones(1, "?")
     held = [
+        large,
+        frame,
+        before_it,
+        ready,
         layout,
         layout.observation,
         layout.leaves[1].dtype,
@@ -254,6 +369,13 @@ def test_no_reference_of_a_tree_is_lost_or_kept() -> None:
             slab.ask(1)
             slab.answer(value, 1.0, False, False)
             slab.last_texts()
+        slab = core.RowSlab(large)
+        slab.begin(memoryview(bytearray(1 << 14)), 1)
+        slab.release(1 << 62)
+        for _ in range(2):
+            slab.follow(0, before_it, ready, 9)
+            slab.ask(1)
+            assert slab.answer(frame, 1.0, False, False)
 
     def counted() -> list[int]:
         gc.collect()

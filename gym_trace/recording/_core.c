@@ -25,7 +25,8 @@
 
 #define ABI 6 /* of what Python expects of this module, in gym_trace/recording/core.py */
 
-enum { HEADER = 64, ENTRY = 56, COMMIT_AT = 48, RESERVE = 4 * ENTRY, START = 1, FLAG = 3, VALUE = 6, HAS_LEAD = 1 };
+enum { HEADER = 64, ENTRY = 56, COMMIT_AT = 48, RESERVE = 4 * ENTRY, HAS_LEAD = 1 };
+enum { START = 1, FLAG = 3, VALUE = 6, CHANGES = 7 };
 enum { SAYS_TERMINATED = 1, SAYS_TRUNCATED = 2, MOST_DIMENSIONS = 32, MOST_NODES = 64, MOST_TEXT = 4096 };
 static const int64_t NEVER = (int64_t)1 << 62;
 static const int64_t EXACT_INTEGERS = (int64_t)1 << 53;
@@ -37,13 +38,18 @@ static PyObject *log_entries;   /* gym_trace.ring.log.entries */
 static PyObject *leaf_type;     /* gym_trace.model.layout.Leaf */
 static long flag_terminated, flag_truncated, outcome_terminated, outcome_truncated;
 
-/* A value that an observation or action consists of: of fixed size, in the row, or without dtype a text, in the log. */
+/* A value that an observation or action consists of: of fixed size, in the row; without dtype a text, in the log; large, what
+ * of it has changed, in the log. */
 typedef struct {
     PyArray_Descr *dtype;
     PyTypeObject *scalar; /* the type of its scalars; NULL if it has dimensions or another byte order */
     int dimensions;
     npy_intp shape[MOST_DIMENSIONS];
-    int64_t size; /* of it in the row */
+    int64_t size;  /* of it in the row */
+    int64_t large; /* its size, if it is large */
+    PyArrayObject *before, *ready; /* the value before, and whether it can be compared; see deltas.DeltaPacker */
+    int64_t most;                  /* words that may have changed */
+    uint32_t *changes;             /* has room for so many places, and the words after them */
 } Leaf;
 
 /* A leaf, or what has so many children: those that follow. */
@@ -120,6 +126,68 @@ static inline void set_floor(RowSlab *self)
     self->floor = above_log > self->least ? above_log : self->least;
 }
 
+/* -- large values --------------------------------------------------------------------------------------------------- */
+
+enum { BLOCK = 1024, PART = 64 }; /* bytes that are compared at once: first many, and of those that differ, few */
+
+static inline int64_t least(int64_t first, int64_t second)
+{
+    return first < second ? first : second;
+}
+
+/* The places of words of 1, 2, 4 or 8 bytes that differ. Returns how many; -1 if they are more than most. */
+static inline __attribute__((always_inline)) int64_t places_of_width(const char *old, const char *new, int64_t bytes,
+                                                                     const int width, uint32_t *places, int64_t most)
+{
+    int64_t count = 0;
+    for (int64_t block = 0; block < bytes; block += BLOCK) {
+        int64_t end = least(block + BLOCK, bytes);
+        if (!memcmp(old + block, new + block, (size_t)(end - block))) {
+            continue;
+        }
+        for (int64_t part = block; part < end; part += PART) {
+            int64_t stop = least(part + PART, end);
+            if (!memcmp(old + part, new + part, (size_t)(stop - part))) {
+                continue;
+            }
+            for (int64_t word = part; word < stop; word += width) {
+                if (memcmp(old + word, new + word, (size_t)width)) {
+                    if (count == most) {
+                        return -1;
+                    }
+                    places[count++] = (uint32_t)(word / width);
+                }
+            }
+        }
+    }
+    return count;
+}
+
+/* The same; to the compiler the width is a constant, so that words are compared without calls. */
+static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *places, int64_t most)
+{
+    switch (width) {
+    case 1:
+        return places_of_width(old, new, bytes, 1, places, most);
+    case 2:
+        return places_of_width(old, new, bytes, 2, places, most);
+    case 4:
+        return places_of_width(old, new, bytes, 4, places, most);
+    default:
+        return places_of_width(old, new, bytes, 8, places, most);
+    }
+}
+
+/* Copies the words in these places, and has the value before have them. */
+static void take_changes(char *old, const char *new, int width, const uint32_t *places, int64_t count, char *words)
+{
+    for (int64_t i = 0; i < count; i++, words += width) {
+        int64_t at = (int64_t)places[i] * width;
+        memcpy(words, new + at, (size_t)width);
+        memcpy(old + at, new + at, (size_t)width);
+    }
+}
+
 /* -- values --------------------------------------------------------------------------------------------------------- */
 
 /* Whether a dtype is one of NumPy's own numbers, which can be compared and copied without running other people's code. */
@@ -142,7 +210,7 @@ static inline int fits(const Leaf *leaf, PyArrayObject *array)
 /* The bytes of a value, as long as it is held. */
 typedef struct {
     const void *bytes;
-    Py_ssize_t length; /* of a text */
+    int64_t length; /* of a text; of changes, how many words */
     PyObject *held; /* what they belong to, if nobody else holds it */
     char scalar[32]; /* of two long doubles, at most */
 } Value;
@@ -181,21 +249,40 @@ static int read_text(PyObject *object, Value *value)
     if (!PyUnicode_CheckExact(object)) {
         return -1;
     }
-    value->bytes = PyUnicode_AsUTF8AndSize(object, &value->length);
+    Py_ssize_t length;
+    value->bytes = PyUnicode_AsUTF8AndSize(object, &length);
     if (value->bytes == NULL) { /* it has surrogates */
         PyErr_Clear();
         return -1;
     }
-    return value->length > MOST_TEXT ? -1 : 0;
+    value->length = length;
+    return length > MOST_TEXT ? -1 : 0;
 }
 
-/* Reads a value that is exactly as its leaf says. Returns -1, with nothing held, of any other: it is declined. */
+/* Finds what has changed of a large value. */
+static int read_large(const Leaf *leaf, PyObject *object, Value *value)
+{
+    PyArrayObject *array = (PyArrayObject *)object;
+    if (leaf->before == NULL || !*(npy_bool *)PyArray_DATA(leaf->ready) || !PyArray_CheckExact(object) ||
+        !fits(leaf, array) || !PyArray_IS_C_CONTIGUOUS(array)) {
+        return -1;
+    }
+    value->bytes = PyArray_DATA(array);
+    value->length = find_changes(PyArray_DATA(leaf->before), value->bytes, leaf->large,
+                                 (int)PyArray_ITEMSIZE(leaf->before), leaf->changes, leaf->most);
+    return value->length < 0 ? -1 : 0;
+}
+
+/* Reads a value that is exactly as its leaf says, and if it is large, like the one before. Returns -1, with nothing held, of any other: it is declined. */
 static int read_value(const Leaf *leaf, PyObject *object, Value *value)
 {
     value->held = NULL;
     value->bytes = value->scalar;
     if (leaf->dtype == NULL) {
         return read_text(object, value);
+    }
+    if (leaf->large) {
+        return read_large(leaf, object, value);
     }
     if (PyLong_CheckExact(object)) {
         return read_integer(leaf, object, value);
@@ -224,16 +311,26 @@ static int read_value(const Leaf *leaf, PyObject *object, Value *value)
 }
 
 /* Bytes of a text as MessagePack. */
-static inline int64_t text_bytes(Py_ssize_t length)
+static inline int64_t text_bytes(int64_t length)
 {
     return length + (length < 32 ? 1 : length < 256 ? 2 : 3);
+}
+
+/* Bytes that a value takes of the log. */
+static inline int64_t log_bytes(const Leaf *leaf, const Value *value)
+{
+    if (leaf->dtype != NULL && !leaf->large) {
+        return 0;
+    }
+    int64_t bytes = leaf->large ? value->length * (4 + PyArray_ITEMSIZE(leaf->before)) : text_bytes(value->length);
+    return ENTRY + ((bytes + 7) & ~(int64_t)7);
 }
 
 /* The leaves of an observation or action. */
 typedef struct {
     Value values[MOST_NODES];
     int count;
-    int64_t log; /* bytes of the log that the texts take */
+    int64_t log; /* bytes of the log that they take */
 } Parts;
 
 static void let_go(Parts *parts)
@@ -265,7 +362,7 @@ static int read_part(const Tree *tree, int *next, PyObject *object, Parts *parts
             return -1;
         }
         parts->count += 1;
-        parts->log += node->leaf.dtype == NULL ? ENTRY + ((text_bytes(value->length) + 7) & ~(int64_t)7) : 0;
+        parts->log += log_bytes(&node->leaf, value);
         return 0;
     }
     if (node->keys != NULL) {
@@ -385,27 +482,44 @@ static int append_entry(RowSlab *self, const Entry *entry, const void *payload, 
     return 0;
 }
 
-/* Appends the texts among the leaves of an observation or action, each as MessagePack. Returns 0, -1 with LogFull. */
-static int append_texts(RowSlab *self, const Tree *tree, const Parts *parts)
+/* Appends a text, as MessagePack. Returns 0, -1 with LogFull. */
+static int append_text(RowSlab *self, uint32_t column, const Value *value)
 {
-    Entry entry = {VALUE, 0, tree->column, {0, 0, 0, 0}};
+    Entry entry = {VALUE, 0, column, {0, 0, 0, 0}};
+    unsigned char packed[MOST_TEXT + 3];
+    size_t length = (size_t)value->length, head = (size_t)text_bytes(value->length) - length;
+    packed[0] = (unsigned char)(head == 1 ? 0xa0 | length : head == 2 ? 0xd9 : 0xda);
+    packed[1] = (unsigned char)(head == 2 ? length : length >> 8);
+    packed[2] = (unsigned char)length;
+    memcpy(packed + head, value->bytes, length);
+    return append_entry(self, &entry, packed, (int64_t)(head + length));
+}
+
+/* Appends what has changed of a large value, which is the one before from then on. Returns 0, -1 with LogFull. */
+static int append_changes(RowSlab *self, uint32_t column, const Leaf *leaf, const Value *value)
+{
+    Entry entry = {CHANGES, 0, column, {value->length, 0, 0, 0}};
+    int64_t width = PyArray_ITEMSIZE(leaf->before);
+    take_changes(PyArray_DATA(leaf->before), value->bytes, (int)width, leaf->changes, value->length,
+                 (char *)(leaf->changes + value->length));
+    return append_entry(self, &entry, leaf->changes, value->length * (4 + width));
+}
+
+/* Appends those leaves of an observation or action that are in the log. Returns 0, -1 with LogFull. */
+static int append_parts(RowSlab *self, const Tree *tree, const Parts *parts)
+{
+    uint32_t column = tree->column;
     const Value *value = parts->values;
     for (int i = 0; parts->log && i < tree->count; i++) {
         if (tree->nodes[i].children != IS_LEAF) {
             continue;
         }
-        if (tree->nodes[i].leaf.dtype == NULL) {
-            unsigned char packed[MOST_TEXT + 3];
-            size_t length = (size_t)value->length, head = (size_t)text_bytes(value->length) - length;
-            packed[0] = (unsigned char)(head == 1 ? 0xa0 | length : head == 2 ? 0xd9 : 0xda);
-            packed[1] = (unsigned char)(head == 2 ? length : length >> 8);
-            packed[2] = (unsigned char)length;
-            memcpy(packed + head, value->bytes, length);
-            if (append_entry(self, &entry, packed, (int64_t)(head + length)) < 0) {
-                return -1;
-            }
+        const Leaf *leaf = &tree->nodes[i].leaf;
+        if ((leaf->dtype == NULL && append_text(self, column, value) < 0) ||
+            (leaf->large && append_changes(self, column, leaf, value) < 0)) {
+            return -1;
         }
-        entry.column += 1;
+        column += 1;
         value += 1;
     }
     return 0;
@@ -465,7 +579,7 @@ static PyObject *ask(RowSlab *self, PyObject *action)
     if (at < 0 || at < self->floor || read_parts(&self->action, action, &parts) < 0) {
         Py_RETURN_FALSE;
     }
-    int accepted = has_room_for(self, at, parts.log), failed = accepted ? append_texts(self, &self->action, &parts) : 0;
+    int accepted = has_room_for(self, at, parts.log), failed = accepted ? append_parts(self, &self->action, &parts) : 0;
     if (accepted && !failed) {
         put_parts(self, at, &self->action, &parts, self->asked);
         commit(self, at + self->asked, self->tag | (self->rows + 1));
@@ -513,7 +627,7 @@ static PyObject *answer(RowSlab *self, PyObject *const *args, Py_ssize_t count)
     int64_t at = row_at(self), noted = self->position, noted_end = noted;
     int accepted = self->observation.logs ? has_room_for(self, at, parts.log + 2 * ENTRY) : at >= 0, failed = 0;
     if (accepted) {
-        failed = append_texts(self, &self->observation, &parts) < 0;
+        failed = append_parts(self, &self->observation, &parts) < 0;
         noted_end = self->position;
         failed = failed || (said && append_flag(self, said) < 0);
     }
@@ -613,7 +727,7 @@ static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
     }
     int accepted = has_room_for(self, at, parts.log + ENTRY + ((length + 7) & ~(int64_t)7)), failed = 0;
     if (accepted) {
-        failed = append_texts(self, &self->observation, &parts) < 0;
+        failed = append_parts(self, &self->observation, &parts) < 0;
         int64_t noted_end = self->position;
         failed = failed || append_entry(self, &entry, PyBytes_AS_STRING(args[4]), length) < 0;
         if (!failed) {
@@ -834,12 +948,17 @@ static PyObject *last_texts(RowSlab *self, PyObject *Py_UNUSED(ignored))
     int is_noted = self->rows && self->noted_rows == self->rows;
     for (int64_t at = self->noted; texts != NULL && is_noted && at + ENTRY <= self->noted_end;) {
         uint32_t length, column;
+        uint16_t kind;
         const char *entry = (const char *)self->buffer.buf + at;
         memcpy(&length, entry + 4, 4);
+        memcpy(&kind, entry + 8, 2);
         memcpy(&column, entry + 12, 4);
         at += ENTRY + (((int64_t)length + 7) & ~(int64_t)7);
         if (at > self->noted_end) {
             break;
+        }
+        if (kind != VALUE) {
+            continue;
         }
         PyObject *number = PyLong_FromUnsignedLong(column);
         PyObject *text = PyBytes_FromStringAndSize(entry + ENTRY, (Py_ssize_t)length);
@@ -877,57 +996,7 @@ static PyObject *orphan(RowSlab *self, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
-/* -- large values --------------------------------------------------------------------------------------------------- */
-
-enum { BLOCK = 1024, PART = 64 }; /* bytes that are compared at once: first many, and of those that differ, few */
-
-static inline int64_t least(int64_t first, int64_t second)
-{
-    return first < second ? first : second;
-}
-
-/* The places of words of 1, 2, 4 or 8 bytes that differ. Returns how many; -1 if they are more than most. */
-static inline __attribute__((always_inline)) int64_t places_of_width(const char *old, const char *new, int64_t bytes,
-                                                                     const int width, uint32_t *places, int64_t most)
-{
-    int64_t count = 0;
-    for (int64_t block = 0; block < bytes; block += BLOCK) {
-        int64_t end = least(block + BLOCK, bytes);
-        if (!memcmp(old + block, new + block, (size_t)(end - block))) {
-            continue;
-        }
-        for (int64_t part = block; part < end; part += PART) {
-            int64_t stop = least(part + PART, end);
-            if (!memcmp(old + part, new + part, (size_t)(stop - part))) {
-                continue;
-            }
-            for (int64_t word = part; word < stop; word += width) {
-                if (memcmp(old + word, new + word, (size_t)width)) {
-                    if (count == most) {
-                        return -1;
-                    }
-                    places[count++] = (uint32_t)(word / width);
-                }
-            }
-        }
-    }
-    return count;
-}
-
-/* The same; to the compiler the width is a constant, so that words are compared without calls. */
-static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *places, int64_t most)
-{
-    switch (width) {
-    case 1:
-        return places_of_width(old, new, bytes, 1, places, most);
-    case 2:
-        return places_of_width(old, new, bytes, 2, places, most);
-    case 4:
-        return places_of_width(old, new, bytes, 4, places, most);
-    default:
-        return places_of_width(old, new, bytes, 8, places, most);
-    }
-}
+/* -- large values by themselves ------------------------------------------------------------------------------------- */
 
 static PyObject *changed_words(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given)
 {
@@ -962,14 +1031,8 @@ static PyObject *changed_words(PyObject *Py_UNUSED(module), PyObject *const *arg
         changes = PyBytes_FromStringAndSize(NULL, count * (4 + width));
     }
     if (changes != NULL) {
-        char *words = PyBytes_AS_STRING(changes);
-        memcpy(words, places, (size_t)count * 4);
-        words += count * 4;
-        for (int64_t i = 0; i < count; i++, words += width) {
-            int64_t at = (int64_t)places[i] * width;
-            memcpy(words, value + at, (size_t)width);
-            memcpy(before + at, value + at, (size_t)width);
-        }
+        memcpy(PyBytes_AS_STRING(changes), places, (size_t)count * 4);
+        take_changes(before, value, width, places, count, PyBytes_AS_STRING(changes) + count * 4);
     }
     PyMem_Free(places);
     if (count < 0) {
@@ -988,11 +1051,21 @@ static int read_number(PyObject *object, const char *name, int64_t *number)
     return PyErr_Occurred() ? -1 : 0;
 }
 
+static void forget_before(Leaf *leaf)
+{
+    Py_CLEAR(leaf->before);
+    Py_CLEAR(leaf->ready);
+    PyMem_Free(leaf->changes);
+    leaf->changes = NULL;
+}
+
 static void forget_tree(Tree *tree)
 {
     for (int i = 0; i < MOST_NODES; i++) {
         Py_CLEAR(tree->nodes[i].leaf.dtype);
         Py_CLEAR(tree->nodes[i].keys);
+        forget_before(&tree->nodes[i].leaf);
+        tree->nodes[i].leaf.large = tree->nodes[i].leaf.size = 0;
     }
     tree->count = 0;
     tree->size = 0;
@@ -1051,8 +1124,12 @@ static int read_node(PyObject *layout, PyObject *deltas, Tree *tree)
     if (is_leaf) {
         int is_delta = is_leaf < 0 ? -1 : PySequence_Contains(deltas, layout);
         node->children = IS_LEAF;
-        int known = is_delta ? -(is_delta < 0) : read_leaf(layout, &node->leaf);
-        tree->size += known > 0 ? node->leaf.size : 0;
+        int known = is_delta < 0 ? -1 : read_leaf(layout, &node->leaf);
+        if (known > 0 && is_delta) {
+            node->leaf.large = node->leaf.size;
+            node->leaf.size = 0;
+        }
+        tree->size += node->leaf.size;
         return tree->size > MOST_BYTES ? 0 : known;
     }
     PyObject *children = PyObject_GetAttrString(layout, "children");
@@ -1081,10 +1158,53 @@ static int read_tree(PyObject *layout, const char *name, Tree *tree)
     if (known <= 0) {
         forget_tree(tree);
     }
-    tree->logs = tree->count != 1 || tree->nodes[0].children != IS_LEAF || tree->nodes[0].leaf.dtype == NULL;
+    tree->logs = tree->count != 1 || tree->nodes[0].leaf.dtype == NULL || tree->nodes[0].leaf.large;
     Py_XDECREF(root);
     Py_XDECREF(deltas);
     return known < 0 ? -1 : 0;
+}
+
+/* The leaf of a column; NULL if it is not one that is known here. */
+static Leaf *leaf_of(Tree *tree, long long column)
+{
+    for (int i = 0, leaf = 0; i < tree->count; i++) {
+        if (tree->nodes[i].children == IS_LEAF && tree->column + leaf++ == column) {
+            return &tree->nodes[i].leaf;
+        }
+    }
+    return NULL;
+}
+
+/* follow(column, before, ready, most) */
+static PyObject *follow(RowSlab *self, PyObject *args)
+{
+    long long column, most;
+    PyArrayObject *before, *ready;
+    if (!PyArg_ParseTuple(args, "LO!O!L:follow", &column, &PyArray_Type, &before, &PyArray_Type, &ready, &most)) {
+        return NULL;
+    }
+    Leaf *leaf = leaf_of(&self->observation, column);
+    leaf = leaf == NULL ? leaf_of(&self->action, column) : leaf;
+    if (leaf == NULL) {
+        Py_RETURN_NONE;
+    }
+    npy_intp width = PyArray_ITEMSIZE(before);
+    if (!leaf->large || !PyArray_ISCARRAY(before) || !is_number(PyArray_DESCR(before)) ||
+        PyArray_NBYTES(before) != leaf->large || leaf->large > UINT32_MAX ||
+        (width != 1 && width != 2 && width != 4 && width != 8) || PyArray_TYPE(ready) != NPY_BOOL ||
+        PyArray_SIZE(ready) != 1 || most < 0 || most > leaf->large / width) {
+        PyErr_SetString(PyExc_ValueError, "there is no large value of this kind");
+        return NULL;
+    }
+    forget_before(leaf);
+    leaf->changes = PyMem_Malloc((size_t)(most ? most : 1) * (size_t)(4 + width));
+    if (leaf->changes == NULL) {
+        return PyErr_NoMemory();
+    }
+    leaf->before = (PyArrayObject *)Py_NewRef(before);
+    leaf->ready = (PyArrayObject *)Py_NewRef(ready);
+    leaf->most = most;
+    Py_RETURN_NONE;
 }
 
 static int init(RowSlab *self, PyObject *args, PyObject *names)
@@ -1134,6 +1254,7 @@ static void dealloc(RowSlab *self)
 
 static PyMethodDef methods[] = {
     {"begin", (PyCFunction)begin, METH_VARARGS, NULL},
+    {"follow", (PyCFunction)follow, METH_VARARGS, NULL},
     {"hold", (PyCFunction)hold, METH_NOARGS, NULL},
     {"release", (PyCFunction)release, METH_O, NULL},
     {"has_room", (PyCFunction)has_room, METH_VARARGS, NULL},

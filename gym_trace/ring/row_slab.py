@@ -10,6 +10,7 @@ import numpy as np
 
 from gym_trace.format import wire
 from gym_trace.model.layout import Layout, Leaf, integer_bytes
+from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, Log, LogFull, entries, size_of
 from gym_trace.ring.memory import SLAB_HEADER, begin
@@ -26,7 +27,7 @@ class RowSlab:
 
     ask(), answer() and start() know rows of one typed value of fixed size each for observation and action; all others
     are put down by ask_packed(), answer_packed(), lead() and append(). _core.RowSlab is the same in C, and knows dicts
-    and tuples of such values and of texts, too.
+    and tuples of such values, of large ones that it follows, and of texts, too.
 
     Args:
         asks, answers: whether ask() and answer() may do anything but decline.
@@ -70,6 +71,9 @@ class RowSlab:
         self._at = -1  # where the next row goes
         self._mark = 1  # of the next row
         self._floor = self._least = _NEVER
+
+    def follow(self, column: int, before: Array, ready: Array, most: int) -> None:
+        """Has values of a large leaf be compared with the one before, as its deltas.DeltaPacker does: not here."""
 
     def begin(self, memory: memoryview, sequence: int) -> None:
         """Goes on in an empty slab, and has ask() decline until release()."""

@@ -92,7 +92,8 @@ class SlabFiller(Recorder):
         self.layout = layout
         self._asks, self._answers = not is_filtered, not (infos or is_filtered)
         only = layout.observation
-        self._logs = not isinstance(only, Leaf) or only.dtype is None  # observations, maybe, even where all is as said
+        is_fixed = isinstance(only, Leaf) and only.dtype is not None and only not in layout.delta_leaves
+        self._logs = not is_fixed  # whether of an observation that is as the space says something goes into the log
         chunk_bytes = chunk_bytes_of(layout)
         row_bytes = 8 + sum(max(1, leaf.row_size) for leaf in layout.leaves)
         self._most_rows = max(1, min(MOST_ROWS, chunk_bytes // row_bytes))
@@ -124,6 +125,8 @@ class SlabFiller(Recorder):
         self._stride = 1  # rows until the clock is looked at again
         self._look_at = 1  # rows of the slab at which it is
         self.packers.forget()
+        for column, packer in self.packers.deltas.items():
+            self.slab.follow(column, packer.before, packer.ready, packer.limit)
 
     @abstractmethod
     def steps_taken(self) -> int:
