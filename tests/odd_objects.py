@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from gym_trace.model.layout import Leaf
+from gym_trace.model.layout import Layout, Leaf
 
 
 class Child(np.ndarray):
     """Of a subclass."""
+
+
+class Text(str):
+    """Of a subclass."""
+
+
+class Key:
+    """A key that is equal to another one."""
+
+    def __init__(self, key: Any):
+        self._key = key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._key == other)
 
 
 class RaisingFloat(float):
@@ -97,6 +116,43 @@ def value_for(random: np.random.Generator, leaf: Leaf) -> Any:
     ]
     with np.errstate(all="ignore"):
         return moods[0 if random.random() < 0.5 else random.integers(len(moods))]()
+
+
+def tree_value_for(random: np.random.Generator, tree: Layout) -> Any:
+    """A value of a tree of leaves, mostly of its structure. Leaves are mostly as they should be."""
+    if isinstance(tree, Leaf):
+        if tree.dtype is None:
+            return text_for(random)
+        return array_for(random, tree.dtype, tree.shape) if random.random() < 0.8 else value_for(random, tree)
+    parts = [tree_value_for(random, child) for child in tree.children]
+    if tree.keys is None:
+        return parts if random.random() < 0.1 else parts[1:] if random.random() < 0.02 else tuple(parts)
+    pairs = list(zip(tree.keys, parts))
+    random.shuffle(pairs)
+    value: dict[Any, Any] = dict(pairs)
+    if random.random() < 0.1:
+        changes: list[Callable[[], Any]] = [
+            lambda: OrderedDict(value),
+            lambda: {**value, "more": 1},
+            lambda: {str(key) + "s": part for key, part in value.items()},
+            lambda: {Key(key): part for key, part in value.items()},
+            lambda: list(value),
+            lambda: MappingProxyType(value),
+        ]
+        return changes[random.integers(len(changes))]()
+    return value
+
+
+def text_for(random: np.random.Generator) -> Any:
+    """A text of any length, mostly."""
+    if random.random() < 0.1:
+        return _any_of_objects(random, Text("text"), None, 7, b"text", ["text"], "\ud800", "x" * 4097, np.str_("text"))
+    letter = str(random.choice(["a", "\0", "é", "\U0001f600"]))
+    return letter * int(random.choice([0, 1, 7, 8, 31, 32, 127, 128, 255, 256, 1000, 4096]))
+
+
+def _any_of_objects(random: np.random.Generator, *objects: Any) -> Any:
+    return objects[random.integers(len(objects))]
 
 
 def reward_for(random: np.random.Generator) -> Any:

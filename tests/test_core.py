@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from odd_objects import Child, Flag, flag_for, reward_for, value_for
 
 from gym_trace.model.deltas import changed_words
-from gym_trace.model.layout import Branch, Layout, Leaf
+from gym_trace.model.layout import Layout, Leaf
 from gym_trace.ring.log import FLAG, VALUE, LogFull
 from gym_trace.ring.row_layout import RowLayout
 from gym_trace.ring.row_slab import RowSlab
@@ -104,12 +104,8 @@ def _outcome(method: Any, args: Any, named: Any) -> Any:
         return "refused" if isinstance(error, (struct.error, OverflowError)) else type(error)
 
 
-def tree_for(random: np.random.Generator, name: str) -> Layout:
-    """A layout, mostly one leaf of fixed size."""
-    if random.random() < 0.05:
-        return Branch(None, [leaf(name, "f4", (2,)), leaf(name, "i8")])
-    if random.random() < 0.05:
-        return leaf(name, None)
+def leaf_for(random: np.random.Generator, name: str) -> Leaf:
+    """A leaf of fixed size."""
     shape = () if random.random() < 0.4 else SHAPES[random.integers(len(SHAPES))]
     return leaf(name, DTYPES[random.integers(len(DTYPES))], shape)
 
@@ -118,8 +114,7 @@ def odd_step(both: Both, random: np.random.Generator) -> None:
     """A step of any values, put down as a recorder does: what is declined, otherwise."""
     layout = both.layout
     action, observation = (
-        value_for(random, tree if isinstance(tree, Leaf) else leaf("other", "f4"))
-        for tree in (layout.action, layout.observation)
+        value_for(random, tree) for tree in (layout.action, layout.observation) if isinstance(tree, Leaf)
     )
     if _swapped(layout.action, action) or _swapped(layout.observation, observation):
         return
@@ -171,7 +166,7 @@ def odd_operation(both: Both, random: np.random.Generator) -> None:
 def odd_run(seed: int) -> None:
     """Any steps and operations on slabs of any layout."""
     random = np.random.default_rng(seed)
-    layout = RowLayout(tree_for(random, "observations"), tree_for(random, "actions"))
+    layout = RowLayout(leaf_for(random, "observations"), leaf_for(random, "actions"))
     may = bool(random.random() < 0.9), bool(random.random() < 0.9)
     both = Both(layout, random, 8 * int(random.integers(16, 2000)), may)
     for _ in range(int(random.integers(60))):

@@ -21,6 +21,8 @@ from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, parse_column
 from gym_trace.model.deltas import DeltaPacker, DeltaRows
 from gym_trace.model.layout import Leaf
+from gym_trace.recording.single import slabs
+from gym_trace.ring.row_slab import RowSlab
 
 SHAPES = [(70, 60), (4097,), (2050, 3), (1366, 3), (70_001,)]  # words of 8, 1, 2 and 2 bytes, and more than 65,536
 
@@ -339,6 +341,7 @@ def test_frames_beside_values_that_cannot_be_stored_are_kept(tmp_path: Path) -> 
 def test_a_frame_before_which_ctrl_c_fell_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, seen: list[list[int]]
 ) -> None:
+    monkeypatch.setattr(slabs, "RowSlab", RowSlab)  # nothing falls in between what C does
     steps = [(DOTTED, 0.0, True, False), (DOTTED, 0.0, False, False), (DOTTED, 0.0, False, False)]
     env = TraceRecordingWrapper(PicturesEnv(PICTURE, spaces.Discrete(2), [BLACK, *steps]), tmp_path)
     env.reset()

@@ -56,6 +56,12 @@ class DeltaPacker:
         column: the number of the leaf.
         other: packs a value that does not have the dtype and shape of the leaf.
         changed: changed_words(), or what does the same.
+
+    Attributes:
+        before: the last value, as words.
+        ready: an array of one bool, whether the next value can be compared with it. If so, others may do that, too: log
+            what has changed, and change before.
+        limit: of more changed words all bytes are kept.
     """
 
     def __init__(
@@ -70,14 +76,15 @@ class DeltaPacker:
         self._dtype, self._shape = leaf.dtype, leaf.shape
         self._word = word_of(leaf.row_size)
         words = leaf.row_size // self._word.itemsize
-        self._limit = words // 4  # of more changed words all bytes are kept
+        self.limit = words // 4
         self._change_bytes = 4 + self._word.itemsize
-        self._before: Array = np.empty(words, self._word)
+        self.before: Array = np.empty(words, self._word)
+        self.ready: Array = np.zeros(1, np.bool_)
         self.forget()
 
     def forget(self) -> None:
         """Has the next value be put down whole, as the first one is: it may not follow on the one before."""
-        self._knows = False
+        self._knows = self.ready[0] = False
         self._pause = self._pausing = 0  # values not to be compared, after one with too many changes
 
     def __call__(self, value: Any) -> bytes:
@@ -87,26 +94,28 @@ class DeltaPacker:
         if not value.flags.c_contiguous:
             value = value.copy()
         knows, self._knows = self._knows, False  # for as long as the value before may not be that of the last row
+        self.ready[0] = False
         if self._pausing:
             self._pausing -= 1
         elif knows:
-            changes = self._changed(self._before, value, self._limit)
+            changes = self._changed(self.before, value, self.limit)
             if changes is None:
                 self._pause = self._pausing = min(63, 2 * self._pause + 1)
             else:
                 self._pause = 0
                 if self._log.log_changes(self._column, len(changes) // self._change_bytes, changes):
-                    self._knows = True
+                    self._knows = self.ready[0] = True
                     return b""
         whole = value.tobytes()
         self._log.log_whole(self._column, whole)
-        self._before[:] = np.frombuffer(whole, self._word)
+        self.before[:] = np.frombuffer(whole, self._word)
         self._knows = True
+        self.ready[0] = not self._pause
         return b""
 
     def last(self) -> bytes:
         """All bytes of the last value that was packed."""
-        return self._before.tobytes()
+        return self.before.tobytes()
 
 
 def following(before: Array | None, slot: Slot, word: np.dtype[np.unsignedinteger]) -> Array:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import math
+import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,6 +23,8 @@ _TYPED = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
 _MAX_DEPTH = 32
 _MAX_DIMENSIONS = 32
 _MAX_ELEMENTS = 1 << 31  # of one value; more than could be recorded
+_NATIVE: Literal["little", "big"] = sys.byteorder
+_FOREIGN: Literal["little", "big"] = "big" if sys.byteorder == "little" else "little"
 
 
 class Leaf:
@@ -58,12 +61,23 @@ def integers_fit(dtype: np.dtype[Any], low: int, high: int) -> bool:
     return dtype.kind in "iu" and bool(np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
 
 
+def integer_bytes(dtype: np.dtype[Any], value: int) -> bytes | None:
+    """The bytes of an integer as one of dtype; None if it is not in it."""
+    if dtype.kind not in "iu":
+        return None
+    try:
+        return value.to_bytes(dtype.itemsize, _NATIVE if dtype.isnative else _FOREIGN, signed=dtype.kind == "i")
+    except OverflowError:
+        return None
+
+
 class Branch:
     """A Dict or Tuple space."""
 
     def __init__(self, keys: list[str | int] | None, children: list[Layout]):
         self.keys = keys  # of a Dict; None for a Tuple
         self.children = children
+        self._is_flat = all(isinstance(child, Leaf) for child in children)
 
     def leaves(self) -> Iterator[Leaf]:
         for child in self.children:
@@ -76,9 +90,11 @@ class Branch:
                 raise LookupError
             parts = list(value)
         else:
-            if not isinstance(value, Mapping) or len(value) != len(self.keys):
+            if (type(value) is not dict and not isinstance(value, Mapping)) or len(value) != len(self.keys):
                 raise LookupError
             parts = [value[key] for key in self.keys]
+        if self._is_flat:
+            return parts
         return [leaf for child, part in zip(self.children, parts) for leaf in child.split(part)]
 
     def join(self, columns: Iterator[Any]) -> Any:

@@ -23,10 +23,11 @@
 #error "slabs are little-endian"
 #endif
 
-#define ABI 5 /* of what Python expects of this module, in gym_trace/recording/core.py */
+#define ABI 6 /* of what Python expects of this module, in gym_trace/recording/core.py */
 
-enum { HEADER = 64, ENTRY = 56, COMMIT_AT = 48, RESERVE = 4 * ENTRY, START = 1, FLAG = 3, HAS_LEAD = 1 };
-enum { SAYS_TERMINATED = 1, SAYS_TRUNCATED = 2, MOST_DIMENSIONS = 32 };
+enum { HEADER = 64, ENTRY = 56, COMMIT_AT = 48, RESERVE = 4 * ENTRY, HAS_LEAD = 1 };
+enum { START = 1, FLAG = 3, VALUE = 6, CHANGES = 7 };
+enum { SAYS_TERMINATED = 1, SAYS_TRUNCATED = 2, MOST_DIMENSIONS = 32, MOST_NODES = 64, MOST_TEXT = 4096 };
 static const int64_t NEVER = (int64_t)1 << 62;
 static const int64_t EXACT_INTEGERS = (int64_t)1 << 53;
 static const int64_t MOST_BYTES = (int64_t)1 << 40; /* of a row or slab, so that no sum of offsets overflows */
@@ -37,18 +38,41 @@ static PyObject *log_entries;   /* gym_trace.ring.log.entries */
 static PyObject *leaf_type;     /* gym_trace.model.layout.Leaf */
 static long flag_terminated, flag_truncated, outcome_terminated, outcome_truncated;
 
-/* A value of fixed size that an observation or action consists of; without dtype: there is none, all are declined. */
+/* A value that an observation or action consists of: of fixed size, in the row; without dtype a text, in the log; large, what
+ * of it has changed, in the log. */
 typedef struct {
     PyArray_Descr *dtype;
     PyTypeObject *scalar; /* the type of its scalars; NULL if it has dimensions or another byte order */
     int dimensions;
     npy_intp shape[MOST_DIMENSIONS];
-    int64_t size;
+    int64_t size;  /* of it in the row */
+    int64_t large; /* its size, if it is large */
+    PyArrayObject *before, *ready; /* the value before, and whether it can be compared; see deltas.DeltaPacker */
+    int64_t most;                  /* words that may have changed */
+    uint32_t *changes;             /* has room for so many places, and the words after them */
 } Leaf;
+
+/* A leaf, or what has so many children: those that follow. */
+typedef struct {
+    Leaf leaf;
+    Py_ssize_t children; /* IS_LEAF */
+    PyObject *keys;      /* of a Dict: a tuple of texts and integers */
+} Node;
+
+enum { IS_LEAF = -1 };
+
+/* An observation or action. */
+typedef struct {
+    Node nodes[MOST_NODES];
+    int count;       /* of nodes; 0: there are some that are not known here, all values are declined */
+    int logs;        /* whether it is not one value of fixed size */
+    uint32_t column; /* of the first leaf */
+    int64_t size;    /* of it in the row */
+} Tree;
 
 typedef struct {
     PyObject_HEAD
-    Leaf action, observation;
+    Tree action, observation;
     int64_t size, asked, reward, done; /* of a row, and offsets in it */
     PyObject *memory;                  /* a memoryview */
     Py_buffer buffer;                  /* of it, held as long as it is there */
@@ -59,6 +83,8 @@ typedef struct {
     int64_t position;      /* of the next entry of the log; 0: begin() was never called */
     uint64_t count;        /* of entries */
     int64_t floor, least;  /* at must not be below floor for ask(); floor is never below least */
+    int64_t noted, noted_end;      /* where the log has the texts of the observation in the last row ... */
+    unsigned long long noted_rows; /* if so many rows are complete */
     char ended, only_floats, asks, answers;
 } RowSlab;
 
@@ -100,6 +126,68 @@ static inline void set_floor(RowSlab *self)
     self->floor = above_log > self->least ? above_log : self->least;
 }
 
+/* -- large values --------------------------------------------------------------------------------------------------- */
+
+enum { BLOCK = 1024, PART = 64 }; /* bytes that are compared at once: first many, and of those that differ, few */
+
+static inline int64_t least(int64_t first, int64_t second)
+{
+    return first < second ? first : second;
+}
+
+/* The places of words of 1, 2, 4 or 8 bytes that differ. Returns how many; -1 if they are more than most. */
+static inline __attribute__((always_inline)) int64_t places_of_width(const char *old, const char *new, int64_t bytes,
+                                                                     const int width, uint32_t *places, int64_t most)
+{
+    int64_t count = 0;
+    for (int64_t block = 0; block < bytes; block += BLOCK) {
+        int64_t end = least(block + BLOCK, bytes);
+        if (!memcmp(old + block, new + block, (size_t)(end - block))) {
+            continue;
+        }
+        for (int64_t part = block; part < end; part += PART) {
+            int64_t stop = least(part + PART, end);
+            if (!memcmp(old + part, new + part, (size_t)(stop - part))) {
+                continue;
+            }
+            for (int64_t word = part; word < stop; word += width) {
+                if (memcmp(old + word, new + word, (size_t)width)) {
+                    if (count == most) {
+                        return -1;
+                    }
+                    places[count++] = (uint32_t)(word / width);
+                }
+            }
+        }
+    }
+    return count;
+}
+
+/* The same; to the compiler the width is a constant, so that words are compared without calls. */
+static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *places, int64_t most)
+{
+    switch (width) {
+    case 1:
+        return places_of_width(old, new, bytes, 1, places, most);
+    case 2:
+        return places_of_width(old, new, bytes, 2, places, most);
+    case 4:
+        return places_of_width(old, new, bytes, 4, places, most);
+    default:
+        return places_of_width(old, new, bytes, 8, places, most);
+    }
+}
+
+/* Copies the words in these places, and has the value before have them. */
+static void take_changes(char *old, const char *new, int width, const uint32_t *places, int64_t count, char *words)
+{
+    for (int64_t i = 0; i < count; i++, words += width) {
+        int64_t at = (int64_t)places[i] * width;
+        memcpy(words, new + at, (size_t)width);
+        memcpy(old + at, new + at, (size_t)width);
+    }
+}
+
 /* -- values --------------------------------------------------------------------------------------------------------- */
 
 /* Whether a dtype is one of NumPy's own numbers, which can be compared and copied without running other people's code. */
@@ -122,17 +210,82 @@ static inline int fits(const Leaf *leaf, PyArrayObject *array)
 /* The bytes of a value, as long as it is held. */
 typedef struct {
     const void *bytes;
+    int64_t length; /* of a text; of changes, how many words */
     PyObject *held; /* what they belong to, if nobody else holds it */
     char scalar[32]; /* of two long doubles, at most */
 } Value;
 
-/* Reads a value that is exactly as its leaf says. Returns -1, with nothing held, of any other: it is declined. */
+/* An int of Python, where the leaf is an integer. */
+static int read_integer(const Leaf *leaf, PyObject *object, Value *value)
+{
+    if (leaf->scalar == NULL || !PyTypeNum_ISINTEGER(leaf->dtype->type_num)) {
+        return -1;
+    }
+    int overflow, bits = (int)leaf->size * 8, is_signed = PyTypeNum_ISSIGNED(leaf->dtype->type_num) != 0;
+    long long number = PyLong_AsLongLongAndOverflow(object, &overflow);
+    uint64_t bytes = (uint64_t)number;
+    if (overflow > 0 && !is_signed && bits == 64) {
+        bytes = PyLong_AsUnsignedLongLong(object);
+        if (PyErr_Occurred()) {
+            PyErr_Clear();
+            return -1;
+        }
+    }
+    else if (overflow || (!is_signed && number < 0)) {
+        return -1;
+    }
+    else if (bits < 64) {
+        long long limit = 1LL << (bits - is_signed);
+        if (number >= limit || number < -limit) {
+            return -1;
+        }
+    }
+    memcpy(value->scalar, &bytes, 8);
+    return 0;
+}
+
+static int read_text(PyObject *object, Value *value)
+{
+    if (!PyUnicode_CheckExact(object)) {
+        return -1;
+    }
+    Py_ssize_t length;
+    value->bytes = PyUnicode_AsUTF8AndSize(object, &length);
+    if (value->bytes == NULL) { /* it has surrogates */
+        PyErr_Clear();
+        return -1;
+    }
+    value->length = length;
+    return length > MOST_TEXT ? -1 : 0;
+}
+
+/* Finds what has changed of a large value. */
+static int read_large(const Leaf *leaf, PyObject *object, Value *value)
+{
+    PyArrayObject *array = (PyArrayObject *)object;
+    if (leaf->before == NULL || !*(npy_bool *)PyArray_DATA(leaf->ready) || !PyArray_CheckExact(object) ||
+        !fits(leaf, array) || !PyArray_IS_C_CONTIGUOUS(array)) {
+        return -1;
+    }
+    value->bytes = PyArray_DATA(array);
+    value->length = find_changes(PyArray_DATA(leaf->before), value->bytes, leaf->large,
+                                 (int)PyArray_ITEMSIZE(leaf->before), leaf->changes, leaf->most);
+    return value->length < 0 ? -1 : 0;
+}
+
+/* Reads a value that is exactly as its leaf says, and if it is large, like the one before. Returns -1, with nothing held, of any other: it is declined. */
 static int read_value(const Leaf *leaf, PyObject *object, Value *value)
 {
     value->held = NULL;
     value->bytes = value->scalar;
     if (leaf->dtype == NULL) {
-        return -1;
+        return read_text(object, value);
+    }
+    if (leaf->large) {
+        return read_large(leaf, object, value);
+    }
+    if (PyLong_CheckExact(object)) {
+        return read_integer(leaf, object, value);
     }
     if (PyArray_CheckExact(object)) {
         PyArrayObject *array = (PyArrayObject *)object;
@@ -157,34 +310,94 @@ static int read_value(const Leaf *leaf, PyObject *object, Value *value)
     return 0;
 }
 
-/* The same for an int of Python, where the leaf is an integer. */
-static int read_integer(const Leaf *leaf, PyObject *object, Value *value)
+/* Bytes of a text as MessagePack. */
+static inline int64_t text_bytes(int64_t length)
 {
-    value->held = NULL;
-    value->bytes = value->scalar;
-    if (leaf->scalar == NULL || !PyTypeNum_ISINTEGER(leaf->dtype->type_num)) {
+    return length + (length < 32 ? 1 : length < 256 ? 2 : 3);
+}
+
+/* Bytes that a value takes of the log. */
+static inline int64_t log_bytes(const Leaf *leaf, const Value *value)
+{
+    if (leaf->dtype != NULL && !leaf->large) {
+        return 0;
+    }
+    int64_t bytes = leaf->large ? value->length * (4 + PyArray_ITEMSIZE(leaf->before)) : text_bytes(value->length);
+    return ENTRY + ((bytes + 7) & ~(int64_t)7);
+}
+
+/* The leaves of an observation or action. */
+typedef struct {
+    Value values[MOST_NODES];
+    int count;
+    int64_t log; /* bytes of the log that they take */
+} Parts;
+
+static void let_go(Parts *parts)
+{
+    for (int i = 0; i < parts->count; i++) {
+        Py_XDECREF(parts->values[i].held);
+    }
+}
+
+/* Whether a dict can be asked for any text or integer without running other people's code. */
+static int has_plain_keys(PyObject *dict)
+{
+    Py_ssize_t at = 0;
+    PyObject *key;
+    while (PyDict_Next(dict, &at, &key, NULL)) {
+        if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int read_part(const Tree *tree, int *next, PyObject *object, Parts *parts)
+{
+    const Node *node = &tree->nodes[(*next)++];
+    if (node->children == IS_LEAF) {
+        Value *value = &parts->values[parts->count];
+        if (read_value(&node->leaf, object, value) < 0) {
+            return -1;
+        }
+        parts->count += 1;
+        parts->log += log_bytes(&node->leaf, value);
+        return 0;
+    }
+    if (node->keys != NULL) {
+        if (!PyDict_CheckExact(object) || PyDict_GET_SIZE(object) != node->children || !has_plain_keys(object)) {
+            return -1;
+        }
+    }
+    else if (!(PyTuple_CheckExact(object) || PyList_CheckExact(object)) ||
+             PySequence_Fast_GET_SIZE(object) != node->children) {
         return -1;
     }
-    int overflow, bits = (int)leaf->size * 8, is_signed = PyTypeNum_ISSIGNED(leaf->dtype->type_num) != 0;
-    long long number = PyLong_AsLongLongAndOverflow(object, &overflow);
-    uint64_t bytes = (uint64_t)number;
-    if (overflow > 0 && !is_signed && bits == 64) {
-        bytes = PyLong_AsUnsignedLongLong(object);
-        if (PyErr_Occurred()) {
+    for (Py_ssize_t i = 0; i < node->children; i++) {
+        PyObject *part = node->keys == NULL ? PySequence_Fast_GET_ITEM(object, i)
+                                            : PyDict_GetItemWithError(object, PyTuple_GET_ITEM(node->keys, i));
+        if (part == NULL) {
             PyErr_Clear();
             return -1;
         }
-    }
-    else if (overflow || (!is_signed && number < 0)) {
-        return -1;
-    }
-    else if (bits < 64) {
-        long long limit = 1LL << (bits - is_signed);
-        if (number >= limit || number < -limit) {
+        if (read_part(tree, next, part, parts) < 0) {
             return -1;
         }
     }
-    memcpy(value->scalar, &bytes, 8);
+    return 0;
+}
+
+/* Reads a value whose leaves are all exactly as they should be. Returns -1, with nothing held, of any other: it is declined. */
+static int read_parts(const Tree *tree, PyObject *object, Parts *parts)
+{
+    int next = 0;
+    parts->count = 0;
+    parts->log = 0;
+    if (!tree->count || read_part(tree, &next, object, parts) < 0) {
+        let_go(parts);
+        return -1;
+    }
     return 0;
 }
 
@@ -269,6 +482,49 @@ static int append_entry(RowSlab *self, const Entry *entry, const void *payload, 
     return 0;
 }
 
+/* Appends a text, as MessagePack. Returns 0, -1 with LogFull. */
+static int append_text(RowSlab *self, uint32_t column, const Value *value)
+{
+    Entry entry = {VALUE, 0, column, {0, 0, 0, 0}};
+    unsigned char packed[MOST_TEXT + 3];
+    size_t length = (size_t)value->length, head = (size_t)text_bytes(value->length) - length;
+    packed[0] = (unsigned char)(head == 1 ? 0xa0 | length : head == 2 ? 0xd9 : 0xda);
+    packed[1] = (unsigned char)(head == 2 ? length : length >> 8);
+    packed[2] = (unsigned char)length;
+    memcpy(packed + head, value->bytes, length);
+    return append_entry(self, &entry, packed, (int64_t)(head + length));
+}
+
+/* Appends what has changed of a large value, which is the one before from then on. Returns 0, -1 with LogFull. */
+static int append_changes(RowSlab *self, uint32_t column, const Leaf *leaf, const Value *value)
+{
+    Entry entry = {CHANGES, 0, column, {value->length, 0, 0, 0}};
+    int64_t width = PyArray_ITEMSIZE(leaf->before);
+    take_changes(PyArray_DATA(leaf->before), value->bytes, (int)width, leaf->changes, value->length,
+                 (char *)(leaf->changes + value->length));
+    return append_entry(self, &entry, leaf->changes, value->length * (4 + width));
+}
+
+/* Appends those leaves of an observation or action that are in the log. Returns 0, -1 with LogFull. */
+static int append_parts(RowSlab *self, const Tree *tree, const Parts *parts)
+{
+    uint32_t column = tree->column;
+    const Value *value = parts->values;
+    for (int i = 0; parts->log && i < tree->count; i++) {
+        if (tree->nodes[i].children != IS_LEAF) {
+            continue;
+        }
+        const Leaf *leaf = &tree->nodes[i].leaf;
+        if ((leaf->dtype == NULL && append_text(self, column, value) < 0) ||
+            (leaf->large && append_changes(self, column, leaf, value) < 0)) {
+            return -1;
+        }
+        column += 1;
+        value += 1;
+    }
+    return 0;
+}
+
 static int append_flag(RowSlab *self, int said)
 {
     Entry entry = {FLAG, 0, 0, {0, 0, 0, 0}};
@@ -294,53 +550,93 @@ static inline void complete_row(RowSlab *self, int64_t at)
     self->rows += 1;
 }
 
+/* Puts the leaves of fixed size where a row has them, and zeros after them. */
+static void put_parts(RowSlab *self, int64_t at, const Tree *tree, const Parts *parts, int64_t room)
+{
+    const Value *value = parts->values;
+    int64_t end = at + room;
+    for (int i = 0; i < tree->count; i++) {
+        const Node *node = &tree->nodes[i];
+        if (node->children == IS_LEAF) {
+            put(self, at, value->bytes, node->leaf.size);
+            at += node->leaf.size;
+            value += 1;
+        }
+    }
+    put_padded(self, at, "", 0, end - at);
+}
+
+/* Whether there is room for a row at an offset, and so much in the log. */
+static inline int has_room_for(const RowSlab *self, int64_t at, int64_t log)
+{
+    return at >= 0 && at >= self->position + RESERVE + log;
+}
+
 static PyObject *ask(RowSlab *self, PyObject *action)
 {
-    Value value;
-    if (PyLong_CheckExact(action) ? read_integer(&self->action, action, &value)
-                                  : read_value(&self->action, action, &value)) {
+    Parts parts;
+    int64_t at = row_at(self);
+    if (at < 0 || at < self->floor || read_parts(&self->action, action, &parts) < 0) {
         Py_RETURN_FALSE;
     }
-    int64_t at = row_at(self);
-    int accepted = at >= 0 && at >= self->floor;
-    if (accepted) {
-        put_padded(self, at, value.bytes, self->action.size, self->asked);
+    int accepted = has_room_for(self, at, parts.log), failed = accepted ? append_parts(self, &self->action, &parts) : 0;
+    if (accepted && !failed) {
+        put_parts(self, at, &self->action, &parts, self->asked);
         commit(self, at + self->asked, self->tag | (self->rows + 1));
     }
-    Py_XDECREF(value.held);
-    return PyBool_FromLong(accepted);
+    let_go(&parts);
+    return failed ? NULL : PyBool_FromLong(accepted);
+}
+
+static int read_answer(const RowSlab *self, PyObject *observation, PyObject *reward, Parts *parts, double *number)
+{
+    return read_reward(self, reward, number) < 0 ? -1 : read_parts(&self->observation, observation, parts);
+}
+
+/* Puts down a row with an observation; action and reward are there. Texts are in the log, from an offset on. */
+static void complete_with(RowSlab *self, int64_t at, const Parts *parts, int64_t noted, int64_t noted_end)
+{
+    put_parts(self, at + self->reward + 8, &self->observation, parts, self->done - self->reward - 8);
+    complete_row(self, at);
+    self->noted = noted;
+    self->noted_end = noted_end;
+    self->noted_rows = self->rows;
 }
 
 static PyObject *answer(RowSlab *self, PyObject *const *args, Py_ssize_t count)
 {
     double reward;
-    Value value;
+    Parts parts;
     if (count != 4) {
         PyErr_SetString(PyExc_TypeError, "answer() takes observation, reward, terminated, truncated");
         return NULL;
     }
     if (!is_plain_flag(args[2]) || !is_plain_flag(args[3])) { /* asked only of what is not declined, but before it is read */
-        if (read_reward(self, args[1], &reward) || read_value(&self->observation, args[0], &value)) {
+        if (read_answer(self, args[0], args[1], &parts, &reward) < 0) {
             Py_RETURN_FALSE;
         }
-        Py_XDECREF(value.held);
+        let_go(&parts);
     }
     int said = read_flags(args[2], args[3]);
     if (said < 0) {
         return NULL;
     }
-    if (read_reward(self, args[1], &reward) || read_value(&self->observation, args[0], &value)) {
+    if (read_answer(self, args[0], args[1], &parts, &reward) < 0) {
         Py_RETURN_FALSE;
     }
-    int64_t at = row_at(self);
-    int failed = at >= 0 && said ? append_flag(self, said) : 0;
-    if (at >= 0 && !failed) {
-        put(self, at + self->reward, &reward, 8);
-        put_padded(self, at + self->reward + 8, value.bytes, self->observation.size, self->done - self->reward - 8);
-        complete_row(self, at);
+    int64_t at = row_at(self), noted = self->position, noted_end = noted;
+    int accepted = self->observation.logs ? has_room_for(self, at, parts.log + 2 * ENTRY) : at >= 0, failed = 0;
+    if (accepted) {
+        failed = append_parts(self, &self->observation, &parts) < 0;
+        noted_end = self->position;
+        failed = failed || (said && append_flag(self, said) < 0);
     }
-    Py_XDECREF(value.held);
-    return failed ? NULL : PyBool_FromLong(at >= 0);
+    if (accepted && !failed) {
+        put(self, at + self->reward, &reward, 8);
+        complete_with(self, at, &parts, noted, noted_end);
+    }
+    let_go(&parts);
+    return failed ? NULL : PyBool_FromLong(accepted);
 }
 
 static PyObject *ask_packed(RowSlab *self, PyObject *action)
@@ -414,7 +710,7 @@ static PyObject *lead(RowSlab *self, PyObject *observation)
 static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
 {
     Entry entry = {START, HAS_LEAD, 0, {0, 0, 0, 0}};
-    Value value;
+    Parts parts;
     if (count != 6 || !PyBytes_CheckExact(args[4])) {
         PyErr_SetString(PyExc_TypeError, "start() takes episode, seed, two times, bytes, observation");
         return NULL;
@@ -425,21 +721,23 @@ static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
     if (PyErr_Occurred()) {
         return NULL;
     }
-    int64_t length = PyBytes_GET_SIZE(args[4]), at = row_at(self);
-    if (!self->answers || at < 0 || length > self->buffer.len ||
-        at < self->position + RESERVE + ENTRY + ((length + 7) & ~(int64_t)7) ||
-        read_value(&self->observation, args[5], &value)) {
+    int64_t length = PyBytes_GET_SIZE(args[4]), at = row_at(self), noted = self->position;
+    if (!self->answers || length > self->buffer.len || read_parts(&self->observation, args[5], &parts) < 0) {
         Py_RETURN_FALSE;
     }
-    int failed = append_entry(self, &entry, PyBytes_AS_STRING(args[4]), length);
-    if (!failed) {
-        put_padded(self, at, "", 0, self->reward + 8);
-        put_padded(self, at + self->reward + 8, value.bytes, self->observation.size, self->done - self->reward - 8);
-        complete_row(self, at);
-        self->ended = 0;
+    int accepted = has_room_for(self, at, parts.log + ENTRY + ((length + 7) & ~(int64_t)7)), failed = 0;
+    if (accepted) {
+        failed = append_parts(self, &self->observation, &parts) < 0;
+        int64_t noted_end = self->position;
+        failed = failed || append_entry(self, &entry, PyBytes_AS_STRING(args[4]), length) < 0;
+        if (!failed) {
+            put_padded(self, at, "", 0, self->reward + 8);
+            complete_with(self, at, &parts, noted, noted_end);
+            self->ended = 0;
+        }
     }
-    Py_XDECREF(value.held);
-    return failed ? NULL : PyBool_FromLong(1);
+    let_go(&parts);
+    return failed ? NULL : PyBool_FromLong(accepted);
 }
 
 static PyObject *flag(RowSlab *self, PyObject *args)
@@ -536,7 +834,7 @@ static PyObject *begin(RowSlab *self, PyObject *args)
     commit(self, 0, sequence);
     self->sequence = sequence;
     self->tag = (uint64_t)sequence << 32;
-    self->rows = self->count = 0;
+    self->rows = self->count = self->noted_rows = 0;
     self->logged = -1;
     self->ended = 0;
     self->only_floats = 1;
@@ -609,6 +907,7 @@ static PyObject *drop(RowSlab *self, PyObject *most)
     }
     commit(self, at + COMMIT_AT, 0);
     self->position = at;
+    self->noted_rows = at < self->noted_end ? 0 : self->noted_rows;
     self->count = count;
     self->logged = count ? (long long)row : -1;
     set_floor(self);
@@ -643,6 +942,35 @@ static PyObject *last_row(RowSlab *self, PyObject *Py_UNUSED(ignored))
     return PyBytes_FromStringAndSize(row + self->reward + 8, self->done - self->reward - 8);
 }
 
+static PyObject *last_texts(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *texts = PyDict_New();
+    int is_noted = self->rows && self->noted_rows == self->rows;
+    for (int64_t at = self->noted; texts != NULL && is_noted && at + ENTRY <= self->noted_end;) {
+        uint32_t length, column;
+        uint16_t kind;
+        const char *entry = (const char *)self->buffer.buf + at;
+        memcpy(&length, entry + 4, 4);
+        memcpy(&kind, entry + 8, 2);
+        memcpy(&column, entry + 12, 4);
+        at += ENTRY + (((int64_t)length + 7) & ~(int64_t)7);
+        if (at > self->noted_end) {
+            break;
+        }
+        if (kind != VALUE) {
+            continue;
+        }
+        PyObject *number = PyLong_FromUnsignedLong(column);
+        PyObject *text = PyBytes_FromStringAndSize(entry + ENTRY, (Py_ssize_t)length);
+        if (number == NULL || text == NULL || PyDict_SetItem(texts, number, text) < 0) {
+            Py_CLEAR(texts);
+        }
+        Py_XDECREF(number);
+        Py_XDECREF(text);
+    }
+    return texts;
+}
+
 static PyObject *entries(RowSlab *self, PyObject *Py_UNUSED(ignored))
 {
     if (self->memory == NULL) {
@@ -668,41 +996,7 @@ static PyObject *orphan(RowSlab *self, PyObject *Py_UNUSED(ignored))
     Py_RETURN_NONE;
 }
 
-/* -- large values --------------------------------------------------------------------------------------------------- */
-
-enum { BLOCK = 1024, PART = 64 }; /* bytes that are compared at once: first many, and of those that differ, few */
-
-static inline int64_t least(int64_t first, int64_t second)
-{
-    return first < second ? first : second;
-}
-
-/* The places of words of 1, 2, 4 or 8 bytes that differ. Returns how many; -1 if they are more than most. */
-static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *places, int64_t most)
-{
-    int64_t count = 0;
-    for (int64_t block = 0; block < bytes; block += BLOCK) {
-        int64_t end = least(block + BLOCK, bytes);
-        if (!memcmp(old + block, new + block, (size_t)(end - block))) {
-            continue;
-        }
-        for (int64_t part = block; part < end; part += PART) {
-            int64_t stop = least(part + PART, end);
-            if (!memcmp(old + part, new + part, (size_t)(stop - part))) {
-                continue;
-            }
-            for (int64_t word = part; word < stop; word += width) {
-                if (memcmp(old + word, new + word, (size_t)width)) {
-                    if (count == most) {
-                        return -1;
-                    }
-                    places[count++] = (uint32_t)(word / width);
-                }
-            }
-        }
-    }
-    return count;
-}
+/* -- large values by themselves ------------------------------------------------------------------------------------- */
 
 static PyObject *changed_words(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given)
 {
@@ -737,14 +1031,8 @@ static PyObject *changed_words(PyObject *Py_UNUSED(module), PyObject *const *arg
         changes = PyBytes_FromStringAndSize(NULL, count * (4 + width));
     }
     if (changes != NULL) {
-        char *words = PyBytes_AS_STRING(changes);
-        memcpy(words, places, (size_t)count * 4);
-        words += count * 4;
-        for (int64_t i = 0; i < count; i++, words += width) {
-            int64_t at = (int64_t)places[i] * width;
-            memcpy(words, value + at, (size_t)width);
-            memcpy(before + at, value + at, (size_t)width);
-        }
+        memcpy(PyBytes_AS_STRING(changes), places, (size_t)count * 4);
+        take_changes(before, value, width, places, count, PyBytes_AS_STRING(changes) + count * 4);
     }
     PyMem_Free(places);
     if (count < 0) {
@@ -763,58 +1051,160 @@ static int read_number(PyObject *object, const char *name, int64_t *number)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static void forget_leaf(Leaf *leaf)
+static void forget_before(Leaf *leaf)
 {
-    Py_CLEAR(leaf->dtype);
-    leaf->scalar = NULL;
+    Py_CLEAR(leaf->before);
+    Py_CLEAR(leaf->ready);
+    PyMem_Free(leaf->changes);
+    leaf->changes = NULL;
 }
 
-/* Reads a leaf, if the observation or action is one of fixed size in the row. */
-static int read_leaf(PyObject *layout, const char *name, Leaf *leaf)
+static void forget_tree(Tree *tree)
 {
-    PyObject *tree = PyObject_GetAttrString(layout, name), *deltas = NULL, *dtype = NULL, *shape = NULL;
-    int failed = 1;
-    forget_leaf(leaf);
-    if (tree == NULL || (deltas = PyObject_GetAttrString(layout, "delta_leaves")) == NULL) {
-        goto done;
+    for (int i = 0; i < MOST_NODES; i++) {
+        Py_CLEAR(tree->nodes[i].leaf.dtype);
+        Py_CLEAR(tree->nodes[i].keys);
+        forget_before(&tree->nodes[i].leaf);
+        tree->nodes[i].leaf.large = tree->nodes[i].leaf.size = 0;
     }
-    int is_leaf = PyObject_IsInstance(tree, leaf_type), is_delta = is_leaf > 0 ? PySequence_Contains(deltas, tree) : 0;
-    failed = is_leaf < 0 || is_delta < 0;
-    if (is_leaf <= 0 || is_delta) {
-        goto done;
-    }
-    failed = 1;
-    if ((dtype = PyObject_GetAttrString(tree, "dtype")) == NULL ||
-        (shape = PyObject_GetAttrString(tree, "shape")) == NULL) {
-        goto done;
-    }
-    failed = 0;
-    if (!PyArray_DescrCheck(dtype) || !is_number((PyArray_Descr *)dtype) || !PyTuple_Check(shape) ||
+    tree->count = 0;
+    tree->size = 0;
+}
+
+/* Reads dtype and shape of a leaf. Returns 1 if its values are known here, otherwise 0; -1 with an exception. */
+static int read_leaf(PyObject *layout, Leaf *leaf)
+{
+    PyObject *dtype = PyObject_GetAttrString(layout, "dtype");
+    PyObject *shape = dtype == NULL ? NULL : PyObject_GetAttrString(layout, "shape");
+    int known = shape == NULL ? -1 : dtype == Py_None;
+    if (known || !PyArray_DescrCheck(dtype) || !is_number((PyArray_Descr *)dtype) || !PyTuple_Check(shape) ||
         PyTuple_GET_SIZE(shape) > MOST_DIMENSIONS) {
         goto done;
     }
-    PyArray_Descr *known = (PyArray_Descr *)dtype;
-    int64_t size = PyDataType_ELSIZE(known);
+    PyArray_Descr *type = (PyArray_Descr *)dtype;
+    int64_t size = PyDataType_ELSIZE(type);
     leaf->dimensions = (int)PyTuple_GET_SIZE(shape);
     for (int i = 0; i < leaf->dimensions; i++) {
         npy_intp length = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, i));
         if (length < 0 || (length && size > MOST_BYTES / length)) {
-            failed = PyErr_Occurred() != NULL;
+            known = PyErr_Occurred() ? -1 : 0;
             goto done;
         }
         leaf->shape[i] = length;
         size *= length;
     }
+    known = 1;
     leaf->size = size;
-    leaf->dtype = known;
-    Py_INCREF(known);
-    leaf->scalar = leaf->dimensions == 0 && PyArray_ISNBO(known->byteorder) ? known->typeobj : NULL;
+    leaf->dtype = type;
+    Py_INCREF(type);
+    leaf->scalar = leaf->dimensions == 0 && PyArray_ISNBO(type->byteorder) ? type->typeobj : NULL;
 done:
-    Py_XDECREF(tree);
-    Py_XDECREF(deltas);
     Py_XDECREF(dtype);
     Py_XDECREF(shape);
-    return failed ? -1 : 0;
+    return known;
+}
+
+/* The keys of a Dict as a tuple; None of anything else than texts and integers, and of a Tuple. */
+static PyObject *read_keys(PyObject *layout)
+{
+    PyObject *keys = PyObject_GetAttrString(layout, "keys");
+    PyObject *tuple = keys == NULL || keys == Py_None ? NULL : PySequence_Tuple(keys);
+    Py_XDECREF(keys);
+    return tuple;
+}
+
+/* Reads a node of a layout and those below it. Returns 1 if all are known here, otherwise 0; -1 with an exception. */
+static int read_node(PyObject *layout, PyObject *deltas, Tree *tree)
+{
+    if (tree->count == MOST_NODES) {
+        return 0;
+    }
+    Node *node = &tree->nodes[tree->count++];
+    int is_leaf = PyObject_IsInstance(layout, leaf_type);
+    if (is_leaf) {
+        int is_delta = is_leaf < 0 ? -1 : PySequence_Contains(deltas, layout);
+        node->children = IS_LEAF;
+        int known = is_delta < 0 ? -1 : read_leaf(layout, &node->leaf);
+        if (known > 0 && is_delta) {
+            node->leaf.large = node->leaf.size;
+            node->leaf.size = 0;
+        }
+        tree->size += node->leaf.size;
+        return tree->size > MOST_BYTES ? 0 : known;
+    }
+    PyObject *children = PyObject_GetAttrString(layout, "children");
+    PyObject *below = children == NULL ? NULL : PySequence_Tuple(children);
+    Py_XDECREF(children);
+    node->keys = below == NULL ? NULL : read_keys(layout);
+    node->children = below == NULL ? 0 : PyTuple_GET_SIZE(below);
+    int known = PyErr_Occurred() ? -1 : node->keys == NULL || PyTuple_GET_SIZE(node->keys) == node->children;
+    for (Py_ssize_t i = 0; known > 0 && node->keys != NULL && i < node->children; i++) {
+        PyObject *key = PyTuple_GET_ITEM(node->keys, i);
+        known = PyUnicode_CheckExact(key) || PyLong_CheckExact(key);
+    }
+    for (Py_ssize_t i = 0; known > 0 && i < node->children; i++) {
+        known = read_node(PyTuple_GET_ITEM(below, i), deltas, tree);
+    }
+    Py_XDECREF(below);
+    return known;
+}
+
+static int read_tree(PyObject *layout, const char *name, Tree *tree)
+{
+    forget_tree(tree);
+    PyObject *root = PyObject_GetAttrString(layout, name);
+    PyObject *deltas = root == NULL ? NULL : PyObject_GetAttrString(layout, "delta_leaves");
+    int known = deltas == NULL ? -1 : read_node(root, deltas, tree);
+    if (known <= 0) {
+        forget_tree(tree);
+    }
+    tree->logs = tree->count != 1 || tree->nodes[0].leaf.dtype == NULL || tree->nodes[0].leaf.large;
+    Py_XDECREF(root);
+    Py_XDECREF(deltas);
+    return known < 0 ? -1 : 0;
+}
+
+/* The leaf of a column; NULL if it is not one that is known here. */
+static Leaf *leaf_of(Tree *tree, long long column)
+{
+    for (int i = 0, leaf = 0; i < tree->count; i++) {
+        if (tree->nodes[i].children == IS_LEAF && tree->column + leaf++ == column) {
+            return &tree->nodes[i].leaf;
+        }
+    }
+    return NULL;
+}
+
+/* follow(column, before, ready, most) */
+static PyObject *follow(RowSlab *self, PyObject *args)
+{
+    long long column, most;
+    PyArrayObject *before, *ready;
+    if (!PyArg_ParseTuple(args, "LO!O!L:follow", &column, &PyArray_Type, &before, &PyArray_Type, &ready, &most)) {
+        return NULL;
+    }
+    Leaf *leaf = leaf_of(&self->observation, column);
+    leaf = leaf == NULL ? leaf_of(&self->action, column) : leaf;
+    if (leaf == NULL) {
+        Py_RETURN_NONE;
+    }
+    npy_intp width = PyArray_ITEMSIZE(before);
+    if (!leaf->large || !PyArray_ISCARRAY(before) || !is_number(PyArray_DESCR(before)) ||
+        PyArray_NBYTES(before) != leaf->large || leaf->large > UINT32_MAX ||
+        (width != 1 && width != 2 && width != 4 && width != 8) || PyArray_TYPE(ready) != NPY_BOOL ||
+        PyArray_SIZE(ready) != 1 || most < 0 || most > leaf->large / width) {
+        PyErr_SetString(PyExc_ValueError, "there is no large value of this kind");
+        return NULL;
+    }
+    forget_before(leaf);
+    leaf->changes = PyMem_Malloc((size_t)(most ? most : 1) * (size_t)(4 + width));
+    if (leaf->changes == NULL) {
+        return PyErr_NoMemory();
+    }
+    leaf->before = (PyArrayObject *)Py_NewRef(before);
+    leaf->ready = (PyArrayObject *)Py_NewRef(ready);
+    leaf->most = most;
+    Py_RETURN_NONE;
 }
 
 static int init(RowSlab *self, PyObject *args, PyObject *names)
@@ -829,20 +1219,21 @@ static int init(RowSlab *self, PyObject *args, PyObject *names)
     if (!PyArg_ParseTupleAndKeywords(args, names, "O|pp:RowSlab", words, &layout, &asks, &answers)) {
         return -1;
     }
-    int64_t size;
-    if (read_number(layout, "size", &size) || read_number(layout, "asked", &self->asked) ||
+    int64_t size, column;
+    if (read_number(layout, "size", &size) || read_number(layout, "action_column", &column) || read_number(layout, "asked", &self->asked) ||
         read_number(layout, "reward", &self->reward) || read_number(layout, "done", &self->done) ||
-        read_leaf(layout, "action", &self->action) || read_leaf(layout, "observation", &self->observation)) {
+        read_tree(layout, "action", &self->action) || read_tree(layout, "observation", &self->observation)) {
         return -1;
     }
     int64_t asked = self->asked, reward = self->reward, done = self->done;
     if (asked < 0 || asked % 8 || asked > MOST_BYTES || reward != asked + 8 || done < reward + 8 || done % 8 ||
-        done > MOST_BYTES || size != done + 8 || (self->action.dtype != NULL && self->action.size > asked) ||
-        (self->observation.dtype != NULL && self->observation.size > done - reward - 8)) {
+        done > MOST_BYTES || size != done + 8 || column < 0 || column > UINT32_MAX || (self->action.count && self->action.size > asked) ||
+        (self->observation.count && self->observation.size > done - reward - 8)) {
         PyErr_SetString(PyExc_ValueError, "there are no rows of this layout");
         return -1;
     }
     self->size = size;
+    self->action.column = (uint32_t)column;
     self->asks = (char)asks;
     self->answers = (char)answers;
     self->logged = -1;
@@ -852,8 +1243,8 @@ static int init(RowSlab *self, PyObject *args, PyObject *names)
 
 static void dealloc(RowSlab *self)
 {
-    forget_leaf(&self->action);
-    forget_leaf(&self->observation);
+    forget_tree(&self->action);
+    forget_tree(&self->observation);
     if (self->memory != NULL) {
         PyBuffer_Release(&self->buffer);
         Py_DECREF(self->memory);
@@ -863,6 +1254,7 @@ static void dealloc(RowSlab *self)
 
 static PyMethodDef methods[] = {
     {"begin", (PyCFunction)begin, METH_VARARGS, NULL},
+    {"follow", (PyCFunction)follow, METH_VARARGS, NULL},
     {"hold", (PyCFunction)hold, METH_NOARGS, NULL},
     {"release", (PyCFunction)release, METH_O, NULL},
     {"has_room", (PyCFunction)has_room, METH_VARARGS, NULL},
@@ -878,6 +1270,7 @@ static PyMethodDef methods[] = {
     {"drop", (PyCFunction)drop, METH_O, NULL},
     {"asked", (PyCFunction)asked, METH_NOARGS, NULL},
     {"last_row", (PyCFunction)last_row, METH_NOARGS, NULL},
+    {"last_texts", (PyCFunction)last_texts, METH_NOARGS, NULL},
     {"entries", (PyCFunction)entries, METH_NOARGS, NULL},
     {"orphan", (PyCFunction)orphan, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -13,7 +13,7 @@ from gym_trace.ring.row_slab import RowSlab
 
 __all__ = ["CORE", "RowSlab", "changed_words", "pcg64_state"]
 
-_ABI = 5  # of the compiled core that this version of the package knows
+_ABI = 6  # of the compiled core that this version of the package knows
 
 CORE = "pure"  # or "compiled"
 

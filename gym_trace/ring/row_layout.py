@@ -26,7 +26,7 @@ class RowLayout:
         self.observation, self.action = observation, action
         self.observation_leaves, self.action_leaves = list(observation.leaves()), list(action.leaves())
         leaves = self.leaves = [*self.observation_leaves, *self.action_leaves]
-        self.reward_column = len(leaves)
+        self.action_column, self.reward_column = len(self.observation_leaves), len(leaves)
         self.info_column, self.notes_column = self.reward_column + 1, self.reward_column + 2
         self.delta_leaves = [leaf for leaf in leaves if use_deltas and leaf.row_size >= DELTA_BYTES]
         fixed = [leaf for leaf in leaves if leaf.dtype is not None and leaf not in self.delta_leaves]

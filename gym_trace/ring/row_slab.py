@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.model.layout import Layout, Leaf
+from gym_trace.model.layout import Layout, Leaf, integer_bytes
+from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, Log, LogFull, entries, size_of
 from gym_trace.ring.memory import SLAB_HEADER, begin
@@ -24,8 +25,9 @@ _MARK = struct.Struct("<Q")
 class RowSlab:
     """The slab that is being filled with rows.
 
-    ask() and answer() know rows of one typed value of fixed size each for observation and action; all others are put
-    down by ask_packed(), answer_packed() and append(). _core.RowSlab is the same in C.
+    ask(), answer() and start() know rows of one typed value of fixed size each for observation and action; all others
+    are put down by ask_packed(), answer_packed(), lead() and append(). _core.RowSlab is the same in C, and knows dicts
+    and tuples of such values, of large ones that it follows, and of texts, too.
 
     Args:
         asks, answers: whether ask() and answer() may do anything but decline.
@@ -69,6 +71,9 @@ class RowSlab:
         self._at = -1  # where the next row goes
         self._mark = 1  # of the next row
         self._floor = self._least = _NEVER
+
+    def follow(self, column: int, before: Array, ready: Array, most: int) -> None:
+        """Has values of a large leaf be compared with the one before, as its deltas.DeltaPacker does: not here."""
 
     def begin(self, memory: memoryview, sequence: int) -> None:
         """Goes on in an empty slab, and has ask() decline until release()."""
@@ -241,6 +246,10 @@ class RowSlab:
         at = self._at + self._size + self._reward + 8
         return bytes(self.memory[at : self._at + self._size + self._done]) if self.rows else b""
 
+    def last_texts(self) -> dict[int, bytes]:
+        """What answer() or start() has put into the log of the observation in the last row, by column: nothing here."""
+        return {}
+
     def entries(self) -> list[Entry]:
         """All entries of the log."""
         return list(entries(self.memory, SLAB_HEADER, self._log.position, self.sequence))
@@ -262,6 +271,8 @@ def _bytes_of(value: Any, leaf: Leaf | None) -> bytes | None:
     if leaf is None:
         return None
     kind = type(value)
+    if kind is int:
+        return integer_bytes(leaf.dtype, value) if leaf.shape == () and leaf.dtype is not None else None
     if kind is np.ndarray:
         fits = value.dtype == leaf.dtype and value.shape == leaf.shape
     else:

@@ -10,7 +10,7 @@ import numpy as np
 from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
 from gym_trace.model.deltas import DeltaPacker
-from gym_trace.model.layout import Layout, Leaf, integers_fit, taken_apart
+from gym_trace.model.layout import Layout, Leaf, integer_bytes, taken_apart
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Packed
 from gym_trace.recording.core import changed_words
@@ -63,11 +63,12 @@ class RowPackers:
         nothing = b"" if is_large else bytes(leaf.row_size)
 
         def pack_other(value: Any) -> bytes:
-            value = recorder.plain(column, value)
+            if type(value) is not int:
+                value = recorder.plain(column, value)
             if leaf.fits(value):
                 return self.deltas[number](value) if is_large else bytes(value.tobytes())
-            if type(value) is int and shape == () and integers_fit(dtype, value, value):
-                return np.array(value, dtype).tobytes()
+            if type(value) is int and shape == () and (integer := integer_bytes(dtype, value)) is not None:
+                return integer
             kept = recorder.snapshot(column, value)
             recorder.complain_of(leaf, value)
             recorder.log_value(number, kept if type(kept) is Packed else pack(kept))

@@ -13,12 +13,11 @@ from gym_trace.model.values import Packed
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.recording.recorder import not_to_be_interrupted
 from gym_trace.recording.reset_record import Start
-from gym_trace.recording.single.slabs import EXACT_INTEGERS, Observed, SlabFiller, is_carried
+from gym_trace.recording.single.slabs import EXACT_INTEGERS, LEAD_BYTES, Observed, SlabFiller, is_carried, observed_in
 from gym_trace.ring.log import END, FLAG, HAS_LEAD, LEAD, START, STOP, size_of
 
 _CHECKS = 16  # times in flush_seconds that the clock is looked at
 _MOST_STRIDE = 1 << 14  # rows until it is looked at again
-_LEAD_BYTES = 4 << 10  # of the log that the start of an episode may take, as a rule
 _FLAG_BYTES = 2 * size_of(0)
 
 
@@ -65,6 +64,8 @@ class RowRecorder(SlabFiller):
         """As begin(), of a reset observation that is exactly as its space says; False if it is not done."""
         slab, (episode, _, seed, kept, utc, monotonic) = self.slab, start
         if not (self._answers and self._is_open and self.limit) or self._closed:
+            return False
+        if self._logs and not (slab.rows < self._most_rows and slab.has_room(LEAD_BYTES)):
             return False
         # Before the slab is told: if Ctrl-C comes after that, the episode is ended by the next reset.
         self._episodes += 1
@@ -114,7 +115,7 @@ class RowRecorder(SlabFiller):
 
     def prepare_lead(self) -> None:
         """Makes sure that there is room for a leading observation; to be called before it is packed."""
-        self._room(_LEAD_BYTES)
+        self._room(LEAD_BYTES)
 
     def _stop_running(self) -> None:
         self.running = False
@@ -303,7 +304,7 @@ class RowRecorder(SlabFiller):
         """The open episode now: if the process forked within a step, its row is in the slab that was left."""
         if self._orphan is None or self._orphan[0].rows == self._orphan[1] or run.last is None:
             return run
-        return run._replace(steps=run.steps + 1, last=Observed(self._orphan[0].last_row(), {}))
+        return run._replace(steps=run.steps + 1, last=observed_in(self._orphan[0]))
 
     def _take_over(self, run: OpenRun) -> None:
         run = self._after_fork(run)

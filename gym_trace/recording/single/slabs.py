@@ -41,6 +41,7 @@ from gym_trace.ring.rows import RowDecoder
 from gym_trace.ring.segment import ATOMS
 from gym_trace.storage.protocol import Storage
 
+LEAD_BYTES = 4 << 10  # of the log that the start of an episode may take, as a rule
 LOG_BYTES = 128 << 10  # of a slab, for what is not in its rows: many times that where values are in the log
 VALUES_BYTES = 2 << 20
 MOST_ROWS = 1 << 16
@@ -65,7 +66,7 @@ class _NextSlab(NamedTuple):
     asked: bytes | None
     ended: bool
     base: int  # rows in the slabs before
-    last_row: bytes  # of these
+    last_row: Observed  # of these
     columns: set[int]  # of deltas whose value is among the entries
     needed: int  # bytes
 
@@ -90,6 +91,9 @@ class SlabFiller(Recorder):
         """infos: whether steps have one. is_filtered: whether every step is a special one."""
         self.layout = layout
         self._asks, self._answers = not is_filtered, not (infos or is_filtered)
+        only = layout.observation
+        is_fixed = isinstance(only, Leaf) and only.dtype is not None and only not in layout.delta_leaves
+        self._logs = not is_fixed  # whether of an observation that is as the space says something goes into the log
         chunk_bytes = chunk_bytes_of(layout)
         row_bytes = 8 + sum(max(1, leaf.row_size) for leaf in layout.leaves)
         self._most_rows = max(1, min(MOST_ROWS, chunk_bytes // row_bytes))
@@ -111,7 +115,7 @@ class SlabFiller(Recorder):
         super()._reset_state()
         self.slab = RowSlab(self.layout, self._asks, self._answers)
         self._base = 0  # rows in the slabs before
-        self._last_row = b""  # the values of the observation in the last row of the slab before
+        self._last_row = Observed(b"", {})  # in the slabs before: of the observation, what the slab puts down by itself
         self._reward_type: Any = np.float64
         self._apart: Entries | None = None  # entries that do not go into the log yet
         self._values: list[tuple[int, Entries]] = [(-1, {}), (-1, {})]  # of the last two rows that had any
@@ -121,6 +125,8 @@ class SlabFiller(Recorder):
         self._stride = 1  # rows until the clock is looked at again
         self._look_at = 1  # rows of the slab at which it is
         self.packers.forget()
+        for column, packer in self.packers.deltas.items():
+            self.slab.follow(column, packer.before, packer.ready, packer.limit)
 
     @abstractmethod
     def steps_taken(self) -> int:
@@ -220,7 +226,7 @@ class SlabFiller(Recorder):
             slab.asked() if slab.sequence else None,
             slab.ended,
             self._base + slab.rows,
-            slab.last_row() or self._last_row,
+            self._last(),
             {entry.column for entry in carried if entry.kind in (CHANGES, WHOLE)},
             needed + sum(leaf.row_size for leaf in self.layout.delta_leaves),
         )
@@ -330,16 +336,28 @@ class SlabFiller(Recorder):
 
     def last_observation(self) -> Observed:
         """That of the last row."""
-        return Observed(self.slab.last_row() or self._last_row, self._observed(self.next_row() - 1))
+        return Observed(self._last().row, self._observed(self.next_row() - 1))
+
+    def _last(self) -> Observed:
+        """The same without what went through log_value()."""
+        slab = self.slab
+        return observed_in(slab) if slab.rows else self._last_row
 
     def _observed(self, row: int) -> dict[int, tuple[int, bytes]]:
         """What the log has of the observation in a row, the last one or that which is to come."""
         columns, deltas = range(len(self.layout.observation_leaves)), self.packers.deltas
         log = {number: (WHOLE, deltas[number].last()) for number in deltas if number in columns}
+        if row == self.next_row() - 1:
+            log.update(self._last().log)
         for at, values in self._values:
             if at == row:
                 log.update((column, entry) for column, entry in values.items() if column in columns)
         return log
+
+
+def observed_in(slab: RowSlab) -> Observed:
+    """The observation in the last row of a slab, as far as the slab has put it down by itself."""
+    return Observed(slab.last_row(), {column: (VALUE, text) for column, text in slab.last_texts().items()})
 
 
 def is_carried(entry: Entry, rows: int) -> bool:

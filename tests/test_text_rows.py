@@ -1,0 +1,102 @@
+"""Observations with texts, which are in the log and not in the row: whoever goes on with an episode has them, too."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from gymnasium import spaces
+
+from gym_trace import TraceRecordingWrapper, open_trace
+
+
+class Talking(gymnasium.Env[Any, Any]):
+    """Says at each step how far it is; goes on after its end."""
+
+    observation_space = spaces.Dict({"at": spaces.Discrete(99), "said": spaces.Text(40)})
+    action_space = spaces.Discrete(9)
+
+    def __init__(self, fork_at: int = -1):
+        self.fork_at = fork_at
+        self.is_child = False
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.at = 0
+        return self.seen(), {}
+
+    def seen(self) -> dict[str, Any]:
+        return {"said": f"at {self.at}", "at": self.at}
+
+    def step(self, action: Any) -> Any:
+        self.at += 1
+        if self.at == self.fork_at:
+            self.is_child = not os.fork()
+        return self.seen(), 1.0, self.at in (3, 6), False, {}
+
+
+def told(directory: Path) -> list[list[str]]:
+    """The texts of each part of each episode, in which each text is beside its number."""
+    parts = [episode.observations for episode in open_trace(directory)]
+    assert all(list(part["said"]) == [f"at {at}" for at in part["at"]] for part in parts)
+    return [list(part["said"]) for part in parts]
+
+
+def texts(first: int, last: int) -> list[str]:
+    return [f"at {at}" for at in range(first, last + 1)]
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_the_text_before_a_step_after_the_end_leads_it(flush: bool, tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(Talking(), tmp_path / "trace")
+    env.reset(seed=0)
+    for _ in range(8):
+        env.step(1)
+        if flush:
+            env.flush()
+    env.close()
+    assert told(tmp_path / "trace") == [texts(0, 3), texts(3, 6), texts(6, 8)]
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_copy_goes_on_from_the_text_before(flush: bool, tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(Talking(), tmp_path / "trace")
+    env.reset(seed=0)
+    env.step(1)
+    if flush:
+        env.flush()
+    copy = pickle.loads(pickle.dumps(env))
+    for each in (env, copy):
+        each.step(1)
+        each.close()
+    assert sorted(told(tmp_path / "trace")) == [texts(0, 2), texts(1, 2)]
+
+
+def test_a_child_of_a_fork_in_a_step_goes_on_from_the_text_of_that_step(tmp_path: Path) -> None:
+    inner = Talking(fork_at=2)
+    env = TraceRecordingWrapper(inner, tmp_path / "trace")
+    env.reset(seed=0)
+    env.step(1)
+    env.step(1)  # from here on there are two
+    if inner.is_child:
+        try:
+            env.step(1)
+            env.close()
+        finally:
+            os._exit(0)
+    os.wait()
+    env.close()
+    assert sorted(told(tmp_path / "trace")) == [texts(0, 2), texts(2, 3)]
+
+
+def test_texts_are_read_while_they_are_recorded(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(Talking(), tmp_path / "trace")
+    env.reset(seed=0)
+    for i in range(1, 3):
+        env.step(1)
+        assert told(tmp_path / "trace") == [texts(0, i)]
+    env.close()
