@@ -26,6 +26,7 @@ from gym_trace.ring.recovered import Recovered, read_ring
 
 _ROOTS = frozenset(("observations", "actions", "rewards", "infos", "annotations"))
 _STARTS = frozenset(("starts",))
+_MOST_STARTS = 8  # chunks whose episodes' beginnings are kept: those of lanes end in the order of other chunks
 _LISTINGS = 3  # of a writer that begins one batch after the other
 
 
@@ -63,7 +64,7 @@ class WriterReader:
         self.tail = RingTail()
         self._unreadable: list[Damage] = []
         self._readers: dict[int, BatchReader] = {}
-        self._starts: tuple[BatchReader, int, list[Any], Array] | None = None
+        self._starts: dict[int, tuple[list[Any], Array]] = {}  # of the chunks that were asked last
         self._about: WriterSchema | None = None
         self._read(files)
 
@@ -72,6 +73,7 @@ class WriterReader:
         if self._extent is not None:
             return WriterReader(files)
         newer = copy(self)
+        newer._starts = {}
         newer._readers, newer._unreadable = dict(self._readers), list(self._unreadable)
         newer._read(files)
         return self if newer.extent == self.extent and newer._unreadable == self._unreadable else newer
@@ -358,15 +360,17 @@ class WriterReader:
         if f < 0:
             return {}
         number = int(np.searchsorted(self.chunk_bounds, f, side="right")) - 1
-        place, known = self.chunk_places[number], self._starts
         begin = int(self.chunk_bounds[number])
-        if known is None or known[:2] != place:
+        known = self._starts.get(number)
+        if known is None:
             chunk = self.read_chunk(number, _STARTS)
             flags = self.fragments[begin : self.chunk_bounds[number + 1]]["flags"]
             entries = chunk.array(("starts",)).tolist() if ("starts",) in chunk else []
-            known = self._starts = (*place, entries, np.cumsum(flags & wire.STARTS > 0))
-        begun = int(known[3][f - begin]) - 1  # this one has the flag
-        entry = known[2][begun] if begun < len(known[2]) else None
+            known = entries, np.cumsum(flags & wire.STARTS > 0)
+            self._starts = {**dict(list(self._starts.items())[1 - _MOST_STARTS :]), number: known}
+        entries, ranks = known
+        begun = int(ranks[f - begin]) - 1  # this one has the flag
+        entry = entries[begun] if begun < len(entries) else None
         return copied(entry) if isinstance(entry, dict) else {}
 
 

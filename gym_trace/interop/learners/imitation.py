@@ -169,8 +169,9 @@ class _Trajectories:
     def add(self, observations: Array, actions: Array, rewards: Array, infos: list[str]) -> None:
         """More of the trajectory that is being written."""
         texts = [text.encode() for text in infos]
-        blocks = observations, actions, rewards, np.frombuffer(b"".join(texts), np.uint8)
-        for column, block in zip(self._columns, (*blocks, np.array(list(map(len, texts)), np.int32))):
+        lengths = np.array(list(map(len, texts)), np.int32)
+        blocks: list[Array] = [observations, actions, rewards, np.frombuffer(b"".join(texts), np.uint8), lengths]
+        for column, block in zip(self._columns, blocks):
             self._hash.update(np.ascontiguousarray(block).data)
             column.add(block)
 

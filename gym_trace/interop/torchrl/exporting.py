@@ -107,7 +107,7 @@ class _Keys:
         for path, key in self._beside():
             if not self._is_held(path):
                 raise InvalidOption(
-                    f"TorchRL: tensors cannot hold the {_told(path)}, whose values are text, or no arrays of one dtype and shape"
+                    f"TorchRL: tensors cannot hold the {_told(path)}: they are text, or not of one dtype and shape"
                 )
             self.of[path] = key
         notes = [path for path in source.forms if path[0] == "annotations"]

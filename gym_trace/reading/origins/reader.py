@@ -136,7 +136,7 @@ class OriginReader(WriterReader):
         self.files = _OriginFiles(stored, origin)
         self.extent = stored.extent
         self.tail = RingTail()
-        self._starts = None
+        self._starts = {}
         self._about = WriterSchema.of(origin.schema)
         self._numbers, self._begins = [0], [0]
         begin, end = file.bounds[number : number + 2].tolist()
