@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gym_trace.replay.diff import diff_traces
     from gym_trace.replay.replay_env import ReplayEnv
     from gym_trace.replay.verify import verify_trace
-    from gym_trace.sampling.hindsight import Hindsight
+    from gym_trace.sampling.transitions import Hindsight
     from gym_trace.statistics.card import dataset_card
     from gym_trace.statistics.summary import summarize
 
@@ -30,7 +30,7 @@ __version__ = "0.1.0"
 # Loaded when first asked for, so that "gym-trace --help" does not wait for gymnasium.
 _HOMES = {
     "Episode": "gym_trace.model.episode",
-    "Hindsight": "gym_trace.sampling.hindsight",
+    "Hindsight": "gym_trace.sampling.transitions",
     "ReplayEnv": "gym_trace.replay.replay_env",
     "Trace": "gym_trace.playback.trace",
     "TraceRecordingVectorWrapper": "gym_trace.recording.vector.wrapper",

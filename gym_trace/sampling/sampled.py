@@ -11,11 +11,10 @@ from gym_trace.model.values import Array
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make
 from gym_trace.sampling.growing import Growing
-from gym_trace.sampling.hindsight import Hindsight
 from gym_trace.sampling.rows import Plan, roots_of
 from gym_trace.sampling.store import Disk, Memory, default_root
 from gym_trace.sampling.stream import Stream
-from gym_trace.sampling.transitions import Transitions
+from gym_trace.sampling.transitions import Hindsight, Transitions
 from gym_trace.sampling.windows import Trajectories, Windows
 
 _CACHE_BYTES = 1 << 30
