@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 import time
@@ -109,7 +110,8 @@ class Worker(Rollout):
             env.close()
             raise
         try:
-            self._record(recorder)
+            if _has_parent():
+                self._record(recorder)
         finally:
             recorder.close()
         self.say("closed")
@@ -145,6 +147,13 @@ class Worker(Rollout):
         self.say("running")
         if not self._todo and not self.over:
             self._told.wait(LOOK_SECONDS)
+
+
+def _has_parent() -> bool:
+    """Whether whoever started this process is there. If not, a run that was resumed before this writer was to be seen
+    records the episodes that this process was given, too."""
+    parent = multiprocessing.parent_process()
+    return parent is None or parent.is_alive()
 
 
 def _exit_soon() -> None:
