@@ -7,7 +7,7 @@ time: what these hold is drawn in shuffled order, while the next ones are being 
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,15 @@ from gym_trace.sampling.store import Memory
 
 _AT_ONCE = 3  # shares of the memory: what is drawn from, what is decoded meanwhile, and what that takes besides
 _BLOCKS = 16  # that are mixed with each other
-_LEAST_BYTES = 1 << 22  # of a block: smaller ones would have chunks decoded again and again
+_LEAST_BYTES = 1 << 20  # of a block: smaller ones would have chunks decoded again and again
+
+
+class _Epoch(NamedTuple):
+    """Groups of blocks in their order, and of the items of each where they end among all, and how many they are."""
+
+    groups: list[Array]
+    ends: Array
+    counts: Array
 
 
 class Stream(Batches):
@@ -52,11 +60,13 @@ class Stream(Batches):
         self._plan: Plan | None = None
         self._blocks: list[Pieces] = []
         self._counts = np.zeros(0, np.int64)  # of items in each
+        self._at_once = 1  # how many of them are held together
+        self._ordered: tuple[tuple[int, int, int], _Epoch] | None = None
         self._held: dict[tuple[int, int], Future[Draws]] = {}
         self._thread: ThreadPoolExecutor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_plan", "_blocks", "_counts", "_held", "_thread")
+        left_out = ("_plan", "_blocks", "_counts", "_at_once", "_ordered", "_held", "_thread")
         return {key: value for key, value in super().__getstate__().items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -66,7 +76,9 @@ class Stream(Batches):
     def _planned(self) -> Plan:
         if self._plan is None:
             self._plan = plan = Plan(self.trace, self._roots)
-            size = max(_LEAST_BYTES, self._budget // _AT_ONCE // _BLOCKS)
+            share = self._budget // _AT_ONCE
+            size = max(_LEAST_BYTES, share // _BLOCKS)
+            self._at_once = max(1, min(_BLOCKS, share // size))
             steps = max(1, size // max(1, plan.step_bytes))
             self._blocks = list(_blocks(plan, steps, self._margins))
             counts = [self._make(_without_columns(plan, block), self._seed).items for block in self._blocks]
@@ -77,41 +89,42 @@ class Stream(Batches):
 
     @property
     def items(self) -> int:
+        """How many there are in the share of an epoch: of the first one, if there are several ranks."""
         self._planned()
-        return int(self._counts[self._mine(0)].sum()) if self._world_size > 1 else int(self._counts.sum())
+        return int(self._counts.sum()) if self._world_size == 1 else int(self._order(0).ends[-1])
 
-    def _mine(self, epoch: int) -> Array:
-        """The blocks of an epoch in their order, of which this rank has a share."""
-        order = permuted(self._seed * 1_000_003 + epoch, np.arange(len(self._blocks)), len(self._blocks))
-        return order[self._rank :: self._world_size]
-
-    def _groups(self, epoch: int) -> list[Array]:
-        """Those that are held at a time."""
-        order = self._mine(epoch)
-        return [order[i : i + _BLOCKS] for i in range(0, len(order), _BLOCKS)]
+    def _order(self, epoch: int) -> _Epoch:
+        """The blocks of an epoch, of which this rank has a share, in groups that are held at a time."""
+        self._planned()
+        key = epoch, self._rank, self._world_size
+        if self._ordered is None or self._ordered[0] != key:
+            order = permuted(self._seed * 1_000_003 + epoch, np.arange(len(self._blocks)), len(self._blocks))
+            mine = order[self._rank :: self._world_size]
+            groups = [mine[i : i + self._at_once] for i in range(0, len(mine), self._at_once)]
+            counts = np.array([self._counts[group].sum() for group in groups], np.int64)
+            self._ordered = key, _Epoch(groups, np.cumsum(counts), counts)
+        return self._ordered[1]
 
     def __len__(self) -> int:
-        self._planned()
-        return -(-int(self._counts[self._mine(self._epoch)].sum()) // self.batch_size)
+        ends = self._order(self._epoch).ends
+        return -(-int(ends[-1]) // self.batch_size) if len(ends) else 0
 
     def __next__(self) -> Batch:
         if self._number >= len(self):
             self._number, self._epoch = 0, self._epoch + 1
-            if not self._replacement:
+            if not self._replacement or not len(self):
                 raise StopIteration
         self._number += 1
         return self.at(self._number - 1, self._epoch)
 
     def at(self, number: int, epoch: int = 0) -> Batch:
         plan = self._planned()
-        groups = self._groups(epoch)
-        counts = np.array([int(self._counts[group].sum()) for group in groups])
-        ends = np.cumsum(counts)
+        groups, ends, counts = self._order(epoch)
         begin, end = number * self.batch_size, min((number + 1) * self.batch_size, int(ends[-1]))
         found = []
         for which in range(int(ends.searchsorted(begin, side="right")), len(groups)):
-            low, high = begin - (ends[which] - counts[which]), end - (ends[which] - counts[which])
-            low, high = max(0, int(low)), min(int(counts[which]), int(high))
+            before = int(ends[which] - counts[which])
+            low, high = max(0, begin - before), min(int(counts[which]), end - before)
             if low < high:
                 found.append(self._group(plan, groups, epoch, which).batch(low, high, False, epoch))
             if ends[which] >= end:

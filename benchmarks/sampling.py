@@ -1,0 +1,180 @@
+"""Batches for training, beside a gather from raw files and beside libraries: CPU milliseconds a batch.
+
+    python benchmarks/sampling.py TRACE [--length 64] [--batches 50] [--seconds 3]
+
+Batches of 256 windows, and of 256 transitions, of all columns, in turns in one process, blocks of some batches each;
+medians, and the range that holds 9 of 10 blocks. The floor is one np.memmap a column, from which rows are gathered at
+random windows that do not reach over the end of an episode. Libraries that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gym_trace
+
+BATCH = 256
+Draw = Callable[[], Any]
+
+
+def floor(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[str, Draw, Draw]]:
+    columns: dict[str, Any] = {}
+    for episode in trace.scan():
+        for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+            columns.setdefault(name, []).append(getattr(episode, name))
+    lengths = trace.episodes["steps"]
+    first = np.append(0, np.cumsum(lengths))
+    mapped = {}
+    for name, parts in columns.items():
+        array = np.concatenate(parts)
+        array.tofile(folder / name)
+        mapped[name] = np.memmap(folder / name, array.dtype, "r", 0, array.shape)
+    del columns
+    counts = np.maximum(lengths - length + 1, 0)
+    ends = np.cumsum(counts)
+    random = np.random.default_rng(0)
+
+    def windows() -> Any:
+        item = random.integers(0, ends[-1], BATCH)
+        episode = np.searchsorted(ends, item, side="right")
+        at = first[episode] + item - (ends[episode] - counts[episode])
+        steps = at[:, None] + np.arange(length)
+        seen = (at + episode)[:, None] + np.arange(length + 1)
+        return {name: array[seen if name == "observations" else steps] for name, array in mapped.items()}
+
+    def transitions() -> Any:
+        item = random.integers(0, first[-1], BATCH)
+        seen = item + np.searchsorted(first, item, side="right") - 1
+        batch = {name: array[item] for name, array in mapped.items() if name != "observations"}
+        return batch | {"observations": mapped["observations"][seen], "next": mapped["observations"][seen + 1]}
+
+    yield "floor: np.memmap", windows, transitions
+
+
+def ours(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[str, Draw, Draw]]:
+    os.environ["GYM_TRACE_CACHE"] = str(folder / "cache")
+    size = int(trace.episodes["steps"].sum()) * 64
+    for name, options in (
+        ("memory", {"cache": "memory"}),
+        ("disk", {"cache": "disk"}),
+        ("stream, a tenth of the memory", {"cache": None, "cache_bytes": size // 10}),
+    ):
+        begin = time.process_time()
+        windows = trace.windows(length, BATCH, **options)
+        next(windows)
+        print(f"first batch, {name}: {time.process_time() - begin:.3f} s")
+        transitions = trace.transitions(BATCH, **options)
+        yield f"gym-trace, {name}", windows.__next__, transitions.__next__
+
+    def sliced() -> Any:
+        random = np.random.default_rng(0)
+        long = np.flatnonzero(trace.episodes["steps"] >= length)
+        for _ in range(BATCH // 16):  # a sixteenth of a batch
+            episode = trace[int(random.choice(long))]
+            start = int(random.integers(0, len(episode) - length + 1))
+            window = episode[start : start + length]
+            _ = window.observations, window.actions, window.rewards
+
+    yield "gym-trace, episode[a:b] (a 16th of a batch)", sliced, sliced
+
+
+def torch_loader(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[str, Draw, Draw]]:
+    from torch.utils.data import DataLoader
+
+    from gym_trace.torch import BatchStream, Items, collated
+
+    loaders = [
+        iter(DataLoader(BatchStream(batches), batch_size=None))
+        for batches in (trace.windows(length, BATCH), trace.transitions(BATCH))
+    ]
+    yield "DataLoader of whole batches", loaders[0].__next__, loaders[1].__next__
+
+    def endless(batches: Any) -> Iterator[Any]:
+        items = Items(batches)
+        while True:
+            yield from DataLoader(items, BATCH, shuffle=True, collate_fn=collated, drop_last=True)
+
+    windows, transitions = endless(trace.windows(length)), endless(trace.transitions())
+    yield "DataLoader of items", windows.__next__, transitions.__next__
+
+
+def torchrl(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[str, Draw, Draw]]:
+    from tensordict import TensorDict
+    from torchrl.data import ReplayBuffer, SliceSampler, TensorStorage
+
+    gym_trace.export(trace, folder / "torchrl", "torchrl")
+    storage = TensorStorage(TensorDict.load_memmap(folder / "torchrl"))
+    sampler = SliceSampler(slice_len=length, traj_key="episode", cache_values=True)
+    windows = ReplayBuffer(storage=storage, sampler=sampler, batch_size=BATCH * length)
+    transitions = ReplayBuffer(storage=storage, batch_size=BATCH)
+    yield "TorchRL", windows.sample, transitions.sample
+
+
+def d3rlpy(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[str, Draw, Draw]]:
+    import d3rlpy
+
+    gym_trace.export(trace, folder / "d3rlpy.h5", "d3rlpy")
+    with open(folder / "d3rlpy.h5", "rb") as file:
+        buffer = d3rlpy.dataset.ReplayBuffer.load(file, d3rlpy.dataset.InfiniteBuffer())
+    yield (
+        "d3rlpy",
+        lambda: buffer.sample_trajectory_batch(BATCH, length),
+        lambda: buffer.sample_transition_batch(BATCH),
+    )
+
+
+def measured(contestants: list[tuple[str, Draw, Draw]], batches: int, seconds: float) -> list[list[list[float]]]:
+    """CPU seconds a batch of each, of each kind, a number a block."""
+    found: list[list[list[float]]] = [[[], []] for _ in contestants]
+    for contestant in contestants:
+        for draw in contestant[1:]:
+            draw()
+    end = time.monotonic() + seconds * len(contestants)
+    while time.monotonic() < end:
+        for (_, *draws), times in zip(contestants, found):
+            for draw, blocks in zip(draws, times):
+                begin = time.process_time()
+                done = 0
+                while done < batches and time.process_time() - begin < 0.2:
+                    draw()
+                    done += 1
+                blocks.append((time.process_time() - begin) / done)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("trace")
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--batches", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=3)
+    options = parser.parse_args()
+    trace = gym_trace.open_trace(options.trace)
+    print(f"{len(trace):,} episodes, {int(trace.episodes['steps'].sum()):,} steps")
+    with tempfile.TemporaryDirectory() as folder:
+        contestants = []
+        for maker in (floor, ours, torch_loader, torchrl, d3rlpy):
+            try:
+                contestants += list(maker(trace, Path(folder), options.length))
+            except ImportError as missing:
+                print(f"left out: {maker.__name__}: {missing}")
+        found = measured(contestants, options.batches, options.seconds)
+    print(f"{'CPU ms a batch':<45} {'windows':>24} {'transitions':>24}")
+    for (name, *_), times in zip(contestants, found):
+        shown = [
+            f"{np.median(t) * 1e3:.2f} ({np.quantile(t, 0.05) * 1e3:.2f}-{np.quantile(t, 0.95) * 1e3:.2f})"
+            for t in times
+        ]
+        print(f"{name:<45} {shown[0]:>24} {shown[1]:>24}")
+
+
+if __name__ == "__main__":
+    main()
