@@ -261,8 +261,7 @@ def test_the_command_tells_the_same(traces: dict[str, Path], third_party: Path, 
 SLOW = """
     import sys, time
     sys.path[:0] = [{tests!r}]
-    from old_recordings import write_monitor
-from plain_format import PlainExporter
+    from plain_format import PlainExporter
     from gym_trace import export
     def wait(done, total):
         if done > 20:
@@ -305,8 +304,7 @@ def test_a_full_disk_is_an_error_of_one_line_and_leaves_nothing(traces: dict[str
     limited = """
         import resource, signal, sys
         sys.path[:0] = [{tests!r}]
-        from old_recordings import write_monitor
-from plain_format import PlainExporter, PlainImporter
+        from plain_format import PlainExporter, PlainImporter
         from gym_trace import export, import_trace
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))
