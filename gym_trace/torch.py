@@ -6,7 +6,7 @@ loader = DataLoader(Items(trace.windows(64)), batch_size=256, shuffle=True, coll
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class BatchStream(IterableDataset[Any]):  # type: ignore[misc]  # whose package 
 class Items(Dataset[Any]):  # type: ignore[misc]  # whose package need not be installed
     """Windows, transitions or episodes by their number: for a DataLoader with a sampler of its own.
 
-    With ``collate_fn=collated`` a batch is gathered at once.
+    With ``collate_fn=collated`` a batch is gathered at once; without, PyTorch puts it together once more.
     """
 
     def __init__(self, batches: Batches, *, dtype: Any = None):
@@ -75,21 +75,34 @@ class Items(Dataset[Any]):  # type: ignore[misc]  # whose package need not be in
         return self._batches.items
 
     def __getitem__(self, item: int) -> Any:
-        return _first(self.__getitems__([item]))
+        return self.__getitems__([item])[0]
 
     def __getitems__(self, items: list[int]) -> Any:
-        return tensors(self._batches.take(np.array(items, np.int64)), None, self._dtype)
+        return _Gathered(tensors(self._batches.take(np.array(items, np.int64)), None, self._dtype), len(items))
 
 
 def collated(batch: Any) -> Any:
     """The collate_fn for Items, whose batches are together already."""
-    return batch
+    return batch.whole if isinstance(batch, _Gathered) else batch
 
 
-def _first(batch: Any) -> Any:
+class _Gathered(Sequence[Any]):
+    """A batch that is together already, and one item after the other for any other collate_fn than collated."""
+
+    def __init__(self, whole: Any, items: int):
+        self.whole, self._items = whole, items
+
+    def __len__(self) -> int:
+        return self._items
+
+    def __getitem__(self, item: Any) -> Any:
+        return _part(self.whole, range(self._items)[item])
+
+
+def _part(batch: Any, item: int) -> Any:
     if isinstance(batch, dict):
-        return {key: _first(value) for key, value in batch.items()}
-    return tuple(map(_first, batch)) if isinstance(batch, tuple) else batch[0]
+        return {key: _part(value, item) for key, value in batch.items()}
+    return tuple(_part(value, item) for value in batch) if isinstance(batch, tuple) else batch[item]
 
 
 def _rank() -> tuple[int, int]:

@@ -54,6 +54,14 @@ def test_workers_have_every_window_once_between_them(
     assert items[3]["observations"].shape == (6, 4)
 
 
+def test_a_data_loader_that_is_told_nothing_collates_items_as_well(trace: Any) -> None:
+    items = Items(trace.windows(5, cache="memory"))
+    for told, gathered in zip(DataLoader(items, 32), DataLoader(items, 32, collate_fn=collated), strict=True):
+        assert told.keys() == gathered.keys()
+        for name in told:
+            assert torch.equal(told[name], gathered[name])
+
+
 def test_tensors_share_memory_and_have_the_dtype_that_was_asked_for(trace: Any) -> None:
     batch = next(trace.windows(5, 4))
     same = tensors(batch)
