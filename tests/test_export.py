@@ -128,6 +128,13 @@ def test_what_there_is_not_is_refused_before_anything_is_written(
     assert left_in(tmp_path) == []
 
 
+def test_what_is_exported_alone_is_said_to_be_when_it_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "steps.csv").write_text("episode,step\n")
+    for name in ("csv", "d3rlpy"):
+        with pytest.raises(InvalidOption, match=f"'{name}' is exported to alone; what can be imported is .*minari"):
+            import_trace(tmp_path / "steps.csv", tmp_path / "out", name)
+
+
 # -- where it is written ----------------------------------------------------------------------------------------------
 
 

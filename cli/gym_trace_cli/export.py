@@ -44,7 +44,7 @@ def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option(
     "--set",
     "options",
-    type=EnvArg(),
+    type=EnvArg("kind=arrow"),
     multiple=True,
     metavar="K=V",
     help="An option of the format, such as kind=arrow of minari; docs/EXPORT.md has them.",

@@ -49,10 +49,13 @@ class EnvArg(TextOption):
 
     name = "key=value"
 
+    def __init__(self, example: str = "render_mode=rgb_array"):
+        self._example = example
+
     def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
         key, equals, text = value.partition("=")
         if not (key.isidentifier() and equals):
-            self.fail(f"{value!r} is not of the form KEY=VALUE, such as render_mode=rgb_array", param, ctx)
+            self.fail(f"{value!r} is not of the form KEY=VALUE, such as {self._example}", param, ctx)
         try:
             return key, json.loads(text)
         except ValueError:

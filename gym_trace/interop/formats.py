@@ -139,6 +139,8 @@ def _entry_of(found: EntryPoint) -> Entry:
 
 def _loaded(name: str, entries: Mapping[str, Entry], doing: str) -> Any:
     if name not in entries:
+        if doing == "import from" and name in exporters():
+            raise InvalidOption(f"{name!r} is exported to alone; what can be imported is {', '.join(entries)}")
         near = difflib.get_close_matches(name, entries, n=1)
         told = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(entries)}"
         raise InvalidOption(f"there is no format {name!r} to {doing}{told}")

@@ -193,7 +193,9 @@ class _Order:
             raise InvalidOption("weights: what is drawn without replacement cannot be drawn by weight")
         known = self.replacement and self.weights is None and self.cache in ("auto", "memory")
         if self.follow is not None and not known:
-            raise InvalidOption("follow: what is kept in memory, and drawn with replacement and without weights")
+            raise InvalidOption(
+                'follow: of what is kept in memory (cache="auto"), drawn with replacement and no weights'
+            )
         if self.most_steps is not None and self.follow is None:
             raise InvalidOption("most_steps goes with follow; without, choose episodes: trace[-100:]")
         return roots_of(self.columns)

@@ -109,8 +109,8 @@ class ImitationExporter:
         if not observations.is_one:
             names = ", ".join(part.name for part in observations.parts)
             raise InvalidOption(
-                f"imitation saves observations that are one array; export one of these as observation=…: {names}; or "
-                "record the environment in a FlattenObservation"
+                "imitation saves observations that are one array; export one with --set observation=KEY "
+                f"(observation=): {names}; or record the environment in a FlattenObservation"
             )
         actions = actions_of(source, _SPACES, "imitation")
         return observations, actions, reward_form(source, "imitation")

@@ -119,8 +119,8 @@ class ReplayBufferExporter:
             if layout.keys is None or nested or not all(type(key) is str for key in layout.keys):
                 names = ", ".join(part.name for part in observations.parts)
                 raise InvalidOption(
-                    "Stable-Baselines3 takes observations that are one array, or a dict of arrays; export one of these "
-                    f"as observation=…: {names}; or record the environment in a FlattenObservation"
+                    "Stable-Baselines3 takes observations that are one array, or a dict of arrays; export one with "
+                    f"--set observation=KEY (observation=): {names}; or record the environment in a FlattenObservation"
                 )
         for part in observations.parts:
             leaf = next(leaf for leaf in layout.leaves() if leaf.path == part.path)
