@@ -228,7 +228,8 @@ def read_json(path: Path) -> dict[str, Any]:
             raw = file.read(_MOST_JSON + 1)
         said = json.loads(raw) if len(raw) <= _MOST_JSON else None
     except (OSError, ValueError, RecursionError) as error:
-        raise UnreadableRecording(f"{path}: cannot be read: {printable(error)}") from error
+        told = getattr(error, "strerror", None) or printable(error)  # the path is said once
+        raise UnreadableRecording(f"{path}: cannot be read: {told}") from error
     if not isinstance(said, dict):
         raise UnreadableRecording(f"{path}: is not a JSON object")
     return said
