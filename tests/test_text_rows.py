@@ -35,7 +35,8 @@ class Talking(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> Any:
         self.at += 1
         if self.at == self.fork_at:
-            self.is_child = not os.fork()
+            self.child = os.fork()
+            self.is_child = not self.child
         return self.seen(), 1.0, self.at in (3, 6), False, {}
 
 
@@ -88,7 +89,7 @@ def test_a_child_of_a_fork_in_a_step_goes_on_from_the_text_of_that_step(tmp_path
             env.close()
         finally:
             os._exit(0)
-    os.wait()
+    os.waitpid(inner.child, 0)
     env.close()
     assert sorted(told(tmp_path / "trace")) == [texts(0, 2), texts(2, 3)]
 
