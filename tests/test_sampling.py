@@ -540,3 +540,18 @@ def test_what_cannot_be_followed_is_said(trace: Trace, options: dict[str, Any]) 
         trace.windows(2, follow=1, **options)
     with pytest.raises(ValueError, match="follow"):
         trace[:3].windows(2, follow=1)
+
+
+@pytest.mark.parametrize("cache", ["memory", None])
+def test_episodes_that_a_view_has_several_times_are_decoded_each_time(tmp_path: Path, cache: str | None) -> None:
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "t")
+    for seed in range(4):
+        env.reset(seed=seed)
+        while not any(env.step(seed % 2)[2:4]):
+            pass
+    env.close()
+    view = open_trace(tmp_path / "t")[[3, 3, 1]]
+    for batch in view.transitions(8, replacement=False, cache=cache):
+        for row, (place, step) in enumerate(zip(batch["episode"].tolist(), batch["first_step"].tolist())):
+            assert (batch["observations"][row] == view[place].observations[step]).all()
+            assert batch["actions"][row] == view[place].actions[step]

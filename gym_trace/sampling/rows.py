@@ -96,7 +96,11 @@ class Plan:
         self._writers = []
         for number, reader in enumerate(trace.readers):
             places = np.flatnonzero(table["writer"] == number)
-            self._writers.append(_Writer(reader, rows[places], places, self.first))
+            while len(places):  # an episode that a view has several times is put down once for each
+                _, firsts = np.unique(rows[places], return_index=True)
+                mine = places[np.sort(firsts)]
+                self._writers.append(_Writer(reader, rows[mine], mine, self.first))
+                places = np.setdiff1d(places, mine)
 
     @property
     def total(self) -> int:
