@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from old_recordings import write_monitor
 from plain_format import Forgetful, PlainExporter, PlainImporter
+from runs import record_lengths
 from shell import ok, run
 from zoo import CountingEnv
 
@@ -428,3 +429,17 @@ def test_writers_of_an_import_that_end_one_after_the_other_may_be_many(tmp_path:
     report = import_trace(tmp_path / "old", tmp_path / "back")
     assert (len(report.writers), report.episodes) == (300, 300)
     assert len(open_trace(tmp_path / "back").writers) == 300
+
+
+def test_parts_of_episodes_are_known_as_such_in_a_view_of_another_order(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=9), tmp_path, frame_filter=lambda step: step < 2 or step > 5)
+    for _ in range(2):
+        env.reset()
+        for _ in range(9):
+            env.step(1)
+    env.close()
+    record_lengths(tmp_path, [4], on_exist="append")
+    trace = open_trace(tmp_path)
+    for view in (trace, trace.select(sort="-steps"), trace[::-1], trace[[4, 0, 4]]):
+        expected = [bool(episode.writer == trace[0].writer) for episode in view]
+        assert Source(view).is_part.tolist() == expected

@@ -555,3 +555,16 @@ def test_episodes_that_a_view_has_several_times_are_decoded_each_time(tmp_path: 
         for row, (place, step) in enumerate(zip(batch["episode"].tolist(), batch["first_step"].tolist())):
             assert (batch["observations"][row] == view[place].observations[step]).all()
             assert batch["actions"][row] == view[place].actions[step]
+
+
+def test_streams_of_small_traces_have_something_for_each_of_several_ranks(trace: Trace) -> None:
+    shares = []
+    for rank in range(5):
+        batches = trace.windows(2, 4, cache=None, replacement=False)
+        batches.share(rank, 5)
+        shares.append(all_windows(trace, batches))
+    assert all(shares)
+    assert sorted(pair for share in shares for pair in share) == sorted(all_windows(trace, windows(trace, 2)))
+    lonely = trace.windows(2, 4, cache=None)
+    lonely.share(99, 100)
+    assert list(lonely) == []

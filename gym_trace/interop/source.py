@@ -108,12 +108,12 @@ class Source:
     @cached_property
     def is_part(self) -> Array:
         """(episodes,) bool: whether it is only some of the steps of an episode, of which others were filtered out."""
-        whole, mine = self.trace.whole.episodes, self.episodes
+        whole = self.trace.whole.episodes
         part = whole["first_step"] > 0
         keys = np.stack([whole["writer"].astype(np.int64), whole["episode_id"]], axis=1)
         _, places, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
         part |= counts[places.reshape(-1)] > 1
-        found: Array = part[self.trace.chosen] if len(whole) != len(mine) else part
+        found: Array = part[self.trace.chosen]
         return found
 
     @cached_property

@@ -22,6 +22,7 @@ from gym_trace.sampling.store import Memory
 
 _AT_ONCE = 3  # shares of the memory: what is drawn from, what is decoded meanwhile, and what that takes besides
 _BLOCKS = 16  # that are mixed with each other
+_LEAST_BLOCKS = 64  # of a trace, so that ranks and workers each have some
 _LEAST_BYTES = 1 << 20  # of a block: smaller ones would have chunks decoded again and again
 
 
@@ -78,8 +79,8 @@ class Stream(Batches):
             self._plan = plan = Plan(self.trace, self._roots)
             share = self._budget // _AT_ONCE
             size = max(_LEAST_BYTES, share // _BLOCKS)
-            self._at_once = max(1, min(_BLOCKS, share // size))
-            steps = max(1, size // max(1, plan.step_bytes))
+            steps = max(1, min(size // max(1, plan.step_bytes), -(-plan.total // _LEAST_BLOCKS)))
+            self._at_once = max(1, share // (steps * max(1, plan.step_bytes)))
             self._blocks = list(_blocks(plan, steps, self._margins))
             counts = [self._make(_without_columns(plan, block), self._seed).items for block in self._blocks]
             self._counts = np.array(counts, np.int64)
