@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +92,8 @@ class _Import:
         finally:
             for writer, _ in self._open.values():
                 writer.abandon()
+            if isinstance(found.segments, Generator):
+                found.segments.close()  # and with it the files that it reads
 
     def _add(self, name: str, segment: Segment, schemas: dict[str, Schema]) -> None:
         self._chunks(name, schemas).add(segment)

@@ -42,15 +42,24 @@ class D4RLImporter:
 
     def read(self, path: FilePath) -> Imported:
         """As Importer."""
-        file = _File(Reading(path))
-        observations, actions = (widest(rows.dtype, rows.shape[1:]) for rows in (file.observations, file.actions))
-        environment = {"note": f"{path.name} does not say the environment"}
-        schema = new_schema(_KIND, observations, actions, environment, file.metadata())
-        schema["recorder"]["record_infos"] = bool(file.infos)
-        facts = {key: value for key, value in file.metadata().items() if key in ("algorithm", "author")}
-        found = imported(_KIND, file.episodes(), schema, file.about, facts, file.notes, len(file.rewards))
-        file.notes = found.notes
-        return found
+        reading = Reading(path)
+        try:
+            return _imported(path, reading)
+        except BaseException:
+            reading.__exit__()
+            raise
+
+
+def _imported(path: FilePath, reading: Reading) -> Imported:
+    file = _File(reading)
+    observations, actions = (widest(rows.dtype, rows.shape[1:]) for rows in (file.observations, file.actions))
+    environment = {"note": f"{path.name} does not say the environment"}
+    schema = new_schema(_KIND, observations, actions, environment, file.metadata())
+    schema["recorder"]["record_infos"] = bool(file.infos)
+    facts = {key: value for key, value in file.metadata().items() if key in ("algorithm", "author")}
+    found = imported(_KIND, file.episodes(), schema, file.about, facts, file.notes, len(file.rewards))
+    file.notes = found.notes
+    return found
 
 
 class _File:
