@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk
 from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import ABSENT, Array
-from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.reading.assembly import as_rewards
 from gym_trace.reading.episode_table import step_offsets
 from gym_trace.reading.forms import Form, forms_of
@@ -62,16 +60,6 @@ class Rows(NamedTuple):
     steps: Array
     seen: Array
     own: Array
-
-
-def roots_of(columns: Iterable[str] | None) -> frozenset[str]:
-    """The columns that are meant. None: all but infos. Raises InvalidOption."""
-    if columns is None:
-        return frozenset(COLUMNS) - {"infos"}
-    roots = frozenset([columns] if isinstance(columns, str) else columns)
-    if unknown := roots - set(COLUMNS):
-        raise InvalidOption(f"columns: no such columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
-    return roots
 
 
 class Plan:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.reading.recorded import Recorded
-from gym_trace.sampling.batches import Batches, Make
-from gym_trace.sampling.growing import Growing
-from gym_trace.sampling.rows import Plan, roots_of
-from gym_trace.sampling.store import Disk, Memory, default_root
-from gym_trace.sampling.stream import Stream
-from gym_trace.sampling.transitions import Hindsight, Transitions
-from gym_trace.sampling.windows import Trajectories, Windows
+
+# All that draws is imported when it is asked for: most traces are opened for something else.
+if TYPE_CHECKING:
+    from gym_trace.sampling.batches import Batches, Make
+    from gym_trace.sampling.transitions import Hindsight
 
 _CACHE_BYTES = 1 << 30
 
@@ -73,6 +73,8 @@ class Sampled(Recorded):
 
         Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
         """
+        from gym_trace.sampling.windows import Windows
+
         _check(length=length, stride=stride)
         if sampling not in ("steps", "episodes"):
             raise InvalidOption(f'sampling={sampling!r}: pass "steps" or "episodes"')
@@ -118,6 +120,8 @@ class Sampled(Recorded):
 
         Raises as windows() does.
         """
+        from gym_trace.sampling.transitions import Transitions
+
         _check(n_steps=n_steps, n_frames=n_frames)
         if not 0 <= gamma <= 1:
             raise InvalidOption(f"gamma={gamma!r}: pass a number from 0 to 1")
@@ -145,11 +149,19 @@ class Sampled(Recorded):
     ) -> Batches:
         """Batches of whole episodes, as windows() has them, padded to the longest of the batch. Those without steps are
         left out. Arguments, and what is raised, as of windows()."""
+        from gym_trace.sampling.windows import Trajectories
+
         order = _Order(batch_size, seed, columns, replacement, None, cache, cache_bytes, follow, most_steps)
         return self._batches(Trajectories, None, order)
 
     def _batches(self, made: Make, margins: tuple[int, int] | None, order: _Order) -> Batches:
         """margins: how many steps before and behind its first step an item reaches over; None: its whole episode."""
+        from gym_trace.sampling.batches import Batches
+        from gym_trace.sampling.growing import Growing
+        from gym_trace.sampling.rows import Plan
+        from gym_trace.sampling.store import Disk, Memory, default_root
+        from gym_trace.sampling.stream import Stream
+
         roots, cache = order.checked(), order.cache
         common = self, roots, made, order.batch_size, order.seed, order.replacement
         if order.follow is not None:
@@ -199,6 +211,16 @@ class _Order:
         if self.most_steps is not None and self.follow is None:
             raise InvalidOption("most_steps goes with follow; without, choose episodes: trace[-100:]")
         return roots_of(self.columns)
+
+
+def roots_of(columns: Iterable[str] | None) -> frozenset[str]:
+    """The columns that are meant. None: all but infos. Raises InvalidOption."""
+    if columns is None:
+        return frozenset(COLUMNS) - {"infos"}
+    roots = frozenset([columns] if isinstance(columns, str) else columns)
+    if unknown := roots - set(COLUMNS):
+        raise InvalidOption(f"columns: no such columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
+    return roots
 
 
 def _check(**numbers: int) -> None:
