@@ -7,8 +7,9 @@ of its own, in the environment of the format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ class Own(NamedTuple):
 
     title: str
     write: Callable[[Trace, Path, str], None]
-    part: dict[str, float] = {}  # noqa: RUF012
+    part: Mapping[str, float] = MappingProxyType({})
 
 
 def _ends(episode: Any) -> tuple[bool, bool]:

@@ -99,7 +99,7 @@ def elsewhere(out: Path) -> None:
         (flipped, "checksum differs"),
         (one_record_less, "4 episodes where dataset_info.json says 3"),
         (features_of_another, "do not all have"),
-        (no_json, "dataset_info.json: cannot be read"),
+        (no_json, "dataset_info.json: is no JSON object"),
         (another_file_format, "array_record"),
         (elsewhere, "not the name of a split"),
     ],

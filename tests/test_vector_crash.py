@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -214,18 +215,23 @@ assert all(map(os.path.exists, HOT))
 
 
 class InterruptsAt:
-    """Raises KeyboardInterrupt when a line of the recorder is about to be run for the nth time, all lines counted."""
+    """Raises KeyboardInterrupt when a line of the recorder is about to be run for the nth time, all lines counted.
+
+    No garbage is collected meanwhile: an earlier recorder that is would be closed, and what is raised in there is lost.
+    """
 
     def __init__(self, number: int):
         self.left, self.line = number, ""
 
     def __enter__(self) -> InterruptsAt:
+        gc.disable()
         self._before = sys.gettrace()
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
+        gc.enable()
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename not in HOT or threading.current_thread() is not threading.main_thread():

@@ -14,7 +14,7 @@ def losses(source: Source, *names: str) -> Iterator[Loss]:
     """Of these losses those that there are, such as "seed" where an episode has one.
 
     names: "final_observation", "seed", "options", "reset_info", "outcome", "flags", "infos", "annotations", "identity",
-    "empty_episode", "parts", "facts". Raises CorruptTrace.
+    "dtype", "empty_episode", "parts", "facts". Raises CorruptTrace.
     """
     for name in names:
         why = _FOUND[name](source)
@@ -65,6 +65,11 @@ def _annotations(source: Source) -> str:
     return f"annotations are not kept: {', '.join(sorted(names))}" if names else ""
 
 
+def _dtype(source: Source) -> str:
+    mixed = [f"{'/'.join(map(str, path))} ({form.dtype})" for path, form in source.forms.items() if form and form.mixed]
+    return f"rows of several dtypes are written as one that holds them all: {', '.join(mixed)}" if mixed else ""
+
+
 def _identity(source: Source) -> str:
     return "writer, id, times and generator state of an episode are not kept"
 
@@ -85,6 +90,7 @@ def _facts(source: Source) -> str:
 
 _FOUND: dict[str, Callable[[Source], str]] = {
     "annotations": _annotations,
+    "dtype": _dtype,
     "empty_episode": _empty_episode,
     "facts": _facts,
     "final_observation": _final_observation,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import os
 import subprocess
 import sys
@@ -121,7 +120,7 @@ def _must(true: bool, otherwise: str) -> None:
 
 def _check_itself(exporter: Any) -> None:
     made = type(exporter)
-    is_frozen = dataclasses.is_dataclass(made) and made.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    is_frozen = getattr(getattr(made, "__dataclass_params__", None), "frozen", False)
     _must(is_frozen, f"{made.__name__} is no frozen dataclass")
     _must(bool((made.__doc__ or "").strip()), f"{made.__name__} has no docstring")
     _must(exporter.makes in ("directory", "file"), f"it makes {exporter.makes!r}, neither a directory nor a file")

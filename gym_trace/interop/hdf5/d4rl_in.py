@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.errors import TraceError, UnreadableRecording
-from gym_trace.interop.hdf5.reading import Ahead, Node, Reading, Rows, arrays_in, is_hdf5, pieces
+from gym_trace.interop.foreign import begins_with, widest
+from gym_trace.interop.hdf5.reading import MAGIC, Ahead, Node, Reading, Rows, arrays_in, pieces
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.interop.infos import ANNOTATIONS, KeptInfos, info_of
-from gym_trace.interop.minari.spaces import widest
 from gym_trace.model.values import Array
 
 _KIND = "D4RL"
@@ -34,7 +34,7 @@ class D4RLImporter:
 
     def recognises(self, path: FilePath) -> bool:
         """As Importer."""
-        if not is_hdf5(path):
+        if not begins_with(path, MAGIC):
             return False
         with suppress(TraceError), Reading(path) as reading:
             return all(name in reading.root and not reading.root.is_node(name) for name in _NEEDED)

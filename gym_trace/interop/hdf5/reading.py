@@ -24,15 +24,6 @@ _MOST_TEXT = 64 << 20
 _BLOCK = 8 << 20  # bytes that are read ahead
 
 
-def is_hdf5(path: str | os.PathLike[str]) -> bool:
-    """Whether a file begins as one of HDF5."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
-
-
 class Reading:
     """An open file. Raises UnreadableRecording if it is none, or something in it is not what it should be.
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
+from gym_trace.interop.foreign import widest
 from gym_trace.interop.legacy.arrays import StoredArray
-from gym_trace.model.layout import Layout, Leaf, Path, PlainSpace, taken_apart, to_array_map
+from gym_trace.model.layout import Layout, Leaf, Path, PlainSpace, taken_apart
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
 from gym_trace.reading.assembly import densified
@@ -68,19 +69,7 @@ def _space_of_values(values: list[Any], depth: int) -> PlainSpace:
 
 
 def _box(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
-    dtype = dtype.newbyteorder("<")
-    low: Any
-    high: Any
-    if dtype.kind in "iu":
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    elif dtype.kind == "f":
-        low, high = -np.inf, np.inf
-    elif dtype.kind == "b":
-        low, high = False, True
-    else:
-        return _values_of(f"arrays of {dtype.name}, shape {shape}")
-    bounds = {name: to_array_map(np.array(value, dtype)) for name, value in (("low", low), ("high", high))}
-    return {"type": "Box", "dtype": dtype.str, "shape": list(shape), **bounds}
+    return widest(dtype, shape) if dtype.kind in "biuf" else _values_of(f"arrays of {dtype.name}, shape {shape}")
 
 
 def _values_of(what: str) -> PlainSpace:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
+from gym_trace.interop.foreign import read_json
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.lerobot.features import ABOUT, COUNTED, DATA, TASKS, VIDEOS, Feature, feature_of
 from gym_trace.printable import printable
@@ -219,17 +219,3 @@ def located(path: Path) -> Iterator[None]:
         if isinstance(error, TraceError):
             raise
         raise UnreadableRecording(f"{path}: cannot be read: {printable(error)}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A file of JSON that is an object. Raises UnreadableRecording."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_JSON + 1)
-        said = json.loads(raw) if len(raw) <= _MOST_JSON else None
-    except (OSError, ValueError, RecursionError) as error:
-        told = getattr(error, "strerror", None) or printable(error)  # the path is said once
-        raise UnreadableRecording(f"{path}: cannot be read: {told}") from error
-    if not isinstance(said, dict):
-        raise UnreadableRecording(f"{path}: is not a JSON object")
-    return said

@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 from gymnasium import spaces
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.interop.foreign import read_json
 from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.interop.lerobot.dataset import DataSet, located, read_json
+from gym_trace.interop.lerobot.dataset import DataSet, located
 from gym_trace.interop.lerobot.features import FINAL, Feature
 from gym_trace.interop.lerobot.steps import Columns, StepReader, decoded, in_trace
 from gym_trace.model.layout import Layout

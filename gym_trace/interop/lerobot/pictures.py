@@ -16,13 +16,13 @@ _FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
-def pictures_from(files: Iterable[Any], dtype: np.dtype[Any], shape: tuple[int, int, int], name: str) -> Array:
+def pictures_from(files: Iterable[Any], dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
     """Files as (pictures, H, W, C) of dtype: uint8, or uint16 or float32 of depths. Raises UnreadableRecording."""
     found = [_picture(file, dtype, shape, name) for file in files]
     return np.stack(found) if found else np.empty((0, *shape), dtype)
 
 
-def _picture(file: Any, dtype: np.dtype[Any], shape: tuple[int, int, int], name: str) -> Array:
+def _picture(file: Any, dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Array:
     if not isinstance(file, bytes):
         raise UnreadableRecording(f"{name}: a picture is not in the table, but in a file of its own")
     try:

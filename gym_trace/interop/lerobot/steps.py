@@ -147,9 +147,9 @@ def _pictures_in(feature: Feature, column: pa.Array, name: str) -> Slices:
 
     if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
         raise UnreadableRecording(f"{name}: holds something else than pictures")
-    files, shape = column.field("bytes"), picture_shape(feature.shape)
-    if feature.dtype != np.uint8 or feature.shape[2:] == (4,):
-        shape = feature.shape  # type: ignore[assignment]
+    files = column.field("bytes")
+    is_plain = feature.dtype != np.uint8 or feature.shape[2:] == (4,)
+    shape: tuple[int, ...] = feature.shape if is_plain else picture_shape(feature.shape)
 
     def rows(begin: int, end: int) -> Array:
         found = pictures_from(files[begin:end].to_pylist(), feature.dtype, shape, name)

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gym_trace.errors import UnreadableRecording
+from gym_trace.interop.foreign import read_json, widest
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.imported import NewEpisode, NewSteps
 from gym_trace.interop.infos import ANNOTATIONS, KeptInfos, info_of
-from gym_trace.interop.minari.metadata import FILE, read_json
+from gym_trace.interop.minari.metadata import FILE
 from gym_trace.interop.minari.pictures import decoded
-from gym_trace.interop.minari.spaces import is_picture, widest
+from gym_trace.interop.minari.spaces import is_picture
 from gym_trace.model.layout import PlainSpace
 from gym_trace.model.values import Array
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.interop.foreign import widest
 from gym_trace.interop.hdf5.reading import Node, Reading, Rows, arrays_in, pieces
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.imported import NewEpisode, NewSteps
 from gym_trace.interop.infos import ANNOTATIONS, KeptInfos, info_of
 from gym_trace.interop.minari.pictures import decoded
-from gym_trace.interop.minari.spaces import is_picture, widest
+from gym_trace.interop.minari.spaces import is_picture
 from gym_trace.model.layout import PlainSpace
 
 _DEEPEST = 32
@@ -108,7 +109,10 @@ class HDF5Source:
         _check(found_rows, rows)
         if self._jpeg and is_picture(space) and (found_rows.is_bytes or len(found_rows.shape) == 2):
             shape = tuple(space["shape"])
-            pictures: Column = lambda begin, end: decoded(found_rows.read(begin, end), shape, found_rows.fault)  # noqa: E731
+
+            def pictures(begin: int, end: int) -> Any:
+                return decoded(found_rows.read(begin, end), shape, found_rows.fault)
+
             return pictures, math.prod(shape)
         return found_rows.read, found_rows.row_size
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gym_trace.errors import TraceError, UnreadableRecording
+from gym_trace.interop.foreign import read_json
 from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.imported import Imported, NewEpisode, imported, new_schema
 from gym_trace.interop.minari.arrow_in import ArrowSource
 from gym_trace.interop.minari.hdf5_in import HDF5Source
 from gym_trace.interop.minari.hdf5_out import FILE as HDF5_FILE
-from gym_trace.interop.minari.metadata import FILE, environment_of, facts_of, read_json
+from gym_trace.interop.minari.metadata import FILE, environment_of, facts_of
 from gym_trace.interop.minari.plan import KINDS
 from gym_trace.interop.minari.spaces import from_json, is_picture, leaves_in
 from gym_trace.model.layout import PlainSpace

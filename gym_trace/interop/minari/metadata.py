@@ -12,8 +12,6 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
-from gym_trace.errors import UnreadableRecording
-from gym_trace.format.manifest import is_bomb
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.source import Source
 from gym_trace.printable import printable
@@ -88,21 +86,6 @@ def is_spec(text: Any) -> bool:
 
 
 # -- in ---------------------------------------------------------------------------------------------------------------
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file. Raises UnreadableRecording."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        said = None if len(raw) > _MOST_BYTES or is_bomb(raw) else json.loads(raw)
-    except OSError as error:
-        raise UnreadableRecording(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise UnreadableRecording(f"{path}: is no JSON object, or too large")
-    return said
 
 
 def facts_of(said: Mapping[str, Any]) -> dict[str, Any]:

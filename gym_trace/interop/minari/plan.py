@@ -10,9 +10,10 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.interop.contract import Loss
+from gym_trace.interop.foreign import widest
 from gym_trace.interop.infos import InfoColumns, info_columns
 from gym_trace.interop.losses import losses
-from gym_trace.interop.minari.spaces import leaves_in, text_of, to_json, widest, with_leaves
+from gym_trace.interop.minari.spaces import leaves_in, text_of, to_json, with_leaves
 from gym_trace.interop.source import Source
 from gym_trace.interop.steps.choice import choose, name_of
 from gym_trace.interop.steps.windows import step_windows

@@ -40,16 +40,6 @@ def with_leaves(space: PlainSpace, leaves: Iterator[PlainSpace]) -> PlainSpace:
     return next(leaves)
 
 
-def widest(dtype: np.dtype[Any], shape: tuple[int, ...]) -> PlainSpace:
-    """The Box of all values of a dtype."""
-    if dtype.kind in "iu":
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
-    else:
-        low, high = (False, True) if dtype.kind == "b" else (-np.inf, np.inf)  # type: ignore[assignment]
-    bounds = {name: to_array_map(np.array(value, dtype)) for name, value in (("low", low), ("high", high))}
-    return {"type": "Box", "dtype": dtype.newbyteorder("<").str, "shape": list(shape), **bounds}
-
-
 def text_of(length: int, characters: str) -> PlainSpace:
     """A Text space. characters: those that there may be."""
     return {"type": "Text", "min_length": 0, "max_length": max(1, length), "characters": characters}

@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 
 from gym_trace.interop.contract import Loss
 from gym_trace.interop.identity import KEY
+from gym_trace.interop.losses import losses
 from gym_trace.interop.parquet.columns import NUMBER, Column, tree_array, tree_field
 from gym_trace.interop.parquet.plan import columns_of
 from gym_trace.interop.source import Source
 from gym_trace.interop.steps.blocks import Block, step_blocks
-from gym_trace.interop.steps.choice import choose, name_of
+from gym_trace.interop.steps.choice import choose
 from gym_trace.interop.steps.plain import json_text, tagged
 from gym_trace.interop.steps.untagged import untagged
 from gym_trace.model.layout import Path, put_together
@@ -39,9 +40,7 @@ class ParquetExporter:
     makes: ClassVar[str] = "directory"
 
     def lost(self, source: Source) -> Iterator[Loss]:
-        names = [name_of(path) for path, form in source.forms.items() if form is not None and form.mixed]
-        if names:
-            yield Loss("dtype", f"rows of several dtypes are written as one that holds them all: {', '.join(names)}")
+        return losses(source, "dtype")
 
     def write(self, source: Source, target: FilePath) -> None:
         tables = _Tables(source, target)

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.interop.foreign import widest
 from gym_trace.interop.rlds.example_reader import RowReader, Rows
 from gym_trace.interop.rlds.exporter import name_of
 from gym_trace.interop.rlds.features import Feature, Features
 from gym_trace.interop.rlds.values import MOST_BYTES, unpacked
 from gym_trace.interop.rlds.varints import MalformedExample
 from gym_trace.interop.viewing.images import pixels
-from gym_trace.model.layout import Layout, Leaf, PlainSpace, to_array_map
+from gym_trace.model.layout import Layout, Leaf, PlainSpace
 from gym_trace.model.schema import Layouts
 
 _VALUE_BYTES = 1024  # what a row of any size counts
@@ -122,8 +123,4 @@ def space_of(feature: Feature | Features) -> PlainSpace:
     if feature.kind == "text" or None in feature.shape or dtype.kind == "c":
         told = "text" if feature.kind == "text" else f"{feature.kind}s of {dtype}, shape {feature.shape}"
         return {"type": "custom", "class": "", "repr": told}
-    bounds: tuple[Any, Any] = (-np.inf, np.inf)
-    if dtype.kind in "iub":
-        bounds = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    low, high = (to_array_map(np.array(bound, dtype)) for bound in bounds)
-    return {"type": "Box", "dtype": dtype.str, "shape": list(feature.sizes), "low": low, "high": high}
+    return widest(dtype, feature.sizes)

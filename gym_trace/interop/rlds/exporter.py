@@ -14,6 +14,7 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.interop.contract import Loss
 from gym_trace.interop.identity import KEY
+from gym_trace.interop.losses import losses
 from gym_trace.interop.rlds.example_writer import ExampleWriter, RecordWriter
 from gym_trace.interop.rlds.features import Feature, Features, features_json, tensor
 from gym_trace.interop.rlds.values import packed
@@ -68,9 +69,7 @@ class RldsExporter:
     def lost(self, source: Source) -> Iterator[Loss]:
         """Only of which dtype rows were, where they differ."""
         features = _Columns(source, self.images)
-        for path, form in source.forms.items():
-            if form is not None and form.mixed:
-                yield Loss("dtype", f"{'/'.join(map(str, path))}: rows of several dtypes are all {form.dtype}")
+        yield from losses(source, "dtype")
         longest = int(source.episodes["steps"].max()) + 1
         if (size := features.row_size * longest) > _LARGEST:
             raise InvalidOption(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections import ChainMap
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
+from gym_trace.interop.foreign import read_json
 from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, Schema, imported, new_schema
 from gym_trace.interop.rlds.columns import Columns, joined, reader_of, space_of, values_of
@@ -63,13 +63,13 @@ class _DataSet:
 
     def __init__(self, path: Path):
         self.path = path
-        self.info = _json(path / "dataset_info.json")
+        self.info = read_json(path / "dataset_info.json")
         self.features, unknown = _described(path / "features.json")
         steps = self.features.pop("steps", None)
         if not isinstance(steps, dict):
             raise UnreadableRecording(f"{path / 'features.json'}: no RLDS: its examples have no steps")
         self.steps: Features = steps
-        metadata = _json(path / "metadata.json") if (path / "metadata.json").is_file() else {}
+        metadata = read_json(path / "metadata.json") if (path / "metadata.json").is_file() else {}
         about = metadata.get(KEY)
         self.about = about if isinstance(about, str) else None
         self.splits = [self._split(split) for split in _list(self.info.get("splits"))]
@@ -300,7 +300,7 @@ def _is_something(tree: Any) -> bool:
 
 def _described(path: Path) -> tuple[Features, dict[str, str]]:
     """The features that a file describes; see features_of(). Raises UnreadableRecording."""
-    said = _json(path)
+    said = read_json(path)
     with _located(path):
         return features_of(said)
 
@@ -316,20 +316,6 @@ def _located(path: Path) -> Iterator[None]:
         if isinstance(error, TraceError):
             raise
         raise UnreadableRecording(f"{path}: cannot be read: {error}") from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """A file of JSON that is an object. Raises UnreadableRecording."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_JSON + 1)
-        said = json.loads(raw) if len(raw) <= _MOST_JSON else None
-    except (OSError, ValueError, RecursionError) as error:
-        told = getattr(error, "strerror", None) or error  # the path is said once
-        raise UnreadableRecording(f"{path}: cannot be read: {told}") from error
-    if not isinstance(said, dict):
-        raise UnreadableRecording(f"{path}: is not a JSON object")
-    return said
 
 
 def _list(value: Any) -> list[Any]:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
-from gym_trace.interop.contract import Loss
 from gym_trace.interop.identity import read_about
 from gym_trace.interop.imported import NewSteps, Schema
 from gym_trace.interop.source import Source, leaves_of
@@ -61,13 +60,6 @@ def name_of(path: Path) -> str:
 
 def _key_of(part: str) -> str:
     return "" if part == "%" else part.replace("%2F", "/").replace("%25", "%")
-
-
-def dtype_losses(source: Source) -> Iterator[Loss]:
-    """Of which dtype rows were, where they differ."""
-    for path, form in source.forms.items():
-        if form is not None and form.mixed:
-            yield Loss("dtype", f"{name_of(path)}: rows of several dtypes are all {form.dtype}")
 
 
 def rows_of(source: Source, columns: list[Column], window: Window) -> dict[str, Array]:

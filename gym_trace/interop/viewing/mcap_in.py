@@ -15,6 +15,7 @@ from mcap.records import Channel, Chunk, Message, Metadata
 from mcap.stream_reader import StreamReader, breakup_chunk
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.interop.foreign import begins_with
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.imported import Imported, NewEpisode, imported
 from gym_trace.interop.steps.untagged import array_from, untagged
@@ -38,10 +39,7 @@ class McapImporter:
     extra: ClassVar[str] = "mcap"
 
     def recognises(self, path: Path) -> bool:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
+        return begins_with(path, _MAGIC)
 
     def read(self, path: Path) -> Imported:
         """Raises UnreadableRecording."""

@@ -16,6 +16,7 @@ from gym_trace import __version__
 from gym_trace.errors import InvalidOption
 from gym_trace.interop.contract import Loss
 from gym_trace.interop.identity import KEY
+from gym_trace.interop.losses import losses
 from gym_trace.interop.source import Source
 from gym_trace.interop.steps.plain import Form as PlainForm
 from gym_trace.interop.steps.plain import json_text, rows_of
@@ -63,7 +64,7 @@ class McapExporter:
 
     def lost(self, source: Source) -> Iterator[Loss]:
         """Only of which dtype rows were, where they differ."""
-        yield from leaves.dtype_losses(source)
+        yield from losses(source, "dtype")
         _begin(source, self._spacing)
 
     def write(self, source: Source, target: Path) -> None:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from rerun.chunk import RrdReader
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.interop.foreign import begins_with
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.imported import Imported, NewEpisode, imported
 from gym_trace.interop.rlds.values import from_json, unpacked
@@ -46,10 +47,7 @@ class RerunImporter:
     extra: ClassVar[str] = "rerun"
 
     def recognises(self, path: Path) -> bool:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(len(_MAGIC)) == _MAGIC
+        return begins_with(path, _MAGIC)
 
     def read(self, path: Path) -> Imported:
         """Raises UnreadableRecording."""

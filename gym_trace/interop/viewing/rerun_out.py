@@ -16,6 +16,7 @@ from rerun.error_utils import catch_and_log_exceptions
 
 from gym_trace.interop.contract import Loss
 from gym_trace.interop.identity import KEY
+from gym_trace.interop.losses import losses
 from gym_trace.interop.rlds.values import packed
 from gym_trace.interop.source import Source
 from gym_trace.interop.steps.plain import json_text, tagged
@@ -43,7 +44,7 @@ class RerunExporter:
 
     def lost(self, source: Source) -> Iterator[Loss]:
         """Only of which dtype rows were, where they differ."""
-        yield from leaves.dtype_losses(source)
+        yield from losses(source, "dtype")
 
     def write(self, source: Source, target: Path) -> None:
         """Sends some thousand rows of all columns at a time."""
