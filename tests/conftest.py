@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import hypothesis
 import pytest
@@ -13,6 +14,9 @@ collect_ignore = ["strangers", "interop"]  # which have environments of their ow
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+# Hundreds of processes import gym_trace: each would compile it for itself.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 _QUIET = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
 hypothesis.settings.register_profile(

@@ -8,6 +8,9 @@ prints a table: the forgeries whose names have these words, bytes on the disk, w
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
+import importlib
 import json
 import os
 import resource
@@ -30,9 +33,10 @@ from gym_trace_cli.main import COMMANDS, cli
 from hostile_forgeries import FORGERIES, Place, outside_of, sound_trace
 
 from gym_trace import import_trace, open_trace, verify_trace
-from gym_trace.errors import TraceError
+from gym_trace.errors import MissingExtra, TraceError
 from gym_trace.format import column_decoder as decoding
 from gym_trace.format import manifest, wire
+from gym_trace.interop.formats import importer_named, importers
 from gym_trace.model import containers, packing
 
 MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does
@@ -78,7 +82,18 @@ class Result(NamedTuple):
     peak: int
 
 
+@functools.cache
+def import_all() -> None:
+    """What commands and importers import when they are called: once, and not in the process of every forgery."""
+    for module, _ in COMMANDS.values():
+        importlib.import_module(module)
+    for name in importers():
+        with contextlib.suppress(MissingExtra):
+            importer_named(name)
+
+
 def run(names: list[str], scratch: Path) -> Iterator[Result]:
+    import_all()
     sound = scratch / "sound"
     sound_trace(sound)
     outside_of(Place(sound, scratch / "outside"))
