@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo test check lint setup compat strangers test-interop sanitize flat samples wheel bench bench-against clean
+.PHONY: demo test test-long check lint setup compat strangers test-interop sanitize flat samples wheel bench bench-against clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -14,6 +14,12 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -q
+	@echo "make test-long passed last: $$(cat $(VENV)/.test-long 2>/dev/null || echo never here)"
+
+# The same with all that takes long: every byte flipped, a thousand crashes, ten times the examples, and not the same ones each time.
+test-long: $(VENV)/.dev
+	GYM_TRACE_LONG=1 HYPOTHESIS_PROFILE=hunt $(BIN)/python -m pytest -n 2 -q
+	date -u '+%F %R UTC' > $(VENV)/.test-long
 
 check: lint test
 

@@ -237,8 +237,8 @@ def spaces_of_absurd_numbers(place):
 
 
 @forgery
-def an_info_of_a_quarter_of_a_million_empty_lists(place):
-    place.forge(infos(b"\xdd" + (MB // 4).to_bytes(4, "big") + b"\x90" * (MB // 4), encoding=0))
+def an_info_of_tens_of_thousands_of_empty_lists(place):
+    place.forge(infos(b"\xdd" + (MB // 16).to_bytes(4, "big") + b"\x90" * (MB // 16), encoding=0))
 
 
 @forgery

@@ -149,10 +149,10 @@ def _read(place: Place, sound: Path) -> list[Any]:
     limit = pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     signal.signal(signal.SIGPROF, _too_slow)
-    # A million episodes, or lists, take their time, honest or not: each limit is a sixteenth here, and so is the time.
+    # A million episodes, or lists, take their time, honest or not: limits are a fraction here, and so is the time.
     wire.TABLE_ROWS >>= 4
     for module in (containers, decoding, manifest, packing):
-        module.MAX_CONTAINERS >>= 4  # type: ignore[attr-defined]
+        module.MAX_CONTAINERS >>= 6  # type: ignore[attr-defined]
     sys.stdin = open(os.devnull)  # noqa: SIM115
     failures: list[str] = []
     said: collections.Counter[str] = collections.Counter()

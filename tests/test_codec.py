@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from zoo import bits
 
@@ -145,10 +145,9 @@ def all_of(frames: DeltaRows) -> np.ndarray:
 
 
 @given(
-    st.sampled_from([-7, -3, 0, 1, 19, 22]),
-    st.lists(st.sampled_from(["still", "noisy", "smooth", "small", "few", "values"]), min_size=2, max_size=12),
+    st.sampled_from([-7, -3, 0, 1, 22]),
+    st.lists(st.sampled_from(["still", "noisy", "smooth", "small", "few", "values"]), min_size=2, max_size=6),
 )
-@settings(max_examples=50)
 def test_a_column_may_change_from_rows_of_one_kind_to_another(level: int, kinds: list[str]) -> None:
     random = np.random.default_rng(len(kinds))
     encoder = ColumnEncoder(("observations",), Workspace(level))

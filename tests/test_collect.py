@@ -10,56 +10,25 @@ import subprocess
 import sys
 import textwrap
 import time
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from troubled import Deadly, Seeded, Troubled, acts_by_the_observation
 
 from gym_trace import check_trace, collect, open_trace
 from gym_trace.collecting.episode_set import EpisodeRanges, EpisodeSet
 from gym_trace.collecting.executor import ProcessExecutor
 from gym_trace.collecting.run_log import EVENTS
+from gym_trace.collecting.supervisor import Supervisor
 from gym_trace.envs.seeding import EPISODES, episode_of, episode_seed
 from gym_trace.errors import InvalidOption, TraceExists
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
-
-
-class Troubled(gymnasium.Env[Any, Any]):
-    """Hangs in a reset, and raises in steps, the first time that an episode comes to it; folder: for its notes."""
-
-    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
-    action_space = gymnasium.spaces.Discrete(3)
-
-    def __init__(self, folder: str, hangs: int = -1, raises: int = 0, always: int = -1):
-        self.folder, self.hangs, self.raises, self.always = Path(folder), hangs, raises, always
-
-    def _first_time(self, what: str) -> bool:
-        try:
-            (self.folder / what).touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        return True
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        assert seed is not None
-        self.episode, self.left = episode_of(1, seed), int(self.np_random.integers(3, 30))
-        if self.episode == self.hangs and self._first_time("hung"):
-            time.sleep(1000)
-        return self.np_random.random(2), {}
-
-    def step(self, action: Any) -> Any:
-        self.left -= 1
-        trouble = self.raises and self.episode % self.raises == 1 and self._first_time(f"raised{self.episode}")
-        if trouble or self.episode == self.always:
-            raise RuntimeError(f"episode {self.episode} is out of luck")
-        return self.np_random.random(2), float(action), self.left == 0, False, {}
 
 
 class Murderous(ProcessExecutor):
@@ -76,21 +45,6 @@ class Murderous(ProcessExecutor):
             process, _ = self.random.choice(list(self._workers.values()))
             os.kill(process.pid, signal.SIGKILL)
         return said
-
-
-def acts_by_the_observation(observation: Any) -> tuple[int, dict[str, Any]]:
-    return int(observation[0] * 3) % 3, {"value": float(observation[1])}
-
-
-class Seeded:
-    def __init__(self, observation_space: Any, action_space: Any):
-        self.space = action_space
-
-    def reset(self, seed: int) -> None:
-        self.random = np.random.default_rng(seed)
-
-    def act(self, observation: Any) -> int:
-        return int(self.random.integers(self.space.n))
 
 
 def whole_episodes(directory: Path, root: int) -> dict[int, tuple[bytes, ...]]:
@@ -155,16 +109,11 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[bytes, ...
 
 
 @pytest.mark.parametrize(
-    ("hangs", "raises", "kills", "reason"),
-    [
-        (17, 0, 0, "no sign of life"),
-        (-1, 20, 0, "is out of luck"),
-        (-1, 0, 3, "its process ended"),
-        (17, 20, 3, "is out of luck"),
-    ],
+    ("hangs", "raises", "kills", "told"),
+    [(17, 20, 0, ["no sign of life", "is out of luck"]), (-1, 20, 3, ["is out of luck", "its process ended"])],
 )
 def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(
-    tmp_path: Path, calm: Any, hangs: int, raises: int, kills: int, reason: str
+    tmp_path: Path, calm: Any, hangs: int, raises: int, kills: int, told: list[str]
 ) -> None:
     result = collect(
         partial(Troubled, str(tmp_path), hangs, raises),
@@ -185,7 +134,7 @@ def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(
     events = [json.loads(line) for line in (tmp_path / "t" / EVENTS).read_text().splitlines()]
     reasons = [event["reason"] for event in events if event["event"] == "restart"]
     assert len(reasons) == result.restarts > 0
-    assert any(reason in given for given in reasons)
+    assert all(any(reason in given for given in reasons) for reason in told)
 
 
 @pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
@@ -240,19 +189,20 @@ def test_workers_that_cannot_start_are_given_up(tmp_path: Path) -> None:
     assert all("nonsense" in worker.trouble for worker in result.workers)
 
 
-def test_an_interrupted_run_is_resumed_to_the_same_episodes(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_resumed_to_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Supervisor, "run", partialmethod(Supervisor.run, every=0.0))  # before all is done
     first = collect(
-        CARTPOLE, directory=tmp_path / "a", episodes=4000, workers=2, seed=5, on_progress=lambda now: now.episodes > 20
+        CARTPOLE, directory=tmp_path / "a", episodes=600, workers=2, seed=5, on_progress=lambda now: now.episodes > 20
     )
     assert first.stopped == "interrupted"
-    assert 20 < first.episodes < 4000
-    second = collect(CARTPOLE, directory=tmp_path / "a", episodes=4000, workers=2, resume=True)
-    assert (second.stopped, second.episodes) == ("done", 4000)
-    assert second.new_episodes == 4000 - len(whole_episodes_before(tmp_path / "a"))
-    collect(CARTPOLE, directory=tmp_path / "b", episodes=4000, workers=1, seed=5)
+    assert 20 < first.episodes < 600
+    second = collect(CARTPOLE, directory=tmp_path / "a", episodes=600, workers=2, resume=True)
+    assert (second.stopped, second.episodes) == ("done", 600)
+    assert second.new_episodes == 600 - len(whole_episodes_before(tmp_path / "a"))
+    collect(CARTPOLE, directory=tmp_path / "b", episodes=600, workers=1, seed=5)
     assert whole_episodes(tmp_path / "a", 5) == whole_episodes(tmp_path / "b", 5)
-    third = collect(CARTPOLE, directory=tmp_path / "a", episodes=4000, workers=2, resume=True)
-    assert (third.stopped, third.new_episodes, third.episodes) == ("done", 0, 4000)
+    third = collect(CARTPOLE, directory=tmp_path / "a", episodes=600, workers=2, resume=True)
+    assert (third.stopped, third.new_episodes, third.episodes) == ("done", 0, 600)
 
 
 def whole_episodes_before(directory: Path) -> list[int]:
@@ -308,24 +258,6 @@ def test_what_would_leave_something_out_is_refused(tmp_path: Path, option: str) 
         collect(CARTPOLE, directory=tmp_path, episodes=5, **{option: len})
 
 
-class Deadly(gymnasium.Env[Any, Any]):
-    """Its process dies in one episode, whoever records it."""
-
-    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
-    action_space = gymnasium.spaces.Discrete(3)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.left, self.dies = 5, seed == episode_seed(1, 7)
-        return self.np_random.random(2), {}
-
-    def step(self, action: Any) -> Any:
-        self.left -= 1
-        if self.dies and self.left == 2:
-            os._exit(9)
-        return self.np_random.random(2), 0.0, self.left == 0, False, {}
-
-
 LANES = [None, pytest.param(3, marks=pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="old"))]
 
 
@@ -353,11 +285,11 @@ def test_another_run_is_not_resumed(tmp_path: Path) -> None:
         collect(CARTPOLE, directory=tmp_path, episodes=2)
 
 
-@pytest.mark.parametrize("limit", [{"steps": 3000}, {"seconds": 3.0}, {"bytes": 100_000}])
+@pytest.mark.parametrize("limit", [{"steps": 3000}, {"seconds": 0.5}, {"bytes": 100_000}])
 def test_other_limits_end_a_run_soon(tmp_path: Path, limit: dict[str, Any]) -> None:
     result = collect(CARTPOLE, directory=tmp_path, workers=2, seed=0, **limit)
     assert result.stopped == next(iter(limit))
-    assert result.episodes > 0
+    assert result.episodes > 0 or "seconds" in limit  # before which a busy machine may not have started anything
     assert not check_trace(tmp_path).damages
 
 
@@ -369,7 +301,7 @@ def test_a_run_needs_a_limit_and_workers() -> None:
 
 
 PARENT = """
-    from functools import partial
+    from functools import partial, partialmethod
     import gymnasium, gym_trace, sys
     if __name__ == "__main__":
         gym_trace.collect(

@@ -1,6 +1,6 @@
 """What a hostile hand can forge, every checksum right: nothing acts, every failure is a TraceError, little grows.
 
-The bounds were set after measuring; hostile_run.py reads with the limits on tables and lists at a sixteenth.
+The bounds were set after measuring; hostile_run.py reads with the smaller limits on tables and lists.
 
 `python tests/hostile_run.py` prints what each of them takes as a table.
 """
