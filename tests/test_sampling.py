@@ -20,12 +20,11 @@ from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_t
 from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream
 from gym_trace.sampling.batches import Batches
-from gym_trace.sampling.draw import drawn, permuted
+from gym_trace.sampling.draw import SumTree, drawn, permuted
 from gym_trace.sampling.rows import Plan, Rows, in_memory
 from gym_trace.sampling.sampled import roots_of
 from gym_trace.sampling.store import Disk, Memory
 from gym_trace.sampling.transitions import ACHIEVED, DESIRED, Hindsight
-from gym_trace.sampling.weights import SumTree
 
 LENGTHS = [5, 0, 1, 12, 3, 7, 2, 30, 1, 4]
 

@@ -97,19 +97,30 @@ def scan_episodes(
                 yield parts, row, [piece for _, piece in pending.pop(row)]
 
 
+def without_damage(
+    writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: Callable[[Damage], None]
+) -> Parts:
+    """What is left of the episodes of a writer: chunks that wanted ones lie in are read, and damaged ones left out."""
+    wanted_fragments = wanted[writer.parts.of_fragment] & (writer.parts.of_fragment >= 0)
+    is_bad = _damaged_chunks(writer, 0, None, wanted_fragments, roots | {"starts"}, on_damage)
+    if not is_bad.any():
+        return writer.parts
+    return _without(writer, np.repeat(is_bad, np.diff(writer.chunk_bounds)), wanted_fragments)[0]
+
+
 def _damaged_chunks(
     writer: WriterReader,
     first: int,
-    error: CorruptTrace,
+    error: CorruptTrace | None,
     wanted_fragments: Array,
     roots: frozenset[str],
     on_damage: Callable[[Damage], None],
 ) -> Array:
-    """Which chunks cannot be read, from the first one on, which has brought about error; of those wanted."""
+    """Which chunks cannot be read, from the first one on, which has brought about error, if any; of those wanted."""
     is_bad = np.zeros(writer.chunk_count, bool)
     for number in range(first, writer.chunk_count):
-        problem: str | None = error.problem
-        if number > first:
+        problem = None if error is None else error.problem
+        if number > first or error is None:
             if not wanted_fragments[writer.chunk_bounds[number] : writer.chunk_bounds[number + 1]].any():
                 continue
             problem = _problem_of(writer, number, roots)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import MSGPACK, Column
 from gym_trace.model.layout import Path
 from gym_trace.model.values import dtype_from
@@ -24,16 +25,16 @@ class Form(NamedTuple):
     mixed: bool = False
 
 
-def forms_of(trace: Recorded) -> dict[Path, Form | None]:
+def forms_of(trace: Recorded, skip: bool = False) -> dict[Path, Form | None]:
     """Of each column that has rows what these are; None: values of any kind, or of forms that cannot be joined.
 
     The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
-    Of a trace without steps, what its spaces say. Raises CorruptTrace.
+    Of a trace without steps, what its spaces say. skip: leave out damaged chunks; otherwise raises CorruptTrace.
     """
     found: dict[Path, Form | None] = {}
     counts: dict[Path, int] = {}
     chunks = 0
-    for column in _columns(trace):
+    for column in _columns(trace, skip):
         if column is None:
             chunks += 1
             continue
@@ -50,7 +51,7 @@ def forms_of(trace: Recorded) -> dict[Path, Form | None]:
     return found
 
 
-def _columns(trace: Recorded) -> Iterator[Column | None]:
+def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
     """What has rows in each chunk with something of these episodes; None before those of each chunk with steps."""
     table, rows_of = trace.episodes, trace.rows
     for number, reader in enumerate(trace.readers):
@@ -61,9 +62,15 @@ def _columns(trace: Recorded) -> Iterator[Column | None]:
             begin, end = reader.chunk_bounds[chunk : chunk + 2].tolist()
             if not chosen[begin:end].any():
                 continue
+            try:
+                columns = reader.columns_of(chunk)
+            except CorruptTrace:
+                if skip:
+                    continue
+                raise
             if reader.fragments["steps"][begin:end].any():
                 yield None
-            for column in reader.columns_of(chunk):
+            for column in columns:
                 if column.rows and column.path[0] not in ("fragments", "starts"):
                     yield column
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.model.values import Array
+from gym_trace.printable import printable
 from gym_trace.reading.recorded import Recorded
+from gym_trace.sampling.draw import SumTree
 from gym_trace.sampling.draws import Batch, Draws
-from gym_trace.sampling.rows import Plan, Rows
+from gym_trace.sampling.rows import OnDamage, Plan, Rows, planned
 from gym_trace.sampling.store import Store
-from gym_trace.sampling.weights import SumTree
 
 Make = Callable[[Rows, int], Draws]  # with a seed
 
@@ -26,7 +27,8 @@ class Batches:
     it never ends; without, it ends after each item once, and the next loop is another epoch, in another order.
     ``len()`` is the number of batches in an epoch.
 
-    It can be pickled, and then begins where it was. Rows are decoded with the first batch.
+    It can be pickled, and then begins where it was. Rows are decoded with the first batch. It is for one thread;
+    several have one each.
     """
 
     def __init__(
@@ -34,43 +36,64 @@ class Batches:
         trace: Recorded,
         roots: frozenset[str],
         make: Make,
+        store: Store,
+        plan: Plan | None,
+        *,
         batch_size: int,
         seed: int,
         replacement: bool,
-        store: Store,
         weights: Array | None = None,
+        follow: float | None = None,
+        on_damage: OnDamage | None = None,
     ):
+        """plan: of the trace; None: it may have nothing yet. follow: take in what came since, at most every so many
+        seconds.
+
+        Raises InvalidOption if there is nothing to be drawn, or it cannot be kept.
+        """
         self.trace, self.batch_size = trace, batch_size
         self._roots, self._make, self._store = roots, make, store
         self._seed, self._replacement = seed, replacement
         self._number = self._epoch = 0
         self._rank, self._world_size = 0, 1
-        self._weights = weights
+        self._weights, self._follow, self._on_damage = weights, follow, on_damage
         self._drawn_of: Draws | None = None
         self._tree: SumTree | None = None
-        self._follow: float | None = None
-        self._read_at = 0.0
-
-    def following(self, seconds: float) -> Batches:
-        """The same, which take in what has been recorded since, at most every so many seconds."""
-        self._follow = seconds
-        return self
+        self._read_at = -np.inf
+        self._plan = plan
+        if plan is not None:
+            store.check(plan)
+            self._weighted(self._made(plan.rows({}, plan.episodes(), plan.first[:-1], plan.first[:-1])))
 
     def refresh(self) -> None:
         """Takes in what has been recorded since. Raises CorruptTrace, InvalidOption."""
         self._read_at = time.monotonic()
         self.trace.refresh()
-        self._drawn_of = None
+        self._drawn_of = self._plan = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_drawn_of": None}
+        return {**self.__dict__, "_drawn_of": None, "_plan": None}
+
+    def __repr__(self) -> str:
+        made: Any = self._make
+        keywords = ", ".join(f"{name}={value}" for name, value in getattr(made, "keywords", {}).items())
+        kind = f"{getattr(made, 'func', made).__name__.lower()}({keywords})"
+        place = f"next is batch {self._number} of epoch {self._epoch}"
+        share = f", share {self._rank} of {self._world_size}" if self._world_size > 1 else ""
+        of = printable(self.trace.directory)
+        return f"<{type(self).__name__} of {self.batch_size} {kind} of {of}, seed {self._seed}; {place}{share}>"
 
     @property
     def _draws(self) -> Draws:
         if self._drawn_of is None:
-            self._drawn_of = draws = self._made(self._store.rows(self.trace, Plan(self.trace, self._roots)))
-            if self._weights is not None and self._tree is None:
-                self._tree = SumTree(draws.weights(self._weights))
+            try:
+                rows = self._store.rows(self.trace, self._plan or planned(self.trace, self._roots, self._on_damage))
+            except CorruptTrace:
+                if self._on_damage is None:
+                    raise
+                rows = self._store.rows(self.trace, Plan(self.trace, self._roots, self._on_damage))
+            self._drawn_of, self._plan = self._made(rows), None
+            self._weighted(self._drawn_of)
         return self._drawn_of
 
     def _made(self, rows: Rows) -> Draws:
@@ -78,6 +101,10 @@ class Batches:
         if not draws.items:
             raise InvalidOption(f"{self.trace.directory}: there is nothing to be drawn: no episode is long enough")
         return draws
+
+    def _weighted(self, draws: Draws) -> None:
+        if self._weights is not None and (self._tree is None or self._tree.items != draws.items):
+            self._tree = SumTree(draws.weights(self._weights, self.trace.episodes["steps"]))
 
     @property
     def items(self) -> int:
@@ -119,11 +146,9 @@ class Batches:
 
         Raises InvalidOption, also where no weights were given to begin with.
         """
-        if self._weights is None:
+        if self._tree is None:
             raise InvalidOption("these are not drawn by weight; pass weights= where they are made, such as all ones")
-        assert self._draws.items
-        if self._tree is not None:
-            self._tree.update(index, priorities)
+        self._tree.update(index, priorities)
 
     def share(self, rank: int, world_size: int) -> None:
         """Takes the share of one of several processes; together they have the whole. Raises InvalidOption."""

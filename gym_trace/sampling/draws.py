@@ -9,9 +9,8 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.layout import put_together
 from gym_trace.model.values import Array
-from gym_trace.sampling.draw import drawn, permuted, uniform
+from gym_trace.sampling.draw import SumTree, drawn, permuted, uniform
 from gym_trace.sampling.rows import Rows
-from gym_trace.sampling.weights import SumTree
 
 Batch = dict[str, Any]
 
@@ -45,16 +44,17 @@ class Draws:
         """Of each item the piece that it is in, and its first step, in the episode."""
         raise NotImplementedError
 
-    def weights(self, given: Array) -> Array:
-        """(items,) float64 of what was given for each episode, each step, or each item. Raises InvalidOption."""
+    def weights(self, given: Array, steps: Array) -> Array:
+        """(items,) float64 of what was given for each episode, each step, or each item. steps: of each episode of the
+        trace. Raises InvalidOption."""
         given, rows = np.asarray(given, np.float64), self.rows
         everything = np.arange(self.items)
         piece, step = self.located(everything, everything)
-        first = np.cumsum(rows.whole) - rows.whole
-        forms = {len(rows.whole): piece, int(rows.whole.sum()): first[piece] + np.maximum(step, 0)}
+        episode, first = rows.episode[piece], np.cumsum(steps) - steps
+        forms = {len(steps): episode, int(steps.sum()): first[episode] + rows.begin[piece] + np.maximum(step, 0)}
         forms[self.items] = forms.get(self.items, everything)
         if given.ndim != 1 or len(given) not in forms:
-            told = f"{len(rows.whole)} episodes, {rows.whole.sum()} steps, or {self.items} items"
+            told = f"{len(steps)} episodes, {steps.sum()} steps, or {self.items} items"
             raise InvalidOption(f"weights of the shape {given.shape}: pass one for each of {told}")
         weights: Array = given[forms[len(given)]]
         return weights

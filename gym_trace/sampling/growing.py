@@ -25,14 +25,17 @@ class Growing:
         self._known = Known(np.zeros(0, KEPT))
 
     def rows(self, trace: Recorded, plan: Plan) -> Rows:
-        episodes = identified(trace)
-        places = self._newest(trace.episodes)
+        episodes = identified(plan)
+        places = self._newest(plan.table)
         if plan.forms != self._forms:
             self._columns, self._forms, self._known = {}, plan.forms, Known(np.zeros(0, KEPT))
         missing = places[self._known.places(episodes[places]) < 0]
         if len(missing):
             self._add(plan, episodes, places, missing)
         return self._known.rows(plan, places, episodes, self._columns)
+
+    def check(self, plan: Plan) -> None:
+        """Everything can be kept."""
 
     def _newest(self, table: Array) -> Array:
         """The places of the episodes that count."""

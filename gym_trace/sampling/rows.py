@@ -7,17 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import Chunk
+from gym_trace.format.batch_reader import Chunk, Damage
 from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import ABSENT, Array
 from gym_trace.reading.assembly import as_rewards
-from gym_trace.reading.episode_table import step_offsets
+from gym_trace.reading.episode_scan import without_damage
+from gym_trace.reading.episode_table import Parts, step_offsets
 from gym_trace.reading.forms import Form, forms_of
 from gym_trace.reading.recorded import Recorded
 from gym_trace.reading.writer_reader import WriterReader
 
+OnDamage = Callable[[Damage], None]
 Room = Callable[[Path, int, Form | None], Array]  # makes the array of so many rows of a column
 _FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}
 _FEW = 8  # rows of a run on average, below which rows are put down one by one
@@ -41,11 +44,14 @@ class Pieces(NamedTuple):
 class Rows(NamedTuple):
     """Decoded rows of episodes, or of pieces of them; arrays of integers have an element each.
 
+    What damage broke apart is several pieces, each of which counts as a whole.
+
     Attributes:
         columns: by path, one a leaf of the spaces, the rows of all of them; of observations one more for each. Values
             of any kind are objects, None where nothing was given.
         layouts: how leaves become observations and actions.
-        episode: its place in the trace. whole: how many steps the episode has.
+        episode: its place in the trace. whole: how many steps the episode has. begin: the step of it that the first of
+            these is: 0, but behind damage.
         offset: the first step of it that is here. lengths: how many are here.
         steps, seen: the rows of that first step, and of the observation before it.
         own: (n, 2), from which to which of the steps that are here batches are drawn: of the others a neighbour does.
@@ -60,6 +66,7 @@ class Rows(NamedTuple):
     steps: Array
     seen: Array
     own: Array
+    begin: Array
 
 
 class Plan:
@@ -67,27 +74,41 @@ class Plan:
 
     Attributes:
         forms: of each column that is wanted, what its rows are; None: values of any kind.
+        table: the episodes; of those that are damaged, what is left of them. place: where each is in the trace.
+        begin: the step of that one that it begins with.
         first: (episodes + 1,) int64, where the steps of each episode begin among all.
         step_bytes: what a step takes once decoded, about.
     """
 
-    def __init__(self, trace: Recorded, roots: frozenset[str]):
-        """Raises CorruptTrace, and TraceError if the writers have different spaces."""
+    def __init__(self, trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None = None):
+        """on_damage: told of damage, which is looked for everywhere, and left out. None: raises CorruptTrace.
+
+        Raises TraceError if the writers have different spaces.
+        """
         self.layouts = trace.writer_agreed_on("observation_space").layouts
         trace.writer_agreed_on("action_space")
-        self.forms = {path: form for path, form in forms_of(trace).items() if path[0] in roots}
+        self.readers = trace.readers
+        for damage in (damage for reader in self.readers for damage in reader.damage):
+            if on_damage is None:
+                raise damage.error()
+            on_damage(damage)
+        skip = on_damage is not None
+        self.forms = {path: form for path, form in forms_of(trace, skip).items() if path[0] in roots}
         self.forms |= {path: Form(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
-        table = trace.episodes
-        self.first = np.append(0, np.cumsum(table["steps"], dtype=np.int64))
+        table, rows = trace.episodes.view(np.ndarray), trace.rows
+        self.table, self.place, parts = table, np.arange(len(table)), [reader.parts for reader in self.readers]
+        if on_damage is not None:
+            self.table, self.place, rows, parts = _left(self.readers, roots, table, rows, on_damage)
+        self.begin = self.table["first_step"] - table["first_step"][self.place]
+        self.first = np.append(0, np.cumsum(self.table["steps"], dtype=np.int64))
         self.step_bytes = sum(map(_row_bytes, self.forms.values()))
-        rows = trace.rows
         self._writers = []
-        for number, reader in enumerate(trace.readers):
-            places = np.flatnonzero(table["writer"] == number)
+        for number, reader in enumerate(self.readers):
+            places = np.flatnonzero(self.table["writer"] == number)
             while len(places):  # an episode that a view has several times is put down once for each
                 _, firsts = np.unique(rows[places], return_index=True)
                 mine = places[np.sort(firsts)]
-                self._writers.append(_Writer(reader, rows[mine], mine, self.first))
+                self._writers.append(_Writer(reader, parts[number], rows[mine], mine, self.first))
                 places = np.setdiff1d(places, mine)
 
     @property
@@ -137,20 +158,63 @@ class Plan:
         rewards = columns.get(("rewards",))
         if rewards is not None and rewards.dtype == object:
             columns["rewards",] = as_rewards(rewards)
-        own = np.stack([low, high], axis=1)
-        return Rows(columns, self.layouts, episode, np.diff(self.first)[episode], offset, lengths, steps, seen, own)
+        return self.rows(columns, Pieces(episode, offset, lengths, low, high), steps, seen)
+
+    def rows(self, columns: dict[Path, Array], pieces: Pieces, steps: Array, seen: Array) -> Rows:
+        """Columns with the rows of these pieces. steps, seen: where those of each begin."""
+        episode, own = pieces.episode, np.stack([pieces.low, pieces.high], axis=1)
+        whole, begin = np.diff(self.first)[episode], self.begin[episode]
+        return Rows(
+            columns, self.layouts, self.place[episode], whole, pieces.offset, pieces.lengths, steps, seen, own, begin
+        )
+
+
+def _left(
+    readers: list[WriterReader], roots: frozenset[str], table: Array, rows: Array, on_damage: OnDamage
+) -> tuple[Array, Array, Array, list[Parts]]:
+    """The table without damage, and of each of its episodes the place in the one with it, and its row with the writer,
+    whose parts these are."""
+    everything, tables, places, found = [], [table[:0]], [np.arange(0)], [np.arange(0)]
+    for number, reader in enumerate(readers):
+        mine = np.flatnonzero(table["writer"] == number)
+        wanted = np.zeros(len(reader.parts.table) + 1, np.bool_)  # one more for -1, which is never wanted
+        wanted[rows[mine]] = True
+        parts = without_damage(reader, roots, wanted, on_damage)
+        owner = reader.parts.of_fragment[parts.fragments[parts.first[:-1]]]
+        order = np.argsort(owner, kind="stable")
+        low, high = (np.searchsorted(owner[order], rows[mine], side=side) for side in ("left", "right"))
+        counts = high - low
+        chosen = order[np.arange(counts.sum()) + np.repeat(low - np.cumsum(counts) + counts, counts)]
+        part = parts.table[chosen]
+        part["writer"] = number
+        everything.append(parts)
+        tables.append(part)
+        places.append(np.repeat(mine, counts))
+        found.append(chosen)
+    left, place = np.concatenate(tables), np.concatenate(places)
+    order = np.lexsort((left["first_step"], place))
+    return left[order], place[order], np.concatenate(found)[order], everything
 
 
 def _row_bytes(form: Form | None) -> int:
     return _VALUE_BYTES if form is None else form.dtype.itemsize * int(np.prod(form.shape, dtype=np.int64))
 
 
+def planned(trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None) -> Plan:
+    """A plan for which damage is looked for only if some is known. Raises CorruptTrace, where nobody is told of it."""
+    try:
+        return Plan(trace, roots)
+    except CorruptTrace:
+        if on_damage is None:
+            raise
+        return Plan(trace, roots, on_damage)
+
+
 class _Writer:
     """Where the rows of one writer belong, fragment by fragment."""
 
-    def __init__(self, reader: WriterReader, rows: Array, places: Array, first: Array):
+    def __init__(self, reader: WriterReader, parts: Parts, rows: Array, places: Array, first: Array):
         self._reader = reader
-        parts = reader.parts
         place_of = np.full(len(parts.table) + 1, -1)
         place_of[rows] = places
         owner = np.repeat(np.arange(len(parts.table)), np.diff(parts.first))

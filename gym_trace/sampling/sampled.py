@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
@@ -40,6 +43,7 @@ class Sampled(Recorded):
         cache_bytes: int = _CACHE_BYTES,
         follow: float | None = None,
         most_steps: int | None = None,
+        on_damage: str = "raise",
     ) -> Batches:
         """Batches of windows: so many steps of an episode one after the other, never of two.
 
@@ -70,6 +74,9 @@ class Sampled(Recorded):
             follow: takes in what is being recorded, at most every so many seconds; the trace is refreshed then, and
                 rows that are there are not decoded again. None: episodes stay those that the trace had.
             most_steps: with follow, keeps those episodes alone that began last and have so many steps together.
+            on_damage: "raise" CorruptTrace at a damaged chunk, or "skip" it, as scan() does: windows do not reach over
+                what is left out, a warning tells what that was, and .damage of the trace lists it. What is streamed is
+                read once beforehand, then, to know what there is.
 
         Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
         """
@@ -79,11 +86,15 @@ class Sampled(Recorded):
         if sampling not in ("steps", "episodes"):
             raise InvalidOption(f'sampling={sampling!r}: pass "steps" or "episodes"')
         sides = (span, span) if isinstance(span, bool) else span
+        if not isinstance(sides, tuple) or [*map(type, sides)] != [bool, bool]:
+            raise InvalidOption(f"span={span!r}: pass True or False, or two of these: (begin, end)")
         made = partial(
             Windows, length=length, strict_length=strict_length, span=sides, stride=stride, sampling=sampling
         )
         margins = (0, length - 1) if sampling == "steps" else None
-        order = _Order(batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps)
+        order = _Order(
+            batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps, on_damage
+        )
         return self._batches(made, margins, order)
 
     def transitions(
@@ -102,6 +113,7 @@ class Sampled(Recorded):
         cache_bytes: int = _CACHE_BYTES,
         follow: float | None = None,
         most_steps: int | None = None,
+        on_damage: str = "raise",
     ) -> Batches:
         """Batches of transitions, dicts of arrays with a row each: observations, actions, rewards, next_observations,
         terminations, truncations, discount, annotations, episode, first_step.
@@ -115,24 +127,28 @@ class Sampled(Recorded):
             n_frames: so many observations are stacked, (batch_size, n_frames, …), the newest last; before the first one
                 of an episode it is repeated.
             goals: gives transitions goals that were reached: ``Hindsight("future", env.unwrapped.compute_reward)``.
-            batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow,
-            most_steps: as of windows().
+            batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps,
+            on_damage: as of windows().
 
         Raises as windows() does.
         """
-        from gym_trace.sampling.transitions import Transitions
+        from gym_trace.sampling.transitions import Hindsight, Transitions
 
         _check(n_steps=n_steps, n_frames=n_frames)
-        if not 0 <= gamma <= 1:
+        if not isinstance(gamma, (int, float, np.number)) or not 0 <= gamma <= 1:
             raise InvalidOption(f"gamma={gamma!r}: pass a number from 0 to 1")
         made = partial(Transitions, n_steps=n_steps, gamma=gamma, n_frames=n_frames, goals=goals)
         margins: tuple[int, int] | None = (n_frames - 1, n_steps - 1)
         if goals is not None:
+            if not isinstance(goals, Hindsight):
+                raise InvalidOption(f'goals={goals!r}: pass Hindsight("future", reward_fn)')
             if n_steps > 1 or n_frames > 1:
                 raise InvalidOption("goals are given to single steps, with n_steps=1 and n_frames=1")
             goals.check(self.writer_agreed_on("observation_space").layouts.observations)
             margins = None
-        order = _Order(batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps)
+        order = _Order(
+            batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps, on_damage
+        )
         return self._batches(made, margins, order)
 
     def trajectories(
@@ -146,38 +162,47 @@ class Sampled(Recorded):
         cache_bytes: int = _CACHE_BYTES,
         follow: float | None = None,
         most_steps: int | None = None,
+        on_damage: str = "raise",
     ) -> Batches:
         """Batches of whole episodes, as windows() has them, padded to the longest of the batch. Those without steps are
         left out. Arguments, and what is raised, as of windows()."""
         from gym_trace.sampling.windows import Trajectories
 
-        order = _Order(batch_size, seed, columns, replacement, None, cache, cache_bytes, follow, most_steps)
+        order = _Order(batch_size, seed, columns, replacement, None, cache, cache_bytes, follow, most_steps, on_damage)
         return self._batches(Trajectories, None, order)
 
     def _batches(self, made: Make, margins: tuple[int, int] | None, order: _Order) -> Batches:
         """margins: how many steps before and behind its first step an item reaches over; None: its whole episode."""
         from gym_trace.sampling.batches import Batches
         from gym_trace.sampling.growing import Growing
-        from gym_trace.sampling.rows import Plan
+        from gym_trace.sampling.rows import Plan, planned
         from gym_trace.sampling.store import Disk, Memory, default_root
         from gym_trace.sampling.stream import Stream
 
         roots, cache = order.checked(), order.cache
-        common = self, roots, made, order.batch_size, order.seed, order.replacement
+        common: dict[str, Any] = {
+            "batch_size": order.batch_size,
+            "seed": int(order.seed),
+            "replacement": order.replacement,
+            "on_damage": self._report if order.on_damage == "skip" else None,
+        }
         if order.follow is not None:
             if self._content.chosen is not None:
                 raise InvalidOption("follow: of a whole trace; this is a view, which does not grow")
-            return Batches(*common, Growing(order.most_steps)).following(order.follow)
+            return Batches(self, roots, made, Growing(order.most_steps), None, follow=order.follow, **common)
+        trace, report = copy(self), common["on_damage"]  # whose episodes stay what they are
+        plan = planned(trace, roots, report)
         if cache == "auto":
-            cache = "memory" if Plan(self, roots).size <= order.cache_bytes else None
+            cache = "memory" if plan.size <= order.cache_bytes else None
         if cache is None:
             if order.weights is not None:
                 raise InvalidOption(
                     'weights: what is streamed cannot be drawn by weight; pass cache="memory" or "disk"'
                 )
-            return Stream(*common, order.cache_bytes, margins)
+            plan = plan if report is None else Plan(trace, roots, report)
+            return Stream(trace, roots, made, plan, budget=order.cache_bytes, margins=margins, **common)
         store = Memory() if cache == "memory" else Disk(default_root(), order.cache_bytes)
-        return Batches(*common, store, order.weights)
+        return Batches(trace, roots, made, store, plan, weights=order.weights, **common)
 
 
 @dataclass(frozen=True)
@@ -193,10 +218,19 @@ class _Order:
     cache_bytes: int
     follow: float | None
     most_steps: int | None
+    on_damage: str
 
     def checked(self) -> frozenset[str]:
         """The columns that are meant. Raises InvalidOption."""
         _check(batch_size=self.batch_size)
+        if not isinstance(self.seed, (int, np.integer)):
+            raise InvalidOption(f"seed={self.seed!r}: pass an integer")
+        if not isinstance(self.cache_bytes, (int, np.integer)) or self.cache_bytes < 0:
+            raise InvalidOption(f"cache_bytes={self.cache_bytes!r}: pass a number of bytes")
+        if self.on_damage not in ("raise", "skip"):
+            raise InvalidOption(f'on_damage={self.on_damage!r}: pass "raise" or "skip"')
+        if self.follow is not None and not (isinstance(self.follow, (int, float, np.number)) and self.follow >= 0):
+            raise InvalidOption(f"follow={self.follow!r}: pass how many seconds to wait between looks, at least 0")
         if self.most_steps is not None:
             _check(most_steps=self.most_steps)
         if self.cache not in ("auto", "memory", "disk", None):
@@ -225,5 +259,5 @@ def roots_of(columns: Iterable[str] | None) -> frozenset[str]:
 
 def _check(**numbers: int) -> None:
     for name, number in numbers.items():
-        if not isinstance(number, int) or number < 1:
+        if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < 1:
             raise InvalidOption(f"{name}={number!r}: pass a number of at least 1")

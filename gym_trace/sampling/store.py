@@ -25,9 +25,9 @@ from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.rows import Plan, Rows, in_memory
 from gym_trace.storage.local import lock
 
-_VERSION = 1
+_VERSION = 2
 _INDEX = "index.npz"
-_EDGE = 1 << 16  # bytes at either end of what was added at a time that are checked
+_AT_ONCE = 1 << 22  # bytes that a checksum is made of at a time
 _NAMES = ("writer", "episode_id", "first_step", "steps")
 KEPT = np.dtype([(name, "<i8") for name in (*_NAMES, "at", "seen")])
 _ADDED = np.dtype([("begin", "<i8"), ("end", "<i8"), ("crc", "<i8")])
@@ -39,6 +39,9 @@ class Store(Protocol):
     def rows(self, trace: Recorded, plan: Plan) -> Rows:
         """Those of all episodes of a trace. Raises CorruptTrace."""
 
+    def check(self, plan: Plan) -> None:
+        """Raises InvalidOption if its rows are none that can be kept here."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -46,6 +49,9 @@ class Memory:
 
     def rows(self, trace: Recorded, plan: Plan) -> Rows:
         return plan.decode([plan.episodes()], in_memory)
+
+    def check(self, plan: Plan) -> None:
+        """Everything can be kept."""
 
 
 def default_root() -> FilePath:
@@ -67,22 +73,25 @@ class Disk:
 
     def rows(self, trace: Recorded, plan: Plan) -> Rows:
         """Raises InvalidOption for values of any kind; CorruptTrace, OSError."""
-        for path, form in plan.forms.items():
-            if form is None:
-                told = f"{'/'.join(map(str, path))}: values of any kind are not kept on disk"
-                raise InvalidOption(f'{told}; choose other columns=, or cache="memory"')
+        self.check(plan)
         forms = [[list(path), form.dtype.str, list(form.shape)] for path, form in plan.forms.items() if form]
         said = json.dumps([_VERSION, str(trace.directory), forms])
         directory = self.root / hashlib.sha256(said.encode()).hexdigest()[:32]
         os.makedirs(directory, exist_ok=True)
         with _locked(directory):
-            kept, episodes = _Kept(directory, plan), identified(trace)
+            kept, episodes = _Kept(directory, plan), identified(plan)
             missing = np.flatnonzero(kept.known.places(episodes) < 0)
             if len(missing):
                 self._make_room(directory, plan.size)
                 kept.add(plan, episodes, missing)
             os.utime(directory)
             return kept.rows(plan, episodes)
+
+    def check(self, plan: Plan) -> None:
+        for path, form in plan.forms.items():
+            if form is None:
+                told = f"{'/'.join(map(str, path))}: values of any kind are not kept on disk"
+                raise InvalidOption(f'{told}; choose other columns=, or cache="memory"')
 
     def _make_room(self, mine: FilePath, needed: int) -> None:
         others = sorted((path for path in self.root.iterdir() if path != mine), key=_used)
@@ -118,11 +127,11 @@ def _size(directory: FilePath) -> int:
     return 0
 
 
-def identified(trace: Recorded) -> Array:
+def identified(plan: Plan) -> Array:
     """What each episode is known by; its writer as a number that other processes come to, too."""
-    table = trace.episodes
+    table = plan.table
     found = np.zeros(len(table), KEPT)
-    for number, reader in enumerate(trace.readers):
+    for number, reader in enumerate(plan.readers):
         name = f"{reader.key} {reader.about_or_empty.created}"
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
         found["writer"][table["writer"] == number] = int.from_bytes(digest[:7], "little")
@@ -158,11 +167,8 @@ class Known:
 
     def rows(self, plan: Plan, places: Array, episodes: Array, columns: dict[Path, Array]) -> Rows:
         """The rows of the episodes at these places, all of which are here, in these columns."""
-        found, pieces = self.table[self.places(episodes[places])], plan.episodes(places)
-        own = np.stack([pieces.low, pieces.high], axis=1)
-        begins = found["at"].copy(), found["seen"].copy()
-        lengths = pieces.lengths
-        return Rows(columns, plan.layouts, pieces.episode, lengths, pieces.offset, lengths, *begins, own)
+        found = self.table[self.places(episodes[places])]
+        return plan.rows(columns, plan.episodes(places), found["at"].copy(), found["seen"].copy())
 
 
 class _Kept:
@@ -179,15 +185,17 @@ class _Kept:
         self._added = np.zeros((0, len(self._files)), _ADDED)  # what was written at a time, to each of the files
         with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
             with np.load(directory / _INDEX) as index:
-                table, added = index["episodes"], index["added"]
-            if table.dtype == KEPT and added.dtype == _ADDED and self._checks(added):
+                table, added, stamps = (index[name] for name in ("episodes", "added", "stamps"))
+            if table.dtype == KEPT and added.dtype == _ADDED and self._checks(added, stamps):
                 self.known, self._added = Known(table), added
 
-    def _checks(self, added: Array) -> bool:
-        """Whether the files are as they were written, as far as their lengths and the edges of what was added tell."""
+    def _checks(self, added: Array, stamps: Array) -> bool:
+        """Whether the files are as they were written: nobody has touched them since, or all checksums are right."""
         for number, file in enumerate(self._files.values()):
             with open(file, "rb") as opened:
-                if any(_edges(opened, begin, end) != crc for begin, end, crc in added[:, number].tolist()):
+                if _stamp(opened) == stamps[number].tolist():
+                    continue
+                if any(_checksum(opened, begin, end) != crc for begin, end, crc in added[:, number].tolist()):
                     return False
         return True
 
@@ -208,19 +216,20 @@ class _Kept:
             return array
 
         plan.decode([plan.episodes(missing)], room)
-        added = np.zeros(len(self._files), _ADDED)
+        added, stamps = np.zeros(len(self._files), _ADDED), np.zeros((len(self._files), 3), np.int64)
         for number, (path, file) in enumerate(self._files.items()):
             array, begin = mapped[path]
             if isinstance(array, np.memmap):
                 array.flush()
             with open(file, "rb") as opened:
                 os.fsync(opened.fileno())
-                added[number] = begin, begin + array.nbytes, _edges(opened, begin, begin + array.nbytes)
+                added[number] = begin, begin + array.nbytes, _checksum(opened, begin, begin + array.nbytes)
+                stamps[number] = _stamp(opened)
         self.known = Known(np.append(self.known.table, new))
         self._added = np.concatenate([self._added, added[None]])
         part = self._directory / f"{_INDEX}.part"
         with open(part, "wb") as out:
-            np.savez(out, episodes=self.known.table, added=self._added)
+            np.savez(out, episodes=self.known.table, added=self._added, stamps=stamps)
             out.flush()
             os.fsync(out.fileno())
         os.replace(part, self._directory / _INDEX)
@@ -246,9 +255,19 @@ def _mapped(file: FilePath, form: Form, rows: int, begin: int, mode: Any) -> Arr
     return np.memmap(file, form.dtype, mode, begin, shape)
 
 
-def _edges(file: Any, begin: int, end: int) -> int:
-    """A checksum of the first and the last bytes of a part of a file."""
+def _stamp(file: Any) -> list[int]:
+    """What changes when somebody writes to a file, or puts another one in its place."""
+    about = os.fstat(file.fileno())
+    return [about.st_ino, about.st_size, about.st_ctime_ns]
+
+
+def _checksum(file: Any, begin: int, end: int) -> int:
+    """That of a part of a file; of one that ends before it, another one."""
+    crc = 0
     file.seek(begin)
-    crc = zlib.crc32(file.read(min(_EDGE, end - begin)))
-    file.seek(max(begin, end - _EDGE))
-    return zlib.crc32(file.read(end - max(begin, end - _EDGE)), crc)
+    while begin < end:
+        block = file.read(min(_AT_ONCE, end - begin))
+        if not block:
+            return -1
+        crc, begin = zlib.crc32(block, crc), begin + len(block)
+    return crc

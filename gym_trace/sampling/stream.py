@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make
 from gym_trace.sampling.draw import permuted
 from gym_trace.sampling.draws import Batch, Draws, joined
-from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
+from gym_trace.sampling.rows import OnDamage, Pieces, Plan, Rows, in_memory
 from gym_trace.sampling.store import Memory
 
 _AT_ONCE = 3  # shares of the memory: what is drawn from, what is decoded meanwhile, and what that takes besides
@@ -46,19 +45,31 @@ class Stream(Batches):
         trace: Recorded,
         roots: frozenset[str],
         make: Make,
+        plan: Plan,
+        *,
         batch_size: int,
         seed: int,
         replacement: bool,
         budget: int,
         margins: tuple[int, int] | None,
+        on_damage: OnDamage | None = None,
     ):
         """budget: bytes. margins: how many steps before and behind a block items reach over; None: whole episodes."""
-        super().__init__(trace, roots, make, batch_size, seed, replacement, Memory())
         self._budget, self._margins = budget, margins
         self._begin()
+        super().__init__(
+            trace,
+            roots,
+            make,
+            Memory(),
+            plan,
+            batch_size=batch_size,
+            seed=seed,
+            replacement=replacement,
+            on_damage=on_damage,
+        )
 
     def _begin(self) -> None:
-        self._plan: Plan | None = None
         self._blocks: list[Pieces] = []
         self._counts = np.zeros(0, np.int64)  # of items in each
         self._at_once = 1  # how many of them are held together
@@ -67,7 +78,7 @@ class Stream(Batches):
         self._thread: ThreadPoolExecutor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_plan", "_blocks", "_counts", "_at_once", "_ordered", "_held", "_thread")
+        left_out = ("_blocks", "_counts", "_at_once", "_ordered", "_held", "_thread")
         return {key: value for key, value in super().__getstate__().items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -75,8 +86,10 @@ class Stream(Batches):
         self._begin()
 
     def _planned(self) -> Plan:
-        if self._plan is None:
-            self._plan = plan = Plan(self.trace, self._roots)
+        plan = self._plan
+        if plan is None:
+            self._plan = plan = Plan(self.trace, self._roots, self._on_damage)
+        if not self._blocks:
             share = self._budget // _AT_ONCE
             size = max(_LEAST_BYTES, share // _BLOCKS)
             steps = max(1, min(size // max(1, plan.step_bytes), -(-plan.total // _LEAST_BLOCKS)))
@@ -84,9 +97,7 @@ class Stream(Batches):
             self._blocks = list(_blocks(plan, steps, self._margins))
             counts = [self._make(_without_columns(plan, block), self._seed).items for block in self._blocks]
             self._counts = np.array(counts, np.int64)
-            if not self._counts.sum():
-                raise InvalidOption(f"{self.trace.directory}: there is nothing to be drawn: no episode is long enough")
-        return self._plan
+        return plan
 
     @property
     def items(self) -> int:
@@ -159,7 +170,5 @@ def _blocks(plan: Plan, steps: int, margins: tuple[int, int] | None) -> Any:
 
 def _without_columns(plan: Plan, pieces: Pieces) -> Rows:
     """What is known of rows before they are decoded."""
-    whole = np.diff(plan.first)[pieces.episode]
-    own = np.stack([pieces.low, pieces.high], axis=1)
     none = np.zeros_like(pieces.episode)
-    return Rows({}, plan.layouts, pieces.episode, whole, pieces.offset, pieces.lengths, none, none, own)
+    return plan.rows({}, pieces, none, none)

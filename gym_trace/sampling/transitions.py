@@ -127,7 +127,7 @@ class Transitions(Draws):
         batch |= self._noted(taken)
         if self._goals is not None:
             self._goals.relabel(batch, rows, piece, step, self.seed, places)
-        of = {"episode": rows.episode[piece], "first_step": step + rows.offset[piece]}
+        of = {"episode": rows.episode[piece], "first_step": step + rows.offset[piece] + rows.begin[piece]}
         return batch | {"discount": self._discounts[ahead]} | of
 
     def located(self, items: Array, places: Array) -> tuple[Array, Array]:

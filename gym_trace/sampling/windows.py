@@ -81,7 +81,7 @@ class Windows(Draws):
         columns = rows.columns
         batch |= {root: steps(columns[root,]) for root in _STEP_ROOTS if (root,) in columns}
         batch |= self._noted(steps)
-        of = {"episode": rows.episode[piece], "first_step": start + rows.offset[piece]}
+        of = {"episode": rows.episode[piece], "first_step": start + rows.offset[piece] + rows.begin[piece]}
         return batch | of | {"mask": np.arange(length) < counts[:, None]}
 
 

@@ -1,0 +1,195 @@
+"""Batches beside others: threads, processes, damage, a trace that grows; and that chance is fair."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runs import record_lengths
+from test_sampling import LENGTHS, all_windows, check_window, same, streamed, windows
+from zoo import CountingEnv
+
+from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace.errors import CorruptTrace
+from gym_trace.playback.trace import Trace
+from gym_trace.sampling.batches import Batches
+from gym_trace.sampling.rows import Plan
+from gym_trace.sampling.sampled import roots_of
+from gym_trace.sampling.store import Disk
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    record_lengths(tmp_path / "trace", LENGTHS, flush_after=9)
+    return open_trace(tmp_path / "trace")
+
+
+def firsts(batches: Batches, count: int) -> list[list[tuple[int, int]]]:
+    """Which windows the next batches have."""
+    taken = (next(batches) for _ in range(count))
+    return [list(zip(batch["episode"].tolist(), batch["first_step"].tolist())) for batch in taken]
+
+
+def drawn(batches: Batches, answers: Any) -> None:
+    answers.put(firsts(batches, 3))
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk", None])
+def test_threads_and_workers_draw_the_same_at_once_while_the_trace_grows(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: str | None
+) -> None:
+    monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path / "cache"))
+    batches = trace.windows(2, 16, cache=cache, cache_bytes=1 << 20)
+    expected = firsts(trace.windows(2, 16, cache=cache, cache_bytes=1 << 20), 3)
+    workers, queues = [], []
+    for method in ["fork"] * 4 + ["spawn"] * (4 if cache == "disk" else 0):  # which start slowly
+        context = multiprocessing.get_context(method)
+        queues.append(context.Queue())
+        workers.append(context.Process(target=drawn, args=(batches, queues[-1])))
+    found: list[Any] = [None] * 8
+
+    def draw(place: int) -> None:
+        found[place] = firsts(trace.windows(2, 16, cache=cache, cache_bytes=1 << 20), 3)
+
+    for worker in workers:
+        worker.start()
+    threads = [threading.Thread(target=draw, args=(place,)) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    record_lengths(tmp_path / "trace", [5, 5], on_exist="append")
+    trace.refresh()
+    for thread in threads:
+        thread.join()
+    found += [queue.get(timeout=60) for queue in queues]
+    for worker in workers:
+        worker.join()
+    assert found == [expected] * len(found)
+    assert firsts(batches, 3) == expected
+    assert len(trace) == len(LENGTHS) + 2
+
+
+@pytest.mark.filterwarnings("ignore:.*skipped:UserWarning")
+@pytest.mark.parametrize("cache", ["memory", "disk", None])
+@pytest.mark.parametrize("where", ["column", "head"])
+def test_damage_is_raised_or_left_out_with_a_warning(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: str | None, where: str
+) -> None:
+    monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path / "cache"))
+    [file] = (tmp_path / "trace").glob("*.gtb")
+    chunk = trace.readers[0].batches[0].chunks[3]
+    begin, end = int(chunk["offset"]), int(chunk["offset"]) + int(chunk["length"])
+    content = bytearray(file.read_bytes())
+    at = end - 20 if where == "column" else begin + 60
+    content[at] ^= 0xFF
+    file.write_bytes(content)
+    options: dict[str, Any] = {"cache": cache, "cache_bytes": 1 << 20, "replacement": False}
+    with pytest.raises(CorruptTrace, match="gym-trace check"):
+        list(open_trace(tmp_path / "trace").windows(2, 7, **options))
+    expected = []
+    for part in open_trace(tmp_path / "trace").scan(on_damage="skip"):
+        begin = int(part.first_step) - int(trace.episodes["first_step"][part.index])
+        expected += [(part.index, begin + step) for step in range(len(part) - 1)]
+    damaged = open_trace(tmp_path / "trace")
+    batches = damaged.windows(2, 7, on_damage="skip", **options)
+    assert sorted(all_windows(damaged, batches)) == sorted(expected)
+    assert 0 < len(expected) < sum(max(0, length - 1) for length in LENGTHS)
+    assert len(damaged.damage) == 1
+    with pytest.warns(UserWarning, match=r"skipped bytes"):
+        next(open_trace(tmp_path / "trace").transitions(7, on_damage="skip", **options))
+    if cache is not None:
+        weights = np.zeros(len(LENGTHS))
+        weights[7] = 1
+        options["replacement"] = True
+        heavy = next(damaged.windows(2, 7, weights=weights, on_damage="skip", **options))
+        assert set(heavy["episode"].tolist()) == {7}
+
+
+def test_every_window_is_drawn_as_often_as_any_other(trace: Trace) -> None:
+    items = [(e, s) for e, n in enumerate(LENGTHS) for s in range(n - 1)]
+    counts = dict.fromkeys(items, 0)
+    for batch in firsts(trace.windows(2, 500), 40):
+        for pair in batch:
+            counts[pair] += 1
+    each, freedom = 20_000 / len(items), len(items) - 1
+    chi = sum((count - each) ** 2 / each for count in counts.values())
+    assert abs(chi - freedom) < 4 * np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("cache", ["memory", None])
+def test_every_window_comes_at_every_time_of_an_epoch_as_often_as_at_any_other(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, cache: str | None
+) -> None:
+    streamed(monkeypatch, blocks=8)
+    items = [(e, s) for e, n in enumerate(LENGTHS) for s in range(n - 1)]
+    epochs, times = 60, 4
+    batches = windows(
+        trace, 2, batch_size=len(items) // times, cache=cache, cache_bytes=1500 if cache is None else 9999
+    )
+    counts = np.zeros((len(items), times))
+    for _ in range(epochs):
+        for time, pairs in enumerate(firsts(batches, times)):
+            for pair in pairs:
+                counts[items.index(pair), time] += 1
+        with pytest.raises(StopIteration):
+            next(batches)
+    each = epochs / times
+    assert (counts.sum(axis=1) == epochs).all()
+    chi, freedom = float(((counts - each) ** 2 / each).sum()), len(items) * (times - 1)
+    assert abs(chi - freedom) < 6 * np.sqrt(2 * freedom)  # windows of a block come together
+
+
+def test_neighbours_in_a_stream_have_little_to_do_with_each_other(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [400] * 10)
+    trace = open_trace(tmp_path)
+    budget = Plan(trace, roots_of(None)).size * 3 // 4  # a quarter is drawn from at a time
+    batches = trace.transitions(4000, cache=None, cache_bytes=budget, replacement=False, columns="rewards")
+    places = np.concatenate([batch["episode"] * 400 + batch["first_step"] for batch in batches])
+    assert sorted(places) == list(range(4000))
+    assert abs(np.corrcoef(places[1:], places[:-1])[0, 1]) < 0.15
+
+
+def test_files_on_disk_that_were_touched_are_compared_in_full(
+    trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+    decode = Plan.decode
+    monkeypatch.setattr(
+        Plan, "decode", lambda self, pieces, room: decoded.append(len(pieces[0].episode)) or decode(self, pieces, room)
+    )
+    record_lengths(tmp_path / "long", [3000], flush_after=500)
+    trace, disk = open_trace(tmp_path / "long"), Disk(tmp_path / "cache", 1 << 30)
+    disk.rows(trace, Plan(trace, roots_of(None)))
+    [directory] = (tmp_path / "cache").iterdir()
+    file = max(directory.glob("*.rows"), key=lambda path: path.stat().st_size)
+    file.touch()
+    disk.rows(trace, Plan(trace, roots_of(None)))
+    assert decoded == [1]
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    rows = disk.rows(trace, Plan(trace, roots_of(None)))
+    assert decoded == [1, 1]
+    assert same(np.asarray(rows.columns["rewards",]), trace[0].rewards)
+
+
+def test_what_follows_a_growing_trace_is_right_while_others_draw(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path)
+    env.reset()
+    for _ in range(4):
+        env.step(1)
+    trace = open_trace(tmp_path)
+    batches, still = trace.windows(2, 16, follow=0), trace.windows(2, 16)
+    before = firsts(trace.windows(2, 16), 4)
+    for length in range(1, 5):
+        env.reset()
+        for _ in range(length):
+            env.step(1)
+        batch = next(batches)
+        for i in range(16):
+            check_window(trace, batch, i)
+    assert firsts(still, 4) == before
+    env.close()
