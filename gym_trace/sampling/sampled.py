@@ -171,6 +171,27 @@ class Sampled(Recorded):
         order = _Order(batch_size, seed, columns, replacement, None, cache, cache_bytes, follow, most_steps, on_damage)
         return self._batches(Trajectories, None, order)
 
+    def normalization(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
+        """Mean, std, min, max and count of each element of each column that is of numbers, over all steps.
+
+        ``norm = trace.normalization()["observations"]``, then ``(batch["observations"] - norm.mean) / norm.std``. The
+        structure is that of batches: Dict and Tuple spaces have dicts and tuples of Moments, None for leaves that are
+        no numbers; annotations are a dict. The observation after the last step counts, too.
+
+        Rows are decoded once, in memory that is bounded. Of a whole trace what was computed is kept among the caches
+        (of $GYM_TRACE_CACHE, or the user's directory for such; never beside the trace), and what has been recorded
+        since is added to it; of a view it is computed each time.
+
+        Args:
+            columns: only these. None: observations, actions and rewards.
+
+        Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
+        """
+        from gym_trace.sampling.normalization import moments_of
+
+        chosen = ("observations", "actions", "rewards") if columns is None else columns
+        return moments_of(self, roots_of(chosen), self._content.chosen is not None)
+
     def _batches(self, made: Make, margins: tuple[int, int] | None, order: _Order) -> Batches:
         """margins: how many steps before and behind its first step an item reaches over; None: its whole episode."""
         from gym_trace.sampling.batches import Batches
