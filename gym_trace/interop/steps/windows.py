@@ -16,7 +16,7 @@ from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 
 _MOST_ROWS = 1024
-_MOST_BYTES = 4 << 20  # of typed values in a window
+_MOST_BYTES = 8 << 20  # of typed values in a window
 _VALUE_BYTES = 1024  # what a row of values of any kind counts
 _MOST_PENDING = 32 << 20  # bytes of values that a scan may have at hand of episodes that are not complete
 
