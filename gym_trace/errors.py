@@ -118,6 +118,10 @@ class RenderingError(TraceError):
     """No picture could be had of an environment or an episode, or no video be written."""
 
 
+class TrainingFailed(TraceError):
+    """Training cannot go on: what is learnt is not finite, or processes die again and again."""
+
+
 class MissingExtra(TraceError, ImportError):
     """A package that only some features need is not installed; the message says how to."""
 

@@ -33,6 +33,7 @@ LAYERS = [
     {"playback"},
     {"integrity", "replay", "statistics", "editing"},
     {"video", "collecting", "interop"},
+    {"training"},
     {"wrappers", "replay_env", "edit", "torch"},  # public paths
 ]
 MOST_MODULES, MOST_FILES, MOST_LINES = 7, 12, 400

@@ -80,20 +80,55 @@ def test_n_step_returns_end_where_episodes_do(batch: dict[str, Any], n_steps: in
 
 def test_v_trace_is_its_recursion_and_on_policy_that_of_gae(batch: dict[str, Any]) -> None:
     log_ratios = np.random.default_rng(0).normal(size=(5, 9))
-    rho, c = np.minimum(1.0, np.exp(log_ratios)), LAM * np.minimum(1.2, np.exp(log_ratios))
+    rho, c = np.minimum(1.0, np.exp(log_ratios)), np.minimum(1.2, np.exp(log_ratios))
 
     def target(i: int, t: int) -> float:
         value, after = float(batch["values"][i, t]), behind(batch, i, t)
-        carried = 0.0 if ends(batch, i, t) else target(i, t + 1) - after
+        carried = 0.0 if ends(batch, i, t) else LAM * (target(i, t + 1) - after)
         error = rho[i, t] * (float(batch["rewards"][i, t]) + GAMMA * after - value)
         return float(value + error + GAMMA * c[i, t] * carried)
 
     def advantage(i: int, t: int) -> float:
-        later = behind(batch, i, t) if ends(batch, i, t) else target(i, t + 1)
+        after = behind(batch, i, t)
+        later = after if ends(batch, i, t) else after + LAM * (target(i, t + 1) - after)
         return float(rho[i, t] * (float(batch["rewards"][i, t]) + GAMMA * later - batch["values"][i, t]))
 
     found, advantages = targets.vtrace(**batch, log_ratios=log_ratios, gamma=GAMMA, lam=LAM, clip_c=1.2)
     check(found, batch, target)
     check(advantages, batch, advantage)
-    on_policy, _ = targets.vtrace(**batch, log_ratios=np.zeros((5, 9)), gamma=GAMMA, lam=LAM)
-    np.testing.assert_allclose(on_policy, targets.gae(**batch, gamma=GAMMA, lam=LAM)[1], atol=1e-12)
+    on_policy = targets.vtrace(**batch, log_ratios=np.zeros((5, 9)), gamma=GAMMA, lam=LAM)
+    for ours, theirs in zip(on_policy, targets.gae(**batch, gamma=GAMMA, lam=LAM)[::-1]):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+
+
+def test_rows_that_go_on_with_the_next_episode_are_as_episodes_one_by_one() -> None:
+    generator = np.random.default_rng(3)
+    rewards, values, ratios = (generator.normal(size=(1, 12)) for _ in range(3))
+    last, behind_all = generator.normal(size=2), generator.normal()
+    truncations, terminations = np.zeros((1, 12), bool), np.zeros((1, 12), bool)
+    truncations[0, 4], terminations[0, 8] = True, True
+    next_values = np.append(values[:, 1:], behind_all)[None]
+    next_values[0, [4, 8]] = last
+    whole = targets.vtrace(
+        rewards,
+        np.append(values, behind_all)[None],
+        ratios,
+        terminations,
+        truncations,
+        GAMMA,
+        LAM,
+        next_values=next_values,
+    )
+    for begin, end, after in ((0, 5, last[0]), (5, 9, last[1]), (9, 12, behind_all)):
+        part = np.s_[:, begin:end]
+        alone = targets.vtrace(
+            rewards[part],
+            np.append(values[part], after)[None],
+            ratios[part],
+            terminations[part],
+            truncations[part],
+            GAMMA,
+            LAM,
+        )
+        for ours, theirs in zip(whole, alone):
+            np.testing.assert_array_equal(ours[part], theirs)

@@ -26,8 +26,12 @@ from gym_trace.errors import InvalidOption, told
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"
 )
-_NAME = "gym-trace worker"
-_UNGUARDED = 93  # exit code of a worker whose import of the script began a run
+WORKER_NAME = "gym-trace worker"  # that of each process begins so
+UNGUARDED_CODE = 93  # exit code of a worker whose import of the script began a run
+UNGUARDED = (
+    "workers import the script that starts them, and this one starts a run when it is imported: put what it does under "
+    'if __name__ == "__main__":'
+)
 # Which reach whole groups of processes.
 _STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
@@ -60,8 +64,8 @@ class ProcessExecutor:
         ours, theirs = self._context.Pipe()
         try:
             setup = replace(setup, make_env=carried(setup.make_env), make_policy=carried(setup.make_policy))
-            process = self._context.Process(target=work, args=(theirs, setup), name=f"{_NAME} {number}")
-            with _environment(_ONE_THREAD), _held_back(_STOP_SIGNALS):
+            process = self._context.Process(target=work, args=(theirs, setup), name=f"{WORKER_NAME} {number}")
+            with started_quietly():
                 process.start()
         except BrokenPipeError:  # it was killed before it was told what to do
             ours.close()
@@ -92,13 +96,10 @@ class ProcessExecutor:
                 gone = True
             if gone:
                 process.join()
-                unguarded = process.exitcode == _UNGUARDED
+                unguarded = process.exitcode == UNGUARDED_CODE
                 self._forget(number)
                 if unguarded:
-                    raise InvalidOption(
-                        "workers import the script that starts them, and this one starts a run when it is imported: "
-                        'put what it does under if __name__ == "__main__":'
-                    )
+                    raise InvalidOption(UNGUARDED)
                 said.append((number, None))
         return said
 
@@ -117,14 +118,7 @@ class ProcessExecutor:
 
 def work(connection: Connection, setup: Setup) -> None:
     """The body of a worker process."""
-    for number in _STOP_SIGNALS:  # the parent tells us
-        signal.signal(number, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)  # what environments start is not to inherit this
-    if setup.niceness:
-        os.nice(setup.niceness)
-    if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {setup.cpu})
+    settle(setup.niceness, setup.cpu)
     if setup.num_envs is None:
         worker = Worker(connection, setup)
     else:  # vector environments need a newer Gymnasium than the rest
@@ -136,6 +130,18 @@ def work(connection: Connection, setup: Setup) -> None:
         worker.run()
     except Exception:  # the parent says it
         worker.say("failed", traceback.format_exc())
+
+
+def settle(niceness: int = 0, cpu: int | None = None) -> None:
+    """Has a process that was started quietly leave signals to its parent, and run where it is to run."""
+    for number in _STOP_SIGNALS:  # the parent tells us
+        signal.signal(number, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)  # what environments start is not to inherit this
+    if niceness:
+        os.nice(niceness)
+    if cpu is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {cpu})
 
 
 class _Carried:
@@ -151,8 +157,8 @@ class _Carried:
 def end_if_unguarded() -> None:
     """Ends a worker that would begin a run while it imports the script, before it has anything to do."""
     process = multiprocessing.current_process()
-    if getattr(process, "_inheriting", False) and process.name.startswith(_NAME):
-        raise SystemExit(_UNGUARDED)
+    if getattr(process, "_inheriting", False) and process.name.startswith(WORKER_NAME):
+        raise SystemExit(UNGUARDED_CODE)
 
 
 def carried(called: Any) -> Any:
@@ -178,6 +184,13 @@ def check_portable(make_env: Any, policy: Any) -> None:
                 f"{name} cannot be carried to a worker process ({told(error)}): pass a function of a module, which "
                 "makes what it needs by itself"
             ) from error
+
+
+@contextmanager
+def started_quietly() -> Iterator[None]:
+    """Has processes that are started within it use a thread each, and not be ended by Ctrl-C before they settle()."""
+    with _environment(_ONE_THREAD), _held_back(_STOP_SIGNALS):
+        yield
 
 
 @contextmanager

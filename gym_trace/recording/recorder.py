@@ -180,6 +180,11 @@ class Recorder(ABC):
             frame = frame.f_back  # type: ignore[assignment]
         return False
 
+    def secure(self) -> None:
+        """Returns when all steps so far survive this process: at once, where memory is a file. As flush()."""
+        if self._ring is not None and not self._ring.mapped:
+            self.flush()
+
     def close(self) -> None:
         """Saves everything, seals the batch, ends the thread. Raises RecordingError if something could not be saved."""
         if self._sealed or self._pid != os.getpid():

@@ -101,9 +101,14 @@ def vtrace(
     clip_rho: float = 1.0,
     clip_c: float = 1.0,
     mask: Any2D | None = None,
+    next_values: Any2D | None = None,
 ) -> tuple[Array, Array]:
     """V-trace (Espeholt et al., 2018): (targets of the values, advantages of the policy), (batch, steps) each.
 
+    With log_ratios of 0 it is gae(), also for lam below 1, as in rlax.
+
+    next_values: (batch, steps), of the observation behind each step, where that is not the next one of values: at the
+    ends of episodes, of rows that go on with the next episode.
     log_ratios: (batch, steps), log of what the policy gives the action now over what the one gave that acted, such as
     ``new_logprob - batch["annotations"]["logprob"]``.
     """
@@ -111,14 +116,15 @@ def vtrace(
     terminated, cut = np.asarray(terminations, bool), np.asarray(truncations, bool)
     kept = np.ones_like(terminated) if mask is None else np.asarray(mask, bool)
     ratios = np.exp(np.asarray(log_ratios, np.float64))
-    rho, c = np.minimum(clip_rho, ratios), lam * np.minimum(clip_c, ratios)
+    rho, c = np.minimum(clip_rho, ratios), np.minimum(clip_c, ratios)
+    behind = values[:, 1:] if next_values is None else np.asarray(next_values, np.float64)
     discounts = gamma * ~terminated
-    deltas = rho * (rewards + discounts * values[:, 1:] - values[:, :-1])
+    deltas = rho * (rewards + discounts * behind - values[:, :-1])
     targets, next_targets = np.zeros_like(rewards), np.zeros_like(rewards)
     excess = np.zeros(len(rewards))  # of the target of the step behind over its value
     for t in reversed(range(rewards.shape[1])):
-        carried = np.where(cut[:, t], 0.0, excess)
-        next_targets[:, t] = values[:, t + 1] + carried
+        carried = np.where(cut[:, t], 0.0, lam * excess)
+        next_targets[:, t] = behind[:, t] + carried
         excess = np.where(kept[:, t], deltas[:, t] + discounts[:, t] * c[:, t] * carried, 0.0)
         targets[:, t] = values[:, t] + excess
     advantages = rho * (rewards + discounts * next_targets - values[:, :-1])

@@ -280,6 +280,10 @@ class TraceRecordingVectorWrapper(_Wrapper):
         """Returns when all steps so far can be read by others. Raises RecordingError if they could not be written."""
         self._recorder.flush()
 
+    def secure(self) -> None:
+        """Returns when the steps so far survive the death of this process: mostly they do already. As flush()."""
+        self._recorder.secure()
+
     # -- batches taken apart ------------------------------------------------------------------------------------------
 
     def _one_a_lane(self, space: str, batch: Any) -> list[Any]:

@@ -1,0 +1,314 @@
+"""The processes of one policy: its learner and its workers. Who dies is started again."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+from gym_trace.collecting.executor import (
+    UNGUARDED,
+    UNGUARDED_CODE,
+    WORKER_NAME,
+    carried,
+    settle,
+    started_quietly,
+)
+from gym_trace.errors import InvalidOption, TrainingFailed, told
+from gym_trace.training.actor import Actor, act
+from gym_trace.training.learner import Learning, learn
+from gym_trace.training.shared import Slots, Weights
+
+_MOST_BACKOFF = 30.0  # seconds
+_MOST_FAILURES = 7  # one after the other, without a rollout or an update in between
+_PATIENCE = 20.0  # seconds that processes have to save what they have
+_PRELOADED = ["gym_trace.training.actor", "gym_trace.training.learner"]
+_context = multiprocessing.get_context("forkserver")
+
+Message = tuple[str, int, str, Any]  # who ("worker" or "learner"), its number, what kind, and what it says
+
+
+@dataclass
+class Member:
+    """A process, as the driver knows it.
+
+    state: "starting", "running", "waiting" (for a slot), "ended", "dead" (to be started again).
+    """
+
+    state: str = "starting"
+    process: Any = None
+    control: Connection | None = None
+    life: int = 0
+    restarts: int = 0
+    failures: int = 0
+    heard: float = 0.0
+    due: float = 0.0
+    trouble: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None
+
+
+class Cell:
+    """Starts and hears processes, until the learner says that it has ended, or it is stopped.
+
+    Args:
+        learning, actor: what they are told; slots, pipes, numbers and lives are set here.
+        event: called with a kind and facts, of whatever happens.
+    """
+
+    def __init__(
+        self,
+        learning: Callable[..., Learning],
+        actor: Callable[..., Actor],
+        workers: int,
+        slots: Callable[[], Slots],
+        weights: Callable[[], Weights],
+        *,
+        event: Callable[..., None],
+        stall_timeout: float,
+        max_restarts: int,
+        name: str,
+        niceness: int = 0,
+        cpus: list[int] | None = None,
+    ):
+        self._learning, self._actor, self._new_slots, self._new_weights = learning, actor, slots, weights
+        self._event, self._stall_timeout, self._max_restarts = event, stall_timeout, max_restarts
+        self._name, self._niceness, self._cpus = name, niceness, cpus
+        self.learner, self.workers = Member(), [Member() for _ in range(workers)]
+        self.restarts = 0
+        self.stopping = False
+        self._lives = 0  # of the cell, so that the seeds of workers are new after each
+
+    # -- beginnings ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Everything anew, from the log of the run."""
+        self._slots, self._weights = self._new_slots(), self._new_weights()
+        self._full, full_in = _context.Pipe(duplex=False)
+        self._full_in = full_in
+        pipes = [_context.Pipe(duplex=False) for _ in self.workers]
+        self._frees = [reader for reader, _ in pipes]
+        ours, theirs = _context.Pipe()
+        told_ = self._learning(
+            slots=self._slots, weights=self._weights, full=self._full, frees=[w for _, w in pipes], control=theirs
+        )
+        self._run(self.learner, ours, theirs, _learn, (told_, self._niceness), "learner")
+        for _, writer in pipes:  # a worker is to see that the learner is gone
+            writer.close()
+        self._lives += 1
+        for number, worker in enumerate(self.workers):
+            worker.life = 0
+            self._start_worker(number)
+
+    def _start_worker(self, number: int) -> None:
+        worker = self.workers[number]
+        ours, theirs = _context.Pipe()
+        told_ = self._actor(
+            number=number,
+            life=worker.life,
+            slots=self._slots,
+            weights=self._weights,
+            free=self._frees[number],
+            full=self._full_in,
+            control=theirs,
+        )
+        told_ = replace(told_, make_env=carried(told_.make_env), seed=told_.seed + (self._lives - 1 << 32))
+        cpu = None if not self._cpus else self._cpus[number % len(self._cpus)]
+        self._run(worker, ours, theirs, _act, (told_, self._niceness, cpu), f"{number}")
+
+    def _run(self, member: Member, ours: Connection, theirs: Connection, body: Any, args: Any, name: str) -> None:
+        process = _context.Process(target=body, args=args, name=f"{WORKER_NAME} {self._name} {name}")
+        _context.set_forkserver_preload(_PRELOADED)
+        try:
+            with started_quietly():
+                process.start()
+        finally:
+            theirs.close()
+        member.state, member.process, member.control = "starting", process, ours
+        member.heard = time.monotonic()
+
+    # -- what is heard ------------------------------------------------------------------------------------------------
+
+    def waitables(self) -> list[Any]:
+        """What becomes ready when there is something to hear."""
+        alive = [member for member in self._members() if member.is_alive]
+        return [thing for member in alive for thing in (member.control, member.process.sentinel)]
+
+    def _members(self) -> Iterator[Member]:
+        yield self.learner
+        yield from self.workers
+
+    def poll(self) -> Iterator[Message]:
+        """What there is to hear; starts again what has died. Raises TrainingFailed, InvalidOption."""
+        yield from self._hear("learner", 0, self.learner)
+        if self.learner.state == "dead":
+            self._learner_died()
+            return
+        for number, worker in enumerate(self.workers):
+            yield from self._hear("worker", number, worker)
+            if worker.state == "dead" and not self.stopping:
+                self._worker_died(number)
+        now = time.monotonic()
+        for number, worker in enumerate(self.workers):
+            if worker.is_alive and not self.stopping and now - worker.heard > self._stall_timeout:
+                worker.trouble = f"no sign of life for {self._stall_timeout:g} s"
+                self._end_now(worker)
+                self._worker_died(number)
+            elif worker.state == "due" and now >= worker.due and not self.stopping:
+                worker.life += 1
+                self.tell(("restarted", (number, worker.life)))
+                self._start_worker(number)
+
+    def _hear(self, who: str, number: int, member: Member) -> Iterator[Message]:
+        if not member.is_alive:
+            return
+        gone = not member.process.is_alive()
+        assert member.control is not None
+        try:
+            while member.control.poll():
+                kind, fact = member.control.recv()
+                member.heard = time.monotonic()
+                if kind == "failed":
+                    member.trouble, member.state = fact, "failing"
+                elif kind in ("collected", "update"):
+                    member.failures, member.state = 0, "running"
+                else:
+                    member.state = kind
+                yield who, number, kind, fact
+        except (EOFError, OSError):
+            gone = True
+        if gone:
+            member.process.join()
+            code = member.process.exitcode
+            self._forget(member)
+            if code == UNGUARDED_CODE:
+                raise InvalidOption(UNGUARDED)
+            if member.state != "ended":
+                member.trouble = member.trouble or f"it ended with exit code {code}"
+                member.state = "dead"
+
+    def tell(self, message: Any) -> None:
+        """Says something to the learner."""
+        with contextlib.suppress(OSError):  # it is gone, which poll() sees
+            if self.learner.control is not None:
+                self.learner.control.send(message)
+
+    # -- deaths -------------------------------------------------------------------------------------------------------
+
+    def _worker_died(self, number: int) -> None:
+        worker = self.workers[number]
+        self._count(worker, "worker", number)
+        worker.state = "due"
+        worker.due = time.monotonic() + min(_MOST_BACKOFF, 0.05 * 2.0**worker.failures)
+        worker.trouble = ""
+
+    def _learner_died(self) -> None:
+        """What it had not logged is not learnt; all begin again from what it had."""
+        failed = self.learner.trouble
+        for worker in self.workers:
+            self._end_now(worker)
+            worker.state = "starting"
+        self._close_pipes()
+        if self.stopping:
+            raise TrainingFailed(f"the learner ended before it had saved what it had: {_last_line(failed)}")
+        self._count(self.learner, "learner", 0)
+        self.learner.trouble = ""
+        self.start()
+
+    def _count(self, member: Member, who: str, number: int) -> None:
+        reason = _last_line(member.trouble)
+        member.failures += 1
+        self.restarts += 1
+        member.restarts += 1
+        self._event("restart", who=who, number=number, reason=reason, traceback=member.trouble)
+        if self.restarts > self._max_restarts or member.failures > _MOST_FAILURES or reason.startswith(_FATAL):
+            raise TrainingFailed(f"{who} {number}: {reason.removeprefix(_FATAL)}")
+
+    def _end_now(self, member: Member) -> None:
+        if member.is_alive:
+            member.process.kill()
+            member.process.join()
+            self._forget(member)
+
+    def _forget(self, member: Member) -> None:
+        if member.control is not None:
+            member.control.close()
+        member.process.close()
+        member.process = member.control = None
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Has the learner save and end, and after it the workers; see is_over."""
+        if not self.stopping:
+            self.stopping = True
+            self._deadline = time.monotonic() + _PATIENCE
+            self.tell(("stop", None))
+
+    def end_workers(self) -> None:
+        """Once the learner has ended."""
+        self.stopping = True
+        self._deadline = time.monotonic() + _PATIENCE
+        for worker in self.workers:
+            with contextlib.suppress(OSError):
+                if worker.control is not None:
+                    worker.control.send(None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no process runs any more. Those that do not end in time are ended."""
+        if self.stopping and time.monotonic() > self._deadline:
+            for member in self._members():
+                self._end_now(member)
+        return not any(member.is_alive for member in self._members())
+
+    def close(self) -> None:
+        """Ends at once what still runs."""
+        for member in self._members():
+            self._end_now(member)
+        self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._full, self._full_in, *self._frees):
+            pipe.close()
+
+
+_FATAL = "fatal: "
+
+
+def _last_line(trouble: str) -> str:
+    return trouble.strip().splitlines()[-1] if trouble.strip() else "unknown"
+
+
+def _learn(told_: Learning, niceness: int) -> None:
+    settle(niceness)
+    with _reported(told_.control):
+        learn(told_)
+
+
+def _act(told_: Actor, niceness: int, cpu: int | None) -> None:
+    settle(niceness, cpu)
+    with _reported(told_.control):
+        act(told_)
+    with contextlib.suppress(OSError):
+        told_.control.send(("ended", None))
+
+
+@contextlib.contextmanager
+def _reported(control: Connection) -> Iterator[None]:
+    """Has the driver say what was raised."""
+    import traceback
+
+    try:
+        yield
+    except TrainingFailed as error:
+        control.send(("failed", f"{_FATAL}{error}"))
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            control.send(("failed", f"{traceback.format_exc()}\n{told(error)}"))

@@ -1,0 +1,317 @@
+"""gym_trace.train: a policy that is trained by several processes, and a trace of all that it has learnt from."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from gym_trace.collecting.executor import check_portable, end_if_unguarded
+from gym_trace.collecting.rollout import new_root_seed
+from gym_trace.collecting.run_log import Events, machine
+from gym_trace.envs.seeding import EPISODES
+from gym_trace.errors import InvalidOption, TrainingFailed
+from gym_trace.model.returns import LastReturns, Return
+from gym_trace.recording.provenance import provenance_of
+from gym_trace.training.actor import Actor, clipped
+from gym_trace.training.cell import Cell
+from gym_trace.training.learner import Learning
+from gym_trace.training.learning import Learner, made_with
+from gym_trace.training.rollouts import Shape
+from gym_trace.training.run import Run
+from gym_trace.training.settings import settings_from
+from gym_trace.training.shared import Slots, Weights
+
+_POLL_SECONDS = 0.1
+_WINDOWS = (10.0, 60.0, 300.0)  # seconds, over which speed is told
+
+
+@dataclass
+class Trained:
+    """How far a run is.
+
+    Attributes:
+        version: how many updates there are. steps: learnt from; new_steps: since it was started or resumed.
+        speeds: steps a second over the last 10 s, 1 min and 5 min, or since the start where that is less.
+        returns, lengths: mean, least and largest of the last 100 episodes; None before the first.
+        lags: least, mean and largest age of what the last update learnt from, in versions. dropped: rollouts too old.
+        shares: of the time of workers ("waiting", "acting", "stepping") and of the learner ("learning", "gathering").
+        losses: of the last update. workers: the state of each.
+        stopped: what ended it: "done", "return", "seconds", "interrupted"; "" while it runs.
+    """
+
+    directory: Path
+    seed: int
+    version: int = 0
+    steps: int = 0
+    new_steps: int = 0
+    episodes: int = 0
+    seconds: float = 0.0
+    speeds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    returns: tuple[Return, Return, Return] | None = None
+    lengths: tuple[Return, Return, Return] | None = None
+    lags: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    dropped: int = 0
+    shares: dict[str, float] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
+    workers: list[str] = field(default_factory=list)
+    restarts: int = 0
+    trouble: str = ""
+    stopped: str = ""
+
+
+def train(
+    make_env: Callable[[], gymnasium.Env[Any, Any]],
+    directory: str | os.PathLike[str],
+    *,
+    steps: int | None = None,
+    seconds: float | None = None,
+    until_return: float | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    checkpoint_seconds: float = 60.0,
+    keep: int = 3,
+    milestone_seconds: float | None = None,
+    save_best: bool = True,
+    stall_timeout: float = 120.0,
+    max_restarts: int = 100,
+    cpus: Sequence[int] | None = None,
+    niceness: int = 0,
+    on_progress: Callable[[Trained], Any] | None = None,
+    describe: dict[str, Any] | None = None,
+    command: str = "gym_trace.train",
+    argv: bool = False,
+    git_diff: bool = False,
+    **settings: Any,
+) -> Trained:
+    """Trains a policy with PPO, and records everything that it learns from.
+
+    The directory has the trace, a log of which steps each update was made of, and checkpoints: verify_run() makes the
+    same weights of them again. Processes are started afresh, so a script that calls this needs
+    ``if __name__ == "__main__":`` around it.
+
+    Args:
+        make_env: makes an environment in a worker; a function of a module, or anything that cloudpickle can carry.
+        directory: a new one, or that of the run to resume.
+        steps: to learn from. seconds: end after so many. until_return: end when the mean return of the last 100
+            episodes is as large. One of them is needed.
+        seed: 0 or more; None takes one from the system's entropy. With lag 0 and 1 it decides the weights.
+        resume: go on with a run that was interrupted, with its settings and steps.
+        checkpoint_seconds, keep: how often there is a checkpoint, and how many stay; milestone_seconds: those that stay
+            for good. save_best: whether there is one of the largest mean return of the last 100 episodes.
+        stall_timeout: seconds without a sign of life, after which a worker is killed and started again.
+        max_restarts: of all processes together; after that the run fails.
+        cpus: processors to keep the workers to, one each, in turn. niceness: added to that of this process.
+        on_progress: called twice a second with what there is; a truthy result ends the run.
+        describe: plain data that says what make_env makes.
+        command, argv, git_diff: as those of collect().
+        settings: see training.settings.Settings.
+
+    Raises:
+        InvalidOption, TrainingFailed
+    """
+    end_if_unguarded()
+    run = Run(directory)
+    if resume:
+        about = run.about
+        if settings or steps is not None or seed is not None:
+            raise InvalidOption("a run is resumed with the settings, steps and seed that it was started with")
+        chosen, seed, limit = run.settings, int(about["seed"]), about.get("steps")
+        describe = about.get("environment") if describe is None else describe
+        if describe != about.get("environment"):
+            raise InvalidOption(f"{run.path}: this run trains in {about.get('environment')}, not in {describe}")
+    else:
+        if steps is None and seconds is None and until_return is None:
+            raise InvalidOption("train needs a limit: pass steps=, seconds= or until_return=")
+        chosen, limit = settings_from(settings), steps
+        seed = new_root_seed() if seed is None else seed
+        if not 0 <= seed < EPISODES:
+            raise InvalidOption(f"seed={seed!r}: pass 0 to {EPISODES - 1}")
+    for name, least in (("steps", limit), ("seconds", seconds)):
+        if least is not None and not least > 0:
+            raise InvalidOption(f"{name}={least!r}: pass more than 0")
+    check_portable(make_env, None)
+    env = clipped(make_env)
+    spaces = env.observation_space, env.action_space
+    env.close()
+    updates = None if limit is None else -(-int(limit) // chosen.batch_steps)
+    learner = Learner(*spaces, chosen, seed, updates)
+    size = len(learner.weights())
+    if not resume:
+        run.create(chosen, seed, steps=limit, environment=describe, made_with=made_with())
+    if run.is_done and until_return is None and seconds is None:
+        return Trained(run.path, seed, version=updates or 0, steps=(updates or 0) * chosen.batch_steps, stopped="done")
+    events = Events(run.path)
+    try:
+        origin = provenance_of(command, "ppo", argv, git_diff)
+        events("start", settings=chosen.plain(), seed=seed, steps=limit, resumed=resume, provenance=origin, **machine())
+        shape: Shape = learner.shape
+        cell = Cell(
+            partial(
+                Learning,
+                path=os.fspath(run.path),
+                observation_space=spaces[0],
+                action_space=spaces[1],
+                settings=chosen,
+                shape=shape,
+                seed=seed,
+                updates=updates,
+                checkpoint_seconds=checkpoint_seconds,
+                keep=keep,
+                milestone_seconds=milestone_seconds,
+            ),
+            partial(
+                Actor,
+                make_env=make_env,
+                settings=chosen,
+                shape=shape,
+                directory=os.fspath(run.trace),
+                seed=seed,
+                provenance=origin,
+            ),
+            chosen.workers,
+            lambda: Slots(shape, chosen.workers * chosen.splits * chosen.slots_per_split),
+            lambda: Weights(size),
+            event=events,
+            stall_timeout=stall_timeout,
+            max_restarts=max_restarts,
+            name="",
+            niceness=niceness,
+            cpus=None if cpus is None else list(cpus),
+        )
+        driver = Driver(cell, Trained(run.path, seed), seconds, until_return, save_best)
+        try:
+            progress = driver.run(on_progress)
+        except TrainingFailed as error:
+            events("failed", reason=str(error))
+            raise
+        run.set_done(progress.stopped in ("done", "return"))
+        events("end", version=progress.version, steps=progress.steps, stopped=progress.stopped)
+        return progress
+    finally:
+        events.close()
+
+
+class Driver:
+    """Hears the processes of a cell until its run is over."""
+
+    def __init__(
+        self, cell: Cell, progress: Trained, seconds: float | None, until_return: float | None, save_best: bool
+    ):
+        self.cell, self.progress = cell, progress
+        self._seconds, self._until_return, self._save_best = seconds, until_return, save_best
+        self._returns, self._lengths = LastReturns(), LastReturns()
+        self._history: deque[tuple[float, int]] = deque()
+        self._spent: dict[str, float] = {}
+        self._best: float | None = None
+        self._first: int | None = None
+
+    def run(self, on_progress: Callable[[Trained], Any] | None, every: float = 0.5) -> Trained:
+        """Until it is over. Raises TrainingFailed."""
+        cell, progress = self.cell, self.progress
+        self._begin = next_report = time.monotonic()
+        cell.start()
+        try:
+            while not cell.is_over:
+                try:
+                    self._turn()
+                    now = time.monotonic()
+                    if now >= next_report:
+                        next_report = now + every
+                        self._measure(now)
+                        if on_progress is not None and on_progress(progress):
+                            self._stop("interrupted")
+                    self._stop_when_due(now)
+                except KeyboardInterrupt:
+                    if cell.stopping:
+                        raise
+                    self._stop("interrupted")
+            self._measure(time.monotonic())
+        finally:
+            cell.close()
+        if not progress.stopped:
+            progress.stopped = "done"
+        return progress
+
+    def _turn(self) -> None:
+        wait(self.cell.waitables(), _POLL_SECONDS)
+        for who, _, kind, fact in self.cell.poll():
+            if who == "worker" and kind == "collected":
+                self._collected(fact)
+            elif kind == "update":
+                self._updated(fact)
+            elif who == "learner" and kind == "running":
+                self.progress.version, self.progress.steps = fact
+                self._first = fact[1] if self._first is None else self._first
+            elif who == "learner" and kind == "ended":
+                self.cell.end_workers()
+        self.progress.workers = [worker.state for worker in self.cell.workers]
+        self.progress.restarts = self.cell.restarts
+
+    def _collected(self, told: Any) -> None:
+        for total, length in told.episodes:
+            self.progress.episodes += 1
+            self._returns.add(total)
+            self._lengths.add(float(length))
+        for name, seconds in told.seconds.items():
+            self._spent[name] = self._spent.get(name, 0.0) + seconds
+        self.progress.returns, self.progress.lengths = self._returns.summary(), self._lengths.summary()
+        mean = self._mean()
+        if self._save_best and mean is not None and (self._best is None or mean > self._best):
+            self._best = mean
+            self.cell.tell(("best", mean))
+
+    def _mean(self) -> float | None:
+        """Of the last 100 returns; None before there are so many."""
+        returns = self.progress.returns
+        return returns[0] if returns and self.progress.episodes >= 100 and isinstance(returns[0], float) else None
+
+    def _updated(self, told: dict[str, Any]) -> None:
+        progress = self.progress
+        progress.version, progress.steps = told.pop("version"), told.pop("steps")
+        progress.lags, progress.dropped = told.pop("lags"), told.pop("dropped")
+        spent = told.pop("seconds")
+        self._spent["learning"] = self._spent.get("learning", 0.0) + spent["learning"]
+        self._spent["gathering"] = self._spent.get("gathering", 0.0) + spent["waiting"]
+        progress.losses = told
+
+    def _stop_when_due(self, now: float) -> None:
+        mean = self._mean()
+        if self.cell.stopping:
+            return
+        if self._until_return is not None and mean is not None and mean >= self._until_return:
+            self._stop("return")
+        elif self._seconds is not None and now - self._begin >= self._seconds:
+            self._stop("seconds")
+
+    def _stop(self, why: str) -> None:
+        if not self.cell.stopping:
+            self.progress.stopped = why
+            self.cell.stop()
+
+    def _measure(self, now: float) -> None:
+        progress = self.progress
+        progress.seconds = now - self._begin
+        progress.new_steps = progress.steps - (self._first or 0)
+        self._history.append((now, progress.new_steps))
+        while len(self._history) > 1 and now - self._history[1][0] >= _WINDOWS[-1]:
+            self._history.popleft()
+        ten, minute, five = (self._speed(now, window) for window in _WINDOWS)
+        progress.speeds = ten, minute, five
+        for names in (("waiting", "acting", "stepping"), ("gathering", "learning")):
+            whole = sum(self._spent.get(name, 0.0) for name in names)
+            progress.shares |= {name: self._spent.get(name, 0.0) / whole for name in names if whole}
+
+    def _speed(self, now: float, window: float) -> float:
+        earlier = next((sample for sample in self._history if now - sample[0] <= window), self._history[-1])
+        before = self._begin if len(self._history) < 2 else earlier[0]
+        steps = self.progress.new_steps - (0 if before == self._begin else earlier[1])
+        return steps / (now - before) if now > before else 0.0

@@ -1,0 +1,129 @@
+"""Observations and actions as networks have them: an array a leaf of the observation space, a row an action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from gym_trace.errors import InvalidOption
+from gym_trace.model.values import Array
+
+Path = tuple[Any, ...]
+MASK = "action_mask"  # a leaf of a Dict observation that says which discrete actions there are
+
+
+class Leaf(NamedTuple):
+    """A part of an observation, which has one dtype and one shape."""
+
+    path: Path
+    space: Any
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def is_mask(self) -> bool:
+        return self.path[-1:] == (MASK,)
+
+
+def leaves_of(space: Any) -> list[Leaf]:
+    """Raises InvalidOption if there is one that a network cannot have."""
+    return list(_leaves(space, ()))
+
+
+def _leaves(space: Any, path: Path) -> Iterator[Leaf]:
+    if isinstance(space, spaces.Dict):
+        for name, inner in space.spaces.items():
+            yield from _leaves(inner, (*path, name))
+    elif isinstance(space, spaces.Tuple):
+        for index, inner in enumerate(space.spaces):
+            yield from _leaves(inner, (*path, index))
+    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        yield Leaf(path, space, np.dtype(space.dtype), tuple(space.shape or ()))
+    else:
+        name = "/".join(map(str, path)) or "the observation"
+        raise InvalidOption(
+            f"{name} is {type(space).__name__}, which no network here takes; leave it out with a wrapper"
+        )
+
+
+def picked(tree: Any, path: Path) -> Array:
+    """The batch of a leaf, of a batch of observations."""
+    for key in path:
+        tree = tree[key]
+    return np.asarray(tree)
+
+
+class _Part(NamedTuple):
+    path: Path
+    space: Any
+    columns: slice  # of the row
+
+
+class ActionForm:
+    """Actions of a space as rows of float32: discrete ones as indices, then continuous ones as they are.
+
+    Attributes:
+        choices: how many actions each discrete column has. normals: how many continuous columns there are.
+    """
+
+    def __init__(self, space: Any):
+        self.choices: list[int] = []
+        self.normals = 0
+        self._space, self._parts = space, list[_Part]()
+        found = list(_leaves(space, ()))
+        for leaf in sorted(found, key=lambda leaf: isinstance(leaf.space, spaces.Box)):
+            self._add(leaf)
+
+    def _add(self, leaf: Leaf) -> None:
+        begin = self.columns
+        if isinstance(leaf.space, spaces.Discrete):
+            self.choices.append(int(leaf.space.n))
+        elif isinstance(leaf.space, spaces.MultiDiscrete):
+            self.choices.extend(leaf.space.nvec.ravel().tolist())
+        elif isinstance(leaf.space, spaces.MultiBinary):
+            self.choices.extend([2] * int(np.prod(leaf.shape)))
+        elif leaf.dtype.kind == "f":
+            self.normals += int(np.prod(leaf.shape))
+        else:
+            raise InvalidOption(
+                f"actions of {leaf.space}: a Box of whole numbers; make it MultiDiscrete with a wrapper"
+            )
+        self._parts.append(_Part(leaf.path, leaf.space, slice(begin, self.columns)))
+
+    @property
+    def columns(self) -> int:
+        return len(self.choices) + self.normals
+
+    def to_batch(self, rows: Array) -> Any:
+        """What a vector environment steps with. rows: (lanes, columns)."""
+        found = {part.path: _as_actions(part.space, rows[:, part.columns]) for part in self._parts}
+        return _built(self._space, (), found)
+
+    def to_rows(self, batch: Any) -> Array:
+        """(n, columns), of n actions as a vector environment, or an episode, has them."""
+        parts = [_as_rows(part.space, picked(batch, part.path)) for part in self._parts]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+
+
+def _as_actions(space: Any, rows: Array) -> Array:
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(rows[:, 0].astype(space.dtype) + space.start)
+    actions: Array = rows.astype(space.dtype).reshape(len(rows), *space.shape)
+    return actions + space.start if isinstance(space, spaces.MultiDiscrete) else actions
+
+
+def _as_rows(space: Any, batch: Array) -> Array:
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        batch = batch - space.start
+    return batch.astype(np.float32).reshape(len(batch), -1)
+
+
+def _built(space: Any, path: Path, found: dict[Path, Array]) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {name: _built(inner, (*path, name), found) for name, inner in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_built(inner, (*path, index), found) for index, inner in enumerate(space.spaces))
+    return found[path]

@@ -1,0 +1,251 @@
+"""What the learner's process does: takes rollouts, learns, logs, publishes weights, and gives the slots back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from gym_trace.errors import CorruptTrace, TrainingFailed
+from gym_trace.playback.trace import open_trace
+from gym_trace.storage.staging import beside
+from gym_trace.training.learning import Learner
+from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
+from gym_trace.training.run import Run, Update
+from gym_trace.training.settings import ANY, Settings
+from gym_trace.training.shared import Slots, Token, Weights, has_more, put, take
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What the learner's process is told. Picklable to a process that is being started.
+
+    updates: after how many the run is over; None: when it is told. keep: how many checkpoints, beside milestones.
+    frees: where the slots of each worker are given back.
+    """
+
+    path: str
+    observation_space: Any
+    action_space: Any
+    settings: Settings
+    shape: Shape
+    seed: int
+    updates: int | None
+    slots: Slots
+    weights: Weights
+    full: Connection
+    frees: list[Connection]
+    control: Connection
+    checkpoint_seconds: float
+    keep: int
+    milestone_seconds: float | None
+
+
+def restored(run: Run, learner: Learner) -> tuple[int, float]:
+    """Brings a fresh learner to the newest version of the log: from a checkpoint, and the trace for what came after it.
+
+    Returns the steps that were learnt from, and the seconds it took. Raises CorruptTrace if other weights come out.
+    """
+    updates = list(run.updates())
+    if not updates:
+        run.append(Update(0, (), 0, learner.digest()))
+        return 0, 0.0
+    known = [version for version in run.saved() if version < len(updates)]
+    if known:
+        learner.load(run.checkpoint(known[-1]))
+    for _ in learn_again(run, learner, updates[learner.version :]):
+        pass
+    return updates[-1].steps, float(updates[-1].told.get("seconds", 0.0))
+
+
+def learn_again(run: Run, learner: Learner, updates: Sequence[Update]) -> Any:
+    """Makes updates again, as they are in the log, from the trace; yields each. The first is the learner's version.
+
+    Raises CorruptTrace where other weights come out, or a rollout is not there.
+    """
+    recorded: RecordedRollouts | None = None
+    for update in updates:
+        if update.version > learner.version:
+            if recorded is None:
+                recorded = RecordedRollouts(open_trace(run.trace), learner.shape)
+            if update.changed:
+                learner.apply(update.changed, run.checkpoints)
+            learner.learn([recorded.read(origin) for origin in update.rollouts])
+        if learner.digest() != update.digest:
+            raise CorruptTrace(f"{run.path}: version {update.version} does not come out again", None)
+        yield update
+
+
+class LearnerProcess:
+    """Until all updates are made, or it is told to end: then it says so, and there is a checkpoint."""
+
+    def __init__(self, told: Learning):
+        self._told, self._settings = told, told.settings
+        self._run = Run(told.path)
+        self._learner = Learner(told.observation_space, told.action_space, told.settings, told.seed, told.updates)
+        self._lives = [0] * told.settings.workers
+        splits = told.settings.workers * told.settings.splits
+        self._waiting: list[deque[int]] = [deque() for _ in range(splits)]  # slots to be learnt from
+        self._arrived: deque[int] = deque()  # the same, in the order in which they came
+        self._over = False
+        self._dropped = 0
+        self._began = self._saved_at = self._milestone_at = time.monotonic()
+
+    def run(self) -> None:
+        told, learner = self._told, self._learner
+        self._run.truncate_log()
+        self._steps, self._seconds = restored(self._run, learner)
+        told.weights.publish(learner.version, learner.weights())
+        for slot in range(self._settings.workers * self._settings.splits * self._settings.slots_per_split):
+            self._free(slot)
+        self.say("running", (learner.version, self._steps))
+        while told.updates is None or learner.version < told.updates:
+            begin = time.perf_counter()
+            slots = self._gathered()
+            if slots is None:
+                break
+            self._update(slots, time.perf_counter() - begin)
+            self._save_when_due()
+        self._save()
+        self.say("ended", learner.version)
+
+    def say(self, kind: str, fact: Any) -> None:
+        try:
+            self._told.control.send((kind, fact))
+        except OSError:  # the driver is gone
+            self._over = True
+
+    # -- rollouts -----------------------------------------------------------------------------------------------------
+
+    def _gathered(self) -> list[int] | None:
+        """The slots of the next update, waiting for them; None when it is over."""
+        while True:
+            self._listen(0.0)
+            if self._over:
+                return None
+            found = self._next()
+            if found is not None:
+                return found
+            self._listen(1.0)
+
+    def _listen(self, seconds: float) -> None:
+        """Takes what there is to take of rollouts and orders."""
+        ready = wait([self._told.full, self._told.control], seconds)
+        if self._told.control in ready:
+            self._obey()
+        if self._told.full in ready:
+            self._take_all()
+
+    def _take_all(self) -> None:
+        while has_more(self._told.full):
+            slot = take(self._told.full).slot
+            self._waiting[slot // self._settings.slots_per_split].append(slot)
+            self._arrived.append(slot)
+
+    def _next(self) -> list[int] | None:
+        each = self._settings.rollouts_per_batch
+        if self._settings.lag != ANY:
+            each //= len(self._waiting)
+            if any(len(slots) < each for slots in self._waiting):
+                return None
+            return [slots.popleft() for _ in range(each) for slots in self._waiting]
+        oldest = self._learner.version - self._settings.max_lag
+        for slot in list(self._arrived):
+            if self._told.slots.origin(slot).version < oldest:
+                self._arrived.remove(slot)
+                self._dropped += 1
+                self._free(slot)
+        return [self._arrived.popleft() for _ in range(each)] if len(self._arrived) >= each else None
+
+    def _free(self, slot: int) -> None:
+        worker = slot // (self._settings.slots_per_split * self._settings.splits)
+        with contextlib.suppress(OSError):  # the worker is gone, and will be started again
+            put(self._told.frees[worker], Token(slot, self._lives[worker], self._learner.version))
+
+    def _obey(self) -> None:
+        try:
+            kind, fact = self._told.control.recv()
+        except (EOFError, OSError):
+            self._over = True
+            return
+        if kind == "stop":
+            self._over = True
+        elif kind == "restarted":
+            self._restarted(*fact)
+        elif kind == "best":
+            self._save("best.safetensors", best=fact)
+
+    def _restarted(self, worker: int, life: int) -> None:
+        """A worker began anew: its slots are free again, but for those that it had filled."""
+        self._take_all()
+        self._lives[worker] = life
+        each = self._settings.slots_per_split * self._settings.splits
+        held = {slot for slots in self._waiting for slot in slots} | set(self._arrived)
+        for slot in range(worker * each, (worker + 1) * each):
+            if slot not in held:
+                self._free(slot)
+
+    # -- updates ------------------------------------------------------------------------------------------------------
+
+    def _update(self, slots: list[int], waited: float) -> None:
+        told, learner = self._told, self._learner
+        origins = tuple(told.slots.origin(slot) for slot in slots)
+        begin = time.perf_counter()
+        lags = [learner.version - origin.version for origin in origins]
+        try:
+            losses = learner.learn([told.slots.rollout(slot) for slot in slots])
+        except TrainingFailed as error:
+            raise TrainingFailed(f"{error}: {self._named(origins)}") from error
+        self._steps += self._settings.batch_steps
+        losses["seconds"] = self._seconds + time.monotonic() - self._began
+        update = Update(learner.version, origins, self._steps, learner.digest(), losses)
+        self._run.append(update)
+        told.weights.publish(learner.version, learner.weights())
+        for slot in slots:
+            self._free(slot)
+        facts = {
+            "version": learner.version,
+            "steps": self._steps,
+            "lags": (min(lags), sum(lags) / len(lags), max(lags)),
+            "dropped": self._dropped,
+            "seconds": {"learning": time.perf_counter() - begin, "waiting": waited},
+        }
+        self.say("update", {**losses, **facts})
+
+    def _named(self, origins: Sequence[Origin]) -> str:
+        """The update that cannot be made, and the episodes in it."""
+        recorded = RecordedRollouts(open_trace(self._run.trace), self._told.shape)
+        episodes = sorted({episode for origin in origins for episode in recorded.episodes_of(origin)})
+        shown = ", ".join(map(str, episodes[:20])) + (" …" if len(episodes) > 20 else "")
+        return f"update to version {self._learner.version + 1}, of episodes {shown} of {self._run.trace}"
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _save_when_due(self) -> None:
+        told, now = self._told, time.monotonic()
+        if now - self._saved_at >= told.checkpoint_seconds:
+            self._saved_at = now
+            self._save()
+        if told.milestone_seconds is not None and now - self._milestone_at >= told.milestone_seconds:
+            self._milestone_at = now
+            self._save(f"milestone-{self._learner.version:09d}.safetensors")
+
+    def _save(self, name: str | None = None, **facts: Any) -> None:
+        """Writes a checkpoint; under the name of its version it takes the place of older ones that are not kept."""
+        run = self._run
+        path = run.checkpoint(self._learner.version) if name is None else run.checkpoints / name
+        staged = beside(path)
+        self._learner.save(staged, steps=self._steps, **facts)
+        os.replace(staged, path)
+        for version in run.saved()[: -self._told.keep]:
+            run.checkpoint(version).unlink()
+
+
+def learn(told: Learning) -> None:
+    """The body of the learner's process."""
+    LearnerProcess(told).run()

@@ -1,0 +1,331 @@
+"""One update after the other: weights, optimizer, statistics, generator as a function of rollouts. It takes PyTorch.
+
+PPO (Schulman et al., 2017) on targets of V-trace (Espeholt et al., 2018), which on policy are those of GAE.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TrainingFailed
+from gym_trace.model.values import Array
+from gym_trace.printable import printable
+from gym_trace.sampling.targets import vtrace
+from gym_trace.training.forms import ActionForm, leaves_of
+from gym_trace.training.model import ActorCritic, tensors, weights_of
+from gym_trace.training.rollouts import Rollout, Shape, joined
+from gym_trace.training.settings import Settings, settings_from
+
+try:
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+except ImportError as missing:
+    raise MissingExtra(f"checkpoints need safetensors ({missing}): pip install 'gym-trace[train]'") from missing
+
+_KEY = "gym_trace"
+_ROWS = 8192  # that go through a network at once
+_LOG_RATIO = math.log(20.0)
+_RATE_STEP, _RATE_BOUNDS = 1.5, (1e-6, 1e-2)  # of adaptive_kl
+
+
+class Learner:
+    """Learns. The same rollouts give the same weights, bit for bit, on the same machine with the same PyTorch.
+
+    Attributes:
+        version: how many updates it has made. settings: with the learning rate that it has now.
+    """
+
+    def __init__(self, observation_space: Any, action_space: Any, settings: Settings, seed: int, total: int | None):
+        """total: updates of the whole run, over which the learning rate falls; None: it does not."""
+        torch.set_num_threads(settings.learner_threads)
+        self.settings, self.version, self._total = settings, 0, total
+        self._spaces = observation_space, action_space
+        self._rate = settings.learning_rate
+        self._device = settings.device
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = ActorCritic(leaves_of(observation_space), ActionForm(action_space), settings)
+        self.model = made.to(settings.device)
+        self._generator = torch.Generator().manual_seed(seed)
+        betas = settings.adam_beta1, settings.adam_beta2
+        self._optimizer = torch.optim.Adam(made.parameters(), self._rate, betas=betas, eps=settings.adam_eps)
+
+    # -- an update ----------------------------------------------------------------------------------------------------
+
+    def learn(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Makes an update; returns losses and the like. Raises TrainingFailed where they are not finite."""
+        settings, batch = self.settings, joined(rollouts)
+        seen = tensors(batch.observations, self._device)
+        logprob, values, next_values = self._evaluated(batch, seen)
+        targets, advantages = self._targets(batch, logprob, values, next_values)
+        if not (np.isfinite(targets).all() and np.isfinite(advantages).all()):
+            raise TrainingFailed("returns or values are not finite")
+        returns = torch.from_numpy(targets.ravel())
+        self.model.see_returns(returns.to(self._device))
+        data = {
+            "advantages": self._flat(_normalized(advantages) if settings.normalize_advantages else advantages),
+            "targets": self.model.normalized_returns(returns.to(self._device)),
+            "values": self.model.normalized_returns(torch.from_numpy(values[:-1].ravel()).to(self._device)),
+            "logprob": self._flat(batch.logprob),
+            "actions": torch.from_numpy(batch.actions.reshape(values[:-1].size, -1)).to(self._device),
+        }
+        told = self._epochs(data, seen, batch)
+        self._see(seen)
+        self._set_rate(told["kl"])
+        self.version += 1
+        spread = float(np.var(targets))
+        explained = 1.0 - float(np.var(targets - values[:-1])) / spread if spread else 0.0
+        return {**told, "learning_rate": self._rate, "explained_variance": explained}
+
+    @torch.no_grad()
+    def _evaluated(self, batch: Rollout, seen: list[Tensor]) -> tuple[Array, Array, Array]:
+        """Of the weights as they are: what they give the actions, values, and those of what follows each step."""
+        model = self.model
+        steps, lanes = batch.rewards.shape
+        flat = [rows.flatten(0, 1) for rows in seen]
+        features = torch.cat([model.encoded([rows[i : i + _ROWS] for rows in flat]) for i in _begins(flat)])
+        memory, states = self._remembered(features.view(steps + 1, lanes, -1), batch, slice(None))
+        distribution, normalized = model.outcome(memory.flatten(0, 1), flat)
+        behind_last = np.zeros((1, *batch.actions.shape[1:]), np.float32)
+        actions = torch.from_numpy(np.concatenate([batch.actions, behind_last]).reshape(len(normalized), -1))
+        logprob = distribution.log_prob(actions.to(self._device)).view(steps + 1, lanes)[:-1]
+        values = _doubles(model.value(normalized)).reshape(steps + 1, lanes)
+        next_values = values[1:].copy()
+        where, finals = batch.bootstrapped()
+        if where.any():
+            last = tensors(finals, self._device)
+            known = states[:-1][torch.from_numpy(where).to(self._device)]
+            memory, _ = model.remembered(model.encoded(last), known)
+            next_values[where] = _doubles(model.value(model.outcome(memory, last)[1]))
+        return _doubles(logprob), values, next_values
+
+    def _remembered(self, features: Tensor, batch: Rollout, lanes: Any) -> tuple[Tensor, Tensor]:
+        """What a recurrent network makes of features (steps, lanes, ...), and its states behind each of these steps."""
+        state = torch.from_numpy(batch.state[lanes].copy()).to(self._device)
+        if self.model.rnn is None:
+            return features, state.expand(len(features), *state.shape)
+        ends = (batch.terminations | batch.truncations)[:, lanes]
+        goes_on = torch.from_numpy(~ends).to(self._device)[..., None]
+        memory, states = [], []
+        for step in range(len(features)):
+            if step:
+                state = state * goes_on[step - 1]
+            inner, state = self.model.remembered(features[step], state)
+            memory.append(inner)
+            states.append(state)
+        return torch.stack(memory), torch.stack(states)
+
+    def _targets(self, batch: Rollout, logprob: Array, values: Array, next_values: Array) -> tuple[Array, Array]:
+        """Of the values and of the policy, (steps, lanes) each."""
+        settings = self.settings
+        rewards = batch.rewards * settings.reward_scale
+        if settings.reward_clip is not None:
+            rewards = rewards.clip(-settings.reward_clip, settings.reward_clip)
+        ratios = logprob - batch.logprob if settings.off_policy == "vtrace" else np.zeros_like(logprob)
+        targets, advantages = vtrace(
+            rewards.T,
+            values.T,
+            ratios.T.clip(-_LOG_RATIO, _LOG_RATIO),
+            batch.terminations.T,
+            batch.truncations.T,
+            settings.gamma,
+            settings.lam,
+            settings.rho,
+            settings.c,
+            next_values=next_values.T,
+        )
+        return np.ascontiguousarray(targets.T), np.ascontiguousarray(advantages.T)
+
+    def _flat(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, np.float32).ravel()).to(self._device)
+
+    # -- gradients ----------------------------------------------------------------------------------------------------
+
+    def _epochs(self, data: dict[str, Tensor], seen: list[Tensor], batch: Rollout) -> dict[str, float]:
+        settings = self.settings
+        recurrent = self.model.rnn is not None
+        steps, lanes = batch.rewards.shape
+        flat = [rows[:-1].flatten(0, 1) for rows in seen]
+        sums: dict[str, float] = {}
+        done = 0
+        for _ in range(settings.epochs):
+            divergence = 0.0
+            order = torch.randperm(lanes if recurrent else steps * lanes, generator=self._generator)
+            for part in order.tensor_split(settings.minibatches):
+                part = part.to(self._device)
+                rows = (
+                    (torch.arange(steps, device=part.device)[:, None] * lanes + part).flatten() if recurrent else part
+                )
+                observed = [leaf[rows] for leaf in flat]
+                features = self.model.encoded(observed)
+                if recurrent:
+                    unrolled = features.view(steps, len(part), -1)
+                    features = self._remembered(unrolled, batch, part.cpu().numpy())[0].flatten(0, 1)
+                distribution, values = self.model.outcome(features, observed)
+                told = self._step(distribution, values, {name: column[rows] for name, column in data.items()})
+                divergence += told["kl"] / settings.minibatches
+                done += 1
+                for name, value in told.items():
+                    sums[name] = sums.get(name, 0.0) + value
+            if settings.target_kl is not None and divergence > settings.target_kl:
+                break
+        return {name: value / done for name, value in sums.items()}
+
+    def _step(self, distribution: Any, values: Tensor, data: dict[str, Tensor]) -> dict[str, float]:
+        """One step of the optimizer."""
+        settings, advantages, targets = self.settings, data["advantages"], data["targets"]
+        log_ratio = (distribution.log_prob(data["actions"]) - data["logprob"]).clamp(-_LOG_RATIO, _LOG_RATIO)
+        ratio = log_ratio.exp()
+        clipped = ratio.clamp(1 / (1 + settings.clip), 1 + settings.clip)
+        policy_loss = -torch.min(advantages * ratio, advantages * clipped).mean()
+        errors = (values - targets).square()
+        if settings.value_clip is not None:
+            near = data["values"] + (values - data["values"]).clamp(-settings.value_clip, settings.value_clip)
+            errors = torch.max(errors, (near - targets).square())
+        value_loss = 0.5 * errors.mean()
+        entropy = distribution.entropy().mean()
+        explored = entropy if settings.exploration == "entropy" else distribution.symmetric_kl().mean()
+        exploration_loss = -settings.exploration_coefficient * explored
+        loss = policy_loss + settings.value_coefficient * value_loss + exploration_loss
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm or math.inf)
+        with torch.no_grad():
+            far = (ratio - clipped).ne(0).float().mean()
+            kl = (ratio - 1 - log_ratio).mean()
+            told = torch.stack([policy_loss, value_loss, entropy, kl, far, norm]).tolist()
+        if not all(map(math.isfinite, told)):
+            raise TrainingFailed("a loss or a gradient is not finite")
+        self._optimizer.step()
+        return dict(zip(("policy_loss", "value_loss", "entropy", "kl", "clipped", "gradient_norm"), told))
+
+    @torch.no_grad()
+    def _see(self, seen: list[Tensor]) -> None:
+        """Takes observations into the statistics that the next version has."""
+        running = getattr(self.model.encoder, "running", None)
+        if running is not None:
+            running.add(self.model.encoder.vectors([rows[:-1].flatten(0, 1) for rows in seen]))
+
+    def _set_rate(self, kl: float) -> None:
+        settings = self.settings
+        if settings.adaptive_kl is not None:
+            change = (
+                1 / _RATE_STEP if kl > 2 * settings.adaptive_kl else _RATE_STEP if kl < settings.adaptive_kl / 2 else 1
+            )
+            self._rate = min(max(self._rate * change, _RATE_BOUNDS[0]), _RATE_BOUNDS[1])
+        elif settings.anneal and self._total:
+            self._rate = settings.learning_rate * max(0.0, 1 - (self.version + 1) / self._total)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate
+
+    def change(self, settings: Settings) -> None:
+        """Goes on with other ones, of the same network."""
+        self.settings, self._rate = settings, settings.learning_rate
+        for group in self._optimizer.param_groups:
+            group.update(lr=self._rate, betas=(settings.adam_beta1, settings.adam_beta2), eps=settings.adam_eps)
+
+    def apply(self, changed: Mapping[str, Any], checkpoints: FilePath) -> None:
+        """Takes over what an update of the log says that it began with. Raises CorruptTrace."""
+        if "adopted" in changed:
+            self.load(checkpoints / FilePath(str(changed["adopted"])).name, weights_only=True)
+        if "settings" in changed:
+            self.change(replace(settings_from(changed["settings"]), device=self._device))
+
+    # -- what there is of it ------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> Shape:
+        """What its rollouts are like."""
+        return Shape.of(*self._spaces, self.settings.rollout, self.settings.num_envs, self.model.state_size)
+
+    def weights(self) -> Array:
+        """As bytes, see model.set_weights()."""
+        return weights_of(self.model)
+
+    def digest(self) -> str:
+        """Of the weights, their statistics, the optimizer and the generator."""
+        found = hashlib.blake2b(digest_size=16)
+        for _, tensor in sorted(self.tensors().items()):
+            found.update(np.ascontiguousarray(tensor.cpu().numpy()).view(np.uint8).data)
+        return found.hexdigest()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that decides what it does next, by name."""
+        found = {f"model.{name}": tensor.detach().contiguous() for name, tensor in self.model.state_dict().items()}
+        for number, parts in self._optimizer.state_dict()["state"].items():
+            found |= {f"optimizer.{number}.{name}": tensor.contiguous() for name, tensor in parts.items()}
+        return {**found, "generator": self._generator.get_state()}
+
+    def save(self, path: FilePath, **facts: Any) -> None:
+        """Writes a checkpoint: tensors, and as JSON what is no tensor. Raises OSError."""
+        about = {"version": self.version, "rate": self._rate, "settings": self.settings.plain(), **facts}
+        save_file(self.tensors(), path, {_KEY: json.dumps(about)})
+
+    def load(self, path: FilePath, weights_only: bool = False) -> dict[str, Any]:
+        """Goes on from a checkpoint; returns what it says beside. Raises CorruptTrace.
+
+        weights_only: with the weights and their statistics alone, as another version of its own.
+        """
+        about, found = read_checkpoint(path)
+        try:
+            model = {name.removeprefix("model."): t for name, t in found.items() if name.startswith("model.")}
+            self.model.load_state_dict(model)
+            if not weights_only:
+                self._load_rest(about, found)
+        except (RuntimeError, KeyError, TypeError, ValueError, InvalidOption) as error:
+            raise CorruptTrace(f"is no checkpoint of this network: {printable(error)}", path) from error
+        return about
+
+    def _load_rest(self, about: dict[str, Any], found: dict[str, Tensor]) -> None:
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in found.items():
+            if name.startswith("optimizer."):
+                _, number, part = name.split(".")
+                state.setdefault(int(number), {})[part] = tensor
+        settings = settings_from(about["settings"])
+        self.change(replace(settings, device=self._device))
+        self._rate, self.version = float(about["rate"]), int(about["version"])
+        groups = self._optimizer.state_dict()["param_groups"]
+        groups[0]["lr"] = self._rate
+        self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self._generator.set_state(found["generator"])
+
+
+def made_with() -> dict[str, str]:
+    """What else decides how floats are added up: PyTorch, and what of the processor it uses."""
+    return {"PyTorch": torch.__version__, "processor": torch.backends.cpu.get_cpu_capability()}
+
+
+def read_checkpoint(path: FilePath) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a checkpoint says, and its tensors. Anybody may have written it. Raises CorruptTrace."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get(_KEY, ""))
+            found = {name: file.get_tensor(name) for name in file.offset_keys()}
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+        raise CorruptTrace(f"is no checkpoint: {printable(error)}", path) from error
+    if not isinstance(about, dict):
+        raise CorruptTrace("is no checkpoint: what it says of itself is no object", path)
+    return about, found
+
+
+def _begins(flat: list[Tensor]) -> range:
+    return range(0, len(flat[0]), _ROWS)
+
+
+def _doubles(tensor: Tensor) -> Array:
+    return np.asarray(tensor.double().cpu().numpy())
+
+
+def _normalized(array: Array) -> Array:
+    return np.asarray((array - array.mean()) / (array.std() + 1e-8))

@@ -1,0 +1,369 @@
+"""The network: encoders of the leaves of an observation, layers, a policy and a value. It takes PyTorch."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.model.values import Array
+from gym_trace.training.forms import ActionForm, Leaf
+from gym_trace.training.settings import Settings
+
+try:
+    import torch
+    from torch import Tensor, nn
+    from torch.nn import functional
+except ImportError as missing:
+    raise MissingExtra(f"training needs PyTorch ({missing}): pip install 'gym-trace[train]'") from missing
+
+_ACTIVATIONS: dict[str, Any] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
+_SMALL = 36  # pixels: the layers for Atari's pictures need more
+_NORMALIZED = 10.0  # standard deviations at most
+_LOG_STD = (-5.0, 2.0)
+_FORBIDDEN = -1e9  # logit of an action that is masked out
+
+
+class Running(nn.Module):
+    """Mean and variance of all that was seen, in float64, merged batch by batch (Chan et al., 1979)."""
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    def add(self, rows: Tensor) -> None:
+        """rows: (n, size)."""
+        rows = rows.double()
+        count = self.count + len(rows)
+        delta = rows.mean(0) - self.mean
+        squares = self.variance * self.count + rows.var(0, unbiased=False) * len(rows)
+        self.variance.copy_((squares + delta.square() * self.count * len(rows) / count) / count)
+        self.mean.add_(delta * len(rows) / count)
+        self.count.copy_(count)
+
+    @property
+    def std(self) -> Tensor:
+        return (self.variance + 1e-8).sqrt()
+
+    def normalized(self, rows: Tensor) -> Tensor:
+        if not self.count:
+            return rows
+        scaled = (rows - self.mean.float()) / self.std.float()
+        return scaled.clamp(-_NORMALIZED, _NORMALIZED)
+
+
+class Encoder(nn.Module):
+    """Observations, a tensor a leaf, as rows of features."""
+
+    def __init__(self, leaves: Sequence[Leaf], settings: Settings):
+        super().__init__()
+        self._leaves = leaves
+        self._pictures = nn.ModuleDict()
+        vector = features = 0
+        for number, leaf in enumerate(leaves):
+            if leaf.is_mask:
+                continue
+            if is_picture(leaf):
+                self._pictures[str(number)] = encoder = _picture_encoder(leaf)
+                features += _features(encoder, leaf)
+            else:
+                size = _vector_size(leaf)
+                vector += size if leaf.dtype.kind == "f" else 0
+                features += size
+        self.running = Running(vector) if vector and settings.normalize_observations else None
+        self.features = features
+
+    def vectors(self, observations: Sequence[Tensor]) -> Tensor | None:
+        """The leaves of real numbers side by side, of which running statistics are kept; None if there are none."""
+        found = [
+            rows.reshape(len(rows), -1).float()
+            for leaf, rows in zip(self._leaves, observations)
+            if not is_picture(leaf) and not leaf.is_mask and leaf.dtype.kind == "f"
+        ]
+        return torch.cat(found, 1) if len(found) > 1 else found[0] if found else None
+
+    def forward(self, observations: Sequence[Tensor]) -> Tensor:
+        parts = []
+        vectors = self.vectors(observations)
+        if vectors is not None:
+            parts.append(vectors if self.running is None else self.running.normalized(vectors))
+        for number, (leaf, rows) in enumerate(zip(self._leaves, observations)):
+            if leaf.is_mask:
+                continue
+            if is_picture(leaf):
+                parts.append(self._pictures[str(number)](_channels_first(leaf, rows).float() / 255.0))
+            elif leaf.dtype.kind != "f":
+                parts.append(_numbers(leaf, rows))
+        return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
+
+
+def is_picture(leaf: Leaf) -> bool:
+    return leaf.dtype == np.uint8 and len(leaf.shape) == 3
+
+
+def _is_channels_first(leaf: Leaf) -> bool:
+    return leaf.shape[0] < leaf.shape[2]
+
+
+def _channels_first(leaf: Leaf, rows: Tensor) -> Tensor:
+    return rows if _is_channels_first(leaf) else rows.permute(0, 3, 1, 2)
+
+
+def _picture_encoder(leaf: Leaf) -> nn.Module:
+    """That of Mnih et al. (2015), or a smaller one for small pictures."""
+    channels, *size = leaf.shape if _is_channels_first(leaf) else (leaf.shape[2], *leaf.shape[:2])
+    if min(size) >= _SMALL:
+        layers = [(channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+    else:
+        layers = [(channels, 16, 3, 1), (16, 32, 3, 2)]
+    parts: list[nn.Module] = []
+    for inner, outer, kernel, stride in layers:
+        parts += [nn.Conv2d(inner, outer, kernel, stride, padding=0 if min(size) >= _SMALL else 1), nn.ReLU()]
+    return nn.Sequential(*parts, nn.Flatten())
+
+
+def _features(encoder: nn.Module, leaf: Leaf) -> int:
+    with torch.no_grad():
+        return int(encoder(_channels_first(leaf, torch.zeros(1, *leaf.shape))).shape[1])
+
+
+def _vector_size(leaf: Leaf) -> int:
+    if isinstance(leaf.space, spaces.Discrete):
+        return int(leaf.space.n)
+    if isinstance(leaf.space, spaces.MultiDiscrete):
+        return int(leaf.space.nvec.sum())
+    return int(np.prod(leaf.shape))
+
+
+def _numbers(leaf: Leaf, rows: Tensor) -> Tensor:
+    """Whole numbers as rows of features: one-hot where they name something, and scaled where they are bytes."""
+    space = leaf.space
+    if isinstance(space, spaces.Discrete):
+        return functional.one_hot(rows.long() - int(space.start), int(space.n)).float()
+    if isinstance(space, spaces.MultiDiscrete):
+        columns = (rows.reshape(len(rows), -1) - torch.from_numpy(space.start.ravel())).long()
+        return torch.cat([functional.one_hot(c, int(n)) for c, n in zip(columns.T, space.nvec.ravel())], 1).float()
+    flat = rows.reshape(len(rows), -1).float()
+    return flat / 255.0 if leaf.dtype == np.uint8 else flat
+
+
+class Distribution:
+    """Of a batch of actions, which are rows of ActionForm."""
+
+    def __init__(self, form: ActionForm, parameters: Tensor, log_std: Tensor | None):
+        self._form = form
+        choices = sum(form.choices)
+        self.logs = [functional.log_softmax(part, 1) for part in parameters[:, :choices].split(form.choices, 1)]
+        self.mean = parameters[:, choices:]
+        self.log_std = log_std
+
+    def sample(self, generator: torch.Generator) -> Tensor:
+        columns = []
+        for log in self.logs:  # by Gumbel's trick
+            noise = torch.rand(log.shape, generator=generator).clamp_min_(1e-20).log_().neg_().log_()
+            columns.append((log - noise).argmax(1, keepdim=True).float())
+        if self.log_std is not None:
+            noise = torch.randn(self.mean.shape, generator=generator)
+            columns.append(self.mean + self.log_std.exp() * noise)
+        return torch.cat(columns, 1)
+
+    def mode(self) -> Tensor:
+        columns = [log.argmax(1, keepdim=True).float() for log in self.logs]
+        return torch.cat([*columns, self.mean], 1)
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        count = len(self.logs)
+        total = actions.new_zeros(len(actions))
+        for log, column in zip(self.logs, actions[:, :count].long().T):
+            total = total + log.gather(1, column[:, None])[:, 0]
+        if self.log_std is not None:
+            scaled = (actions[:, count:] - self.mean) * torch.exp(-self.log_std)
+            density = -0.5 * scaled.square() - self.log_std - 0.5 * math.log(2 * math.pi)
+            total = total + density.sum(1)
+        return total
+
+    def entropy(self) -> Tensor:
+        total = sum(-(log.exp() * log).sum(1) for log in self.logs)
+        if self.log_std is not None:
+            spread = self.log_std + 0.5 * math.log(2 * math.pi * math.e)
+            total = total + spread.expand_as(self.mean).sum(1)
+        return torch.as_tensor(total)
+
+    def symmetric_kl(self) -> Tensor:
+        """The mean of both divergences of discrete actions from the uniform distribution; of others the entropy."""
+        total: Any = 0.0
+        for log in self.logs:
+            uniform = -math.log(log.shape[1])
+            there = (log.exp() * (log - uniform)).sum(1)
+            back = (math.exp(uniform) * (uniform - log)).sum(1)
+            total = total - 0.5 * (there + back)
+        if self.log_std is not None:
+            total = total + self.log_std.expand_as(self.mean).sum(1)
+        return torch.as_tensor(total)
+
+
+class ActorCritic(nn.Module):
+    """What acts, and what tells the value. Values are in units of the returns' standard deviation, see value()."""
+
+    def __init__(self, leaves: Sequence[Leaf], form: ActionForm, settings: Settings):
+        super().__init__()
+        self.form = form
+        self._masks = [number for number, leaf in enumerate(leaves) if leaf.is_mask]
+        if self._masks and (len(form.choices) != 1 or form.normals):
+            raise InvalidOption("action_mask: the actions are not one Discrete, which is all that can be masked")
+        self.encoder = _encoder(leaves, settings)
+        share = settings.share
+        if share is None:
+            share = settings.rnn is not None or any(map(is_picture, leaves))
+        size = self.encoder.features
+        self.rnn: Any = None
+        if settings.rnn is not None:
+            kind = nn.GRUCell if settings.rnn == "gru" else nn.LSTMCell
+            self.rnn = kind(size, settings.rnn_size)
+            size = settings.rnn_size
+        activation = _ACTIVATIONS[settings.activation]
+        self.actor = _layers(size, settings.hidden, activation)
+        self.critic = None if share else _layers(size, settings.hidden, activation)
+        size = settings.hidden[-1] if settings.hidden else size
+        means = 2 * form.normals if settings.adaptive_std else form.normals
+        self.policy = nn.Linear(size, sum(form.choices) + means)
+        self.baseline = nn.Linear(size, 1)
+        self.returns = Running(1) if settings.normalize_returns else None
+        self.log_std: Any = None
+        self._adaptive, self._initial = settings.adaptive_std, math.log(settings.initial_std)
+        if form.normals and not settings.adaptive_std:
+            self.log_std = nn.Parameter(torch.full((form.normals,), self._initial))
+        self._initialize(settings)
+
+    def _initialize(self, settings: Settings) -> None:
+        gain = settings.initial_gain * math.sqrt(2)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)):
+                if settings.initialization == "orthogonal":
+                    nn.init.orthogonal_(module.weight, gain)
+                else:
+                    nn.init.xavier_uniform_(module.weight, gain)
+                nn.init.zeros_(module.bias)
+        nn.init.orthogonal_(self.policy.weight, 0.01)
+        nn.init.orthogonal_(self.baseline.weight, 1.0)
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of the state of a lane; 0 if it is not recurrent."""
+        if self.rnn is None:
+            return 0
+        return int(self.rnn.hidden_size) * (2 if isinstance(self.rnn, nn.LSTMCell) else 1)
+
+    def encoded(self, observations: Sequence[Tensor]) -> Tensor:
+        features: Tensor = self.encoder(observations)
+        return features
+
+    def remembered(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """What a recurrent network makes of the features, and its next state. (rows, ...) both."""
+        if self.rnn is None:
+            return features, state
+        if isinstance(self.rnn, nn.LSTMCell):
+            hidden, cell = self.rnn(features, state.chunk(2, 1))
+            return hidden, torch.cat([hidden, cell], 1)
+        hidden = self.rnn(features, state)
+        return hidden, hidden
+
+    def outcome(self, features: Tensor, observations: Sequence[Tensor]) -> tuple[Distribution, Tensor]:
+        """The distribution of actions, and normalized values (rows)."""
+        inner = self.actor(features)
+        parameters = self.policy(inner)
+        values = self.baseline(inner if self.critic is None else self.critic(features))[:, 0]
+        for number in self._masks:
+            parameters = parameters.masked_fill(~observations[number].bool(), _FORBIDDEN)
+        log_std = self.log_std
+        if self._adaptive and self.form.normals:
+            parameters, log_std = parameters.split([sum(self.form.choices) + self.form.normals, self.form.normals], 1)
+            log_std = (self._initial + log_std).clamp(*_LOG_STD)
+        return Distribution(self.form, parameters, log_std), values
+
+    def forward(self, observations: Sequence[Tensor], state: Tensor) -> tuple[Distribution, Tensor, Tensor]:
+        features, state = self.remembered(self.encoded(observations), state)
+        distribution, values = self.outcome(features, observations)
+        return distribution, values, state
+
+    def value(self, normalized: Tensor) -> Tensor:
+        """In the units of rewards."""
+        if self.returns is None:
+            return normalized
+        return normalized * self.returns.std.float() + self.returns.mean.float()
+
+    def see_returns(self, returns: Tensor) -> None:
+        """Takes them into the statistics; what the network says of values stays the same (van Hasselt et al., 2016)."""
+        if self.returns is None:
+            return
+        mean, std = self.returns.mean.clone(), self.returns.std
+        self.returns.add(returns.reshape(-1, 1))
+        new = self.returns.std
+        with torch.no_grad():
+            self.baseline.weight.mul_((std / new).float())
+            self.baseline.bias.copy_((self.baseline.bias.double() * std + mean - self.returns.mean) / new)
+
+    def normalized_returns(self, returns: Tensor) -> Tensor:
+        if self.returns is None:
+            return returns.float()
+        return ((returns - self.returns.mean) / self.returns.std).float()
+
+
+def _layers(size: int, hidden: Sequence[int], activation: Any) -> nn.Module:
+    parts: list[nn.Module] = []
+    for width in hidden:
+        parts += [nn.Linear(size, width), activation()]
+        size = width
+    return nn.Sequential(*parts)
+
+
+def _encoder(leaves: Sequence[Leaf], settings: Settings) -> Any:
+    if settings.model is None:
+        return Encoder(leaves, settings)
+    module, _, name = settings.model.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), name)(leaves, settings)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidOption(f"model={settings.model!r}: {error}; pass module:function") from error
+    if not isinstance(getattr(made, "features", None), int):
+        raise InvalidOption(f"model={settings.model!r}: what it makes has no number of features")
+    return made
+
+
+def tensors(arrays: Sequence[Array], device: str = "cpu") -> list[Tensor]:
+    """Those of one array a leaf, in dtypes that networks have."""
+    found = []
+    for array in arrays:
+        if array.dtype == np.uint16:
+            array = array.astype(np.int32)
+        elif array.dtype in (np.uint32, np.uint64):
+            array = array.astype(np.int64)
+        found.append(torch.from_numpy(np.ascontiguousarray(array)).to(device))
+    return found
+
+
+def weights_of(model: nn.Module) -> Array:
+    """All of its parameters and statistics, as bytes."""
+    parts = [tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for tensor in model.state_dict().values()]
+    return np.asarray(torch.cat(parts).numpy())
+
+
+def set_weights(model: nn.Module, weights: Array) -> None:
+    """What weights_of() gave."""
+    at = 0
+    for tensor in model.state_dict().values():
+        size = tensor.numel() * tensor.element_size()
+        part = torch.from_numpy(weights[at : at + size]).clone().view(tensor.dtype).view(tensor.shape)
+        tensor.copy_(part)
+        at += size

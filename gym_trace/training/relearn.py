@@ -1,0 +1,86 @@
+"""Whether the weights of a run come out of its trace, its seed and its log again, bit for bit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gym_trace.errors import CorruptTrace, TraceError
+from gym_trace.playback.trace import open_trace
+from gym_trace.training.learner import learn_again
+from gym_trace.training.learning import Learner, made_with, read_checkpoint
+from gym_trace.training.run import Run
+
+
+@dataclass
+class Relearnt:
+    """What came of it.
+
+    Attributes:
+        versions: how many were made again and are the same. of: how many there are.
+        differs: what does not come out, and what is the first that does not; "" if everything does.
+        checkpoints: how many were compared, tensor by tensor.
+        notes: what else may explain it, such as another version of PyTorch.
+    """
+
+    versions: int = 0
+    of: int = 0
+    differs: str = ""
+    checkpoints: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def verify_run(directory: str | os.PathLike[str], on_progress: Callable[[Relearnt], Any] | None = None) -> Relearnt:
+    """Learns everything again, and compares each version and each checkpoint with what the run had.
+
+    on_progress: called after each version; a truthy result ends it.
+
+    Raises:
+        TraceNotFound, CorruptTrace: there is no run, or nothing of it can be read.
+    """
+    run = Run(directory)
+    about, settings = run.about, run.settings
+    updates = list(run.updates())
+    if not updates:
+        raise CorruptTrace("has no versions: the run ended before it began to learn", run.path)
+    found = Relearnt(of=len(updates), notes=_notes(about.get("made_with")))
+    trace = open_trace(run.trace)
+    if not len(trace):
+        raise CorruptTrace("has no episodes", run.trace)
+    limit = about.get("steps")
+    total = None if limit is None else -(-int(limit) // settings.batch_steps)
+    learner = Learner(trace.observation_space, trace.action_space, settings, about["seed"], total)
+    saved = set(run.saved())
+    try:
+        for update in learn_again(run, learner, updates):
+            found.versions += 1
+            if update.version in saved:
+                _compare(run, learner)
+                found.checkpoints += 1
+            if on_progress is not None and on_progress(found):
+                found.differs = "it was interrupted"
+                break
+    except TraceError as error:
+        found.differs = str(error)
+    return found
+
+
+def _compare(run: Run, learner: Learner) -> None:
+    """Raises CorruptTrace where a checkpoint has other tensors."""
+    path = run.checkpoint(learner.version)
+    _, tensors = read_checkpoint(path)
+    mine = learner.tensors()
+    for name in sorted({*mine, *tensors}):
+        if name not in mine or name not in tensors or not torch.equal(mine[name], tensors[name]):
+            raise CorruptTrace(f"{name} is not what comes out again", path)
+
+
+def _notes(made: Any) -> list[str]:
+    """Where this machine is another one than that of the run, as far as that can change sums of floats."""
+    here = made_with()
+    made = made if isinstance(made, dict) else {}
+    return [f"{name} was {made.get(name)}, and is {now} here" for name, now in here.items() if made.get(name) != now]

@@ -1,0 +1,187 @@
+"""The directory of a run: trace, settings, the log of its updates, checkpoints. Anybody may have written one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
+from gym_trace.storage.local import open_regular
+from gym_trace.storage.staging import new_file
+from gym_trace.training.rollouts import Origin
+from gym_trace.training.settings import Settings, settings_from
+
+_MOST_ENTRY = 64 << 20  # bytes
+_MOST_JSON = 16 << 20
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update: the version that came of it, and what it was made of.
+
+    Attributes:
+        rollouts: what was learnt from, in this order. steps: of all updates so far. digest: see Learner.digest().
+        told: losses and the like. changed: settings that are others from this update on, and the checkpoint that
+            was taken over before it, when a population is trained.
+    """
+
+    version: int
+    rollouts: tuple[Origin, ...]
+    steps: int
+    digest: str
+    told: dict[str, float] = field(default_factory=dict)
+    changed: dict[str, Any] = field(default_factory=dict)
+
+    def packed(self) -> bytes:
+        body = msgpack.packb(
+            [self.version, list(map(list, self.rollouts)), self.steps, self.digest, self.told, self.changed]
+        )
+        framed: bytes = msgpack.packb([zlib.crc32(body), body])
+        return framed
+
+    @classmethod
+    def unpacked(cls, entry: Any) -> Update:
+        """Raises ValueError."""
+        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], bytes)):
+            raise ValueError("no entry")
+        if zlib.crc32(entry[1]) != entry[0]:
+            raise ValueError("checksum mismatch")
+        version, rollouts, steps, digest, told, changed = msgpack.unpackb(entry[1])
+        origins = tuple(Origin(str(writer), int(first), int(acted)) for writer, first, acted in rollouts)
+        if not isinstance(told, dict) or not isinstance(changed, dict):
+            raise ValueError("no entry")
+        return cls(int(version), origins, int(steps), str(digest), told, changed)
+
+
+class Run:
+    """A directory with trace/, run.json, updates.msgpack, checkpoints/, events.jsonl, and done when it is over.
+
+    Attributes:
+        path: pathlib.Path.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path).absolute()
+        self.trace = self.path / "trace"
+        self.checkpoints = self.path / "checkpoints"
+        self._log = self.path / "updates.msgpack"
+        self._about = self.path / "run.json"
+        self._done = self.path / "done"
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    # -- what it was told ---------------------------------------------------------------------------------------------
+
+    @property
+    def exists(self) -> bool:
+        return self._about.is_file()
+
+    def create(self, settings: Settings, seed: int, **about: Any) -> None:
+        """Raises InvalidOption if there is a run, or something else."""
+        if self.path.exists() and any(self.path.iterdir()):
+            what = "resume it, or train" if self.exists else "train"
+            raise InvalidOption(
+                f"{self.path}: there is {'a run' if self.exists else 'something'} already; {what} elsewhere"
+            )
+        self.trace.mkdir(parents=True)
+        self.checkpoints.mkdir()
+        with new_file(self._about) as staged:
+            staged.write_text(json.dumps({"settings": settings.plain(), "seed": seed, **about}, indent=1) + "\n")
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Raises TraceNotFound, CorruptTrace."""
+        try:
+            with open(open_regular(self._about, os.O_RDONLY), "rb") as file:
+                raw = file.read(_MOST_JSON + 1)
+            found = json.loads(raw) if len(raw) <= _MOST_JSON else None
+        except FileNotFoundError:
+            raise TraceNotFound(f"{self.path}: there is no training run here") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise CorruptTrace(f"cannot be read: {error}", self._about) from error
+        about: dict[str, Any] = found if isinstance(found, dict) else {}
+        if not isinstance(about.get("settings"), dict) or type(about.get("seed")) is not int:
+            raise CorruptTrace("is not what a run says of itself", self._about)
+        return about
+
+    @property
+    def settings(self) -> Settings:
+        try:
+            return settings_from(self.about["settings"])
+        except InvalidOption as error:
+            raise CorruptTrace(f"is not what a run says of itself: {error}", self._about) from error
+
+    # -- how far it is ------------------------------------------------------------------------------------------------
+
+    def updates(self) -> Iterator[Update]:
+        """In order, the first being version 0, which is of the seed alone; not one that was being written at the end.
+
+        Raises CorruptTrace where one is damaged or missing.
+        """
+        for expected, (at, entry) in enumerate(self._entries()):
+            try:
+                update = Update.unpacked(entry)
+            except (ValueError, TypeError, msgpack.UnpackException) as error:
+                raise CorruptTrace(f"{error} at byte {at}, of the update to version {expected}", self._log) from error
+            if update.version != expected:
+                raise CorruptTrace(f"version {update.version} follows version {expected - 1}", self._log)
+            yield update
+
+    def _entries(self) -> Iterator[tuple[int, Any]]:
+        try:
+            fd = open_regular(self._log, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise CorruptTrace(f"cannot be read: {error.strerror}", self._log) from error
+        with open(fd, "rb") as file:
+            unpacker = msgpack.Unpacker(file, max_buffer_size=_MOST_ENTRY)
+            while True:
+                at = unpacker.tell()
+                try:
+                    yield at, unpacker.unpack()
+                except msgpack.OutOfData:
+                    return
+                except (ValueError, msgpack.UnpackException, RecursionError) as error:
+                    raise CorruptTrace(f"{error or type(error).__name__} at byte {at}", self._log) from error
+
+    def truncate_log(self) -> None:
+        """Removes an entry that was being written when the run was killed."""
+        end = 0
+        if self._log.exists():
+            for update in self.updates():
+                end += len(update.packed())
+            os.truncate(self._log, end)
+
+    def append(self, update: Update) -> None:
+        """Raises OSError."""
+        with open(open_regular(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
+            file.write(update.packed())
+
+    def checkpoint(self, version: int) -> Path:
+        """Where that of a version is, or would be."""
+        return self.checkpoints / f"{version:09d}.safetensors"
+
+    def saved(self) -> list[int]:
+        """The versions of which there are checkpoints, in order."""
+        found = [re.fullmatch(r"(\d{9})\.safetensors", path.name) for path in self.checkpoints.glob("*.safetensors")]
+        return sorted(int(match[1]) for match in found if match)
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.exists()
+
+    def set_done(self, done: bool) -> None:
+        if done:
+            self._done.touch()
+        else:
+            self._done.unlink(missing_ok=True)

@@ -1,0 +1,203 @@
+"""What a training run is told: how it collects, what it learns with. Plain data, which the run keeps."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from gym_trace.errors import InvalidOption
+
+ANY = "any"
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "lag": (0, 1, ANY),
+    "off_policy": ("vtrace", "none"),
+    "exploration": ("entropy", "symmetric_kl"),
+    "activation": ("tanh", "relu", "elu"),
+    "initialization": ("orthogonal", "xavier"),
+    "rnn": (None, "gru", "lstm"),
+    "inference": ("actor", "server"),
+}
+_AT_LEAST: dict[str, float] = {
+    "workers": 1,
+    "splits": 1,
+    "num_envs": 1,
+    "rollout": 1,
+    "batch": 1,
+    "max_lag": 0,
+    "epochs": 1,
+    "minibatches": 1,
+    "learner_threads": 1,
+    "learning_rate": 0,
+    "clip": 0,
+    "value_clip": 0,
+    "max_grad_norm": 0,
+    "rnn_size": 1,
+    "reward_clip": 0,
+    "target_kl": 0,
+    "adaptive_kl": 0,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what is learnt, but for the environment and the seed.
+
+    Attributes:
+        workers: processes that collect. splits: vector environments of each. num_envs: lanes of a split.
+        rollout: steps of each lane that are handed over at a time.
+        batch: steps of an update, a multiple of the steps of a rollout; None: a rollout of every split.
+        lag: 0: collect with the newest weights, and wait for them; 1: collect while the update before is learnt, so
+            that experience is one version old (deterministic, as 0); "any": as many as there are slots for.
+        max_lag: with "any", rollouts whose weights are older than so many versions are dropped, and counted.
+        stagger: whether the lanes of a split begin their first episodes at different times.
+        learning_rate … adam_eps: of Adam. anneal: whether the rate falls to 0 over the steps of the run.
+        gamma, lam: of the returns. off_policy: "vtrace" corrects for lag, with rho and c as its clips; or "none".
+        clip: ratios are clipped to [1 / (1 + clip), 1 + clip]. value_clip: of values, in units of the return's
+            standard deviation; None: not.
+        exploration: "entropy", or "symmetric_kl" to the uniform distribution (of discrete actions).
+        exploration_coefficient, value_coefficient: of the losses.
+        target_kl: ends the epochs of an update at this divergence; None: never. adaptive_kl: changes the learning rate
+            so that updates diverge by so much; None: it stays.
+        reward_scale, reward_clip: of what is learnt; the trace has rewards as they were.
+        hidden: sizes of the layers. share: whether actor and critic share them; None: where there are pictures.
+        rnn: None, "gru" or "lstm", of rnn_size. model: "module:function" that makes an encoder; None: one by the space.
+        initial_std, adaptive_std: of continuous actions; adaptive: the network says it for each observation.
+        inference: "actor": each worker has the policy; "server": a process acts for all of them (GPU, large networks).
+        device: where is learnt, and a server acts. learner_threads: of PyTorch; what is learnt depends on it.
+    """
+
+    workers: int = 2
+    splits: int = 1
+    num_envs: int = 16
+    rollout: int = 32
+    batch: int | None = None
+    lag: int | str = 1
+    max_lag: int = 8
+    stagger: bool = False
+
+    learning_rate: float = 1e-3
+    anneal: bool = False
+    adam_beta1: float = 0.9
+    adam_beta2: float = 0.999
+    adam_eps: float = 1e-5
+    gamma: float = 0.99
+    lam: float = 0.95
+    off_policy: str = "vtrace"
+    rho: float = 1.0
+    c: float = 1.0
+    clip: float = 0.2
+    value_clip: float | None = None
+    value_coefficient: float = 0.5
+    exploration: str = "entropy"
+    exploration_coefficient: float = 0.003
+    epochs: int = 4
+    minibatches: int = 4
+    max_grad_norm: float = 0.5
+    target_kl: float | None = None
+    adaptive_kl: float | None = None
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
+    normalize_advantages: bool = True
+    normalize_returns: bool = True
+    normalize_observations: bool = True
+
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    initialization: str = "orthogonal"
+    initial_gain: float = 1.0
+    share: bool | None = None
+    rnn: str | None = None
+    rnn_size: int = 128
+    model: str | None = None
+    initial_std: float = 1.0
+    adaptive_std: bool = False
+    inference: str = "actor"
+    device: str = "cpu"
+    learner_threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices or isinstance(value, bool):
+                raise InvalidOption(f"{name}={value!r}: pass one of {', '.join(map(str, choices))}")
+        for name, least in _AT_LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise InvalidOption(f"{name}={value!r}: pass {least:g} or more")
+        for name in ("gamma", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InvalidOption(f"{name}={getattr(self, name)!r}: pass 0 to 1")
+        if self.batch is not None and self.batch % self.rollout_steps:
+            raise InvalidOption(f"batch={self.batch}: pass a multiple of num_envs x rollout = {self.rollout_steps}")
+        if self.lag != ANY and self.batch_steps % (self.workers * self.splits * self.rollout_steps):
+            each = self.workers * self.splits * self.rollout_steps
+            raise InvalidOption(f"batch={self.batch}: with lag={self.lag} pass a multiple of the {each} steps that all "
+                                "splits collect, or lag='any'")  # fmt: skip
+        pieces = self.batch_steps // self.rollout if self.rnn else self.batch_steps
+        if self.minibatches > pieces:
+            raise InvalidOption(f"minibatches={self.minibatches}: an update has no more than {pieces} to share out")
+
+    @property
+    def rollout_steps(self) -> int:
+        """Steps of a rollout, all lanes together."""
+        return self.num_envs * self.rollout
+
+    @property
+    def batch_steps(self) -> int:
+        """Steps that an update learns from."""
+        return self.workers * self.splits * self.rollout_steps if self.batch is None else self.batch
+
+    @property
+    def rollouts_per_batch(self) -> int:
+        return self.batch_steps // self.rollout_steps
+
+    @property
+    def slots_per_split(self) -> int:
+        """Rollouts of a split that can wait to be learnt from, or are being collected."""
+        if self.lag == ANY:
+            return 2 + 2 * self.rollouts_per_batch // (self.workers * self.splits)
+        return self.rollouts_per_batch // (self.workers * self.splits) * (int(self.lag) + 1)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**asdict(self), "hidden": list(self.hidden)}
+
+
+def settings_from(given: Mapping[str, Any]) -> Settings:
+    """Settings of names and values, which may be texts, as a command line or a file has them. Raises InvalidOption."""
+    types = {field.name: str(field.type) for field in fields(Settings)}
+    for name in given:
+        if name not in types:
+            near = difflib.get_close_matches(name, types, n=1)
+            raise InvalidOption(f"{name}: no setting" + (f"; did you mean {near[0]}?" if near else ""))
+    return Settings(**{name: _value(name, types[name], value) for name, value in given.items()})
+
+
+def _value(name: str, type_: str, value: Any) -> Any:
+    kinds = [kind.strip() for kind in type_.split("|")]
+    try:
+        if value is None or (isinstance(value, str) and value.lower() == "none" and "None" in kinds):
+            if "None" in kinds:
+                return None
+        elif kinds[0].startswith("tuple"):
+            parts = value.split(",") if isinstance(value, str) else value
+            return tuple(int(part) for part in parts)
+        elif kinds[0] == "bool":
+            if isinstance(value, str):
+                return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
+            if isinstance(value, bool):
+                return value
+        elif kinds[0] == "int" and not isinstance(value, bool):
+            if "str" in kinds and value == ANY:
+                return ANY
+            if float(value) == int(float(value)):
+                return int(float(value))
+        elif kinds[0] == "float" and not isinstance(value, bool):
+            return float(value)
+        elif kinds[0] == "str" and isinstance(value, str):
+            return value
+    except (KeyError, ValueError, TypeError):
+        pass
+    raise InvalidOption(f"{name}={value!r}: pass {type_.replace('tuple[int, ...]', 'numbers such as 64,64')}")
