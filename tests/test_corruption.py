@@ -5,6 +5,7 @@ With GYM_TRACE_LONG=1 every byte is tried, otherwise every few.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -126,6 +127,7 @@ def _first(forgery: Forgery) -> Record:
     return next(chunk for chunk in forgery.chunks if REWARDS in chunk.columns)
 
 
+@functools.cache
 def _bomb(size: int) -> bytes:
     """A small zstd frame that says its size and grows to it."""
     return zstandard.ZstdCompressor(level=3).compress(bytes(size))
@@ -422,8 +424,10 @@ def _manifests(first: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
     yield "manifest_that_is_no_text", bytes(range(256)) + b"\n"
 
 
-def make_hostile_traces(root: Path) -> list[str]:
-    """A directory for each hostile trace; returns their names."""
+@pytest.fixture(scope="module")
+def hostile_traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A directory for each hostile trace, by name."""
+    root = tmp_path_factory.mktemp("above") / "hostile"
     batch = record(root / "sound", record_infos=True)
     manifest = (root / "sound" / "w.manifest.jsonl").read_bytes()
     cases = []
@@ -442,7 +446,7 @@ def make_hostile_traces(root: Path) -> list[str]:
         (root / name).mkdir()
         (root / name / file).write_bytes(data)
         (root / name / "w.manifest.jsonl").write_bytes(lines)
-    return [name for name, *_ in cases]
+    return {name: root / name for name, *_ in cases}
 
 
 _READER = """
@@ -464,11 +468,12 @@ print(json.dumps(["peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the memory of a process")
-def test_hostile_files_bring_about_nothing_but_trace_errors_in_bounded_memory(tmp_path):
-    names = make_hostile_traces(tmp_path)
+def test_hostile_files_bring_about_nothing_but_trace_errors_in_bounded_memory(hostile_traces):
+    names = list(hostile_traces)
+    root = hostile_traces[names[0]].parent
     room = 2 << 30
     process = subprocess.run(
-        [sys.executable, "-W", "error", "-c", _READER, str(tmp_path), str(room), json.dumps(names)],
+        [sys.executable, "-W", "error", "-c", _READER, str(root), str(room), json.dumps(names)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -480,15 +485,15 @@ def test_hostile_files_bring_about_nothing_but_trace_errors_in_bounded_memory(tm
     said.pop("peak")
     assert {name: outcome for name, outcome in said.items() if "failed" in outcome} == {}
     assert list(said) == names
-    assert not list(tmp_path.parent.glob("escaped*"))
+    assert not list(root.parent.glob("escaped*"))
 
 
-def test_hostile_files_are_named_by_check(tmp_path):
+def test_hostile_files_are_named_by_check(hostile_traces):
     harmless = ("a_schema_that_names_another_directory", "outcomes_and_flags", "fragments_that_overflow")
     harmless += ("a_constant_chunk", "a_schema_of", "a_msgpack_bomb", "a_record_of_an_unknown")
-    for name in make_hostile_traces(tmp_path):
+    for name, directory in hostile_traces.items():
         if not name.startswith(harmless) and not name.endswith("-open"):
-            assert check_trace(tmp_path / name).damages, name
+            assert check_trace(directory).damages, name
 
 
 def test_a_short_run_of_the_fuzzer_finds_nothing(tmp_path):

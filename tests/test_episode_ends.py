@@ -499,7 +499,7 @@ def test_ctrl_c_while_a_slab_is_turned_garbles_nothing(
     for episode in trace:
         first = episode.first_step
         assert episode.observations[:, 0].tolist() == list(range(first, first + len(episode) + 1))
-        assert check_trace(tmp_path).damages == []
+    assert check_trace(tmp_path).damages == []
 
 
 class _Slab(RowSlab):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -45,10 +45,12 @@ FILE_CALLS, PATH_CALLS = {"open", "os.open", "os.rename"}, {"exists", "is_file",
 NEVER_CALLED = {"eval", "exec", "compile", "__import__", "breakpoint", "print"}
 
 
+@functools.cache
 def sources() -> list[Path]:
     return sorted(HOUSE.rglob("*.py"))
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
@@ -58,24 +60,32 @@ def module_of(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@functools.cache
+def imports_of(path: Path) -> list[str]:
     """The absolute names of all that is imported anywhere in a file, also in functions."""
+    found: list[str] = []
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}: imports are absolute"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
+    return found
 
 
+@functools.cache
+def modules() -> set[str]:
+    return {module_of(source) for source in sources()} - {""}
+
+
+@functools.cache
 def own_imports_of(path: Path) -> set[str]:
     """The modules of the library that a file imports, without the library's name."""
-    modules = {module_of(source) for source in sources()} - {""}
     found = set()
     for name in imports_of(path):
         if name.startswith("gym_trace."):
             inner = name.removeprefix("gym_trace.")
-            while inner and inner not in modules:
+            while inner and inner not in modules():
                 inner = inner.rpartition(".")[0]
             found.add(inner)
     return found - {""}
