@@ -75,7 +75,8 @@ def collect(
         seed: 0 or more; None takes one from the system's entropy.
         resume: go on with a run that was interrupted in this directory.
         on_exist: if the directory holds a trace and this does not resume: "error", "append" or "replace".
-        stall_timeout: seconds without a sign of life, after which a worker is killed and started again.
+        stall_timeout: seconds without a sign of life, after which a worker is killed and started again; one that is
+            starting has 60 at least, whatever it imports.
         max_restarts: of all workers together. After that a worker that dies is given up; and so is one that dies again
             and again before it has finished an episode.
         cpus: processors to keep the workers to, one each, in turn.

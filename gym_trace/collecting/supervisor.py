@@ -20,6 +20,7 @@ _AHEAD_SECONDS = 1.0  # of work that a worker is given beforehand
 _MOST_AHEAD = 10_000  # episodes
 _MOST_BACKOFF = 30.0  # seconds
 _PATIENCE = 10.0  # seconds that workers have to save what they have at Ctrl-C
+_STARTING = 60.0  # seconds that a process has at least to start: what it imports takes its time on a busy machine
 _MOST_FAILURES = 7  # of a worker, one after the other, after which it is given up
 _TRIES = 3  # of an episode, before it is given up
 
@@ -209,8 +210,10 @@ class Supervisor:
                 worker.state = "ended"
             elif worker.state == "waiting" and now >= worker.due:
                 self._start(number)
-            elif worker.state in ("starting", "running", "closing") and now - worker.heard > self._stall_timeout:
-                self._lost(number, f"no sign of life for {self._stall_timeout:g} s")
+            elif worker.state in ("starting", "running", "closing"):
+                patience = max(self._stall_timeout, _STARTING * (worker.state == "starting"))
+                if now - worker.heard > patience:
+                    self._lost(number, f"no sign of life for {patience:g} s")
 
     def _lost(self, number: int, trouble: str) -> None:
         """A worker that is gone, or has to go: what it has not saved is for others, and it is started again."""
