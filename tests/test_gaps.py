@@ -209,7 +209,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("first", "what"), enumerate([*OPTIONS, "frames"]))
+@pytest.mark.parametrize(("first", "what"), list(enumerate([*OPTIONS, "frames"])))
 def test_ctrl_c_at_any_line_glues_nothing(tmp_path: Path, first: int, what: str) -> None:
     number, functions = 0 if LONG else 8 * first, set()  # each at other lines of what they have in common
     while True:
