@@ -242,7 +242,8 @@ def test_ctrl_c_at_any_line_glues_nothing(tmp_path: Path, first: int, what: str)
             break
         functions.add(interrupts.line.split(",")[0])
         number += 1 if LONG else 41
-    assert functions > {"step", "reset"}
+    assert len(functions) > 5
+    assert not LONG or functions > {"step", "reset"}
 
 
 def _look_at_interrupted(directory: Path) -> list[tuple[int, int, list[int]]]:
