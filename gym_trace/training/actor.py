@@ -26,9 +26,9 @@ from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
 from gym_trace.ring.lanes.autoreset import DISABLED
 from gym_trace.training.forms import picked
-from gym_trace.training.model import ActorCritic, set_weights, tensors
+from gym_trace.training.inference import Acting, Asking, Desk, OwnModel, Stopped
 from gym_trace.training.rollouts import STATE, Origin, Rollout, Shape
-from gym_trace.training.settings import ANY, Settings
+from gym_trace.training.settings import Settings
 from gym_trace.training.shared import Slots, Token, Weights, has_more, put, take
 
 _LOOK_SECONDS = 1.0  # between signs of life, while there is no free slot
@@ -55,6 +55,7 @@ class Actor:
     control: Connection
     directory: str
     seed: int
+    desk: Desk | None = None  # where a server is asked; None: the worker has a network itself
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
@@ -72,18 +73,13 @@ def clipped(make_env: Callable[[], gymnasium.Env[Any, Any]]) -> gymnasium.Env[An
     return ClipAction(env) if isinstance(env.action_space, Box) else env
 
 
-class Stopped(Exception):
-    """The driver wants no more, or is gone."""
-
-
 class Worker:
     """Runs in a process of its own, until it is told to end."""
 
     def __init__(self, actor: Actor):
         self._actor = actor
         self._over = threading.Event()
-        self._model = ActorCritic(actor.shape.leaves, actor.shape.actions, actor.settings)
-        self._room = np.empty(actor.weights.size, np.uint8)
+        self._waiting: list[list[Token]] = [[] for _ in range(actor.settings.splits)]
 
     def listen(self) -> None:
         """Waits for the driver to say that it is over, or to be gone; in a thread of its own."""
@@ -105,28 +101,45 @@ class Worker:
         try:
             for number in range(actor.settings.splits):
                 splits.append(Split(actor, number))
+            acting = self._acting([split.seed for split in splits])
             self.say("running")
-            waiting: list[list[Token]] = [[] for _ in splits]
-            for split in itertools.cycle(splits):
-                token, waited = self._free_slot(waiting, split.number)
-                version = self._read_weights(token.version)
-                origin, told = split.collect(actor.slots.rollout(token.slot), self._model, version, self._over)
-                actor.slots.set_origin(token.slot, origin)
-                split.envs.secure()
-                put(actor.full, token)
-                self.say("collected", told._replace(seconds={**told.seconds, "waiting": waited}))
+            for rollouts in itertools.cycle([self._rollouts(split, acting) for split in splits]):
+                next(rollouts)
+                if self._over.is_set():
+                    break
         except Stopped:
             pass
         finally:
             for split in splits:
                 split.envs.close()
 
-    def _free_slot(self, waiting: list[list[Token]], split: int) -> tuple[Token, float]:
+    def _acting(self, seeds: list[int]) -> Acting:
+        actor = self._actor
+        if actor.desk is None:
+            return OwnModel(actor.shape, actor.settings, actor.weights, seeds)
+        return Asking(actor.desk, actor.number, actor.settings.splits, actor.life, self._over)
+
+    def _rollouts(self, split: Split, acting: Acting) -> Iterator[None]:
+        """Fills one slot after the other; yields where other splits may have their turn."""
+        actor = self._actor
+        while True:
+            begin = time.perf_counter()
+            token = self._free_slot(split.number)
+            split.seconds["waiting"] += time.perf_counter() - begin
+            version = acting.begin(split.number, token.version)
+            yield from split.collect(actor.slots.rollout(token.slot), acting, version)
+            actor.slots.set_origin(token.slot, split.origin)
+            split.envs.secure()
+            put(actor.full, token)
+            self.say("collected", split.told())
+            yield
+
+    def _free_slot(self, split: int) -> Token:
         """Waits for one. Tokens of lives before this one are of no use any more."""
-        actor, begin = self._actor, time.perf_counter()
+        actor = self._actor
         while not self._over.is_set():
-            if waiting[split]:
-                return waiting[split].pop(0), time.perf_counter() - begin
+            if self._waiting[split]:
+                return self._waiting[split].pop(0)
             if not has_more(actor.free, _LOOK_SECONDS):
                 self.say("waiting")
                 continue
@@ -136,17 +149,8 @@ class Worker:
                 self._over.wait(_LOOK_SECONDS)
                 continue
             if token.life == actor.life:
-                waiting[token.slot // actor.settings.slots_per_split % actor.settings.splits].append(token)
+                self._waiting[token.slot // actor.settings.slots_per_split % actor.settings.splits].append(token)
         raise Stopped
-
-    def _read_weights(self, version: int) -> int:
-        weights = self._actor.weights
-        try:
-            version = weights.read(self._room, None if self._actor.settings.lag == ANY else version)
-        except LookupError:  # after a worker was started again
-            version = weights.read(self._room)
-        set_weights(self._model, self._room)
-        return version
 
 
 class Split:
@@ -158,8 +162,9 @@ class Split:
         self._form, self._leaves = actor.shape.actions, actor.shape.leaves
         self._writer = f"a{actor.number}-{number}-{actor.life}-{os.urandom(4).hex()}"
         roots = np.random.SeedSequence(actor.seed, spawn_key=(actor.number, actor.life, number)).generate_state(2)
-        self._seeds = _seeds(int(roots[0]))
-        self._generator = torch.Generator().manual_seed(int(roots[1]))
+        self._seeds, self.seed = _seeds(int(roots[0])), int(roots[1])
+        self.seconds = {"waiting": 0.0, "acting": 0.0, "stepping": 0.0}
+        self._ended: list[tuple[Return, int]] = []
         envs = SyncVectorEnv([lambda: clipped(actor.make_env)] * self._lanes, autoreset_mode=DISABLED)
         try:
             with recorded_by(actor.provenance):
@@ -169,6 +174,7 @@ class Split:
             raise
         self._first_step = 0
         self._returns, self._lengths = LaneReturns(self._lanes), np.zeros(self._lanes, np.int64)
+        self._all = np.ones(self._lanes, bool)
         self._state = np.zeros((self._lanes, actor.shape.state), np.float32)
         self._observations, _ = self.envs.reset(seed=[next(self._seeds) for _ in range(self._lanes)])
         if settings.stagger:
@@ -193,48 +199,49 @@ class Split:
             self._observations, _ = self.envs.reset(seed=seeds, options={"reset_mask": lanes})
             self._state[lanes] = 0.0
 
-    @torch.inference_mode()
-    def collect(
-        self, rollout: Rollout, model: ActorCritic, version: int, over: threading.Event
-    ) -> tuple[Origin, Collected]:
-        """Fills a rollout. Raises Stopped."""
-        first_step, ended = self._first_step, list[tuple[Return, int]]()
-        acting, begin = 0.0, time.perf_counter()
+    def collect(self, rollout: Rollout, acting: Acting, version: int) -> Iterator[None]:
+        """Fills a rollout; yields where another split may have its turn. Raises Stopped."""
+        self.origin = Origin(self._writer, self._first_step, version)
         rollout.state[...] = self._state
-        versions = np.full(self._lanes, version, np.int64)
         for step in range(self._steps):
-            if over.is_set():
-                raise Stopped
-            before = time.perf_counter()
+            begin = time.perf_counter()
             observed = [picked(self._observations, leaf.path) for leaf in self._leaves]
             for column, rows in zip(rollout.observations, observed):
                 column[step] = rows
-            distribution, values, state = model(tensors(observed), torch.from_numpy(self._state))
-            drawn = distribution.sample(self._generator)
-            logprob = distribution.log_prob(drawn).numpy()
-            notes = {"logprob": logprob, "value": model.value(values).numpy(), "version": versions}
+            acting.ask(self.number, observed, self._state)
+            if acting.in_turns:
+                yield
+            drawn = acting.answer(self.number)
+            rollout.actions[step], rollout.logprob[step] = drawn.actions, drawn.logprob
+            versions = np.full(self._lanes, drawn.version, np.int64)
+            notes = {"logprob": drawn.logprob, "value": drawn.values, "version": versions}
             if step == 0 and self._state.size:
-                notes[STATE] = self._state.copy()
-            self._state = np.array(state.numpy())
-            rollout.actions[step], rollout.logprob[step] = drawn.numpy(), logprob
-            acting += time.perf_counter() - before
+                notes[STATE] = self._state
+            between = time.perf_counter()
             self.envs.annotate(**notes)
-            rewards, terminations, truncations, lanes = self._step(self._form.to_batch(rollout.actions[step]))
+            self._state = drawn.state
+            rewards, terminations, truncations, lanes = self._step(self._form.to_batch(drawn.actions))
             rollout.rewards[step], rollout.terminations[step] = rewards, terminations
             rollout.truncations[step] = truncations
-            self._returns.add(rewards, np.ones(self._lanes, bool))
+            self._returns.add(rewards, self._all)
             self._lengths += 1
             if lanes.any():
                 for final, leaf in zip(rollout.finals, self._leaves):
                     final[step, truncations] = picked(self._observations, leaf.path)[truncations]
-                ended.extend(zip(self._returns.take(lanes), self._lengths[lanes].tolist()))
+                self._ended.extend(zip(self._returns.take(lanes), self._lengths[lanes].tolist()))
                 self._lengths[lanes] = 0
+                self._state = self._state.copy()
                 self._reset(lanes)
+            self.seconds["acting"] += between - begin
+            self.seconds["stepping"] += time.perf_counter() - between
         for column, leaf in zip(rollout.observations, self._leaves):
             column[self._steps] = picked(self._observations, leaf.path)
-        stepping = time.perf_counter() - begin - acting
-        told = Collected(self._steps * self._lanes, tuple(ended), {"acting": acting, "stepping": stepping})
-        return Origin(self._writer, first_step, version), told
+
+    def told(self) -> Collected:
+        """Since it was told last."""
+        found = Collected(self._steps * self._lanes, tuple(self._ended), dict(self.seconds))
+        self._ended, self.seconds = [], dict.fromkeys(self.seconds, 0.0)
+        return found
 
 
 def _seeds(root: int) -> Iterator[int]:

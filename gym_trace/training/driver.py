@@ -164,6 +164,7 @@ def train(
                 shape=shape,
                 seed=seed,
                 updates=updates,
+                begins={},
                 checkpoint_seconds=checkpoint_seconds,
                 keep=keep,
                 milestone_seconds=milestone_seconds,

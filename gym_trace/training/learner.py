@@ -25,7 +25,8 @@ from gym_trace.training.shared import Slots, Token, Weights, has_more, put, take
 class Learning:
     """What the learner's process is told. Picklable to a process that is being started.
 
-    updates: after how many the run is over; None: when it is told. keep: how many checkpoints, beside milestones.
+    updates: after how many the run is over; None: when it is told. begins: what version 1 takes over, of another run's
+    or policy's checkpoint, see Learner.adopt(). keep: how many checkpoints, beside milestones.
     frees: where the slots of each worker are given back.
     """
 
@@ -36,6 +37,7 @@ class Learning:
     shape: Shape
     seed: int
     updates: int | None
+    begins: dict[str, Any]
     slots: Slots
     weights: Weights
     full: Connection
@@ -74,8 +76,9 @@ def learn_again(run: Run, learner: Learner, updates: Sequence[Update]) -> Any:
             if recorded is None:
                 recorded = RecordedRollouts(open_trace(run.trace), learner.shape)
             if update.changed:
-                learner.apply(update.changed, run.checkpoints)
-            learner.learn([recorded.read(origin) for origin in update.rollouts])
+                learner.adopt(update.changed, run.checkpoints)
+            else:
+                learner.learn([recorded.read(origin) for origin in update.rollouts])
         if learner.digest() != update.digest:
             raise CorruptTrace(f"{run.path}: version {update.version} does not come out again", None)
         yield update
@@ -91,20 +94,23 @@ class LearnerProcess:
         self._lives = [0] * told.settings.workers
         splits = told.settings.workers * told.settings.splits
         self._waiting: list[deque[int]] = [deque() for _ in range(splits)]  # slots to be learnt from
-        self._arrived: deque[int] = deque()  # the same, in the order in which they came
+        self._arrived: deque[int] = deque()  # the same, in the order in which they came, where that is theirs
         self._over = False
         self._dropped = 0
+        self._least = 0  # the version that rollouts have to be of: those before it are another policy's
         self._began = self._saved_at = self._milestone_at = time.monotonic()
 
     def run(self) -> None:
         told, learner = self._told, self._learner
         self._run.truncate_log()
         self._steps, self._seconds = restored(self._run, learner)
+        if learner.version == 0 and told.begins:
+            self._adopt(told.begins)
         told.weights.publish(learner.version, learner.weights())
         for slot in range(self._settings.workers * self._settings.splits * self._settings.slots_per_split):
             self._free(slot)
         self.say("running", (learner.version, self._steps))
-        while told.updates is None or learner.version < told.updates:
+        while told.updates is None or self._steps < told.updates * self._settings.batch_steps:
             begin = time.perf_counter()
             slots = self._gathered()
             if slots is None:
@@ -144,23 +150,33 @@ class LearnerProcess:
     def _take_all(self) -> None:
         while has_more(self._told.full):
             slot = take(self._told.full).slot
-            self._waiting[slot // self._settings.slots_per_split].append(slot)
-            self._arrived.append(slot)
+            if self._settings.lag == ANY:
+                self._arrived.append(slot)
+            else:
+                self._waiting[slot // self._settings.slots_per_split].append(slot)
 
     def _next(self) -> list[int] | None:
         each = self._settings.rollouts_per_batch
+        self._drop()
         if self._settings.lag != ANY:
             each //= len(self._waiting)
             if any(len(slots) < each for slots in self._waiting):
                 return None
             return [slots.popleft() for _ in range(each) for slots in self._waiting]
-        oldest = self._learner.version - self._settings.max_lag
-        for slot in list(self._arrived):
-            if self._told.slots.origin(slot).version < oldest:
-                self._arrived.remove(slot)
+        if len(self._arrived) < each:
+            return None
+        return [self._arrived.popleft() for _ in range(each)]
+
+    def _drop(self) -> None:
+        """Gives back rollouts that are too old."""
+        oldest = self._least
+        if self._settings.lag == ANY:
+            oldest = max(oldest, self._learner.version - self._settings.max_lag)
+        for slots in (self._arrived, *self._waiting):
+            for slot in [slot for slot in slots if self._told.slots.origin(slot).version < oldest]:
+                slots.remove(slot)
                 self._dropped += 1
                 self._free(slot)
-        return [self._arrived.popleft() for _ in range(each)] if len(self._arrived) >= each else None
 
     def _free(self, slot: int) -> None:
         worker = slot // (self._settings.slots_per_split * self._settings.splits)
@@ -179,6 +195,12 @@ class LearnerProcess:
             self._restarted(*fact)
         elif kind == "best":
             self._save("best.safetensors", best=fact)
+        elif kind == "save":
+            self._save()
+            self.say("saved", self._learner.version)
+        elif kind == "adopt":
+            self._adopt(fact)
+            self._told.weights.publish(self._learner.version, self._learner.weights())
 
     def _restarted(self, worker: int, life: int) -> None:
         """A worker began anew: its slots are free again, but for those that it had filled."""
@@ -189,6 +211,13 @@ class LearnerProcess:
         for slot in range(worker * each, (worker + 1) * each):
             if slot not in held:
                 self._free(slot)
+
+    def _adopt(self, changed: dict[str, Any]) -> None:
+        """Makes a version that another policy's checkpoint, and other settings, are taken over in."""
+        learner = self._learner
+        learner.adopt(changed, self._run.checkpoints)
+        self._least = learner.version
+        self._run.append(Update(learner.version, (), self._steps, learner.digest(), {}, changed))
 
     # -- updates ------------------------------------------------------------------------------------------------------
 

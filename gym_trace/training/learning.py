@@ -5,10 +5,11 @@ PPO (Schulman et al., 2017) on targets of V-trace (Espeholt et al., 2018), which
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TrainingFailed
+from gym_trace.errors import CorruptTrace, MissingExtra, TrainingFailed
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
 from gym_trace.sampling.targets import vtrace
@@ -234,12 +235,21 @@ class Learner:
         for group in self._optimizer.param_groups:
             group.update(lr=self._rate, betas=(settings.adam_beta1, settings.adam_beta2), eps=settings.adam_eps)
 
-    def apply(self, changed: Mapping[str, Any], checkpoints: FilePath) -> None:
-        """Takes over what an update of the log says that it began with. Raises CorruptTrace."""
-        if "adopted" in changed:
-            self.load(checkpoints / FilePath(str(changed["adopted"])).name, weights_only=True)
+    def adopt(self, changed: Mapping[str, Any], checkpoints: FilePath) -> None:
+        """Makes a version that takes over the weights and the optimizer of a checkpoint, and other settings.
+
+        changed: "checkpoint", the name of a file in checkpoints; "settings", all of them. Raises CorruptTrace.
+        """
+        if "checkpoint" in changed:
+            path = checkpoints / FilePath(str(changed["checkpoint"])).name
+            about, found = read_checkpoint(path)
+            with self._located(path):
+                self._load_model(found)
+                self._load_optimizer(found)
+                self._rate = float(about["rate"])
         if "settings" in changed:
             self.change(replace(settings_from(changed["settings"]), device=self._device))
+        self.version += 1
 
     # -- what there is of it ------------------------------------------------------------------------------------------
 
@@ -271,34 +281,37 @@ class Learner:
         about = {"version": self.version, "rate": self._rate, "settings": self.settings.plain(), **facts}
         save_file(self.tensors(), path, {_KEY: json.dumps(about)})
 
-    def load(self, path: FilePath, weights_only: bool = False) -> dict[str, Any]:
-        """Goes on from a checkpoint; returns what it says beside. Raises CorruptTrace.
-
-        weights_only: with the weights and their statistics alone, as another version of its own.
-        """
+    def load(self, path: FilePath) -> dict[str, Any]:
+        """Goes on from a checkpoint; returns what it says beside. Raises CorruptTrace."""
         about, found = read_checkpoint(path)
-        try:
-            model = {name.removeprefix("model."): t for name, t in found.items() if name.startswith("model.")}
-            self.model.load_state_dict(model)
-            if not weights_only:
-                self._load_rest(about, found)
-        except (RuntimeError, KeyError, TypeError, ValueError, InvalidOption) as error:
-            raise CorruptTrace(f"is no checkpoint of this network: {printable(error)}", path) from error
+        with self._located(path):
+            self._load_model(found)
+            self.change(replace(settings_from(about["settings"]), device=self._device))
+            self._rate, self.version = float(about["rate"]), int(about["version"])
+            self._load_optimizer(found)
+            self._generator.set_state(found["generator"])
         return about
 
-    def _load_rest(self, about: dict[str, Any], found: dict[str, Tensor]) -> None:
+    @contextlib.contextmanager
+    def _located(self, path: FilePath) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise CorruptTrace(f"is no checkpoint of this network: {printable(error)}", path) from error
+
+    def _load_model(self, found: dict[str, Tensor]) -> None:
+        model = {name.removeprefix("model."): t for name, t in found.items() if name.startswith("model.")}
+        self.model.load_state_dict(model)
+
+    def _load_optimizer(self, found: dict[str, Tensor]) -> None:
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in found.items():
             if name.startswith("optimizer."):
                 _, number, part = name.split(".")
                 state.setdefault(int(number), {})[part] = tensor
-        settings = settings_from(about["settings"])
-        self.change(replace(settings, device=self._device))
-        self._rate, self.version = float(about["rate"]), int(about["version"])
         groups = self._optimizer.state_dict()["param_groups"]
         groups[0]["lr"] = self._rate
         self._optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self._generator.set_state(found["generator"])
 
 
 def made_with() -> dict[str, str]:

@@ -171,10 +171,10 @@ class Distribution:
     def sample(self, generator: torch.Generator) -> Tensor:
         columns = []
         for log in self.logs:  # by Gumbel's trick
-            noise = torch.rand(log.shape, generator=generator).clamp_min_(1e-20).log_().neg_().log_()
+            noise = torch.rand(log.shape, generator=generator, device=log.device).clamp_min_(1e-20).log_().neg_().log_()
             columns.append((log - noise).argmax(1, keepdim=True).float())
         if self.log_std is not None:
-            noise = torch.randn(self.mean.shape, generator=generator)
+            noise = torch.randn(self.mean.shape, generator=generator, device=self.mean.device)
             columns.append(self.mean + self.log_std.exp() * noise)
         return torch.cat(columns, 1)
 

@@ -29,8 +29,7 @@ class Update:
 
     Attributes:
         rollouts: what was learnt from, in this order. steps: of all updates so far. digest: see Learner.digest().
-        told: losses and the like. changed: settings that are others from this update on, and the checkpoint that
-            was taken over before it, when a population is trained.
+        told: losses and the like. changed: what the version took over instead of learning, see Learner.adopt().
     """
 
     version: int

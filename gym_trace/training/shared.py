@@ -6,11 +6,13 @@ killed leaves no lock behind, and no half message.
 
 from __future__ import annotations
 
+import math
 import os
 import select
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.heap import Arena
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,35 +23,41 @@ _ALIGNED = 64
 _TOKEN = 8  # bytes
 
 
-class Slots:
-    """Room for rollouts. Picklable to processes that are being started."""
+class Rooms:
+    """So many sets of the same arrays. Picklable to processes that are being started."""
 
-    def __init__(self, shape: Shape, count: int):
-        self._fields: dict[str, tuple[tuple[int, ...], np.dtype[np.generic], int]] = {}
+    def __init__(self, fields: Mapping[str, tuple[tuple[int, ...], Any]], count: int):
+        self._fields: dict[str, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
         size = 0
-        fields = {**shape.fields(), "writer": ((), WRITER), "place": ((2,), np.int64)}
-        for name, (sizes, dtype) in fields.items():
-            self._fields[name] = sizes, np.dtype(dtype), size
-            size += -(-int(np.prod(sizes)) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED
+        for name, (shape, dtype) in fields.items():
+            self._fields[name] = shape, np.dtype(dtype), size
+            size += -(-math.prod(shape) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED
         self._size = size
         self._memory = Arena(max(1, size * count))
 
-    def _array(self, slot: int, name: str) -> Array:
-        sizes, dtype, offset = self._fields[name]
-        return np.ndarray(sizes, dtype, self._memory.buffer, slot * self._size + offset)
+    def array(self, room: int, name: str) -> Array:
+        shape, dtype, offset = self._fields[name]
+        return np.ndarray(shape, dtype, self._memory.buffer, room * self._size + offset)
+
+
+class Slots:
+    """Room for rollouts."""
+
+    def __init__(self, shape: Shape, count: int):
+        self._names = list(shape.fields())
+        self._rooms = Rooms({**shape.fields(), "writer": ((), WRITER), "place": ((2,), np.int64)}, count)
 
     def rollout(self, slot: int) -> Rollout:
         """Its arrays, in the shared memory."""
-        names = [name for name in self._fields if name not in ("writer", "place")]
-        return Rollout.of({name: self._array(slot, name) for name in names})
+        return Rollout.of({name: self._rooms.array(slot, name) for name in self._names})
 
     def origin(self, slot: int) -> Origin:
-        first_step, version = self._array(slot, "place").tolist()
-        return Origin(bytes(self._array(slot, "writer").item()).decode(), first_step, version)
+        first_step, version = self._rooms.array(slot, "place").tolist()
+        return Origin(self._rooms.array(slot, "writer").item().decode(), first_step, version)
 
     def set_origin(self, slot: int, origin: Origin) -> None:
-        self._array(slot, "writer")[...] = origin.writer.encode()
-        self._array(slot, "place")[...] = origin.first_step, origin.version
+        self._rooms.array(slot, "writer")[...] = origin.writer.encode()
+        self._rooms.array(slot, "place")[...] = origin.first_step, origin.version
 
 
 class Weights:
@@ -66,6 +74,11 @@ class Weights:
 
     def _room(self, version: int) -> Array:
         return np.ndarray((self.size,), np.uint8, self._memory.buffer, _ALIGNED + version % 2 * self.size)
+
+    @property
+    def newest(self) -> int:
+        """The version that was published last; -1: none."""
+        return int(self._versions[0])
 
     def publish(self, version: int, weights: Array) -> None:
         """weights: bytes, as an array of uint8."""

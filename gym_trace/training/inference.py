@@ -1,0 +1,226 @@
+"""Who draws the actions: the worker itself, or a process that does it for all workers. It takes PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from gym_trace.model.values import Array
+from gym_trace.training.model import ActorCritic, set_weights, tensors
+from gym_trace.training.rollouts import Shape
+from gym_trace.training.settings import ANY, Settings
+from gym_trace.training.shared import Rooms, Token, Weights, has_more, put, take
+
+_LOOK_SECONDS = 1.0
+
+
+class Stopped(Exception):
+    """The driver wants no more, or is gone."""
+
+
+class Drawn(NamedTuple):
+    """Of each lane: an action, its log-probability, the value of the observation, the next state of a recurrent
+    network; and which weights drew it."""
+
+    actions: Array
+    logprob: Array
+    values: Array
+    state: Array
+    version: int
+
+
+class Acting(Protocol):
+    """What draws the actions of a worker's splits."""
+
+    in_turns: bool  # whether it is worth it to step another split between ask() and answer()
+
+    def begin(self, split: int, version: int) -> int:
+        """Before a rollout: which weights it is to have; returns those that it has."""
+
+    def ask(self, split: int, observed: Sequence[Array], state: Array) -> None:
+        """Shows it what a split observes, an array a leaf."""
+
+    def answer(self, split: int) -> Drawn:
+        """What it draws; waits for it. Raises Stopped."""
+
+
+class OwnModel:
+    """A network in the worker's process."""
+
+    in_turns = False
+
+    def __init__(self, shape: Shape, settings: Settings, weights: Weights, seeds: Sequence[int]):
+        self._model = ActorCritic(shape.leaves, shape.actions, settings)
+        self._weights, self._room = weights, np.empty(weights.size, np.uint8)
+        self._any = settings.lag == ANY
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._drawn: Drawn | None = None
+        self._version = -1
+
+    def begin(self, split: int, version: int) -> int:
+        try:
+            version = self._weights.read(self._room, None if self._any else version)
+        except LookupError:  # after a worker was started again
+            version = self._weights.read(self._room)
+        set_weights(self._model, self._room)
+        self._version = version
+        return version
+
+    def ask(self, split: int, observed: Sequence[Array], state: Array) -> None:
+        self._drawn = drawn(self._model, observed, state, self._generators[split], self._version)
+
+    def answer(self, split: int) -> Drawn:
+        assert self._drawn is not None
+        return self._drawn
+
+
+@torch.inference_mode()
+def drawn(
+    model: ActorCritic, observed: Sequence[Array], state: Array, generator: torch.Generator, version: int
+) -> Drawn:
+    """Draws actions for a batch of observations."""
+    device = str(generator.device)
+    distribution, values, after = model(tensors(observed, device), torch.from_numpy(state).to(device))
+    actions = distribution.sample(generator)
+    parts = actions, distribution.log_prob(actions), model.value(values), after
+    taken, logprob, values, after = (part.cpu().numpy() for part in parts)
+    return Drawn(taken, logprob, values, after, version)
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where workers ask a server. Picklable to processes that are being started.
+
+    rooms: one a split of each worker. requests: tokens of rooms. answers: of each worker, tokens of rooms.
+    """
+
+    rooms: Rooms
+    requests: Connection
+    answers: list[Connection]
+
+
+def desk_fields(shape: Shape) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """The arrays of a room: what is shown, and what is drawn."""
+    lanes = shape.lanes
+    fields: dict[str, tuple[tuple[int, ...], Any]] = {
+        f"observations.{number}": ((lanes, *leaf.shape), leaf.dtype) for number, leaf in enumerate(shape.leaves)
+    }
+    fields |= {"before": ((lanes, shape.state), np.float32), "state": ((lanes, shape.state), np.float32)}
+    fields |= {"actions": ((lanes, shape.actions.columns), np.float32), "version": ((), np.int64)}
+    return fields | dict.fromkeys(("logprob", "values"), ((lanes,), np.float32))
+
+
+class Asking:
+    """A server that acts for a worker; other splits are stepped while it does."""
+
+    in_turns = True
+
+    def __init__(self, desk: Desk, worker: int, splits: int, life: int, over: threading.Event):
+        self._desk, self._answers, self._over = desk, desk.answers[worker], over
+        self._first, self._life = worker * splits, life
+        self._versions = [0] * splits
+        self._arrived: set[int] = set()
+
+    def begin(self, split: int, version: int) -> int:
+        self._versions[split] = version
+        return version
+
+    def ask(self, split: int, observed: Sequence[Array], state: Array) -> None:
+        room = self._first + split
+        for number, rows in enumerate(observed):
+            self._desk.rooms.array(room, f"observations.{number}")[...] = rows
+        self._desk.rooms.array(room, "before")[...] = state
+        put(self._desk.requests, Token(room, self._life, self._versions[split]))
+
+    def answer(self, split: int) -> Drawn:
+        room = self._first + split
+        while room not in self._arrived:
+            if self._over.is_set():
+                raise Stopped
+            if has_more(self._answers, _LOOK_SECONDS):
+                try:
+                    token = take(self._answers)
+                except EOFError:  # the server is gone, which the driver sees to
+                    self._over.wait(_LOOK_SECONDS)
+                    continue
+                if token.life == self._life:
+                    self._arrived.add(token.slot)
+        self._arrived.discard(room)
+        array = self._desk.rooms.array
+        actions, logprob, values, after = (array(room, name).copy() for name in Drawn._fields[:4])
+        return Drawn(actions, logprob, values, after, int(array(room, "version")))
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What a server's process is told. Picklable to a process that is being started."""
+
+    settings: Settings
+    shape: Shape
+    weights: Weights
+    rooms: Rooms
+    requests: Connection
+    answers: list[Connection]
+    control: Connection
+    seed: int
+
+
+def serve(told: Serving) -> None:
+    """The body of a server's process: takes whatever requests are there, until the driver is gone or says stop."""
+    device = told.settings.device
+    model = ActorCritic(told.shape.leaves, told.shape.actions, told.settings).to(device)
+    generator = torch.Generator(device).manual_seed(told.seed)
+    room = np.empty(told.weights.size, np.uint8)
+    have, looked = -1, time.monotonic()
+    while True:
+        ready = wait([told.requests, told.control], _LOOK_SECONDS)
+        if told.control in ready:
+            return
+        if time.monotonic() - looked > _LOOK_SECONDS:
+            looked = time.monotonic()
+            told.control.send(("running", None))
+        tokens = []
+        while has_more(told.requests):
+            tokens.append(take(told.requests))
+        for version, group in itertools.groupby(sorted(tokens, key=lambda t: t.version), lambda t: t.version):
+            newest = None if told.settings.lag == ANY else version
+            if newest is None or newest != have:
+                have = _read(told.weights, room, model, newest, have)
+            _answer(told, model, generator, list(group), have)
+
+
+def _read(weights: Weights, room: Array, model: ActorCritic, version: int | None, have: int) -> int:
+    if version is None and weights.newest == have:
+        return have
+    try:
+        found = weights.read(room, version)
+    except LookupError:  # of a worker that was started again
+        found = weights.read(room)
+    set_weights(model, room)
+    return found
+
+
+def _answer(told: Serving, model: ActorCritic, generator: torch.Generator, tokens: list[Token], version: int) -> None:
+    array, lanes = told.rooms.array, told.shape.lanes
+    leaves = range(len(told.shape.leaves))
+    observed = [np.concatenate([array(token.slot, f"observations.{leaf}") for token in tokens]) for leaf in leaves]
+    state = np.concatenate([array(token.slot, "before") for token in tokens])
+    found = drawn(model, observed, state, generator, version)
+    for number, token in enumerate(tokens):
+        rows = slice(number * lanes, (number + 1) * lanes)
+        for name, column in zip(Drawn._fields[:4], found):
+            array(token.slot, name)[...] = column[rows]
+        array(token.slot, "version")[...] = version
+        worker = token.slot // told.settings.splits
+        try:
+            put(told.answers[worker], token)
+        except OSError:  # the worker is gone, and will be started again
+            continue
