@@ -91,7 +91,13 @@ class UnsupportedTrace(TraceError):
 
 
 class UnreadableRecording(TraceError):
-    """A recording of another package is damaged, or of a kind that is never read, such as pickles."""
+    """A recording of another package is damaged, or of a kind that is never read, such as pickles.
+
+    Always one line: what other packages say of what they cannot read has several.
+    """
+
+    def __init__(self, *args: object):
+        super().__init__(*(" ".join(arg.split("\n")) if isinstance(arg, str) else arg for arg in args))
 
 
 class RecordingError(TraceError):

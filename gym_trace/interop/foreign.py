@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             raw = file.read(_MOST_JSON + 1)
-        said = None if len(raw) > _MOST_JSON or is_bomb(raw) else json.loads(raw)
+        said = None if len(raw) > _MOST_JSON else json_of(raw)
     except OSError as error:
         raise UnreadableRecording(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError):
@@ -28,6 +30,21 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(said, dict):
         raise UnreadableRecording(f"{path}: is no JSON object, or too large")
     return said
+
+
+def check_files(path: Path) -> None:
+    """Raises UnreadableRecording for what is no regular file in a directory, or at a path: pipes have no end."""
+    inner = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    for file in chain([path], inner):
+        if file.exists() and not file.is_file() and not file.is_dir():
+            raise UnreadableRecording(f"{file}: is not a regular file, and not read")
+
+
+def json_of(text: str | bytes) -> Any:
+    """What JSON says, unless that would take many times its memory. Raises ValueError, RecursionError."""
+    if is_bomb(text.encode(errors="replace") if isinstance(text, str) else text):
+        raise ValueError("more lists and maps than are read")
+    return json.loads(text)
 
 
 def begins_with(path: Path, magic: bytes) -> bool:

@@ -7,7 +7,6 @@ Values of any kind are written as docs/STEPS.md says.
 from __future__ import annotations
 
 import base64
-import json
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from gym_trace import __version__
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
+from gym_trace.interop.foreign import json_of
 from gym_trace.interop.steps.plain import json_text, tagged
 from gym_trace.interop.steps.untagged import untagged
 from gym_trace.model.episode import Episode
@@ -42,11 +42,15 @@ def about(trace: Trace) -> str:
 
 
 def _schema(said: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in said.items() if key not in _OF_ITS_FILES}
+    kept = _without_files(said)
     if isinstance(kept.get("provenance"), dict):
         known = kept["provenance"].items()
         kept["provenance"] = {key: value for key, value in known if key not in _OF_ITS_PROVENANCE}
     return kept
+
+
+def _without_files(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in _OF_ITS_FILES}
 
 
 def identity(episode: Episode, record: Any, is_part: bool) -> str:
@@ -143,6 +147,7 @@ def read_about(text: str) -> dict[str, Any]:
     schemas = {writer: untagged(schema) for writer, schema in writers.items()}
     if not all(isinstance(schema, dict) for schema in schemas.values()):
         raise malformed("a writer")
+    schemas = {writer: _without_files(schema) for writer, schema in schemas.items()}
     return {"writers": schemas, "facts": untagged(facts)}
 
 
@@ -200,7 +205,7 @@ def _unpacked(text: str, steps: int) -> Array:
 
 def _read(text: str) -> dict[str, Any]:
     try:
-        said = json.loads(text) if len(text) <= _MOST_TEXT else None
+        said = json_of(text) if len(text) <= _MOST_TEXT else None
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):

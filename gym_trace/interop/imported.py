@@ -345,10 +345,9 @@ def _has_structure(layout: Branch, tree: Any) -> bool:
 
 
 def _rows(values: Any) -> Rows:
-    """Typed if it is an array of numbers, otherwise a value of any kind a row."""
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biufc" and values.ndim:
-        array = np.ascontiguousarray(values)
-        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    """Typed if it is an array of numbers of the byte order of the machine, otherwise a value of any kind a row."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biufc" and values.ndim and values.dtype.isnative:
+        return np.ascontiguousarray(values)
     return _values(values)
 
 

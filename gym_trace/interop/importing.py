@@ -12,14 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption, RecordingError, TraceError, UnreadableRecording
+from gym_trace.errors import InvalidOption, RecordingError, TraceError, UnreadableRecording, UnstorableValue
 from gym_trace.format import wire
 from gym_trace.format.facts import Facts, checked, write_facts
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.interop.contract import Importer, ImportReport
+from gym_trace.interop.foreign import check_files
 from gym_trace.interop.formats import importer_for, importer_named
 from gym_trace.interop.imported import Imported, Schema
 from gym_trace.model.schema import WriterSchema
+from gym_trace.printable import printable, shown
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
 from gym_trace.ring.segment import Segment
 from gym_trace.storage.staging import StagedStorage, new_directory
@@ -27,6 +29,17 @@ from gym_trace.storage.staging import StagedStorage, new_directory
 Progress = Callable[[int, int], None]  # done, in all; 0: not known
 _LEVEL = 3  # of zstd
 _MOST_WRITERS = 256  # that are written at a time
+# What files of strangers make Python and other packages raise, where no importer has foreseen it.
+_MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 def import_trace(
@@ -57,15 +70,22 @@ def import_trace(
         RecordingError: the trace could not be written.
     """
     source = Path(path)
+    check_files(source)
     importer = importer_for(source) if format is None else importer_named(format) if isinstance(format, str) else format
     report = ImportReport(importer.name, source, Path(destination))
     with new_directory(destination, source) as staged:
         try:
             _Import(StagedStorage(staged), report, on_progress).write(importer.read(source))
         except UnreadableRecording as error:
-            if str(source) in str(error):
+            if printable(source) in str(error):
                 raise
             raise UnreadableRecording(f"{source}: {error}") from error
+        except _MALFORMED as error:
+            if isinstance(error, TraceError) and not isinstance(error, UnstorableValue):
+                raise
+            raise UnreadableRecording(f"{source}: cannot be read ({shown(error)})") from error
+        if not report.episodes:
+            raise UnreadableRecording(f"{source}: has no episodes")
     return report
 
 

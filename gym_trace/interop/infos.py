@@ -255,5 +255,7 @@ def info_of(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
         inner = info
         for key in outer:
             inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise UnreadableRecording(f"infos that have {key!r:.60} twice")
         inner[last] = value
     return info

@@ -75,10 +75,13 @@ class _File:
         self._timeouts = _numbers(root, "timeouts") if "timeouts" in root else None
         self._next = _numbers(root, "next_observations") if "next_observations" in root else None
         rows = len(self.rewards)
-        there = (self.observations, self.actions, self._terminals, self._timeouts, self._next)
+        of_one = (self.rewards, self._terminals, self._timeouts)
+        there = (*of_one, self.observations, self.actions, self._next)
         for one in there:
             if one is not None and len(one) != rows:
                 raise one.fault(f"has {len(one)} rows, and there are {rows} rewards")
+            if one in of_one and one is not None and one.shape not in ((rows,), (rows, 1)):
+                raise one.fault(f"is of shape {one.shape}, and not one number a row")
         if self._next is not None and self._next.shape != self.observations.shape:
             raise self._next.fault(f"is of shape {self._next.shape}, and observations of {self.observations.shape}")
         self._metadata = root.node("metadata") if "metadata" in root and root.is_node("metadata") else None

@@ -17,10 +17,10 @@ from gym_trace.printable import printable
 MAGIC = b"\x89HDF\r\n\x1a\n"
 _ERRORS = (KeyError, OSError, RuntimeError, TypeError, ValueError)  # that h5py raises for what is malformed
 _MOST_RATIO = 4096  # of what an array has to what of it is in the file: deflate reaches a thousand
-_MOST_ROW = 1 << 31
+_MOST_ROW = 1 << 28  # bytes
 _DEEPEST = 8
 _SLACK = 1 << 20
-_MOST_TEXT = 64 << 20
+_MOST_TEXT, _TEXT_ROW = 64 << 20, 64 << 10
 _BLOCK = 8 << 20  # bytes that are read ahead
 
 
@@ -84,10 +84,12 @@ class Node:
         except _ERRORS as error:
             raise self.fault(f"has attributes that cannot be read ({error!s:.100})") from error
 
-    @property
-    def address(self) -> int:
-        """Where it is in the file: two names may stand for one group."""
-        return int(h5py.h5o.get_info(self._group.id).addr)
+    def see(self, groups: set[int]) -> None:
+        """Adds it to those that were seen. Two names may stand for one group: raises UnreadableRecording for those."""
+        address = int(h5py.h5o.get_info(self._group.id).addr)
+        if address in groups:
+            raise self.fault("is there twice")
+        groups.add(address)
 
     def node(self, key: str) -> Node:
         """A group in it."""
@@ -120,20 +122,22 @@ class Node:
             raise self._reading.fault(name, f"cannot be read ({error!s:.100})") from error
 
 
-def arrays_in(node: Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Rows]]:
-    """All arrays in a group and in those within it, each by its path. A group within itself is malformed."""
+def arrays_in(
+    node: Node, path: tuple[str, ...] = (), groups: set[int] | None = None
+) -> Iterator[tuple[tuple[str, ...], Rows]]:
+    """All arrays in a group and in those within it, each by its path. A group that is there twice is malformed.
+
+    groups: those that were seen, by their addresses.
+    """
+    groups = set() if groups is None else groups
     if len(path) > _DEEPEST:
         raise node.fault("is nested too deep")
-    groups = set()
+    node.see(groups)
     for name in node.names():
-        if not node.is_node(name):
+        if node.is_node(name):
+            yield from arrays_in(node.node(name), (*path, name), groups)
+        else:
             yield (*path, name), node.rows(name)
-            continue
-        inner = node.node(name)
-        if inner.address in groups or inner.address == node.address:
-            raise inner.fault("is there twice")
-        groups.add(inner.address)
-        yield from arrays_in(inner, (*path, name))
 
 
 class Rows:
@@ -161,7 +165,7 @@ class Rows:
             raise self.fault("lies in another file, which is not opened")
         if self.dtype.kind not in "biuf" and not self.is_text and not self.is_bytes:
             raise self.fault(f"is of {printable(str(self.dtype))[:60]}, not of numbers or text")
-        size = self.dtype.itemsize * math.prod(self.shape)
+        size = max(1, self.dtype.itemsize * math.prod(self.shape[1:])) * (self.shape[0] if self.shape else 1)
         if self.row_size > _MOST_ROW or size > _SLACK + stored * _MOST_RATIO or found.shape is None:
             raise self.fault(f"has the shape {self.shape}, of which {stored} bytes are there")
 
@@ -170,8 +174,9 @@ class Rows:
 
     @property
     def row_size(self) -> int:
-        """Bytes of a row; of text those of what refers to it."""
-        return max(1, self.dtype.itemsize * math.prod(self.shape[1:]))
+        """Bytes of a row; of text, which many rows can refer to, what some rows of it are taken to have."""
+        size = _TEXT_ROW if self.dtype == object else self.dtype.itemsize
+        return max(1, size * math.prod(self.shape[1:]))
 
     def fault(self, problem: str) -> UnreadableRecording:
         """An error about the array."""

@@ -64,7 +64,7 @@ class D3rlpyExporter:
         without = int(np.count_nonzero((table["outcome"] != "terminated") & (table["steps"] > 0)))
         told = f"; d3rlpy makes no transition of the last step of {without:,}, not terminated" if without else ""
         yield Loss("final_observation", f"the final observation of each episode is not kept{told}")
-        yield from losses(source, "infos", "annotations", "empty_episode")
+        yield from losses(source, "infos", "annotations", "empty_episode", "parts")
         yield from observations.lost()
         if not observations.is_one and any(part.name != str(place) for place, part in enumerate(observations.parts)):
             names = ", ".join(f"{place} is {part.name}" for place, part in enumerate(observations.parts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class ImitationExporter:
 
     def lost(self, source: Source) -> Iterator[Loss]:
         observations, actions, reward = self._checked(source)
-        yield from losses(source, "annotations", "empty_episode")
+        yield from losses(source, "annotations", "empty_episode", "parts")
         if (source.episodes["outcome"] == "truncated").any():
             yield Loss("flags", "one flag, terminal, says that an episode was terminated or truncated")
         else:
@@ -113,6 +114,8 @@ class ImitationExporter:
                 f"(observation=): {names}; or record the environment in a FlattenObservation"
             )
         actions = actions_of(source, _SPACES, "imitation")
+        if not all(math.prod(form.shape) for form in (observations.parts[0].form, actions.form)):
+            raise InvalidOption("imitation's format has no arrays without an element, which these have")
         return observations, actions, reward_form(source, "imitation")
 
 

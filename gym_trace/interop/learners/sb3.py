@@ -64,7 +64,7 @@ class ReplayBufferExporter:
 
     def lost(self, source: Source) -> Iterator[Loss]:
         observations, actions, reward = self._checked(source)
-        yield from losses(source, "infos", "annotations", "empty_episode")
+        yield from losses(source, "infos", "annotations", "empty_episode", "parts")
         yield from observations.lost()
         dtypes = {leaf.path: leaf.dtype for leaf in observations.layout.leaves()}
         for part in observations.parts:

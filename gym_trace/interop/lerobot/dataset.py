@@ -16,10 +16,11 @@ from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
 from gym_trace.interop.foreign import read_json
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.lerobot.features import ABOUT, COUNTED, DATA, TASKS, VIDEOS, Feature, feature_of
+from gym_trace.interop.parquet.tables import batches
 from gym_trace.printable import printable
 
 _MOST_JSON = 64 << 20
-_MOST_SIZE = 1 << 28  # elements of a row
+_MOST_SIZE = 1 << 27  # elements of a row
 _MOST_TASKS = 1 << 20
 _NUMBERS = frozenset(
     ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
@@ -156,12 +157,12 @@ class DataSet:
         """The episodes in their order. Raises UnreadableRecording."""
         number = 0
         for path in sorted((self.path / "meta" / "episodes").glob("*/*.parquet")):
-            with located(path), pq.ParquetFile(path) as file:
-                names = [name for name in file.schema_arrow.names if not name.startswith("stats/")]
+            with located(path):
+                names = [name for name in pq.read_schema(path).names if not name.startswith("stats/")]
                 if missing := [name for name in (*_OF_EPISODES, *self._of_videos()) if name not in names]:
                     raise UnreadableRecording(f"{path}: has no column {missing[0]}")
                 wanted = [*_OF_EPISODES, *self._of_videos(), *([KEY] if KEY in names else [])]
-                for batch in file.iter_batches(1024, columns=wanted):
+                for batch in batches(path, 1024, wanted):
                     for said in batch.to_pylist():
                         yield self._row(path, number, said)
                         number += 1

@@ -9,16 +9,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow.parquet as pq
-from gymnasium import spaces
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
-from gym_trace.interop.foreign import read_json
+from gym_trace.interop.foreign import read_json, widest
 from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.interop.lerobot.dataset import DataSet, located
 from gym_trace.interop.lerobot.features import FINAL, Feature
 from gym_trace.interop.lerobot.steps import Columns, StepReader, decoded, in_trace
-from gym_trace.model.layout import Layout
+from gym_trace.model.layout import Layout, PlainSpace
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import ABSENT, Array
 
@@ -151,20 +150,16 @@ def _notes(data: DataSet) -> Iterator[str]:
         yield "what is done and not truncated (next.done, next.truncated) is read as terminated"
 
 
-def _space(features: list[Feature]) -> spaces.Space[Any]:
+def _space(features: list[Feature]) -> PlainSpace:
     if len(features) == 1:
         return _leaf(features[0])
-    return spaces.Dict({str(feature.path[1]): _leaf(feature) for feature in features})
+    return {"type": "Dict", "spaces": sorted([str(feature.path[1]), _leaf(feature)] for feature in features)}
 
 
-def _leaf(feature: Feature) -> spaces.Space[Any]:
+def _leaf(feature: Feature) -> PlainSpace:
     if feature.is_text:
-        return spaces.Text(_LONGEST_TEXT, min_length=0, charset=string.printable)
-    dtype = feature.dtype
-    if dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, feature.shape, dtype.type)
-    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return spaces.Box(np.full(feature.shape, low, dtype), np.full(feature.shape, high, dtype), dtype=dtype.type)
+        return {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "characters": string.printable}
+    return widest(feature.dtype, feature.shape)
 
 
 def _episodes(data: DataSet) -> Iterator[NewEpisode]:

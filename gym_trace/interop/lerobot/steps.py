@@ -15,6 +15,7 @@ from gym_trace.errors import MissingExtra, UnreadableRecording
 from gym_trace.interop.lerobot.columns import array_of, values_of
 from gym_trace.interop.lerobot.dataset import DataSet, Row, located
 from gym_trace.interop.lerobot.features import Feature, channels_first, picture_shape
+from gym_trace.interop.parquet.tables import batches
 from gym_trace.model.layout import Path as LeafPath
 from gym_trace.model.values import Array
 
@@ -58,8 +59,8 @@ class StepReader:
 
     def _read(self) -> Iterator[_Batch]:
         for path in self._data.data_files():
-            with located(path), pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(self._most):
+            with located(path):
+                for batch in batches(path, self._most, pq.read_schema(path).names):
                     yield _Batch(path, batch, self._data, self._foreign)
 
     def _pictures(self, feature: Feature, row: Row, times: Array) -> Array:

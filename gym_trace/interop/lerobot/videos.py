@@ -64,7 +64,8 @@ class VideoReader:
         self._picture: Array | None = None
         self._container: Any = None
         try:
-            self._container = av.open(str(path), metadata_errors="replace")
+            # A play list, or what FFmpeg takes for the address of something, could have other files opened.
+            self._container = av.open(str(path.absolute()), format="mp4", metadata_errors="replace")
             self._frames = self._decoded(self._container.streams.video[0])
         except (*_ERRORS, IndexError) as error:
             self.close()

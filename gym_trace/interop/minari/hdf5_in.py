@@ -18,7 +18,7 @@ from gym_trace.interop.minari.pictures import decoded
 from gym_trace.interop.minari.spaces import is_picture
 from gym_trace.model.layout import PlainSpace
 
-_DEEPEST = 32
+_DEEPEST, _MOST_GROUPS = 32, 200
 Column = Callable[[int, int], Any]  # rows from one to another
 
 
@@ -28,7 +28,7 @@ class HDF5Source:
     def __init__(self, path: FilePath, spaces: tuple[PlainSpace | None, PlainSpace | None], jpeg: bool):
         self._reading = Reading(path)
         self._jpeg = jpeg
-        found = [name for name in self._reading.root.names() if name.startswith("episode_") and name[8:].isdecimal()]
+        found = [name for name in self._reading.root.names() if name.startswith("episode_") and _is_number(name[8:])]
         self._names = sorted(found, key=lambda name: int(name[8:]))
         observations, actions = spaces
         self.spaces = self._space("observations", observations), self._space("actions", actions)
@@ -46,7 +46,7 @@ class HDF5Source:
         if said is not None:
             return said
         for name in self._names:
-            return _widest(self._reading.root.node(name), root, 0)
+            return _widest(self._reading.root.node(name), root, set())
         raise self._reading.fault("", "has no episodes, and nothing says what their spaces are")
 
     def episodes(self) -> Iterator[NewEpisode]:
@@ -117,19 +117,26 @@ class HDF5Source:
         return found_rows.read, found_rows.row_size
 
 
+def _is_number(name: str) -> bool:
+    return name.isdecimal() and len(name) < 20
+
+
 def _check(found: Rows, rows: int) -> None:
     if not found.shape or len(found) != rows:
         raise found.fault(f"has {len(found)} rows where there should be {rows}")
 
 
-def _widest(node: Node, key: str, depth: int) -> PlainSpace:
-    """The space of all that is like what is there."""
+def _widest(node: Node, key: str, groups: set[int]) -> PlainSpace:
+    """The space of all that is like what is there. groups: those that were seen."""
     if node.is_node(key):
         inner = node.node(key)
-        names = inner.names() if depth < _DEEPEST else []
+        inner.see(groups)
+        if len(groups) > _MOST_GROUPS:
+            raise inner.fault("is one of too many groups")
+        names = inner.names()
         if names and all(name.startswith("_index_") for name in names):
-            return {"type": "Tuple", "spaces": [_widest(inner, f"_index_{i}", depth + 1) for i in range(len(names))]}
-        return {"type": "Dict", "spaces": [[name, _widest(inner, name, depth + 1)] for name in names]}
+            return {"type": "Tuple", "spaces": [_widest(inner, f"_index_{i}", groups) for i in range(len(names))]}
+        return {"type": "Dict", "spaces": [[name, _widest(inner, name, groups)] for name in names]}
     rows = node.rows(key)
     if rows.is_text or rows.is_bytes:
         return {"type": "custom", "class": "", "repr": "text" if rows.is_text else "bytes"}
@@ -168,7 +175,7 @@ class _Infos:
             width = sum(rows.row_size for rows in (*self._columns.values(), *self._annotations.values()))
             yield from pieces(self._steps, row_size + width)
             return
-        begins = sorted(int(name) for name in self._kept.names() if name.isdecimal())
+        begins = sorted(int(name) for name in self._kept.names() if _is_number(name))
         if begins[:1] != [0] or begins[-1] >= self._steps:
             raise self._kept.fault("is malformed")
         yield from zip(begins, [*begins[1:], self._steps])

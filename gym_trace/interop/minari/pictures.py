@@ -23,6 +23,6 @@ def decoded(rows: Any, shape: tuple[int, ...], fault: Callable[[str], Unreadable
                 if (image.height, image.width) != shape[:2]:
                     raise ValueError(f"{image.size} instead of {shape}")
                 pictures[i] = np.asarray(image).reshape(shape)
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise fault(f"has a picture that cannot be read ({error!s:.100})") from error
     return pictures

@@ -76,15 +76,9 @@ class Table:
         """Some rows of these columns at a time. Raises UnreadableRecording."""
         row_size = sum(_size(self.schema.field(name).type) for name in columns)
         most = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_size)))
-        texts = [path for name in columns for path in _texts_in(self.schema.field(name), name)]
         for file in self._files:
-            with self._reading(file), pq.ParquetFile(file, read_dictionary=texts) as opened:
-                batches = opened.iter_batches(most, columns=columns, use_threads=False)
-                while True:
-                    batch = next(batches, None)
-                    if batch is None:
-                        break
-                    yield from _cut(batch)
+            with self._reading(file):
+                yield from batches(file, most, columns)
 
     @staticmethod
     def _reading(file: Path) -> Any:
@@ -105,9 +99,21 @@ class _Reading:
             raise UnreadableRecording(f"{self._file}: {' '.join(str(error).split()):.200}") from error
 
 
+def batches(file: Path, most: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Up to so many rows of these columns at a time, and not too much text; texts are dictionaries.
+
+    Raises OSError, pyarrow.ArrowException.
+    """
+    schema = pq.read_schema(file)
+    texts = [path for name in columns for path in _texts_in(schema.field(name), name)]
+    with pq.ParquetFile(file, read_dictionary=texts) as opened:
+        for batch in opened.iter_batches(most, columns=columns, use_threads=False):
+            yield from _cut(batch)
+
+
 def _texts_in(field: pa.Field, path: str) -> Iterator[str]:
     """The columns of text in a field. Read as indices into what there is of them, a text takes memory once."""
-    if pa.types.is_string(field.type):
+    if pa.types.is_string(field.type) or pa.types.is_binary(field.type):
         yield path
     elif pa.types.is_struct(field.type):
         for part in field.type:

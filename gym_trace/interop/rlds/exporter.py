@@ -224,6 +224,11 @@ def name_of(key: object) -> str:
     return str(key).replace("%", "%25").replace("/", "%2F") if isinstance(key, str) else str(key)
 
 
+def key_of(name: str) -> str:
+    """The key that name_of() was given."""
+    return name.replace("%2F", "/").replace("%25", "%")
+
+
 def _add_metadata(example: ExampleWriter, window: Window, source: Source) -> None:
     episode = window.episode
     seed = -1 if episode.seed is None or not episode.seed < 1 << 63 else episode.seed

@@ -18,7 +18,7 @@ from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, Schema, imported, new_schema
 from gym_trace.interop.rlds.columns import Columns, joined, reader_of, space_of, values_of
 from gym_trace.interop.rlds.example_reader import RowReader, Rows, count_of, lists_in, records_in
-from gym_trace.interop.rlds.exporter import TEMPLATE
+from gym_trace.interop.rlds.exporter import TEMPLATE, key_of
 from gym_trace.interop.rlds.features import Feature, Features, features_of, leaves_of
 from gym_trace.interop.rlds.values import MOST_BYTES, from_json
 from gym_trace.interop.rlds.varints import MalformedExample
@@ -142,7 +142,7 @@ class _Reader:
         if self._ours:
             beside = {"annotations": beside["annotations"]} if "annotations" in beside else {}
         self._notes = {
-            ".".join(path[1:] if self._ours else path): ("steps/" + "/".join(path), leaf)
+            key_of(path[1]) if self._ours else ".".join(path): ("steps/" + "/".join(path), leaf)
             for path, leaf in leaves_of(beside)
         }
 

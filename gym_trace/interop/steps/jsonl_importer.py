@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from gymnasium import spaces
 
 from gym_trace.envs.spaces import StandIn
 from gym_trace.errors import UnreadableRecording
+from gym_trace.interop.foreign import json_of
 from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.interop.steps.untagged import array_from, untagged
@@ -89,7 +89,7 @@ class _Lines:
         if not text:
             return None
         try:
-            line = json.loads(text)
+            line = json_of(text)
         except (ValueError, RecursionError) as error:
             raise self._malformed(f"no JSON ({error!s:.100})") from error
         if not isinstance(line, dict) or not isinstance(line.get("type"), str):

@@ -32,6 +32,7 @@ _LARGEST = 512 << 20  # bytes of rows that wait for others of their step
 _PROPERTIES = f"/__properties/{KEY}"
 _READ_ALL = """
 import sys
+sys.path[:] = filter(None, sys.path)  # or what lies in the working directory would be run
 from rerun.chunk import RrdReader
 for chunk in RrdReader(sys.argv[1]).stream():
     chunk.to_record_batch()

@@ -1,0 +1,261 @@
+"""Files for import that were made to do harm: one clear line, soon, and nothing run that lies beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import gym_trace
+from gym_trace.errors import InvalidOption, UnreadableRecording
+
+h5py = pytest.importorskip("h5py")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+Image = pytest.importorskip("PIL.Image")
+
+
+def recorded(directory: Path, **notes: Any) -> gym_trace.Trace:
+    """Two episodes of CartPole."""
+    with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), directory) as env:
+        for seed in range(2):
+            env.reset(seed=seed)
+            for _ in range(5):
+                env.annotate(**notes)
+                env.step(0)
+    return gym_trace.open_trace(directory)
+
+
+def exported(tmp_path: Path, form: str, **options: Any) -> Path:
+    out = tmp_path / "out"
+    gym_trace.export(recorded(tmp_path / "trace"), out, form, **options)
+    return out
+
+
+def refusal(path: Path, form: str | None = None) -> str:
+    """The one line that an import is refused with, after which there is nothing."""
+    target = path.parent / "refused"
+    with pytest.raises(UnreadableRecording) as caught:
+        gym_trace.import_trace(path, target, form)
+    assert not target.exists()
+    assert str(path) in str(caught.value)
+    assert str(caught.value).isprintable()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("form", [None, "jsonl", "mcap", "d4rl"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, form: str | None) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in refusal(tmp_path / "pipe", form)
+
+
+def test_a_pipe_within_a_data_set_is_not_waited_for(tmp_path: Path) -> None:
+    out = exported(tmp_path, "parquet")
+    os.mkfifo(out / "steps" / "z.parquet")
+    assert "z.parquet: is not a regular file" in refusal(out)
+
+
+# -- HDF5 -------------------------------------------------------------------------------------------------------------
+
+
+def transitions(path: Path, **others: Any) -> Path:
+    """Ten transitions in a file as D4RL has it."""
+    arrays = {"observations": np.zeros((10, 3)), "actions": np.zeros((10, 2)), "rewards": np.zeros(10)}
+    with h5py.File(path, "w") as file:
+        for name, array in (arrays | {"terminals": np.zeros(10, bool)} | others).items():
+            file[name] = array
+    return path
+
+
+def _without_end(path: Path) -> None:
+    """Rows without an element take no room."""
+    names = ("observations", "actions", "rewards", "terminals")
+    with h5py.File(path, "w") as file:
+        for name in names:
+            file.create_dataset(name, (1 << 60, 0), "f4", maxshape=(None, None), chunks=(8, 8))
+
+
+def _many_paths(path: Path) -> None:
+    """Eight levels of twelve groups, all of which have all of the next level in them."""
+    with h5py.File(transitions(path), "a") as file:
+        levels = [[file.create_group(f"{level}-{i}") for i in range(12)] for level in range(8)]
+        for above, below in zip([[file.create_group("infos")], *levels], levels):
+            for group in above:
+                for i, inner in enumerate(below):
+                    group[str(i)] = inner
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (_without_end, "of which 0 bytes are there"),
+        (_many_paths, "is there twice"),
+        (lambda path: transitions(path, terminals=np.zeros((10, 5))), "not one number a row"),
+        (lambda path: transitions(path, **{n: np.zeros((0, 2)) for n in ("observations", "actions")},
+                                  rewards=np.zeros(0), terminals=np.zeros(0)), "has no episodes"),
+    ],
+)  # fmt: skip
+def test_hdf5_files_that_lead_astray_are_refused(tmp_path: Path, made: Callable[[Path], Any], told: str) -> None:
+    made(tmp_path / "file.hdf5")
+    assert told in refusal(tmp_path / "file.hdf5", "d4rl")
+
+
+def test_a_text_that_all_rows_refer_to_takes_memory_for_some_of_them(tmp_path: Path) -> None:
+    path = transitions(tmp_path / "file.hdf5")
+    with h5py.File(path, "a") as file:
+        texts = file.create_dataset("infos/x", (10,), h5py.string_dtype())
+    from gym_trace.interop.hdf5.reading import Ahead, Reading
+
+    assert texts.id.valid == 0
+    with Reading(path) as reading:
+        assert Ahead(reading.root.node("infos").rows("x"))._most <= 128
+
+
+def _minari(path: Path, change: Callable[[Any], None], *forgotten: str) -> Path:
+    """Changes the first episode."""
+    said = json.loads((path / "data" / "metadata.json").read_text())
+    (path / "data" / "metadata.json").write_text(json.dumps({k: v for k, v in said.items() if k not in forgotten}))
+    with h5py.File(path / "data" / "main_data.hdf5", "a") as file:
+        change(file)
+    return path
+
+
+def _in_itself(file: Any) -> None:
+    del file["episode_0/observations"]
+    group = file["episode_0"].create_group("observations")
+    group["a"] = group["b"] = group
+
+
+def test_numbers_of_episodes_that_none_has_are_names_of_something_else(tmp_path: Path) -> None:
+    out = exported(tmp_path, "minari")
+    _minari(out, lambda file: file.create_group("episode_" + "9" * 5000))
+    gym_trace.import_trace(out, tmp_path / "again")
+
+
+def test_a_group_in_itself_is_refused_where_spaces_are_not_said(tmp_path: Path) -> None:
+    out = exported(tmp_path, "minari")
+    told = ("gym_trace", "observation_space", "action_space")
+    assert "is there twice" in refusal(_minari(out, _in_itself, *told), "minari")
+
+
+# -- what gym-trace itself has said ------------------------------------------------------------------------------------
+
+
+def forged(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
+    """JSON lines with something else in what is known of the trace."""
+    out = exported(tmp_path, "jsonl")
+    first, *lines = out.read_text().splitlines()
+    said = json.loads(first)
+    known = json.loads(said["gym_trace"])
+    change(known)
+    out.write_text("\n".join([json.dumps(said | {"gym_trace": json.dumps(known)}), *lines]))
+    return out
+
+
+def test_what_a_writer_says_of_its_files_is_not_taken_over(tmp_path: Path) -> None:
+    lies = {"origins": [[1, 2]], "host": "theirs", "batch": 3, "format": [9, 9]}
+    out = forged(tmp_path, lambda known: [schema.update(lies) for schema in known["writers"].values()])
+    gym_trace.import_trace(out, tmp_path / "again")
+    (reader,) = gym_trace.open_trace(tmp_path / "again").readers
+    assert reader.schema["host"] == "unknown"
+    assert "origins" not in reader.schema
+
+
+def test_json_of_very_many_lists_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b'{"type": "trace", "gym_trace": [' + b"[]," * (9 << 20) + b"[]]}\n")
+    assert "more lists and maps" in refusal(path)
+
+
+# -- others -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_other_packages_raise_is_one_line_with_the_file(tmp_path: Path) -> None:
+    out = exported(tmp_path, "minari", kind="arrow")
+    (out / "data" / "metadata.json").write_text(
+        json.dumps(
+            {k: v for k, v in json.loads((out / "data" / "metadata.json").read_text()).items() if k != "gym_trace"}
+        )
+    )
+    (out / "data" / "0" / "metadata.json").unlink()
+    path = out / "data" / "0" / "part-0.arrow"
+    with pa.memory_map(str(path)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    rows = pa.array(range(len(table)))
+    twice = pa.StructArray.from_arrays([rows, pa.StructArray.from_arrays([rows], ["b"])], ["a", "a"])
+    kept = [name for name in table.schema.names if name not in ("infos", "gym_trace")]
+    with pa.ipc.new_file(path, (table := table.select(kept).append_column("infos", twice)).schema) as writer:
+        writer.write_table(table)
+    assert "infos that have 'a' twice" in refusal(out)
+
+
+def test_a_picture_that_says_to_be_enormous_is_refused() -> None:
+    import io
+
+    from gym_trace.interop.minari.pictures import decoded
+
+    file = io.BytesIO()
+    Image.new("L", (64, 64)).save(file, "JPEG")
+    raw = bytearray(file.getvalue())
+    at = raw.index(b"\xff\xc0") + 5
+    raw[at : at + 4] = b"\xfd\xe8\xfd\xe8"
+    with pytest.raises(UnreadableRecording, match="decompression bomb"):
+        decoded([bytes(raw)], (64, 64, 3), UnreadableRecording)
+
+
+def test_texts_of_lerobot_that_repeat_take_memory_once(tmp_path: Path) -> None:
+    from gym_trace.interop.parquet.tables import batches
+
+    indices = pa.array(np.zeros(1000, np.int32))
+    table = pa.table({"text": pa.DictionaryArray.from_arrays(indices, pa.array(["x" * (1 << 20)]))})
+    pq.write_table(table, tmp_path / "file.parquet")
+    before = pa.total_allocated_bytes()
+    first = next(batches(tmp_path / "file.parquet", 1000, ["text"]))
+    assert len(first) == 8
+    assert pa.total_allocated_bytes() - before < 64 << 20
+
+
+def test_modules_in_the_working_directory_are_not_run(tmp_path: Path) -> None:
+    pytest.importorskip("rerun")
+    out = exported(tmp_path, "rerun")
+    (tmp_path / "rerun.py").write_text("raise SystemExit(3)")
+    said = f"import sys; sys.path[:] = {[path for path in sys.path if path]!r}; import gym_trace as g; "
+    code = said + f"g.import_trace({str(out)!r}, {str(tmp_path / 'again')!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+
+
+def test_names_of_annotations_with_slashes_come_back(tmp_path: Path) -> None:
+    trace = recorded(tmp_path / "trace", **{"a/b%2F": 1.5})
+    gym_trace.export(trace, tmp_path / "rlds", "rlds")
+    gym_trace.import_trace(tmp_path / "rlds", tmp_path / "again")
+    assert list(gym_trace.open_trace(tmp_path / "again")[0].annotations) == ["a/b%2F"]
+
+
+def test_rows_of_another_byte_order_come_back(tmp_path: Path) -> None:
+    trace = recorded(tmp_path / "trace", big=np.arange(3, dtype=">i4"))
+    gym_trace.export(trace, tmp_path / "lines", "jsonl")
+    gym_trace.import_trace(tmp_path / "lines", tmp_path / "again")
+    (first, *_), (again, *_) = (
+        episode[0].annotations["big"] for episode in (trace, gym_trace.open_trace(tmp_path / "again"))
+    )
+    assert np.asarray(first).dtype == np.asarray(again).dtype
+
+
+def test_arrays_without_elements_are_refused_by_imitation_before_anything_is_written(tmp_path: Path) -> None:
+    env = gymnasium.wrappers.TransformObservation(
+        gymnasium.make("CartPole-v1"), lambda _: np.empty(0, np.float32), gymnasium.spaces.Box(0, 1, (0,))
+    )
+    with gym_trace.TraceRecordingWrapper(env, tmp_path / "trace") as recorder:
+        recorder.reset(seed=0)
+        recorder.step(0)
+    with pytest.raises(InvalidOption, match="without an element"):
+        gym_trace.export(tmp_path / "trace", tmp_path / "out", "imitation")
+    assert not (tmp_path / "out").exists()
