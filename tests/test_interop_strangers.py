@@ -16,6 +16,7 @@ import pytest
 
 import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording
+from gym_trace.interop.steps.untagged import untagged
 
 h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")
@@ -173,6 +174,11 @@ def test_json_of_very_many_lists_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_bytes(b'{"type": "trace", "gym_trace": [' + b"[]," * (9 << 20) + b"[]]}\n")
     assert "more lists and maps" in refusal(path)
+
+
+def test_keys_that_were_made_to_have_one_hash_are_refused() -> None:
+    with pytest.raises(UnreadableRecording, match="keys that are alike"):
+        untagged({"$map": [[(2**61 - 1) * number, 0] for number in range(2000)]})
 
 
 # -- others -----------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def import_trace(
             if isinstance(error, TraceError) and not isinstance(error, UnstorableValue):
                 raise
             raise UnreadableRecording(f"{source}: cannot be read ({shown(error)})") from error
-        if not report.episodes:
+        if not report.writers:
             raise UnreadableRecording(f"{source}: has no episodes")
     return report
 

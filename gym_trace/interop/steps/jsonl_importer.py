@@ -15,7 +15,7 @@ from gym_trace.errors import UnreadableRecording
 from gym_trace.interop.foreign import json_of
 from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.interop.steps.untagged import array_from, untagged
+from gym_trace.interop.steps.untagged import array_from, map_of, untagged
 from gym_trace.model.values import row_of
 
 _LONGEST = 256 << 20  # bytes of a line
@@ -202,7 +202,7 @@ def _value_of(form: Any, row: Any) -> Any:
 def _pairs(plain: Any) -> dict[Any, Any]:
     """A map, whatever its keys are."""
     if len(plain) == 1 and "$map" in plain:
-        return {untagged(key): value for key, value in plain["$map"]}
+        return map_of((untagged(key), value) for key, value in plain["$map"])
     return dict(plain)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgpack
@@ -17,6 +18,7 @@ from gym_trace.model.values import ABSENT, Array, Misfit, Unstored, dtype_from, 
 
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MOST_DIMENSIONS = 32
+_MOST_ALIKE = 1000
 
 
 def untagged(plain: Any) -> Any:
@@ -76,6 +78,14 @@ def _value(plain: Any) -> Any:
     return dict(zip(plain, map(_value, plain.values())))
 
 
+def map_of(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A map. Raises ValueError for very many keys of one hash, which were made for a map to take for ever."""
+    known = list(pairs)
+    if len(known) > _MOST_ALIKE and max(Counter(hash(key) for key, _ in known).values()) > _MOST_ALIKE:
+        raise ValueError("a map of too many keys that are alike")
+    return dict(known)
+
+
 def _scalar(content: Any) -> Any:
     dtype, number = content
     return array_from(number, dtype, ())[()]
@@ -130,7 +140,7 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "$raw": _raw,
     "$tuple": lambda content: tuple(map(_value, content)),
     "$graph": lambda content: graph_of(*map(_value, content)),
-    "$map": lambda content: {_value(key): _value(item) for key, item in content},
+    "$map": lambda content: map_of((_value(key), _value(item)) for key, item in content),
     "$bytes": _bytes,
     "$int": lambda text: int(text, 16),
     "$float": _float,
