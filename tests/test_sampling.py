@@ -18,7 +18,7 @@ from zoo import CountingEnv
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
 from gym_trace.playback.trace import Trace
-from gym_trace.sampling import stream
+from gym_trace.sampling import stream, targets
 from gym_trace.sampling.batches import Batches
 from gym_trace.sampling.draw import SumTree, drawn, permuted
 from gym_trace.sampling.rows import Plan, Rows, in_memory
@@ -273,11 +273,60 @@ def test_neighbours_in_an_order_have_nothing_to_do_with_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"length": 0}, {"length": 31}, {"batch_size": 0}, {"stride": 0}, {"sampling": "chunks"}]
+    "options",
+    [
+        {"length": 0},
+        {"length": 31},
+        {"length": True},
+        {"batch_size": 0},
+        {"stride": 0},
+        {"sampling": "chunks"},
+        {"span": (True,)},
+        {"seed": "a"},
+        {"cache_bytes": -1},
+        {"on_damage": "ignore"},
+        {"follow": -1, "replacement": True},
+        {"follow": float("nan"), "replacement": True},
+        {"columns": "infos.x"},
+        {"columns": "annotations.logprob"},
+        {"weights": -np.ones(len(LENGTHS)), "replacement": True},
+    ],
 )
-def test_what_makes_no_sense_is_said(trace: Trace, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"pass|nothing"):
-        next(windows(trace, **{"length": 2, **options}))
+def test_what_makes_no_sense_is_said_when_it_is_asked_for(trace: Trace, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"pass|nothing|weights|no such columns"):
+        windows(trace, **{"length": 2, **options})
+    with pytest.raises(ValueError, match="gamma"):
+        trace.transitions(gamma="a")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="goals"):
+        trace.transitions(goals="future")  # type: ignore[arg-type]
+
+
+def test_batches_say_what_they_are(trace: Trace) -> None:
+    batches = windows(trace, np.int64(2))
+    next(batches)
+    assert "Batches of 7 windows(length=2, " in repr(batches)
+    assert repr(batches).endswith("seed 3; next is batch 1 of epoch 0>")
+
+
+def test_targets_take_the_probabilities_that_were_recorded(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=5), tmp_path)
+    for _ in range(3):
+        env.reset()
+        for step in range(5):
+            env.annotate(logprob=-0.1 * step, value=np.float32(step))
+            env.step(1)
+    env.close()
+    trace = open_trace(tmp_path)
+    batch = next(trace.windows(4, 8, columns=("rewards", "terminations", "truncations", "annotations.logprob")))
+    assert batch["annotations"].keys() == {"logprob"}
+    assert batch["annotations"]["logprob"].dtype == np.float64
+    same_policy = batch["annotations"]["logprob"] - batch["annotations"]["logprob"]
+    flags = batch["terminations"], batch["truncations"]
+    values = np.zeros((8, 5))
+    found, _ = targets.vtrace(batch["rewards"], values, same_policy, *flags, gamma=0.9)
+    np.testing.assert_allclose(found, targets.returns_to_go(batch["rewards"], *flags, gamma=0.9))
+    with pytest.raises(ValueError, match=r"no such columns.*annotations.values.*there are.*logprob"):
+        trace.windows(4, columns=("rewards", "annotations.values"))
 
 
 def streamed(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
@@ -551,6 +600,9 @@ def test_episodes_that_a_view_has_several_times_are_decoded_each_time(tmp_path: 
             pass
     env.close()
     view = open_trace(tmp_path / "t")[[3, 3, 1]]
+    rows = rows_of(view)
+    assert len(rows.columns["rewards",]) == sum(view.episodes["steps"][1:])  # decoded once
+    assert rows.steps.tolist() == [0, 0, view.episodes["steps"][0]]
     for batch in view.transitions(8, replacement=False, cache=cache):
         for row, (place, step) in enumerate(zip(batch["episode"].tolist(), batch["first_step"].tolist())):
             assert (batch["observations"][row] == view[place].observations[step]).all()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace
+from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import Chunk, Damage
 from gym_trace.model.layout import Path
@@ -93,15 +93,21 @@ class Plan:
                 raise damage.error()
             on_damage(damage)
         skip = on_damage is not None
-        self.forms = {path: form for path, form in forms_of(trace, skip).items() if path[0] in roots}
+        forms = forms_of(trace, skip)
+        self.forms = {path: form for path, form in forms.items() if roots & {path[0], ".".join(map(str, path))}}
+        noted = {f"annotations.{path[1]}" for path in forms if path[0] == "annotations"}
+        if missing := {root for root in roots if root.startswith("annotations.")} - noted:
+            raise InvalidOption(f"columns: no such columns {sorted(missing)}; of annotations there are {sorted(noted)}")
         self.forms |= {path: Form(np.dtype(np.bool_), ()) for path in _FLAGS if path[0] in roots}
         table, rows = trace.episodes.view(np.ndarray), trace.rows
         self.table, self.place, parts = table, np.arange(len(table)), [reader.parts for reader in self.readers]
         if on_damage is not None:
-            self.table, self.place, rows, parts = _left(self.readers, roots, table, rows, on_damage)
+            read = frozenset(str(path[0]) for path in self.forms)
+            self.table, self.place, rows, parts = _left(self.readers, read, table, rows, on_damage)
         self.begin = self.table["first_step"] - table["first_step"][self.place]
         self.first = np.append(0, np.cumsum(self.table["steps"], dtype=np.int64))
         self.step_bytes = sum(map(_row_bytes, self.forms.values()))
+        self._stored = self.table["writer"].astype(np.int64) * (rows.max(initial=0) + 1) + rows
         self._writers = []
         for number, reader in enumerate(self.readers):
             places = np.flatnonzero(self.table["writer"] == number)
@@ -120,6 +126,14 @@ class Plan:
     def size(self) -> int:
         """Bytes of all of it once decoded, about."""
         return self.total * self.step_bytes
+
+    def distinct(self) -> tuple[Array, Array]:
+        """Places, ascending, that have each episode of a view once; and of each of its episodes which of them."""
+        _, firsts, again = np.unique(self._stored, return_index=True, return_inverse=True)
+        order = np.argsort(firsts)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        return firsts[order], rank[again]
 
     def episodes(self, places: Array | None = None) -> Pieces:
         """All steps of these episodes, whose places ascend. None: of all."""

@@ -56,7 +56,8 @@ class Sampled(Recorded):
             length: steps of a window.
             batch_size: windows of a batch; the last one of an epoch may have fewer.
             seed: the same seed gives the same batches, in any process, whatever the cache.
-            columns: only these, and infos, if they are named. None: all but infos.
+            columns: only these, and infos, if they are named; "annotations.logprob" is one annotation. None: all but
+                infos.
             strict_length: whether to leave out episodes that are shorter; otherwise they are padded with zeros.
             span: whether windows may reach beyond the begin and the end of an episode, (begin, end) or both alike, and
                 have less steps then.
@@ -273,8 +274,9 @@ def roots_of(columns: Iterable[str] | None) -> frozenset[str]:
     if columns is None:
         return frozenset(COLUMNS) - {"infos"}
     roots = frozenset([columns] if isinstance(columns, str) else columns)
-    if unknown := roots - set(COLUMNS):
-        raise InvalidOption(f"columns: no such columns {sorted(unknown)}; there are {', '.join(COLUMNS)}")
+    if unknown := {root for root in roots - set(COLUMNS) if not str(root).startswith("annotations.")}:
+        known = f"{', '.join(COLUMNS)}, annotations.NAME"
+        raise InvalidOption(f"columns: no such columns {sorted(map(str, unknown))}; there are {known}")
     return roots
 
 

@@ -48,7 +48,9 @@ class Memory:
     """Ordinary memory."""
 
     def rows(self, trace: Recorded, plan: Plan) -> Rows:
-        return plan.decode([plan.episodes()], in_memory)
+        places, again = plan.distinct()
+        rows = plan.decode([plan.episodes(places)], in_memory)
+        return plan.rows(rows.columns, plan.episodes(), rows.steps[again], rows.seen[again])
 
     def check(self, plan: Plan) -> None:
         """Everything can be kept."""
@@ -80,7 +82,8 @@ class Disk:
         os.makedirs(directory, exist_ok=True)
         with _locked(directory):
             kept, episodes = _Kept(directory, plan), identified(plan)
-            missing = np.flatnonzero(kept.known.places(episodes) < 0)
+            places, _ = plan.distinct()
+            missing = places[kept.known.places(episodes[places]) < 0]
             if len(missing):
                 self._make_room(directory, plan.size)
                 kept.add(plan, episodes, missing)
