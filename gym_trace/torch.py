@@ -36,6 +36,8 @@ def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
     if array.dtype.kind not in "biufc":
         return batch
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+    if device is None and dtype is None:
+        return tensor
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None, non_blocking=True)
 
 
@@ -78,7 +80,9 @@ class Items(Dataset[Any]):  # type: ignore[misc]  # whose package need not be in
         return self.__getitems__([item])[0]
 
     def __getitems__(self, items: list[int]) -> Any:
-        return _Gathered(tensors(self._batches.take(np.array(items, np.int64)), None, self._dtype), len(items))
+        return _Gathered(
+            tensors(self._batches.take(np.fromiter(items, np.int64, len(items))), None, self._dtype), len(items)
+        )
 
 
 def collated(batch: Any) -> Any:

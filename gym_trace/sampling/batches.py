@@ -131,15 +131,16 @@ class Batches:
         """The batch of this number of an epoch."""
         begin = number * self.batch_size
         end = begin + self.batch_size if self._replacement else min(begin + self.batch_size, self.items)
-        draws = self._draws
-        return draws.batch(begin, end, self._replacement, epoch, self._tree)
+        apart = self.batch_size * self._world_size
+        return self._draws.batch(begin, end, self._replacement, epoch, self._tree, apart)
 
     def take(self, items: Array) -> Batch:
         """The batch of these items, (n,) int64, each from 0 to .items - 1. Raises IndexError."""
         chosen = np.asarray(items, np.int64)
-        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.items):
-            raise IndexError(f"items are from 0 to {self.items - 1}")
-        return self._draws.of(chosen, chosen)
+        draws = self._draws
+        if len(chosen) and chosen.view(np.uint64).max() >= draws.items:  # as such a negative one is very large
+            raise IndexError(f"items are from 0 to {draws.items - 1}")
+        return draws.of(chosen, chosen)
 
     def update_priorities(self, index: Array, priorities: Array) -> None:
         """Gives items other weights. index: as batches have it. priorities: (n,), finite and not negative.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,26 @@ from gym_trace.sampling.draw import SumTree, drawn, permuted, uniform
 from gym_trace.sampling.rows import Rows
 
 Batch = dict[str, Any]
+Found = dict[str, Array]
+_AHEAD = 1 << 12  # items that are looked up at a time: a call of NumPy costs more than what it does for some hundred
+
+
+class _Ahead(NamedTuple):
+    """Batches of an order that are looked up already: each so many items, at places that are so far apart."""
+
+    order: int | None
+    begin: int
+    apart: int
+    size: int
+    found: Found
+
+    def at(self, order: int | None, begin: int, count: int) -> Found | None:
+        """One of them."""
+        number, rest = divmod(begin - self.begin, self.apart)
+        first = number * self.size
+        if order != self.order or number < 0 or rest or count > self.size or first >= len(self.found["place"]):
+            return None
+        return {name: array[first : first + count] for name, array in self.found.items()}
 
 
 class Draws:
@@ -24,20 +44,57 @@ class Draws:
 
     def __init__(self, rows: Rows, items: int, seed: int):
         self.rows, self.items, self.seed = rows, items, seed
+        self._ahead: _Ahead | None = None
+        self._expected: tuple[int | None, int] = None, -1
+        layouts = {"observations": rows.layouts.observations, "actions": rows.layouts.actions}
+        paths = {root: [leaf.path for leaf in layout.leaves()] for root, layout in layouts.items()}
+        self._trees = {
+            root: (layout, [rows.columns[path] for path in paths[root]])
+            for root, layout in layouts.items()
+            if any(path[0] == root for path in rows.columns)
+        }
 
-    def batch(self, begin: int, end: int, replacement: bool, epoch: int, tree: SumTree | None = None) -> Batch:
-        """The items at these places of the order of an epoch. tree: to draw by weight."""
-        places = np.arange(begin, end)
+    def batch(
+        self, begin: int, end: int, replacement: bool, epoch: int, tree: SumTree | None = None, apart: int | None = None
+    ) -> Batch:
+        """The items at these places of the order of an epoch.
+
+        tree: to draw by weight. apart: how far the batch that is asked for next begins behind this one; None: at its
+        end.
+        """
         if tree is not None:
+            places = np.arange(begin, end)
             items = tree.find(uniform(self.seed, places))
             chance = tree.of(items) / tree.total
             return self.of(items, places) | {"index": items, "weight": 1 / (self.items * chance)}
-        if replacement:
-            return self.of(drawn(self.seed, places, self.items), places)
-        return self.of(permuted(self.seed * 1_000_003 + epoch, places, self.items), places)
+        order, size, apart = None if replacement else epoch, end - begin, apart or end - begin
+        found = self._ahead and self._ahead.at(order, begin, size)
+        if not found:
+            # One that nobody expected is looked up alone; from the second of a row on they are many at a time.
+            batches = max(1, _AHEAD // size) if self._expected == (order, begin) else 1
+            places = (np.arange(begin, begin + batches * apart, apart)[:, None] + np.arange(size)).ravel()
+            self._ahead = _Ahead(order, begin, apart, size, self.find(self._ordered(places, order), places))
+            found = self._ahead.at(order, begin, size)
+            assert found is not None
+        self._expected = order, begin + apart
+        return self.gather(found)
+
+    def _ordered(self, places: Array, epoch: int | None) -> Array:
+        """The items at these places, of which those behind the last one are any; epoch None: drawn with replacement."""
+        if epoch is None:
+            return drawn(self.seed, places, self.items)
+        return permuted(self.seed * 1_000_003 + epoch, np.minimum(places, self.items - 1), self.items)
 
     def of(self, items: Array, places: Array) -> Batch:
         """The batch of these items, each in [0, items). places: in the order, of which chance may be made."""
+        return self.gather(self.find(items, places))
+
+    def find(self, items: Array, places: Array) -> Found:
+        """Where the rows of these items are, in arrays with an element each; one of them is "place"."""
+        raise NotImplementedError
+
+    def gather(self, found: Found) -> Batch:
+        """The batch of what was found."""
         raise NotImplementedError
 
     def located(self, items: Array, places: Array) -> tuple[Array, Array]:
@@ -61,13 +118,14 @@ class Draws:
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
-    def _trees(self, root: str, gather: Any) -> Any:
-        """The leaves under a root, each gathered, with the structure of its space."""
-        layout = self.rows.layouts.observations if root == "observations" else self.rows.layouts.actions
-        return put_together(layout, [gather(self.rows.columns[leaf.path]) for leaf in layout.leaves()])
+    def _nested(self, batch: Batch, name: str, gather: Any, root: str | None = None) -> None:
+        """Puts the leaves under a root into a batch, each gathered, with the structure of its space; if they are there.
 
-    def _has(self, root: str) -> bool:
-        return any(path[0] == root for path in self.rows.columns)
+        root: None: it is called as the name is.
+        """
+        if tree := self._trees.get(root or name):
+            layout, arrays = tree
+            batch[name] = put_together(layout, [gather(array) for array in arrays])
 
     def _noted(self, gather: Any) -> Batch:
         """Annotations and infos, where they are there."""
@@ -79,12 +137,19 @@ class Draws:
         return found
 
 
-def stretches(array: Array, starts: Array, length: int) -> Array:
-    """(n, length, …): so many rows from each of the starts on."""
-    view = np.lib.stride_tricks.as_strided(
-        array, (max(0, len(array) - length + 1), length, *array.shape[1:]), (array.strides[0], *array.strides)
-    )
-    return view[starts]
+class Stretches:
+    """Views of arrays whose row i is so many rows of the array from row i on, which are made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int], Array] = {}
+
+    def get(self, array: Array, length: int) -> Array:
+        """(rows - length + 1, length, …). array: one that stays."""
+        key = id(array), length
+        if key not in self._made:
+            shape = max(0, len(array) - length + 1), length, *array.shape[1:]
+            self._made[key] = np.lib.stride_tricks.as_strided(array, shape, (array.strides[0], *array.strides))
+        return self._made[key]
 
 
 def padded(array: Array, starts: Array, counts: Array, length: int) -> Array:

@@ -241,7 +241,7 @@ class _Kept:
         """Those of these episodes, mapped."""
         at, seen = self.known.ends()
         columns = {
-            path: _mapped(self._files[path], form, seen if path[0] == "observations" else at, 0, "r")
+            path: np.asarray(_mapped(self._files[path], form, seen if path[0] == "observations" else at, 0, "r"))
             for path, form in self._forms.items()
         }
         return self.known.rows(plan, np.arange(len(episodes)), episodes, columns)

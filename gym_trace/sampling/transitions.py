@@ -12,7 +12,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.layout import Branch, Layout
 from gym_trace.model.values import Array
 from gym_trace.sampling.draw import uniform
-from gym_trace.sampling.draws import Batch, Draws
+from gym_trace.sampling.draws import Batch, Draws, Found
 from gym_trace.sampling.rows import Rows
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
@@ -49,11 +49,10 @@ class Hindsight:
         if not isinstance(layout, Branch) or layout.keys is None or not {ACHIEVED, DESIRED} <= set(layout.keys):
             raise InvalidOption(f"goals: observations of this trace are not dicts with {ACHIEVED} and {DESIRED}")
 
-    def relabel(self, batch: dict[str, Any], rows: Rows, piece: Array, step: Array, seed: int, places: Array) -> None:
-        """Gives some of the transitions of a batch other goals, and the rewards for these.
-
-        piece, step: where each is, counted from the first step that is here.
-        """
+    def relabel(self, batch: Batch, rows: Rows, found: Found, seed: int) -> None:
+        """Gives some of the transitions of a batch, which are where they were found, other goals and rewards."""
+        piece, places = found["piece"], found["place"]
+        step = found["at"] - rows.steps[piece]
         chosen = np.flatnonzero(uniform(seed ^ _CHOICE, places) < self.ratio)
         chance = uniform(seed ^ _GOAL, places)[chosen]
         piece, step = piece[chosen], step[chosen]
@@ -89,17 +88,21 @@ class Transitions(Draws):
     ):
         counts = rows.own[:, 1] - rows.own[:, 0]
         self._ends = np.cumsum(counts)
-        self._begins = self._ends - counts
+        item = rows.own[:, 0] - self._ends + counts
+        # Of each piece, how much larger than an item its step, the row of that, the row before it, and first_step are.
+        self._more = np.stack(
+            [item + rows.offset, item + rows.steps, item + rows.seen, item + rows.offset + rows.begin], axis=1
+        )
         super().__init__(rows, int(counts.sum()), seed)
         self._n_steps, self._n_frames, self._goals = n_steps, n_frames, goals
         self._discounts = np.float64(gamma) ** np.arange(n_steps + 1)
 
-    def of(self, items: Array, places: Array) -> Batch:
+    def find(self, items: Array, places: Array) -> Found:
         rows = self.rows
-        piece, step = self.located(items, places)
-        step = step - rows.offset[piece]  # from the first that is here
-        at, before = rows.steps[piece] + step, rows.seen[piece] + step
-        ahead = self._ahead(at, rows.steps[piece] + rows.lengths[piece])
+        piece = self._ends.searchsorted(items, side="right")
+        more = self._more.take(piece, axis=0)
+        at, seen, first = items + more[:, 1], items + more[:, 2], items + more[:, 3]
+        ahead = self._ahead_of(at, piece)
 
         def frames(seen: Array) -> Array:
             if self._n_frames == 1:
@@ -108,37 +111,41 @@ class Transitions(Draws):
             stacked: Array = np.maximum(seen[:, None] - back, rows.seen[piece][:, None])
             return stacked
 
+        found = {"piece": piece, "place": places, "at": at, "ahead": ahead, "last": at + ahead - 1}
+        found |= {"observations": frames(seen), "next_observations": frames(seen + ahead)}
+        return found | {"discount": self._discounts[ahead], "episode": rows.episode[piece], "first_step": first}
+
+    def gather(self, found: Found) -> Batch:
+        rows, at = self.rows, found["at"]
+
         def taken(array: Array) -> Any:
-            return array[at]
+            return array.take(at, axis=0)
 
         batch: Batch = {}
-        if self._has("observations"):
-            for name, seen in (("observations", before), ("next_observations", before + ahead)):
-                where = frames(seen)
-                batch[name] = self._trees("observations", lambda array, where=where: array[where])
-        if self._has("actions"):
-            batch["actions"] = self._trees("actions", taken)
+        for name in ("observations", "next_observations"):
+            where = found[name]
+            self._nested(batch, name, lambda array, where=where: array.take(where, axis=0), "observations")
+        self._nested(batch, "actions", taken)
         if ("rewards",) in rows.columns:
-            batch["rewards"] = self._rewards(at, ahead)
-        last = at + ahead - 1
+            batch["rewards"] = self._rewards(at, found["ahead"])
         for name in ("terminations", "truncations"):
             if (name,) in rows.columns:
-                batch[name] = rows.columns[name,][last]
+                batch[name] = rows.columns[name,].take(found["last"])
         batch |= self._noted(taken)
         if self._goals is not None:
-            self._goals.relabel(batch, rows, piece, step, self.seed, places)
-        of = {"episode": rows.episode[piece], "first_step": step + rows.offset[piece] + rows.begin[piece]}
-        return batch | {"discount": self._discounts[ahead]} | of
+            self._goals.relabel(batch, rows, found, self.seed)
+        return batch | {name: found[name].copy() for name in ("discount", "episode", "first_step")}
 
     def located(self, items: Array, places: Array) -> tuple[Array, Array]:
-        piece = np.searchsorted(self._ends, items, side="right")
-        return piece, items - self._begins[piece] + self.rows.own[piece, 0] + self.rows.offset[piece]
+        piece = self._ends.searchsorted(items, side="right")
+        return piece, items + self._more[piece, 0]
 
-    def _ahead(self, at: Array, ends: Array) -> Array:
+    def _ahead_of(self, at: Array, piece: Array) -> Array:
         """How many steps each spans: n_steps, but for ends, and what was terminated or truncated before that."""
-        ahead: Array = np.minimum(self._n_steps, ends - at)
         if self._n_steps == 1:
-            return ahead
+            return np.ones_like(at)
+        ends = (self.rows.steps + self.rows.lengths)[piece]
+        ahead: Array = np.minimum(self._n_steps, ends - at)
         span = np.minimum(at[:, None] + np.arange(self._n_steps), ends[:, None] - 1)
         for name in ("terminations", "truncations"):
             if (name,) in self.rows.columns:

@@ -6,7 +6,7 @@ import numpy as np
 
 from gym_trace.model.values import Array
 from gym_trace.sampling.draw import uniform
-from gym_trace.sampling.draws import Batch, Draws, padded, stretches
+from gym_trace.sampling.draws import Batch, Draws, Found, Stretches, padded
 from gym_trace.sampling.rows import Rows
 
 _STEP_ROOTS = ("rewards", "terminations", "truncations")
@@ -37,18 +37,24 @@ class Windows(Draws):
             counts[rows.whole < length] = 0
         counts[rows.whole == 0] = 0
         self._length, self._stride = length, stride
+        self._views = Stretches()
         self._ends = np.cumsum(counts)
         self._begins = self._ends - counts
         self._episodes = np.flatnonzero(counts) if sampling == "episodes" else None
         items = int(counts.sum()) if self._episodes is None else len(self._episodes)
         super().__init__(rows, items, seed)
 
-    def of(self, items: Array, places: Array) -> Batch:
+    def find(self, items: Array, places: Array) -> Found:
         piece, start = self.located(items, places)
-        rows = self.rows
-        end = np.minimum(start + self._length, rows.whole[piece])
+        end = np.minimum(start + self._length, self.rows.whole[piece])
         start = np.maximum(start, 0)
-        return self.cut(piece, start - rows.offset[piece], end - start)
+        return self.placed(piece, start - self.rows.offset[piece], end - start, places)
+
+    def placed(self, piece: Array, start: Array, counts: Array, places: Array) -> Found:
+        """What find() does, of windows that are given: start is counted from the first step that is here."""
+        rows = self.rows
+        found = {"at": rows.steps[piece] + start, "seen": rows.seen[piece] + start, "counts": counts, "place": places}
+        return found | {"episode": rows.episode[piece], "first_step": start + rows.offset[piece] + rows.begin[piece]}
 
     def located(self, items: Array, places: Array) -> tuple[Array, Array]:
         if self._episodes is None:
@@ -60,29 +66,31 @@ class Windows(Draws):
             chosen = np.minimum((uniform(~self.seed, places) * count).astype(np.int64), count - 1)
         return piece, self._lowest + (self._number[piece] + chosen) * self._stride
 
-    def cut(self, piece: Array, start: Array, counts: Array) -> Batch:
-        """The batch of windows that are given: (n,) int64 each, start counted from the first step that is here."""
-        rows = self.rows
-        at, seen = rows.steps[piece] + start, rows.seen[piece] + start
-        length = self._length
+    def gather(self, found: Found) -> Batch:
+        at, seen, counts = found["at"], found["seen"], found["counts"]
+        length = self._longest(counts)
         whole = bool((counts == length).all())
 
         def steps(array: Array) -> Array:
-            return stretches(array, at, length) if whole else padded(array, at, counts, length)
+            return self._views.get(array, length)[at] if whole else padded(array, at, counts, length)
 
         def observations(array: Array) -> Array:
-            return stretches(array, seen, length + 1) if whole else padded(array, seen, counts + 1, length + 1)
+            if whole:
+                return self._views.get(array, length + 1)[seen]
+            return padded(array, seen, counts + 1, length + 1)
 
         batch: Batch = {}
-        if self._has("observations"):
-            batch["observations"] = self._trees("observations", observations)
-        if self._has("actions"):
-            batch["actions"] = self._trees("actions", steps)
-        columns = rows.columns
+        self._nested(batch, "observations", observations)
+        self._nested(batch, "actions", steps)
+        columns = self.rows.columns
         batch |= {root: steps(columns[root,]) for root in _STEP_ROOTS if (root,) in columns}
         batch |= self._noted(steps)
-        of = {"episode": rows.episode[piece], "first_step": start + rows.offset[piece] + rows.begin[piece]}
-        return batch | of | {"mask": np.arange(length) < counts[:, None]}
+        batch |= {name: found[name].copy() for name in ("episode", "first_step")}
+        mask = np.ones((len(at), length), np.bool_) if whole else np.arange(length) < counts[:, None]
+        return batch | {"mask": mask}
+
+    def _longest(self, counts: Array) -> int:
+        return self._length
 
 
 class Trajectories(Windows):
@@ -99,9 +107,10 @@ class Trajectories(Windows):
             sampling="episodes",
         )
 
-    def of(self, items: Array, places: Array) -> Batch:
+    def find(self, items: Array, places: Array) -> Found:
         assert self._episodes is not None
         piece = self._episodes[items]
-        counts = self.rows.lengths[piece]
-        self._length = int(counts.max())
-        return self.cut(piece, np.zeros_like(piece), counts)
+        return self.placed(piece, np.zeros_like(piece), self.rows.lengths[piece], places)
+
+    def _longest(self, counts: Array) -> int:
+        return int(counts.max())
