@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,24 +115,24 @@ def test_short_episodes_and_spans_are_padded_with_nothing(trace: Trace) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12),
-    cuts=st.sets(st.integers(1, 60), max_size=6),
+    steps=st.integers(1, 60),
     length=st.integers(1, 5),
     span=st.tuples(st.booleans(), st.booleans()),
     strict=st.booleans(),
     stride=st.integers(1, 3),
     flush=st.integers(1, 20),
 )
-def test_stretches_of_a_trace_have_together_what_the_whole_has(
+def test_blocks_of_a_trace_have_together_what_the_whole_has(
     tmp_path_factory: pytest.TempPathFactory,
     lengths: list[int],
-    cuts: set[int],
+    steps: int,
     length: int,
     span: tuple[bool, bool],
     strict: bool,
     stride: int,
     flush: int,
 ) -> None:
-    directory = tmp_path_factory.mktemp("stretches")
+    directory = tmp_path_factory.mktemp("blocks")
     record_lengths(directory, lengths, flush_after=flush)
     trace = open_trace(directory)
     plan = Plan(trace, roots_of(None))
@@ -145,12 +144,12 @@ def test_stretches_of_a_trace_have_together_what_the_whole_has(
         except ValueError:  # nothing to be drawn
             return []
 
-    bounds = [0, *sorted(cut for cut in cuts if cut < plan.total), plan.total]
-    stretches = [plan.stretch(a, b, 0, length - 1) for a, b in pairwise(bounds)]
+    blocks = list(plan.blocks(steps, 0, length - 1))
+    assert all(0 < (block.high - block.low).sum() <= steps for block in blocks)
     whole = sorted(found(plan.decode([plan.episodes()], in_memory)))
-    assert sorted(pair for one in stretches for pair in found(plan.decode([one], in_memory))) == whole
+    assert sorted(pair for one in blocks for pair in found(plan.decode([one], in_memory))) == whole
     if plan.total:
-        assert sorted(found(plan.decode(stretches[::-1], in_memory))) == whole
+        assert sorted(found(plan.decode(blocks[::-1], in_memory))) == whole
 
 
 def test_lanes_parts_and_several_writers_are_put_together(tmp_path: Path) -> None:
@@ -202,8 +201,8 @@ def transitions(trace: Trace, rows: Rows | None = None, **options: Any) -> Batch
 @pytest.mark.parametrize("n_frames", [1, 3])
 def test_transitions_are_those_written_out_step_by_step(trace: Trace, n_steps: int, n_frames: int) -> None:
     plan = Plan(trace, roots_of(None))
-    stretches = [plan.stretch(a, min(a + 8, plan.total), n_frames - 1, n_steps) for a in range(0, plan.total, 8)]
-    for rows in (rows_of(trace), *(plan.decode([one], in_memory) for one in stretches)):
+    blocks = list(plan.blocks(8, n_frames - 1, n_steps))
+    for rows in (rows_of(trace), *(plan.decode([one], in_memory) for one in blocks)):
         for batch in transitions(trace, rows, n_steps=n_steps, n_frames=n_frames):
             for i, (place, t) in enumerate(zip(batch["episode"].tolist(), batch["first_step"].tolist())):
                 episode = trace[place]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -142,16 +143,14 @@ class Plan:
         none = np.zeros_like(places)
         return Pieces(places, none, lengths, none, lengths)
 
-    def stretch(self, begin: int, end: int, back: int = 0, ahead: int = 0) -> Pieces:
-        """The steps from begin to end, counted over all episodes; with back and ahead more of the same episodes."""
-        first = self.first
-        p, q = int(first.searchsorted(begin, side="right")), int(first.searchsorted(end, side="left"))
-        place = np.arange(p - 1, q) if end > begin else np.arange(0)
-        lengths = first[place + 1] - first[place]
-        low = np.clip(begin - first[place], 0, lengths)
-        high = np.clip(end - first[place], 0, lengths)
-        offset = np.maximum(low - back, 0)
-        return Pieces(place, offset, np.minimum(high + ahead, lengths) - offset, low - offset, high - offset)
+    def blocks(self, steps: int, back: int, ahead: int) -> Iterator[Pieces]:
+        """All steps, in blocks of at most so many that were stored beside each other: whole chunks, where these are not
+        larger. With back and ahead more of the same episodes."""
+        for writer in self._writers:
+            for place, low, high in writer.blocks(steps):
+                lengths = self.first[place + 1] - self.first[place]
+                offset = np.maximum(low - back, 0)
+                yield Pieces(place, offset, np.minimum(high + ahead, lengths) - offset, low - offset, high - offset)
 
     def decode(self, pieces: Sequence[Pieces], room: Room) -> Rows:
         """The rows of pieces. room: called once for each column. Raises CorruptTrace."""
@@ -258,6 +257,21 @@ class _Writer:
         np.minimum.at(self._low, chunks[taken], self._place[taken])
         np.maximum.at(self._high, chunks[taken], self._place[taken])
 
+    def blocks(self, steps: int) -> Iterator[tuple[Array, Array, Array]]:
+        """The episodes of each block, which ascend, and from which to which of their steps it has."""
+        fragments = np.flatnonzero((self._place >= 0) & (self._count > 0))
+        place, count = self._place[fragments], self._count[fragments]
+        low = self._at[fragments] - self._first[place]
+        ends = np.append(0, np.cumsum(count))
+        cuts = _cuts(np.unique(ends[np.searchsorted(fragments, self._reader.chunk_bounds)]).tolist(), steps)
+        for begin, end in pairwise(cuts):
+            here = slice(int(ends.searchsorted(begin, side="right")) - 1, int(ends.searchsorted(end)))
+            from_ = low[here] + np.maximum(begin - ends[here], 0)
+            until = low[here] + np.minimum(end - ends[here], count[here])
+            order = np.argsort(place[here], kind="stable")
+            places, heads = np.unique(place[here][order], return_index=True)
+            yield places, np.minimum.reduceat(from_[order], heads), np.maximum.reduceat(until[order], heads)
+
     def fill(self, columns: dict[Path, Array], pieces: Pieces, steps: Array, seen: Array) -> None:
         """Puts down what it has of them. steps, seen: their first rows. Raises CorruptTrace."""
         episode, offset, lengths = pieces[:3]
@@ -296,6 +310,16 @@ class _Writer:
         for path, bit in _FLAGS.items():
             if path in columns:
                 columns[path][last[(flags & bit > 0) & has_last & has_steps]] = True
+
+
+def _cuts(chunks: list[int], steps: int) -> list[int]:
+    """Where to cut, so that parts have at most so many steps; at the bounds of chunks, but within larger ones."""
+    cuts = chunks[:1]
+    for begin, end in pairwise(chunks):
+        if end - cuts[-1] > steps:
+            parts = -(-(end - begin) // steps)
+            cuts += [begin + (end - begin) * part // parts for part in range(begin == cuts[-1], parts)]
+    return cuts + chunks[-1:] * (chunks[-1] > cuts[-1])
 
 
 class _Run(NamedTuple):

@@ -1,7 +1,8 @@
 """Batches of a trace that is larger than the memory that it may take: decoded a part at a time, in shuffled order.
 
-The steps of the trace, or its episodes, are cut into blocks. An epoch takes them in a shuffled order, several at a
-time: what these hold is drawn in shuffled order, while the next ones are being decoded in a thread.
+The steps of the trace are cut into blocks of whole chunks, or its episodes into blocks of some. An epoch takes them in a
+shuffled order, several at a time: what these hold is drawn in shuffled order, while the next ones are being decoded in
+a thread.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from gym_trace.sampling.draws import Batch, Draws, joined
 from gym_trace.sampling.rows import OnDamage, Pieces, Plan, Rows, in_memory
 from gym_trace.sampling.store import Memory
 
-_AT_ONCE = 3  # shares of the memory: what is drawn from, what is decoded meanwhile, and what that takes besides
+_AT_ONCE = 2  # shares of the memory: what is drawn from, and what is decoded meanwhile
 _BLOCKS = 16  # that are mixed with each other
-_LEAST_BLOCKS = 64  # of a trace, so that ranks and workers each have some
-_LEAST_BYTES = 1 << 20  # of a block: smaller ones would have chunks decoded again and again
+_LEAST_BLOCKS = 4  # of a trace for each rank and worker
+_LEAST_BYTES = 3 << 19  # of a block: more than most chunks, which smaller ones would have decoded again and again
 
 
 class _Epoch(NamedTuple):
@@ -73,17 +74,22 @@ class Stream(Batches):
         self._blocks: list[Pieces] = []
         self._counts = np.zeros(0, np.int64)  # of items in each
         self._at_once = 1  # how many of them are held together
+        self._meanwhile = True  # whether there is room for as many again
         self._ordered: tuple[tuple[int, int, int], _Epoch] | None = None
         self._held: dict[tuple[int, int], Future[Draws]] = {}
         self._thread: ThreadPoolExecutor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_blocks", "_counts", "_at_once", "_ordered", "_held", "_thread")
+        left_out = ("_blocks", "_counts", "_at_once", "_meanwhile", "_ordered", "_held", "_thread")
         return {key: value for key, value in super().__getstate__().items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
+
+    def share(self, rank: int, world_size: int) -> None:
+        super().share(rank, world_size)
+        self._begin()  # more ranks have smaller blocks
 
     def _planned(self) -> Plan:
         plan = self._plan
@@ -92,9 +98,12 @@ class Stream(Batches):
         if not self._blocks:
             share = self._budget // _AT_ONCE
             size = max(_LEAST_BYTES, share // _BLOCKS)
-            steps = max(1, min(size // max(1, plan.step_bytes), -(-plan.total // _LEAST_BLOCKS)))
-            self._at_once = max(1, share // (steps * max(1, plan.step_bytes)))
+            row = max(1, plan.step_bytes)
+            steps = max(1, min(size // row, -(-plan.total // (_LEAST_BLOCKS * self._world_size))))
             self._blocks = list(_blocks(plan, steps, self._margins))
+            largest = max((int(block.lengths.sum()) for block in self._blocks), default=0) * row
+            self._at_once = max(1, share // max(1, largest))
+            self._meanwhile = largest * _AT_ONCE <= self._budget
             counts = [self._make(_without_columns(plan, block), self._seed).items for block in self._blocks]
             self._counts = np.array(counts, np.int64)
         return plan
@@ -145,7 +154,7 @@ class Stream(Batches):
 
     def _group(self, plan: Plan, groups: list[Array], epoch: int, which: int) -> Draws:
         """A group, decoded; the one that comes next is decoded meanwhile."""
-        wanted = [(epoch, number) for number in range(which, min(which + 2, len(groups)))]
+        wanted = [(epoch, number) for number in range(which, min(which + 1 + self._meanwhile, len(groups)))]
         self._held = {key: held for key, held in self._held.items() if key in wanted}
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "gym-trace-decode")
@@ -160,8 +169,7 @@ class Stream(Batches):
 
 def _blocks(plan: Plan, steps: int, margins: tuple[int, int] | None) -> Any:
     if margins is not None:
-        for begin in range(0, plan.total, steps):
-            yield plan.stretch(begin, min(begin + steps, plan.total), *margins)
+        yield from plan.blocks(steps, *margins)
         return
     bounds = np.unique(np.append(plan.first.searchsorted(np.arange(0, plan.total, steps)), len(plan.first) - 1))
     for p, q in zip(bounds[:-1].tolist(), bounds[1:].tolist()):
