@@ -1,8 +1,8 @@
 """Batches of a trace that is larger than the memory that it may take: decoded a part at a time, in shuffled order.
 
-The steps of the trace are cut into blocks of whole chunks, or its episodes into blocks of some. An epoch takes them in a
-shuffled order, several at a time: what these hold is drawn in shuffled order, while the next ones are being decoded in
-a thread.
+The steps of the trace are cut into blocks of whole chunks, or its episodes into blocks of some. An epoch takes them in
+a shuffled order, several at a time: what these hold is drawn in shuffled order, while the next ones are being decoded
+in a thread.
 """
 
 from __future__ import annotations

@@ -111,7 +111,8 @@ class Transitions(Draws):
             stacked: Array = np.maximum(seen[:, None] - back, rows.seen[piece][:, None])
             return stacked
 
-        found = {"piece": piece, "place": places, "at": at, "ahead": ahead, "last": at + ahead - 1}
+        last = at if self._n_steps == 1 else at + ahead - 1
+        found = {"piece": piece, "place": places, "at": at, "ahead": ahead, "last": last}
         found |= {"observations": frames(seen), "next_observations": frames(seen + ahead)}
         return found | {"discount": self._discounts[ahead], "episode": rows.episode[piece], "first_step": first}
 
