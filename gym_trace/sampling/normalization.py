@@ -104,9 +104,8 @@ def _add(plan: Plan, chosen: Array, sums: dict[Path, _Sums]) -> None:
     if not chosen.any():
         return
     block = max(1, _BLOCK_BYTES // max(1, plan.step_bytes))
-    for begin in range(0, plan.total, block):
-        pieces = plan.stretch(begin, min(begin + block, plan.total))
-        mine = chosen[pieces.episode] & (pieces.lengths > 0)
+    for pieces in plan.blocks(block, 0, 0):
+        mine = chosen[pieces.episode]
         if mine.any():
             _add_rows(plan.decode([Pieces(*(column[mine] for column in pieces))], in_memory), sums)
 
@@ -114,7 +113,7 @@ def _add(plan: Plan, chosen: Array, sums: dict[Path, _Sums]) -> None:
 def _add_rows(rows: Rows, sums: dict[Path, _Sums]) -> None:
     for path, one in sums.items():
         array = rows.columns[path]
-        if path[0] == "observations" and rows.offset.any():  # whose first ones are the last ones of a stretch before
+        if path[0] == "observations" and rows.offset.any():  # whose first ones are the last ones of a block before
             array = np.delete(array, rows.seen[rows.offset > 0], axis=0)
         one.add(array)
 
