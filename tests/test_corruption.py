@@ -199,7 +199,7 @@ def a_zstd_frame_of_a_huge_window(forgery):
 
 @hostile
 def a_msgpack_bomb(forgery):
-    _put_value(_first(forgery), b"\xdd" + (1 << 18).to_bytes(4, "big") + b"\x90" * (1 << 18))
+    _put_value(_first(forgery), b"\xdd" + (1 << 15).to_bytes(4, "big") + b"\x90" * (1 << 15))
 
 
 @hostile
