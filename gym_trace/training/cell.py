@@ -20,8 +20,11 @@ from gym_trace.collecting.executor import (
 )
 from gym_trace.errors import InvalidOption, TrainingFailed, told
 from gym_trace.training.actor import Actor, act
+from gym_trace.training.inference import Desk, Serving, desk_fields, serve
 from gym_trace.training.learner import Learning, learn
-from gym_trace.training.shared import Slots, Weights
+from gym_trace.training.rollouts import Shape
+from gym_trace.training.settings import Settings
+from gym_trace.training.shared import Rooms, Slots, Weights
 
 _MOST_BACKOFF = 30.0  # seconds
 _MOST_FAILURES = 7  # one after the other, without a rollout or an update in between
@@ -59,6 +62,7 @@ class Cell:
 
     Args:
         learning, actor: what they are told; slots, pipes, numbers and lives are set here.
+        weights: bytes of the network's. seed: of the actions that a server draws.
         event: called with a kind and facts, of whatever happens.
     """
 
@@ -66,9 +70,10 @@ class Cell:
         self,
         learning: Callable[..., Learning],
         actor: Callable[..., Actor],
-        workers: int,
-        slots: Callable[[], Slots],
-        weights: Callable[[], Weights],
+        settings: Settings,
+        shape: Shape,
+        weights: int,
+        seed: int,
         *,
         event: Callable[..., None],
         stall_timeout: float,
@@ -77,10 +82,12 @@ class Cell:
         niceness: int = 0,
         cpus: list[int] | None = None,
     ):
-        self._learning, self._actor, self._new_slots, self._new_weights = learning, actor, slots, weights
+        self._learning, self._actor, self._settings = learning, actor, settings
+        self._shape, self._size, self._seed = shape, weights, seed
         self._event, self._stall_timeout, self._max_restarts = event, stall_timeout, max_restarts
         self._name, self._niceness, self._cpus = name, niceness, cpus
-        self.learner, self.workers = Member(), [Member() for _ in range(workers)]
+        self.learner, self.workers = Member(), [Member() for _ in range(settings.workers)]
+        self.server: Member | None = Member() if settings.inference == "server" else None
         self.restarts = 0
         self.stopping = False
         self._lives = 0  # of the cell, so that the seeds of workers are new after each
@@ -89,7 +96,9 @@ class Cell:
 
     def start(self) -> None:
         """Everything anew, from the log of the run."""
-        self._slots, self._weights = self._new_slots(), self._new_weights()
+        settings = self._settings
+        self._slots = Slots(self._shape, settings.workers * settings.splits * settings.slots_per_split)
+        self._weights = Weights(self._size)
         self._full, full_in = _context.Pipe(duplex=False)
         self._full_in = full_in
         pipes = [_context.Pipe(duplex=False) for _ in self.workers]
@@ -102,9 +111,29 @@ class Cell:
         for _, writer in pipes:  # a worker is to see that the learner is gone
             writer.close()
         self._lives += 1
+        self._desk: Desk | None = None
+        self._kept: list[Connection] = []
+        if self.server is not None:
+            self._start_server(self.server)
         for number, worker in enumerate(self.workers):
             worker.life = 0
             self._start_worker(number)
+
+    def _start_server(self, server: Member) -> None:
+        settings = self._settings
+        requests, requests_in = _context.Pipe(duplex=False)
+        pipes = [_context.Pipe(duplex=False) for _ in self.workers]
+        rooms = Rooms(desk_fields(self._shape), settings.workers * settings.splits)
+        answered = [reader for reader, _ in pipes]
+        self._desk = Desk(rooms, requests_in, answered)
+        ours, theirs = _context.Pipe()
+        answers = [writer for _, writer in pipes]
+        seed = self._seed + (self._lives << 32)
+        told_ = Serving(settings, self._shape, self._weights, rooms, requests, answers, theirs, seed)
+        self._run(server, ours, theirs, _serve, (told_, self._niceness), "server")
+        for writer in answers:  # a worker is to see that the server is gone
+            writer.close()
+        self._kept = [requests, requests_in, *answered]
 
     def _start_worker(self, number: int) -> None:
         worker = self.workers[number]
@@ -117,6 +146,7 @@ class Cell:
             free=self._frees[number],
             full=self._full_in,
             control=theirs,
+            desk=self._desk,
         )
         told_ = replace(told_, make_env=carried(told_.make_env), seed=told_.seed + (self._lives - 1 << 32))
         cpu = None if not self._cpus else self._cpus[number % len(self._cpus)]
@@ -142,14 +172,20 @@ class Cell:
 
     def _members(self) -> Iterator[Member]:
         yield self.learner
+        if self.server is not None:
+            yield self.server
         yield from self.workers
 
     def poll(self) -> Iterator[Message]:
         """What there is to hear; starts again what has died. Raises TrainingFailed, InvalidOption."""
         yield from self._hear("learner", 0, self.learner)
-        if self.learner.state == "dead":
-            self._learner_died()
-            return
+        if self.server is not None:
+            for _ in self._hear("server", 0, self.server):
+                pass
+        for who, member in (("learner", self.learner), ("server", self.server)):
+            if member is not None and member.state == "dead":
+                self._core_died(who, member)
+                return
         for number, worker in enumerate(self.workers):
             yield from self._hear("worker", number, worker)
             if worker.state == "dead" and not self.stopping:
@@ -208,17 +244,19 @@ class Cell:
         worker.due = time.monotonic() + min(_MOST_BACKOFF, 0.05 * 2.0**worker.failures)
         worker.trouble = ""
 
-    def _learner_died(self) -> None:
-        """What it had not logged is not learnt; all begin again from what it had."""
-        failed = self.learner.trouble
-        for worker in self.workers:
-            self._end_now(worker)
-            worker.state = "starting"
+    def _core_died(self, who: str, member: Member) -> None:
+        """What the learner had not logged is not learnt; all begin again from what it had."""
+        if self.stopping and member is not self.learner:
+            member.state = "ended"
+            return
+        for other in self._members():
+            self._end_now(other)
+            other.state = "starting"
         self._close_pipes()
         if self.stopping:
-            raise TrainingFailed(f"the learner ended before it had saved what it had: {_last_line(failed)}")
-        self._count(self.learner, "learner", 0)
-        self.learner.trouble = ""
+            raise TrainingFailed(f"the learner ended before it had saved what it had: {_last_line(member.trouble)}")
+        self._count(member, who, 0)
+        member.trouble = ""
         self.start()
 
     def _count(self, member: Member, who: str, number: int) -> None:
@@ -255,10 +293,10 @@ class Cell:
         """Once the learner has ended."""
         self.stopping = True
         self._deadline = time.monotonic() + _PATIENCE
-        for worker in self.workers:
+        for member in self._members():
             with contextlib.suppress(OSError):
-                if worker.control is not None:
-                    worker.control.send(None)
+                if member is not self.learner and member.control is not None:
+                    member.control.send(None)
 
     @property
     def is_over(self) -> bool:
@@ -275,7 +313,7 @@ class Cell:
         self._close_pipes()
 
     def _close_pipes(self) -> None:
-        for pipe in (self._full, self._full_in, *self._frees):
+        for pipe in (self._full, self._full_in, *self._frees, *self._kept):
             pipe.close()
 
 
@@ -296,6 +334,14 @@ def _act(told_: Actor, niceness: int, cpu: int | None) -> None:
     settle(niceness, cpu)
     with _reported(told_.control):
         act(told_)
+    with contextlib.suppress(OSError):
+        told_.control.send(("ended", None))
+
+
+def _serve(told_: Serving, niceness: int) -> None:
+    settle(niceness)
+    with _reported(told_.control):
+        serve(told_)
     with contextlib.suppress(OSError):
         told_.control.send(("ended", None))
 

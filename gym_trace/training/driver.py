@@ -28,7 +28,6 @@ from gym_trace.training.learning import Learner, made_with
 from gym_trace.training.rollouts import Shape
 from gym_trace.training.run import Run
 from gym_trace.training.settings import settings_from
-from gym_trace.training.shared import Slots, Weights
 
 _POLL_SECONDS = 0.1
 _WINDOWS = (10.0, 60.0, 300.0)  # seconds, over which speed is told
@@ -178,9 +177,10 @@ def train(
                 seed=seed,
                 provenance=origin,
             ),
-            chosen.workers,
-            lambda: Slots(shape, chosen.workers * chosen.splits * chosen.slots_per_split),
-            lambda: Weights(size),
+            chosen,
+            shape,
+            size,
+            seed,
             event=events,
             stall_timeout=stall_timeout,
             max_restarts=max_restarts,
