@@ -197,9 +197,9 @@ def _rllib(trace: Trace, out: Path, workload: str) -> None:
 
 
 OWN = {
-    "minari": Own("Minari's MinariStorage, hdf5", _minari("hdf5")),
-    "minari-arrow": Own("Minari's MinariStorage, arrow", _minari("arrow"), {"cartpole": 0.2}),
-    "minari-parquet": Own("Minari's MinariStorage, parquet", _minari("parquet"), {"cartpole": 0.2}),
+    "minari": Own("Minari's MinariStorage, hdf5", _minari("hdf5"), {"cartpole": 0.1}),
+    "minari-arrow": Own("Minari's MinariStorage, arrow", _minari("arrow"), {"cartpole": 0.1}),
+    "minari-parquet": Own("Minari's MinariStorage, parquet", _minari("parquet"), {"cartpole": 0.1}),
     "d3rlpy": Own("d3rlpy's dump", _d3rlpy),
     "lerobot": Own("LeRobotDataset.add_frame, PNG", _lerobot, {"cartpole": 0.01}),
     "torchrl": Own("LazyMemmapStorage, an episode at a time", _torchrl),

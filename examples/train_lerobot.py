@@ -23,7 +23,7 @@ AHEAD = 8  # actions that are predicted at a time
 STATE, WORLD = "observation.state", "observation.environment_state"  # ACT takes one, and the other or a picture
 
 
-def train(trace: str, steps: int = 40) -> tuple[float, float]:
+def train(trace: str, steps: int = 20) -> tuple[float, float]:
     """Returns the mean loss of the first and of the last five steps."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as place:

@@ -22,7 +22,7 @@ from gym_trace.interop.sb3 import load_replay_buffer
 AT_A_TIME = 20  # gradient steps
 
 
-def train(trace: str, steps: int = 200) -> tuple[float, float]:
+def train(trace: str, steps: int = 60) -> tuple[float, float]:
     """Returns the mean loss (of the critic) of the first and of the last steps."""
     env = gym_trace.open_trace(trace).make_env()
     is_discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
@@ -44,5 +44,5 @@ def train(trace: str, steps: int = 200) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    before, after = train(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 200)
+    before, after = train(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 60)
     print(f"loss {before:.4g} -> {after:.4g}")

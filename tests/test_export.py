@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -34,6 +35,7 @@ from gym_trace.interop import formats
 from gym_trace.interop.conformance import make_zoo
 from gym_trace.interop.contract import Loss
 from gym_trace.interop.source import Source
+from gym_trace.storage import staging
 
 TESTS = Path(__file__).parent
 
@@ -443,3 +445,31 @@ def test_parts_of_episodes_are_known_as_such_in_a_view_of_another_order(tmp_path
     for view in (trace, trace.select(sort="-steps"), trace[::-1], trace[[4, 0, 4]]):
         expected = [bool(episode.writer == trace[0].writer) for episode in view]
         assert Source(view).is_part.tolist() == expected
+
+
+def test_many_files_are_made_durable_at_once_or_not_there_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Any] = []
+    for problem in (None, OSError(5, "Input/output error")):
+
+        def sync(directory: Any, problem: OSError | None = problem) -> bool:
+            synced.append(directory)
+            if problem is not None:
+                raise problem
+            return True
+
+        monkeypatch.setattr(staging, "sync_file_system", sync)
+        monkeypatch.setattr(staging, "_sync_file", lambda file: pytest.fail(f"{file} is waited for by itself"))
+        expected = contextlib.nullcontext() if problem is None else pytest.raises(OSError, match="Input/output")
+        with expected, staging.new_directory(tmp_path / f"out{len(synced)}") as directory:
+            for number in range(101):
+                (directory / str(number)).write_bytes(b"")
+    assert [path.name for path in tmp_path.iterdir()] == ["out0"]
+    assert len(synced) == 2
+
+
+def test_a_file_that_cannot_come_back_is_said_not_to(tmp_path: Path) -> None:
+    (tmp_path / "steps.csv").write_text("episode,step\n")
+    with pytest.raises(TraceNotFound, match=r"What was exported as csv, d3rlpy, .* does not come back"):
+        import_trace(tmp_path / "steps.csv", tmp_path / "trace")

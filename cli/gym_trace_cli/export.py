@@ -17,8 +17,7 @@ def list_formats(ctx: click.Context, kind: str) -> None:
     """Prints which formats there are. kind: "exporters" or "importers"."""
     from gym_trace.interop import formats as known
 
-    for name, what in known.listed(getattr(known, kind)()):
-        click.echo(f"{name:<14} {what}")
+    show.facts(known.listed(getattr(known, kind)()))
     ctx.exit()
 
 
@@ -90,9 +89,9 @@ def command(
         f"exported to {show.printable(report.path)} as {report.format}"
     )
     if report.running:
-        click.echo(f"note: {show.count(report.running, 'episode')} left out, being recorded still")
+        show.line("note", f"{show.count(report.running, 'episode')} left out, being recorded still")
     for loss in report.lost:
-        click.echo(f"lost: {show.printable(loss.why)}")
+        show.line("lost", loss.why)
     click.echo("to load it:")
     for line in report.how_to_load.splitlines():
         click.echo(f"    {show.printable(line)}")

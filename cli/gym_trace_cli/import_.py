@@ -47,7 +47,7 @@ def command(path: str, output: str, form: str | None, quiet: bool, as_json: bool
         click.echo(json.dumps({"directory": told.pop("destination"), **told}))
         return
     for note in report.notes:
-        click.echo(f"note: {show.printable(note)}")
+        show.line("note", note)
     videos = f", {show.count(len(report.videos), 'video')}" if report.videos else ""
     counts = f"{show.count(report.episodes, 'episode')}, {show.count(report.steps, 'step')}"
     writers = show.count(len(report.writers), "writer")

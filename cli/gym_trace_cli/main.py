@@ -85,7 +85,8 @@ class Commands(click.Group):
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
                 ctx.exit(READER_GONE)
             code = DAMAGED if isinstance(error, CorruptTrace) else ERROR
-            _fail(ctx, code, "\n".join(show.printable(line) for line in f"error: {describe(error)}".splitlines()))
+            lines = f"error: {describe(error)}".splitlines()
+            _fail(ctx, code, "\n".join(show.folded(show.printable(line), 0, sys.stderr) for line in lines))
         return result
 
 

@@ -157,12 +157,21 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
     """Prints a label and what is to be said of it, a line each; on a terminal long ones are folded."""
     lines = [(printable(label), printable(value)) for label, value in rows if value]
     indent = max((len(label) for label, _ in lines), default=0) + 2
-    columns = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
     for label, value in lines:
-        folded = [value]
-        if columns is not None:
-            folded = textwrap.wrap(value, max(20, columns - indent), break_on_hyphens=False) or [""]
-        click.echo(click.style(label.ljust(indent), dim=True) + f"\n{' ' * indent}".join(folded))
+        click.echo(click.style(label.ljust(indent), dim=True) + folded(value, indent, sys.stdout))
+
+
+def line(label: str, text: str) -> None:
+    """Prints "label: text"; on a terminal a long one is folded."""
+    click.echo(f"{label}: {folded(printable(text), len(label) + 2, sys.stdout)}")
+
+
+def folded(text: str, indent: int, stream: TextIO) -> str:
+    """Text that begins so far to the right, in lines that a terminal has room for; elsewhere as it is."""
+    if not is_terminal(stream):
+        return text
+    room = max(20, shutil.get_terminal_size().columns - indent)
+    return f"\n{' ' * indent}".join(textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False) or [""])
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], fitted: bool = False) -> None:

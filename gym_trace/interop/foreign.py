@@ -23,6 +23,8 @@ def read_json(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             raw = file.read(_MOST_JSON + 1)
         said = None if len(raw) > _MOST_JSON else json_of(raw)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UnreadableRecording(f"{path}: is not there, which each data set of this format has") from None
     except OSError as error:
         raise UnreadableRecording(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError):

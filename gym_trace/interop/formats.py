@@ -122,9 +122,10 @@ def importer_for(path: Path) -> Importer:
     if path.is_dir() and find_writers(LocalStorage(path)):
         raise TraceNotFound(f"{path}: is a trace of gym-trace already, which can be read as it is")
     told = f", and packages are missing that would recognise {', '.join(missing)}" if missing else ""
+    alone = ", ".join(sorted(set(_EXPORTERS) - set(_IMPORTERS)))
     raise TraceNotFound(
         f"{path}: looks like nothing that can be imported{told}; say what it is with --from (format=): "
-        f"{', '.join(importers())}"
+        f"{', '.join(importers())}. What was exported as {alone} does not come back"
     )
 
 

@@ -1,4 +1,4 @@
-"""Two directories that change places at once, as Linux can have them."""
+"""What Linux can do and Python does not offer: directories that change places, all of a file system written at once."""
 
 from __future__ import annotations
 
@@ -23,3 +23,22 @@ def exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None
         if code in (errno.ENOSYS, errno.EINVAL):
             code = errno.ENOTSUP
         raise OSError(code, os.strerror(code), os.fspath(one))
+
+
+def sync_file_system(directory: str | os.PathLike[str]) -> bool:
+    """Returns when all that was written to the file system a directory lies on would survive a loss of power.
+
+    False: this system cannot be asked for that. Raises OSError: something could not be written.
+    """
+    try:
+        sync = ctypes.CDLL(None, use_errno=True).syncfs
+    except (AttributeError, OSError, TypeError):
+        return False
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        if sync(fd):
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), os.fspath(directory))
+    finally:
+        os.close(fd)
+    return True

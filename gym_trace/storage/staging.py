@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gym_trace.errors import InvalidOption, TraceExists
+from gym_trace.storage.exchange import sync_file_system
 from gym_trace.storage.local import LocalAppender, LocalStorage
 
 _LONGEST = 200  # characters of a name, to which others are added
+_MANY = 100  # files: to wait for each takes longer than to wait for all that the file system has to write
 
 
 class StagedStorage(LocalStorage):
@@ -117,9 +119,15 @@ def final_path(staged: Path) -> Path:
 
 def sync_files(directory: str | os.PathLike[str]) -> None:
     """Returns when all that is in a directory, and in those below it, would survive a loss of power."""
+    files, folders = [], []
     for folder, _, names in os.walk(directory):
-        for name in names:
-            _sync_file(os.path.join(folder, name))
+        files += [os.path.join(folder, name) for name in names]
+        folders.append(folder)
+    if len(files) + len(folders) > _MANY and sync_file_system(directory):
+        return
+    for file in files:
+        _sync_file(file)
+    for folder in folders:
         LocalStorage(folder).sync()
 
 

@@ -124,6 +124,7 @@ def test_its_algorithms_fit(name: str, algorithm: str, record: Callable[[str], P
 
 def test_a_picture_of_a_dict_trains_alone(record: Callable[[str], Path], tmp_path: Path) -> None:
     report = export(record("nested"), tmp_path / "out.h5", "d3rlpy", observation="camera")
+    assert any("'camera' alone; left out are" in str(loss) for loss in report.lost)
     dataset = explicit(report.how_to_load)
     assert dataset.dataset_info.observation_signature.shape[0] == (3, 12, 16)
     episode, known = dataset.episodes[0], open_trace(record("nested"))[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import local_ray
 import numpy as np
 import pytest
 
@@ -81,11 +82,7 @@ def with_spark(path: Path, table: str) -> Table:
 
 
 def with_ray(path: Path, table: str) -> Table:
-    ray = pytest.importorskip("ray")
-    data = pytest.importorskip("ray.data")
-    if not ray.is_initialized():
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    rows = data.read_parquet(str(path / table)).take_all()
+    rows = local_ray.start().data.read_parquet(str(path / table)).take_all()
     rows.sort(key=lambda row: (row["episode"], row.get("step", 0)))
     names = pq.read_schema(next((path / table).glob("*.parquet"))).names
     return {name: [row[name] for row in rows] for name in names}
@@ -223,8 +220,7 @@ def test_they_read_real_environments(
 
 def test_ray_gives_images_their_shape(record: Callable[[str], Path], tmp_path: Path) -> None:
     export(open_trace(record("Pong"))[:1], tmp_path / "out", "parquet")
-    with_ray(tmp_path / "out", "episodes")
-    row = pytest.importorskip("ray.data").read_parquet(str(tmp_path / "out" / "steps")).take(1)[0]
+    row = local_ray.start().data.read_parquet(str(tmp_path / "out" / "steps")).take(1)[0]
     assert (row["observation"].shape, row["observation"].dtype) == ((210, 160, 3), np.uint8)
 
 

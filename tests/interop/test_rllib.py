@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import local_ray
 import msgpack
 import msgpack_numpy
 import numpy as np
@@ -33,13 +34,9 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[None]:
-    """Ray, with as few processes as it can do with."""
-    options: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 200 << 20, "include_dashboard": False}
-    ray.init(log_to_driver=False, logging_level="ERROR", **options)
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    yield
-    ray.shutdown()
+def running() -> None:
+    """Ray."""
+    local_ray.start()
 
 
 # -- episodes ---------------------------------------------------------------------------------------------------------

@@ -31,11 +31,12 @@ class Part(NamedTuple):
 
 
 class Observations(NamedTuple):
-    """What of the observations is exported, and which leaves are not, because they are no arrays."""
+    """What of the observations is exported, and which leaves are not: others (no arrays), unwanted (not chosen)."""
 
     layout: Layout
     parts: list[Part]
     others: list[str]
+    unwanted: list[str]
 
     @property
     def is_one(self) -> bool:
@@ -49,6 +50,9 @@ class Observations(NamedTuple):
 
     def lost(self) -> Iterator[Loss]:
         """What is left out, and what is not as it was recorded."""
+        if self.unwanted:
+            names = ", ".join(printable(name) for name in self.unwanted)
+            yield Loss("structure", f"observations are {printable(self.parts[0].name)!r} alone; left out are {names}")
         for name in self.others:
             yield Loss("text", f"observations of {printable(name)!r} are left out, which are text, or no arrays")
         yield from _widened(self.parts)
@@ -57,12 +61,12 @@ class Observations(NamedTuple):
 def observations_of(source: Source, only: str = "") -> Observations:
     """only: the name of a leaf, to have that alone. Raises InvalidOption: nothing, or no such leaf, can be exported."""
     layout = source.layouts.observations
-    parts, others = [], []
+    parts, others, unwanted = [], [], []
     for leaf in layout.leaves():
         name, form = "/".join(map(str, leaf.path[1:])), source.forms[leaf.path]
         if only and name != only:
-            continue
-        if leaf.dtype is None:
+            unwanted.append(name)
+        elif leaf.dtype is None:
             others.append(name)
         else:
             parts.append(Part(leaf.path, name, _numbers(form, f"observations {name}".rstrip())))
@@ -71,7 +75,7 @@ def observations_of(source: Source, only: str = "") -> Observations:
         raise InvalidOption(f"observation={only!r}: there is no such array in the observations; there are {names}")
     if not parts:
         raise InvalidOption("the observations are text, or of another kind that is no array; they cannot be exported")
-    return Observations(layout, parts, others)
+    return Observations(layout, parts, others, unwanted)
 
 
 class Actions(NamedTuple):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from gym_trace.interop.identity import KEY
 
 IDENTITIES = f"{KEY}.episodes"  # of the episodes that begin in a file, one a line
+FIRST = "00000.parquet"  # which is always there
 _FILE_BYTES = 128 << 20
 _FILE_EPISODES = 10_000
 
