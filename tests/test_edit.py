@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from edited import check_clean, contents, record_anything
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rings import Run, killed
 from runs import manifest_entries, record_lengths, record_nested, recorded
@@ -41,6 +41,7 @@ def pieces_of(trace: Path, where: Path, random: np.random.Generator, count: int,
     return made
 
 
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(st.integers(0, 1 << 30))
 def test_random_pieces_of_random_traces_are_the_same_trace_again(seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -23,6 +24,8 @@ from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.episode import Episode
 from gym_trace.model.packing import pack
 from gym_trace.storage.local import LocalStorage
+
+LONG = os.environ.get("GYM_TRACE_LONG") == "1"
 
 
 def flip(path: Path, *places: int) -> None:
@@ -293,7 +296,7 @@ def test_every_change_of_a_manifest_is_found(tmp_path):
     manifest = tmp_path / "t" / "w.manifest.jsonl"
     whole = manifest.read_bytes()
     first_line = whole.index(b"\n")
-    for place in range(len(whole) - 1):
+    for place in range(0, len(whole) - 1, 1 if LONG else 3):
         manifest.write_bytes(whole[:place] + bytes([whole[place] ^ 2]) + whole[place + 1 :])
         report = check_trace(tmp_path / "t")
         damages = report.damages
