@@ -15,7 +15,8 @@ from typing import Any
 import gymnasium
 import pytest
 from shell import in_directory, ok
-from test_collect import Seeded, whole_episodes
+from test_collect import whole_episodes
+from troubled import Seeded
 
 import gym_trace
 from gym_trace import collect, open_trace
@@ -127,7 +128,7 @@ def test_where_no_git_can_be_asked_recording_goes_on(here: Path, monkeypatch: py
 def test_a_trace_of_collect_names_its_policy(tmp_path: Path) -> None:
     collect(CARTPOLE, Seeded, tmp_path, episodes=2, seed=1)
     assert said_of(tmp_path)["command"] == "gym_trace.collect"
-    assert said_of(tmp_path)["policy"] == "test_collect:Seeded"
+    assert said_of(tmp_path)["policy"] == "troubled:Seeded"
 
 
 def test_lambdas_and_what_they_close_over_are_carried_to_workers(tmp_path: Path) -> None:
