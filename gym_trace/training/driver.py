@@ -25,11 +25,11 @@ from gym_trace.training.actor import Actor, clipped
 from gym_trace.training.cell import Cell
 from gym_trace.training.learner import Learning
 from gym_trace.training.learning import Learner, made_with
-from gym_trace.training.rollouts import Shape
 from gym_trace.training.run import Run
 from gym_trace.training.settings import settings_from
 
 _POLL_SECONDS = 0.1
+_FEW = 10  # episodes, before a policy is compared with others
 _WINDOWS = (10.0, 60.0, 300.0)  # seconds, over which speed is told
 
 
@@ -143,7 +143,6 @@ def train(
     env.close()
     updates = None if limit is None else -(-int(limit) // chosen.batch_steps)
     learner = Learner(*spaces, chosen, seed, updates)
-    size = len(learner.weights())
     if not resume:
         run.create(chosen, seed, steps=limit, environment=describe, made_with=made_with())
     if run.is_done and until_return is None and seconds is None:
@@ -152,45 +151,13 @@ def train(
     try:
         origin = provenance_of(command, "ppo", argv, git_diff)
         events("start", settings=chosen.plain(), seed=seed, steps=limit, resumed=resume, provenance=origin, **machine())
-        shape: Shape = learner.shape
-        cell = Cell(
-            partial(
-                Learning,
-                path=os.fspath(run.path),
-                observation_space=spaces[0],
-                action_space=spaces[1],
-                settings=chosen,
-                shape=shape,
-                seed=seed,
-                updates=updates,
-                begins={},
-                checkpoint_seconds=checkpoint_seconds,
-                keep=keep,
-                milestone_seconds=milestone_seconds,
-            ),
-            partial(
-                Actor,
-                make_env=make_env,
-                settings=chosen,
-                shape=shape,
-                directory=os.fspath(run.trace),
-                seed=seed,
-                provenance=origin,
-            ),
-            chosen,
-            shape,
-            size,
-            seed,
-            event=events,
-            stall_timeout=stall_timeout,
-            max_restarts=max_restarts,
-            name="",
-            niceness=niceness,
-            cpus=None if cpus is None else list(cpus),
-        )
-        driver = Driver(cell, Trained(run.path, seed), seconds, until_return, save_best)
+        plan = Plan(
+            make_env, learner, seed, updates, {}, checkpoint_seconds, keep, milestone_seconds, stall_timeout,
+            max_restarts, None if cpus is None else list(cpus), niceness, origin
+        )  # fmt: skip
+        driver = Driver(plan.cell(run, events), Trained(run.path, seed), seconds, until_return, save_best)
         try:
-            progress = driver.run(on_progress)
+            progress = drive([driver], on_progress)
         except TrainingFailed as error:
             events("failed", reason=str(error))
             raise
@@ -201,6 +168,67 @@ def train(
         events.close()
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What the processes of a policy are told; see train(), and Learning for updates and begins."""
+
+    make_env: Callable[[], gymnasium.Env[Any, Any]]
+    learner: Learner  # as it is before it has learnt
+    seed: int
+    updates: int | None
+    begins: dict[str, Any]
+    checkpoint_seconds: float
+    keep: int
+    milestone_seconds: float | None
+    stall_timeout: float
+    max_restarts: int
+    cpus: list[int] | None
+    niceness: int
+    provenance: dict[str, Any]
+
+    def cell(self, run: Run, events: Callable[..., None], name: str = "") -> Cell:
+        """The processes of a policy whose run is this one. name: of the policy, in those of its processes."""
+        learner, shape = self.learner, self.learner.shape
+        observation_space, action_space = learner.spaces
+        learning = partial(
+            Learning,
+            path=os.fspath(run.path),
+            observation_space=observation_space,
+            action_space=action_space,
+            settings=learner.settings,
+            shape=shape,
+            seed=self.seed,
+            updates=self.updates,
+            begins=self.begins,
+            checkpoint_seconds=self.checkpoint_seconds,
+            keep=self.keep,
+            milestone_seconds=self.milestone_seconds,
+        )
+        actor = partial(
+            Actor,
+            make_env=self.make_env,
+            settings=learner.settings,
+            shape=shape,
+            directory=os.fspath(run.trace),
+            seed=self.seed,
+            provenance=self.provenance,
+        )
+        return Cell(
+            learning,
+            actor,
+            learner.settings,
+            shape,
+            len(learner.weights()),
+            self.seed,
+            event=events,
+            stall_timeout=self.stall_timeout,
+            max_restarts=self.max_restarts,
+            name=name,
+            niceness=self.niceness,
+            cpus=self.cpus,
+        )
+
+
 class Driver:
     """Hears the processes of a cell until its run is over."""
 
@@ -209,41 +237,16 @@ class Driver:
     ):
         self.cell, self.progress = cell, progress
         self._seconds, self._until_return, self._save_best = seconds, until_return, save_best
-        self._returns, self._lengths = LastReturns(), LastReturns()
+        self.forget()
         self._history: deque[tuple[float, int]] = deque()
         self._spent: dict[str, float] = {}
         self._best: float | None = None
-        self._first: int | None = None
+        self._first: int | None = None  # steps when it began
+        self._begin = time.monotonic()
+        self.saved: int | None = None  # the version of the checkpoint that was asked for last, once it is there
 
-    def run(self, on_progress: Callable[[Trained], Any] | None, every: float = 0.5) -> Trained:
-        """Until it is over. Raises TrainingFailed."""
-        cell, progress = self.cell, self.progress
-        self._begin = next_report = time.monotonic()
-        cell.start()
-        try:
-            while not cell.is_over:
-                try:
-                    self._turn()
-                    now = time.monotonic()
-                    if now >= next_report:
-                        next_report = now + every
-                        self._measure(now)
-                        if on_progress is not None and on_progress(progress):
-                            self._stop("interrupted")
-                    self._stop_when_due(now)
-                except KeyboardInterrupt:
-                    if cell.stopping:
-                        raise
-                    self._stop("interrupted")
-            self._measure(time.monotonic())
-        finally:
-            cell.close()
-        if not progress.stopped:
-            progress.stopped = "done"
-        return progress
-
-    def _turn(self) -> None:
-        wait(self.cell.waitables(), _POLL_SECONDS)
+    def hear(self) -> None:
+        """What its processes have to say; has them end when it is time. Raises TrainingFailed."""
         for who, _, kind, fact in self.cell.poll():
             if who == "worker" and kind == "collected":
                 self._collected(fact)
@@ -254,12 +257,16 @@ class Driver:
                 self._first = fact[1] if self._first is None else self._first
             elif who == "learner" and kind == "ended":
                 self.cell.end_workers()
+            elif who == "learner" and kind == "saved":
+                self.saved = fact
         self.progress.workers = [worker.state for worker in self.cell.workers]
         self.progress.restarts = self.cell.restarts
+        self._stop_when_due(time.monotonic())
 
     def _collected(self, told: Any) -> None:
         for total, length in told.episodes:
             self.progress.episodes += 1
+            self._recent += 1
             self._returns.add(total)
             self._lengths.add(float(length))
         for name, seconds in told.seconds.items():
@@ -269,6 +276,15 @@ class Driver:
         if self._save_best and mean is not None and (self._best is None or mean > self._best):
             self._best = mean
             self.cell.tell(("best", mean))
+
+    def forget(self) -> None:
+        """Episodes so far, which another policy has played."""
+        self._returns, self._lengths, self._recent = LastReturns(), LastReturns(), 0
+
+    def objective(self, name: str) -> float | None:
+        """The mean "return" or "length" of the last episodes; None before there are a few."""
+        found = (self._returns if name == "return" else self._lengths).summary()
+        return found[0] if found and self._recent >= _FEW and isinstance(found[0], float) else None
 
     def _mean(self) -> float | None:
         """Of the last 100 returns; None before there are so many."""
@@ -289,17 +305,19 @@ class Driver:
         if self.cell.stopping:
             return
         if self._until_return is not None and mean is not None and mean >= self._until_return:
-            self._stop("return")
+            self.stop("return")
         elif self._seconds is not None and now - self._begin >= self._seconds:
-            self._stop("seconds")
+            self.stop("seconds")
 
-    def _stop(self, why: str) -> None:
+    def stop(self, why: str) -> None:
+        """Has it save and end."""
         if not self.cell.stopping:
             self.progress.stopped = why
             self.cell.stop()
 
-    def _measure(self, now: float) -> None:
-        progress = self.progress
+    def measure(self) -> None:
+        """Brings times and speeds in the progress up to date."""
+        progress, now = self.progress, time.monotonic()
         progress.seconds = now - self._begin
         progress.new_steps = progress.steps - (self._first or 0)
         self._history.append((now, progress.new_steps))
@@ -316,3 +334,50 @@ class Driver:
         before = self._begin if len(self._history) < 2 else earlier[0]
         steps = self.progress.new_steps - (0 if before == self._begin else earlier[1])
         return steps / (now - before) if now > before else 0.0
+
+
+def drive(
+    drivers: Sequence[Driver],
+    on_progress: Callable[[Trained], Any] | None,
+    between: Callable[[], None] | None = None,
+    every: float = 0.5,
+) -> Trained:
+    """Runs policies side by side until all are over; returns how far the first is. Raises TrainingFailed.
+
+    between: called again and again, for what happens between policies.
+    """
+    first, interrupted = drivers[0], False
+    next_report = time.monotonic()
+    try:
+        for driver in drivers:
+            driver.cell.start()
+        while sum(not driver.cell.is_over for driver in drivers):
+            try:
+                wait([thing for driver in drivers for thing in driver.cell.waitables()], _POLL_SECONDS)
+                for driver in drivers:
+                    driver.hear()
+                if between is not None:
+                    between()
+                if time.monotonic() >= next_report:
+                    next_report = time.monotonic() + every
+                    for driver in drivers:
+                        driver.measure()
+                    if on_progress is not None and on_progress(first.progress):
+                        _stop_all(drivers)
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                _stop_all(drivers)
+    finally:
+        for driver in drivers:
+            driver.cell.close()
+    for driver in drivers:
+        driver.measure()
+        driver.progress.stopped = driver.progress.stopped or "done"
+    return first.progress
+
+
+def _stop_all(drivers: Sequence[Driver]) -> None:
+    for driver in drivers:
+        driver.stop("interrupted")

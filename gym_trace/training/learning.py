@@ -43,14 +43,15 @@ class Learner:
     """Learns. The same rollouts give the same weights, bit for bit, on the same machine with the same PyTorch.
 
     Attributes:
-        version: how many updates it has made. settings: with the learning rate that it has now.
+        version: how many updates it has made. spaces: of observations and actions.
+        settings: with the learning rate that it has now.
     """
 
     def __init__(self, observation_space: Any, action_space: Any, settings: Settings, seed: int, total: int | None):
         """total: updates of the whole run, over which the learning rate falls; None: it does not."""
         torch.set_num_threads(settings.learner_threads)
         self.settings, self.version, self._total = settings, 0, total
-        self._spaces = observation_space, action_space
+        self.spaces = observation_space, action_space
         self._rate = settings.learning_rate
         self._device = settings.device
         with torch.random.fork_rng(devices=[]):
@@ -256,7 +257,7 @@ class Learner:
     @property
     def shape(self) -> Shape:
         """What its rollouts are like."""
-        return Shape.of(*self._spaces, self.settings.rollout, self.settings.num_envs, self.model.state_size)
+        return Shape.of(*self.spaces, self.settings.rollout, self.settings.num_envs, self.model.state_size)
 
     def weights(self) -> Array:
         """As bytes, see model.set_weights()."""

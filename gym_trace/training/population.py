@@ -1,0 +1,190 @@
+"""Population-based training (Jaderberg et al., 2017): policies learn side by side; the worst go on from the best."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.training.driver import Driver
+from gym_trace.training.run import Run
+from gym_trace.training.settings import Settings
+
+_BOUNDS = {"learning_rate": (1e-7, 1e-1), "clip": (0.01, 1.0), "max_grad_norm": (0.01, 100.0)}
+_MUTATED = ("learning_rate", "exploration_coefficient", "value_coefficient", "clip", "max_grad_norm")
+_MUTATED_TO_ONE = ("gamma", "adam_beta1")  # of which the distance to 1 is changed
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """When policies take over others, and how settings change. Fractions are of the population.
+
+    Attributes:
+        period: steps that each policy learns from between two comparisons. start: steps before the first.
+        replaced: how many of the worst may go on from one of as many best, at least one.
+        gap: how far the best has to be ahead of a policy for that, in standard deviations of the population's
+            objectives, so that negative returns are compared as positive ones are.
+        mutated: the probability of each setting to change, by a factor of factor_least to factor_most, or its inverse.
+            Policy 0 keeps its settings, unless it goes on from another policy.
+        objective: what is compared, of the last 100 episodes: "return" or "length".
+    """
+
+    period: int = 100_000
+    start: int = 0
+    replaced: float = 0.3
+    gap: float = 0.25
+    mutated: float = 0.15
+    factor_least: float = 1.1
+    factor_most: float = 1.5
+    objective: str = "return"
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("replaced", 0.0, 0.5), ("mutated", 0.0, 1.0), ("gap", 0.0, math.inf)):
+            if not least <= getattr(self, name) <= most:
+                raise InvalidOption(f"{name}={getattr(self, name)!r}: pass {least:g} to {most:g}")
+        if self.period < 1 or self.start < 0:
+            raise InvalidOption(f"period={self.period!r}, start={self.start!r}: pass numbers of steps")
+        if not 1 < self.factor_least <= self.factor_most:
+            raise InvalidOption(f"factor_least={self.factor_least!r}: pass more than 1, and at most factor_most")
+        if self.objective not in ("return", "length"):
+            raise InvalidOption(f"objective={self.objective!r}: pass return or length")
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def mutated(settings: Settings, exchange: Exchange, generator: np.random.Generator) -> Settings:
+    """Settings some of which have changed."""
+    changes: dict[str, Any] = {}
+    for name in (*_MUTATED, *_MUTATED_TO_ONE):
+        changes_now = generator.random() < exchange.mutated
+        factor = float(generator.uniform(exchange.factor_least, exchange.factor_most))
+        if generator.random() < 0.5:
+            factor = 1 / factor
+        if changes_now:
+            value = getattr(settings, name)
+            least, most = _BOUNDS.get(name, (0.0, math.inf))
+            far = 1 - value if name in _MUTATED_TO_ONE else value
+            far = min(max(far * factor, least), most)
+            changes[name] = max(0.0, 1 - far) if name in _MUTATED_TO_ONE else far
+    return replace(settings, **changes)
+
+
+class _Wanted(NamedTuple):
+    """A checkpoint that was asked for, and who is to go on from it."""
+
+    giver: int
+    taker: int
+    settings: Settings
+
+
+class Population:
+    """Compares policies when each has learnt from another period of steps, and has them take over.
+
+    Args:
+        members: their drivers. runs: their directories. settings: what each begins with, which changes.
+        event: called with a kind and facts, of each exchange.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Driver],
+        runs: Sequence[Run],
+        settings: Sequence[Settings],
+        exchange: Exchange,
+        seed: int,
+        event: Callable[..., None],
+    ):
+        self._members, self._runs, self._settings = members, runs, list(settings)
+        self._exchange, self._event = exchange, event
+        self._generator = np.random.default_rng(seed)
+        self._due = [max(exchange.period, exchange.start)] * len(members)
+        self._wanted: dict[int, _Wanted] = {}  # by taker
+
+    def turn(self) -> None:
+        """Called again and again while they train."""
+        for wanted in list(self._wanted.values()):
+            self._hand_over(wanted)
+        for number, member in enumerate(self._members):
+            steps = member.progress.steps
+            if steps >= self._due[number] and number not in self._wanted and not member.cell.stopping:
+                self._due[number] = steps - steps % self._exchange.period + self._exchange.period
+                self._compare(number)
+
+    def _compare(self, number: int) -> None:
+        """Has a policy go on from a better one, or with other settings, or as it is."""
+        exchange = self._exchange
+        known = {
+            other: value
+            for other, member in enumerate(self._members)
+            if (value := member.objective(exchange.objective)) is not None
+        }
+        count = max(1, math.ceil(exchange.replaced * len(self._members)))
+        order = sorted(known, key=lambda other: known[other], reverse=True)
+        if number not in known or len(known) < 2 or number in order[: min(count, len(order) - 1)]:
+            return
+        giver = int(self._generator.choice(order[: min(count, len(order) - 1)]))
+        spread = statistics.pstdev(known.values())
+        is_behind = known[giver] - known[number] > exchange.gap * spread > 0.0
+        if number in order[-count:] and is_behind and not self._members[giver].cell.stopping:
+            settings = self._changed(number, self._settings[giver])
+            self._wanted[number] = _Wanted(giver, number, settings)
+            self._members[giver].saved = None
+            self._members[giver].cell.tell(("save", None))
+        elif (settings := self._changed(number, self._settings[number])) != self._settings[number]:
+            self._take_over(number, settings)
+
+    def _changed(self, number: int, settings: Settings) -> Settings:
+        return settings if number == 0 else mutated(settings, self._exchange, self._generator)
+
+    def _hand_over(self, wanted: _Wanted) -> None:
+        """Gives the taker a copy of its own of the giver's checkpoint, once that is there."""
+        giver, taker = self._members[wanted.giver], self._members[wanted.taker]
+        if taker.cell.stopping or (giver.saved is None and giver.cell.stopping):
+            del self._wanted[wanted.taker]
+        elif giver.saved is not None:
+            del self._wanted[wanted.taker]
+            source = self._runs[wanted.giver].checkpoint(giver.saved)
+            name = f"of-policy-{wanted.giver}-{giver.saved:09d}.safetensors"
+            shutil.copyfile(source, self._runs[wanted.taker].checkpoints / name)
+            self._take_over(wanted.taker, wanted.settings, checkpoint=name, policy=wanted.giver)
+
+    def _take_over(self, number: int, settings: Settings, **more: Any) -> None:
+        member = self._members[number]
+        changed = {
+            name: value for name, value in settings.plain().items() if value != self._settings[number].plain()[name]
+        }
+        self._settings[number] = settings
+        member.cell.tell(("adopt", {"settings": settings.plain(), **more}))
+        if more:
+            member.forget()
+        self._event("exchange", policy=number, steps=member.progress.steps, changed=changed, **more)
+
+
+def policy_seed(seed: int, number: int) -> int:
+    """What the run of a policy is seeded with."""
+    return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0] >> 1) if number else seed
+
+
+def policy_run(directory: str | os.PathLike[str], number: int) -> Run:
+    """The run of a policy of a population."""
+    return Run(os.path.join(directory, f"policy-{number}"))
+
+
+def first_settings(
+    settings: Settings, policies: int | Sequence[Mapping[str, Any]], exchange: Exchange, seed: int
+) -> list[Settings]:
+    """What the policies begin with: the first with these, the others with mutated ones, or what is said of each."""
+    if not isinstance(policies, int):
+        return [replace(settings, **own) for own in policies]
+    generator = np.random.default_rng([seed, policies])
+    always = replace(exchange, mutated=1.0)
+    return [settings, *(mutated(settings, always, generator) for _ in range(policies - 1))]
