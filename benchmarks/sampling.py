@@ -1,10 +1,11 @@
 """Batches for training, beside a gather from raw files and beside libraries: CPU milliseconds a batch.
 
-    python benchmarks/sampling.py TRACE [--length 64] [--batches 50] [--seconds 3]
+    python benchmarks/sampling.py TRACE [--length 64] [--size 256] [--batches 50] [--seconds 3] [--only floor,ours]
 
-Batches of 256 windows, and of 256 transitions, of all columns, in turns in one process, blocks of some batches each;
-medians, and the range that holds 9 of 10 blocks. The floor is one np.memmap a column, from which rows are gathered at
-random windows that do not reach over the end of an episode. Libraries that are not installed are left out.
+Batches of 256 windows, and of 256 transitions (--size), of all columns, in turns in one process, blocks of some batches
+each; medians, the range that holds 9 of 10 blocks, and the median ratio to the floor in the same turn. The floor is one
+np.memmap a column, from which rows are gathered at random windows that do not reach over the end of an episode.
+Streams may take a tenth of the decoded size. Libraries that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ import numpy as np
 
 import gym_trace
 
-BATCH = 256
+COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations")
 Draw = Callable[[], Any]
 
 
-def floor(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[str, Draw, Draw]]:
+def floor(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
     columns: dict[str, Any] = {}
     for episode in trace.scan():
-        for name in ("observations", "actions", "rewards", "terminations", "truncations"):
+        for name in COLUMNS:
             columns.setdefault(name, []).append(getattr(episode, name))
     lengths = trace.episodes["steps"]
     first = np.append(0, np.cumsum(lengths))
@@ -43,7 +44,7 @@ def floor(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[s
     random = np.random.default_rng(0)
 
     def windows() -> Any:
-        item = random.integers(0, ends[-1], BATCH)
+        item = random.integers(0, ends[-1], size)
         episode = np.searchsorted(ends, item, side="right")
         at = first[episode] + item - (ends[episode] - counts[episode])
         steps = at[:, None] + np.arange(length)
@@ -51,7 +52,7 @@ def floor(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[s
         return {name: array[seen if name == "observations" else steps] for name, array in mapped.items()}
 
     def transitions() -> Any:
-        item = random.integers(0, first[-1], BATCH)
+        item = random.integers(0, first[-1], size)
         seen = item + np.searchsorted(first, item, side="right") - 1
         batch = {name: array[item] for name, array in mapped.items() if name != "observations"}
         return batch | {"observations": mapped["observations"][seen], "next": mapped["observations"][seen + 1]}
@@ -59,25 +60,25 @@ def floor(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[s
     yield "floor: np.memmap", windows, transitions
 
 
-def ours(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[str, Draw, Draw]]:
+def ours(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
     os.environ["GYM_TRACE_CACHE"] = str(folder / "cache")
-    size = int(trace.episodes["steps"].sum()) * 64
+    decoded = sum((folder / name).stat().st_size for name in COLUMNS)  # as the floor has them
     for name, options in (
         ("memory", {"cache": "memory"}),
         ("disk", {"cache": "disk"}),
-        ("stream, a tenth of the memory", {"cache": None, "cache_bytes": size // 10}),
+        ("stream, a tenth of the memory", {"cache": None, "cache_bytes": decoded // 10}),
     ):
         begin = time.process_time()
-        windows = trace.windows(length, BATCH, **options)
+        windows = trace.windows(length, size, **options)
         next(windows)
         print(f"first batch, {name}: {time.process_time() - begin:.3f} s")
-        transitions = trace.transitions(BATCH, **options)
+        transitions = trace.transitions(size, **options)
         yield f"gym-trace, {name}", windows.__next__, transitions.__next__
 
     def sliced() -> Any:
         random = np.random.default_rng(0)
         long = np.flatnonzero(trace.episodes["steps"] >= length)
-        for _ in range(BATCH // 16):  # a sixteenth of a batch
+        for _ in range(size // 16):  # a sixteenth of a batch
             episode = trace[int(random.choice(long))]
             start = int(random.integers(0, len(episode) - length + 1))
             window = episode[start : start + length]
@@ -86,39 +87,39 @@ def ours(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[st
     yield "gym-trace, episode[a:b] (a 16th of a batch)", sliced, sliced
 
 
-def torch_loader(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[str, Draw, Draw]]:
+def torch_loader(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
     from torch.utils.data import DataLoader
 
     from gym_trace.torch import BatchStream, Items, collated
 
     loaders = [
         iter(DataLoader(BatchStream(batches), batch_size=None))
-        for batches in (trace.windows(length, BATCH), trace.transitions(BATCH))
+        for batches in (trace.windows(length, size), trace.transitions(size))
     ]
     yield "DataLoader of whole batches", loaders[0].__next__, loaders[1].__next__
 
     def endless(batches: Any) -> Iterator[Any]:
         items = Items(batches)
         while True:
-            yield from DataLoader(items, BATCH, shuffle=True, collate_fn=collated, drop_last=True)
+            yield from DataLoader(items, size, shuffle=True, collate_fn=collated, drop_last=True)
 
     windows, transitions = endless(trace.windows(length)), endless(trace.transitions())
     yield "DataLoader of items", windows.__next__, transitions.__next__
 
 
-def torchrl(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[str, Draw, Draw]]:
+def torchrl(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
     from tensordict import TensorDict
     from torchrl.data import ReplayBuffer, SliceSampler, TensorStorage
 
     gym_trace.export(trace, folder / "torchrl", "torchrl")
     storage = TensorStorage(TensorDict.load_memmap(folder / "torchrl"))
     sampler = SliceSampler(slice_len=length, traj_key="episode", cache_values=True)
-    windows = ReplayBuffer(storage=storage, sampler=sampler, batch_size=BATCH * length)
-    transitions = ReplayBuffer(storage=storage, batch_size=BATCH)
+    windows = ReplayBuffer(storage=storage, sampler=sampler, batch_size=size * length)
+    transitions = ReplayBuffer(storage=storage, batch_size=size)
     yield "TorchRL", windows.sample, transitions.sample
 
 
-def d3rlpy(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[str, Draw, Draw]]:
+def d3rlpy(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
     import d3rlpy
 
     gym_trace.export(trace, folder / "d3rlpy.h5", "d3rlpy")
@@ -126,9 +127,31 @@ def d3rlpy(trace: gym_trace.Trace, folder: Path, length: int) -> Iterator[tuple[
         buffer = d3rlpy.dataset.ReplayBuffer.load(file, d3rlpy.dataset.InfiniteBuffer())
     yield (
         "d3rlpy",
-        lambda: buffer.sample_trajectory_batch(BATCH, length),
-        lambda: buffer.sample_transition_batch(BATCH),
+        lambda: buffer.sample_trajectory_batch(size, length),
+        lambda: buffer.sample_transition_batch(size),
     )
+
+
+def minari(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
+    """Windows cut by hand of the episodes that it loads."""
+    from minari.dataset.minari_dataset import MinariDataset
+
+    gym_trace.export(trace, folder / "minari", "minari")
+    [data] = (folder / "minari").rglob("data")
+    dataset = MinariDataset(data)
+    random = np.random.default_rng(0)
+
+    def cut(length: int) -> Draw:
+        long = np.flatnonzero(trace.episodes["steps"] >= length)
+
+        def draw() -> Any:
+            for episode in dataset.iterate_episodes(random.choice(long, size // 16).tolist()):  # a sixteenth
+                at = int(random.integers(0, len(episode.rewards) - length + 1))
+                _ = episode.observations[at : at + length + 1], episode.actions[at : at + length]
+
+        return draw
+
+    yield "Minari, cut by hand (a 16th of a batch)", cut(length), cut(1)
 
 
 def measured(contestants: list[tuple[str, Draw, Draw]], batches: int, seconds: float) -> list[list[list[float]]]:
@@ -150,10 +173,18 @@ def measured(contestants: list[tuple[str, Draw, Draw]], batches: int, seconds: f
     return found
 
 
+def _own_memory() -> float:
+    """MB that are this process's own: pages of files that are mapped do not count."""
+    told = Path("/proc/self/status").read_text()
+    return int(told.split("RssAnon:")[1].split()[0]) / 1024
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("trace")
     parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--size", type=int, default=256, help="of a batch")
+    parser.add_argument("--only", default="", help="some of: floor,ours,torch_loader,torchrl,d3rlpy,minari")
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=3)
     options = parser.parse_args()
@@ -161,19 +192,25 @@ def main() -> None:
     print(f"{len(trace):,} episodes, {int(trace.episodes['steps'].sum()):,} steps")
     with tempfile.TemporaryDirectory() as folder:
         contestants = []
-        for maker in (floor, ours, torch_loader, torchrl, d3rlpy):
+        makers = (floor, ours, torch_loader, torchrl, d3rlpy, minari)
+        for maker in [m for m in makers if m.__name__ in (options.only or m.__name__).split(",")]:
+            before = _own_memory()
             try:
-                contestants += list(maker(trace, Path(folder), options.length))
+                contestants += list(maker(trace, Path(folder), options.length, options.size))
+                for contestant in contestants[-1:]:
+                    _ = [draw() for draw in contestant[1:]]
+                print(f"memory added, {maker.__name__}: {_own_memory() - before:.0f} MB")
             except ImportError as missing:
                 print(f"left out: {maker.__name__}: {missing}")
         found = measured(contestants, options.batches, options.seconds)
-    print(f"{'CPU ms a batch':<45} {'windows':>24} {'transitions':>24}")
+    print(f"{'CPU ms a batch':<45} {'windows':>32} {'transitions':>32}")
     for (name, *_), times in zip(contestants, found):
         shown = [
             f"{np.median(t) * 1e3:.2f} ({np.quantile(t, 0.05) * 1e3:.2f}-{np.quantile(t, 0.95) * 1e3:.2f})"
-            for t in times
+            f" {np.median(np.array(t) / np.array(base)):.2f}"
+            for t, base in zip(times, found[0])
         ]
-        print(f"{name:<45} {shown[0]:>24} {shown[1]:>24}")
+        print(f"{name:<45} {shown[0]:>32} {shown[1]:>32}")
 
 
 if __name__ == "__main__":

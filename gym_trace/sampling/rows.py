@@ -143,11 +143,12 @@ class Plan:
         none = np.zeros_like(places)
         return Pieces(places, none, lengths, none, lengths)
 
-    def blocks(self, steps: int, back: int, ahead: int) -> Iterator[Pieces]:
-        """All steps, in blocks of at most so many that were stored beside each other: whole chunks, where these are not
-        larger. With back and ahead more of the same episodes."""
+    def blocks(self, steps: int, back: int, ahead: int, most: int | None = None) -> Iterator[Pieces]:
+        """All steps, in blocks of at most so many that were stored beside each other: whole chunks. A chunk that is
+        larger is one by itself, in parts of at most so many (None: as many as steps). With back and ahead more of the
+        same episodes."""
         for writer in self._writers:
-            for place, low, high in writer.blocks(steps):
+            for place, low, high in writer.blocks(steps, steps if most is None else most):
                 lengths = self.first[place + 1] - self.first[place]
                 offset = np.maximum(low - back, 0)
                 yield Pieces(place, offset, np.minimum(high + ahead, lengths) - offset, low - offset, high - offset)
@@ -257,13 +258,13 @@ class _Writer:
         np.minimum.at(self._low, chunks[taken], self._place[taken])
         np.maximum.at(self._high, chunks[taken], self._place[taken])
 
-    def blocks(self, steps: int) -> Iterator[tuple[Array, Array, Array]]:
+    def blocks(self, steps: int, most: int) -> Iterator[tuple[Array, Array, Array]]:
         """The episodes of each block, which ascend, and from which to which of their steps it has."""
         fragments = np.flatnonzero((self._place >= 0) & (self._count > 0))
         place, count = self._place[fragments], self._count[fragments]
         low = self._at[fragments] - self._first[place]
         ends = np.append(0, np.cumsum(count))
-        cuts = _cuts(np.unique(ends[np.searchsorted(fragments, self._reader.chunk_bounds)]).tolist(), steps)
+        cuts = _cuts(np.unique(ends[np.searchsorted(fragments, self._reader.chunk_bounds)]).tolist(), steps, most)
         for begin, end in pairwise(cuts):
             here = slice(int(ends.searchsorted(begin, side="right")) - 1, int(ends.searchsorted(end)))
             from_ = low[here] + np.maximum(begin - ends[here], 0)
@@ -312,12 +313,12 @@ class _Writer:
                 columns[path][last[(flags & bit > 0) & has_last & has_steps]] = True
 
 
-def _cuts(chunks: list[int], steps: int) -> list[int]:
-    """Where to cut, so that parts have at most so many steps; at the bounds of chunks, but within larger ones."""
+def _cuts(chunks: list[int], steps: int, most: int) -> list[int]:
+    """Where to cut, so that parts of several chunks have at most so many steps, and such of one at most so many."""
     cuts = chunks[:1]
     for begin, end in pairwise(chunks):
         if end - cuts[-1] > steps:
-            parts = -(-(end - begin) // steps)
+            parts = -(-(end - begin) // most)
             cuts += [begin + (end - begin) * part // parts for part in range(begin == cuts[-1], parts)]
     return cuts + chunks[-1:] * (chunks[-1] > cuts[-1])
 

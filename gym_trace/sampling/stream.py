@@ -99,8 +99,9 @@ class Stream(Batches):
             share = self._budget // _AT_ONCE
             size = max(_LEAST_BYTES, share // _BLOCKS)
             row = max(1, plan.step_bytes)
-            steps = max(1, min(size // row, -(-plan.total // (_LEAST_BLOCKS * self._world_size))))
-            self._blocks = list(_blocks(plan, steps, self._margins))
+            fair = -(-plan.total // (_LEAST_BLOCKS * self._world_size))
+            steps, most = (max(1, min(size // row, fair)) for size in (size, max(size, share)))
+            self._blocks = list(_blocks(plan, steps, most, self._margins))
             largest = max((int(block.lengths.sum()) for block in self._blocks), default=0) * row
             self._at_once = max(1, share // max(1, largest))
             self._meanwhile = largest * _AT_ONCE <= self._budget
@@ -167,9 +168,9 @@ class Stream(Batches):
         return self._make(plan.decode([self._blocks[number] for number in group.tolist()], in_memory), self._seed)
 
 
-def _blocks(plan: Plan, steps: int, margins: tuple[int, int] | None) -> Any:
+def _blocks(plan: Plan, steps: int, most: int, margins: tuple[int, int] | None) -> Any:
     if margins is not None:
-        yield from plan.blocks(steps, *margins)
+        yield from plan.blocks(steps, *margins, most)
         return
     bounds = np.unique(np.append(plan.first.searchsorted(np.arange(0, plan.total, steps)), len(plan.first) - 1))
     for p, q in zip(bounds[:-1].tolist(), bounds[1:].tolist()):
