@@ -15,11 +15,15 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.training.driver import Driver
 from gym_trace.training.run import Run
-from gym_trace.training.settings import Settings
+from gym_trace.training.settings import Settings, settings_from
 
 _BOUNDS = {"learning_rate": (1e-7, 1e-1), "clip": (0.01, 1.0), "max_grad_norm": (0.01, 100.0)}
 _MUTATED = ("learning_rate", "exploration_coefficient", "value_coefficient", "clip", "max_grad_norm")
 _MUTATED_TO_ONE = ("gamma", "adam_beta1")  # of which the distance to 1 is changed
+_ALIKE = (
+    *("hidden", "activation", "share", "rnn", "rnn_size", "model", "adaptive_std"),
+    *("normalize_returns", "normalize_observations", "num_envs", "rollout", "device", "inference"),
+)
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class Population:
             source = self._runs[wanted.giver].checkpoint(giver.saved)
             name = f"of-policy-{wanted.giver}-{giver.saved:09d}.safetensors"
             shutil.copyfile(source, self._runs[wanted.taker].checkpoints / name)
-            self._take_over(wanted.taker, wanted.settings, checkpoint=name, policy=wanted.giver)
+            self._take_over(wanted.taker, wanted.settings, checkpoint=name, giver=wanted.giver)
 
     def _take_over(self, number: int, settings: Settings, **more: Any) -> None:
         member = self._members[number]
@@ -184,7 +188,11 @@ def first_settings(
 ) -> list[Settings]:
     """What the policies begin with: the first with these, the others with mutated ones, or what is said of each."""
     if not isinstance(policies, int):
-        return [replace(settings, **own) for own in policies]
+        found = [settings_from({**settings.plain(), **own}) for own in policies]
+        for name in _ALIKE:
+            if len({getattr(one, name) for one in found}) > 1:
+                raise InvalidOption(f"{name}: policies that may take over each other's weights have the same network")
+        return found
     generator = np.random.default_rng([seed, policies])
     always = replace(exchange, mutated=1.0)
     return [settings, *(mutated(settings, always, generator) for _ in range(policies - 1))]

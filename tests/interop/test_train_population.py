@@ -1,0 +1,140 @@
+"""Population-based training: who goes on from whom, and with which settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from gym_trace.errors import InvalidOption
+from gym_trace.training.population import Exchange, Population, first_settings, mutated, policy_seed
+from gym_trace.training.run import Run
+from gym_trace.training.settings import Settings
+
+
+class Member:
+    """A driver that says what it is told to say."""
+
+    def __init__(self, run: Run, mean: float | None):
+        self.run, self.mean, self.saved = run, mean, None
+        self.told: list[Any] = []
+        self.forgot = False
+        self.progress = SimpleNamespace(steps=0)
+        self.cell = SimpleNamespace(tell=self.tell, stopping=False)
+
+    def tell(self, message: Any) -> None:
+        self.told.append(message)
+        if message[0] == "save":
+            self.run.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.run.checkpoint(7).write_bytes(b"weights of a policy")
+            self.saved = 7
+
+    def objective(self, name: str) -> float | None:
+        return self.mean
+
+    def forget(self) -> None:
+        self.forgot = True
+
+
+def population(tmp_path: Path, means: list[float | None], **options: Any) -> tuple[Population, list[Member], list[Any]]:
+    runs = [Run(tmp_path / f"policy-{number}") for number in range(len(means))]
+    for run in runs:
+        run.checkpoints.mkdir(parents=True)
+    members = [Member(run, mean) for run, mean in zip(runs, means)]
+    events: list[Any] = []
+    settings = [Settings(learning_rate=10.0**-number) for number in range(len(means))]
+    exchange = Exchange(period=100, **options)
+    made = Population(members, runs, settings, exchange, 0, lambda kind, **facts: events.append((kind, facts)))  # type: ignore[arg-type]
+    return made, members, events
+
+
+def after(made: Population, members: list[Member], steps: int, number: int) -> None:
+    members[number].progress.steps = steps
+    made.turn()
+    made.turn()
+
+
+def test_the_worst_goes_on_from_the_best_with_a_checkpoint_of_its_own(tmp_path: Path) -> None:
+    made, members, events = population(tmp_path, [10.0, 500.0, 20.0, 480.0], mutated=0.0)
+    after(made, members, 100, 0)
+    ((kind, told),) = members[0].told
+    assert kind == "adopt"
+    assert told["settings"]["learning_rate"] in (0.1, 0.001)  # policy 0 takes over settings, too
+    copy = members[0].run.checkpoints / told["checkpoint"]
+    assert copy.read_bytes() == b"weights of a policy"
+    assert members[0].forgot
+    assert [kind for kind, _ in events] == ["exchange"]
+
+
+def test_nobody_goes_on_from_one_that_is_hardly_better(tmp_path: Path) -> None:
+    made, members, _ = population(tmp_path, [10.0, 10.0, 10.0, 10.0], mutated=0.0)
+    for number in range(4):
+        after(made, members, 100, number)
+    assert not any(member.told for member in members)
+
+
+def test_a_policy_that_has_played_too_little_is_left_alone(tmp_path: Path) -> None:
+    made, members, _ = population(tmp_path, [None, 500.0, 20.0], mutated=1.0)
+    after(made, members, 100, 0)
+    assert members[0].told == []
+
+
+def test_negative_returns_are_compared_as_positive_ones_are(tmp_path: Path) -> None:
+    made, members, _ = population(tmp_path, [-500.0, -90.0, -100.0, -95.0], mutated=0.0)
+    after(made, members, 100, 0)
+    assert [kind for kind, _ in members[0].told] == ["adopt"]
+
+
+def test_policy_0_keeps_its_settings_and_those_in_the_middle_change_theirs(tmp_path: Path) -> None:
+    made, members, _ = population(tmp_path, [100.0, 200.0, 50.0, 150.0, 160.0], mutated=1.0, replaced=0.2)
+    for number in range(5):
+        after(made, members, 100, number)
+    assert members[0].told == []  # neither best nor worst
+    assert "checkpoint" not in members[3].told[0][1]
+    assert members[3].told[0][1]["settings"]["learning_rate"] != 1e-3
+    assert [kind for kind, _ in members[1].told] == ["save"]  # the best stays as it is, and gives
+
+
+def test_a_comparison_comes_once_a_period(tmp_path: Path) -> None:
+    made, members, events = population(tmp_path, [10.0, 500.0, 20.0, 480.0], mutated=0.0, start=250)
+    for steps in (50, 100, 200, 249):
+        after(made, members, steps, 0)
+    assert events == []
+    for steps in (260, 270, 299, 301):
+        after(made, members, steps, 0)
+    assert len(events) == 2
+
+
+def test_mutated_settings_stay_settings() -> None:
+    generator = np.random.default_rng(0)
+    settings = Settings(learning_rate=1e-7, gamma=0.999)
+    for _ in range(500):
+        settings = mutated(settings, Exchange(mutated=0.5), generator)
+        assert 1e-7 <= settings.learning_rate <= 0.1
+        assert 0.0 <= settings.gamma < 1.0
+
+
+def test_policies_begin_with_settings_of_their_own_of_which_the_seed_decides() -> None:
+    found = first_settings(Settings(), 4, Exchange(), seed=3)
+    assert found[0] == Settings()
+    assert len({settings.learning_rate for settings in found}) == 4
+    assert found == first_settings(Settings(), 4, Exchange(), seed=3)
+    rates = [{"learning_rate": 1e-6}, {"learning_rate": 1e-2}]
+    assert [one.learning_rate for one in first_settings(Settings(), rates, Exchange(), 0)] == [1e-6, 1e-2]
+    assert len({policy_seed(5, number) for number in range(100)}) == 100
+
+
+def test_policies_whose_networks_differ_cannot_take_over_from_each_other() -> None:
+    with pytest.raises(InvalidOption, match="hidden"):
+        first_settings(Settings(), [{}, {"hidden": (32,)}], Exchange(), 0)
+
+
+@pytest.mark.parametrize("wrong", [{"replaced": 0.6}, {"period": 0}, {"factor_least": 1.0}, {"objective": "luck"}])
+def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption):
+        Exchange(**wrong)
