@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gym_trace.sampling.transitions import Hindsight
     from gym_trace.statistics.card import dataset_card
     from gym_trace.statistics.summary import summarize
+    from gym_trace.training.driver import train
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ _HOMES = {
     "repair_trace": "gym_trace.integrity.repair",
     "scan_recorded_traces": "gym_trace.playback.trace",
     "summarize": "gym_trace.statistics.summary",
+    "train": "gym_trace.training",
     "verify_trace": "gym_trace.replay.verify",
 }
 
@@ -70,6 +72,7 @@ __all__ = [
     "repair_trace",
     "scan_recorded_traces",
     "summarize",
+    "train",
     "verify_trace",
 ]
 

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 
 _MOST = 200  # directories, or modules, that are looked into
 _REGISTERING = ("ale_py", "minigrid")  # packages that register environments when they are imported
-_POLICIES = ("random", "sb3:", "onnx:")
+_POLICIES = ("random", "sb3:", "onnx:", "run:")
 _LAST_NAME = re.compile(r"[\w./]*$")
 _TRACE = (".manifest.jsonl", ".gtb", ".gtb.part")
 

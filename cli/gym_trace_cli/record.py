@@ -28,7 +28,7 @@ _OWN_METADATA = ("seed", "run")
 
 
 class PolicyName(FactoryName):
-    """MODULE:CALLABLE; or "random", sb3:PATH, onnx:PATH, which are names of their own."""
+    """MODULE:CALLABLE; or "random", sb3:PATH, onnx:PATH, run:DIR, which are names of their own."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if _is_name(value) else super().convert(value, param, ctx)
@@ -63,10 +63,12 @@ class ScheduleName(FactoryName):
     default="random",
     metavar="P",
     shell_complete=policies,
-    help="What acts: random, MODULE:CALLABLE, sb3:PATH (a checkpoint of Stable-Baselines3) or onnx:PATH. A function is "
-    "called with the observation and returns the action, or the action and a dict of what to record beside it; of a "
-    "class an object is made, with the observation space and the action space if it takes them, and its act() called, "
-    "or it itself. If it has a method reset(seed), that is called before each episode.",
+    help="What acts: random, MODULE:CALLABLE, run:DIR (what gym-trace train has learnt; also run:DIR@VERSION, "
+    "run:DIR@best, and behind it ?sample to draw actions rather than take the likeliest), sb3:PATH (a checkpoint of "
+    "Stable-Baselines3) or onnx:PATH. A function is called with the observation and returns the action, or the action "
+    "and a dict of what to record beside it; of a class an object is made, with the observation space and the action "
+    "space if it takes them, and its act() called, or it itself. If it has a method reset(seed), that is called before "
+    "each episode.",
 )
 @make_option
 @env_args_option
@@ -230,7 +232,7 @@ def command(
 
 
 def _is_name(policy: Any) -> bool:
-    return policy == "random" or str(policy).startswith(("sb3:", "onnx:"))
+    return policy == "random" or str(policy).startswith(("sb3:", "onnx:", "run:"))
 
 
 def _seed(given: int | None, directory: Path, resume: bool) -> int:
@@ -260,16 +262,19 @@ def _record(
 
     private: whether the trace is to say argv, and the git diff. run: limits and seed, as record_episodes takes them.
     """
-    from gym_trace.collecting.policies import Annotating
+    from gym_trace.collecting.policies import Annotating, policy_maker
     from gym_trace.format.facts import add_facts
-    from gym_trace.recording.provenance import policy_name, provenance_of, recorded_by
+    from gym_trace.recording.provenance import provenance_of, recorded_by
     from gym_trace.storage.local import LocalStorage
 
-    made = _made(policy, env)  # before there is a directory, so that nothing is left where it cannot be made
+    if str(policy).startswith(("onnx:", "run:")) and hasattr(env, "single_action_space"):
+        raise click.UsageError(f"{policy} takes single observations; with --num-envs it needs -j, too")
+    maker = policy_maker(policy)  # before there is a directory, so that nothing is left where it cannot be made
+    made = None if policy == "random" else maker(env.observation_space, env.action_space)
     limits = {name: limit for name, limit in run.items() if name != "seed" and limit is not None}
     with (
         StopSignals() as stop,
-        recorded_by(provenance_of(_COMMAND, policy_name(policy), *private)),
+        recorded_by(provenance_of(_COMMAND, maker.name, *private)),
         ExitStack() as stack,
     ):
         scalars = None
@@ -308,17 +313,6 @@ def _record(
         _print_summary(done, directory)
     if stop.received:
         raise SystemExit(stop.exit_code)
-
-
-def _made(policy: Any, env: Any) -> Any:
-    """The policy, made for an environment; None for random actions."""
-    from gym_trace.collecting.policies import policy_maker
-
-    if policy == "random":
-        return None
-    if str(policy).startswith("onnx:") and hasattr(env, "single_action_space"):
-        raise click.UsageError("onnx: takes single observations; with --num-envs it needs -j, too")
-    return policy_maker(policy)(env.observation_space, env.action_space)
 
 
 def _recorder(env: Any, directory: Path, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""gym-trace record --config and --write-config: the options of a run in a TOML file."""
+"""--config and --write-config of gym-trace record, and --config of gym-trace train: the options of a run as TOML."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NOT_READ, _NOT_WRITTEN = ("config", "new_config"), ("resume", "quiet", "as_json
 _CONTROL = {chr(code): f"\\u{code:04X}" for code in (*range(32), 127)} | {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
 
 
-def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--config and --write-config; the latter is handed to the command as new_config."""
-    read = click.option(
+def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--config, which is not handed to the command."""
+    return click.option(
         "--config",
         type=click.Path(),
         metavar="FILE",
@@ -30,11 +30,15 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         expose_value=False,
         callback=_read,
         help="Take options from a TOML file; those given here count more.",
-    )
+    )(command)
+
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--config and --write-config; the latter is handed to the command as new_config."""
     write = click.option(
         "--write-config", "new_config", type=click.Path(), metavar="FILE", help="Write one that repeats this run."
     )
-    return read(write(command))
+    return config_option(write(command))
 
 
 def drop_overruled(ctx: click.Context, **pair: Any) -> list[Any]:
@@ -88,7 +92,7 @@ def _entry(ctx: click.Context, known: dict[str, click.Parameter], key: str, valu
     """The name of a parameter, and its value as the command line would have it. Raises ValueError."""
     if key not in known:
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else "gym-trace record --help tells what there is"
+        hint = f"did you mean {near[0]!r}?" if near else f"{ctx.command_path} --help tells what there is"
         raise ValueError(f"no option {key!r}; {hint}")
     param = known[key]
     if not (isinstance(param, click.Option) and param.multiple):

@@ -24,7 +24,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.facts import add_facts, checked
 from gym_trace.recording.options import opened_directory
-from gym_trace.recording.provenance import policy_name, provenance_of
+from gym_trace.recording.provenance import provenance_of
 from gym_trace.storage.local import LocalStorage
 
 
@@ -116,8 +116,9 @@ def collect(
     if seed is None:
         seed = new_root_seed() if before is None else int(before["seed"])
     run = secrets.token_hex(8) if before is None else str(before["run"])
+    make_policy = policy_maker(policy)
     settings = _plain(
-        {"run": run, "seed": seed, "policy": policy_name(policy), "environment": describe, "recording": recording}
+        {"run": run, "seed": seed, "policy": make_policy.name, "environment": describe, "recording": recording}
     )
     check_portable(make_env, policy)
     if before is not None:
@@ -130,13 +131,13 @@ def collect(
         if resume:
             await_writers(place, run)
         done = finished(place, run, seed) if resume else {}
-        origin = provenance_of(command, policy_name(policy), argv, git_diff)
+        origin = provenance_of(command, make_policy.name, argv, git_diff)
         about = {"provenance": origin, **machine()}
         events("start", settings=settings, limits=asdict(limits), workers=workers, resumed=len(done), **about)
         metadata = {**_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
         setup = Setup(
             make_env,
-            policy_maker(policy),
+            make_policy,
             os.fspath(place),
             "",
             seed,

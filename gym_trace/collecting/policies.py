@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from gymnasium.spaces import Discrete, Tuple
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from gym_trace.errors import InvalidOption
+from gym_trace.recording.provenance import policy_name
 
 
 class Policy(Protocol):
@@ -26,6 +28,22 @@ class Policy(Protocol):
 
 
 MakePolicy = Callable[[Any, Any], Policy]  # given observation and action space
+
+
+class PolicyMaker(Protocol):
+    """A MakePolicy that knows its name. Picklable where what it makes policies of is.
+
+    Attributes:
+        name: of what acts.
+    """
+
+    name: str
+
+    def __call__(self, observation_space: Any, action_space: Any) -> Policy:
+        """Raises InvalidOption if it is none for such spaces."""
+
+
+_RUNS = "gym_trace.training.learnt.agent"  # which is above this room, and takes PyTorch
 
 
 class RandomPolicy:
@@ -122,28 +140,32 @@ class OnnxPolicy:
         return (self._first + int(action.argmax()) if action.size > 1 else int(action.reshape(()))), {}
 
 
-def policy_maker(policy: str | Callable[..., Any] | None) -> MakePolicy:
+def policy_maker(policy: str | Callable[..., Any] | None) -> PolicyMaker:
     """What makes a policy in a worker.
 
     Args:
-        policy: "random" or None, "sb3:PATH", "onnx:PATH"; or a callable: a function of the observation, or a class, of
-            which an object is made, with observation and action space if it takes them.
+        policy: "random" or None, "sb3:PATH", "onnx:PATH", "run:DIR", which is what a training run has learnt (also
+            run:DIR@VERSION, run:DIR@best, and behind it ?sample, to draw actions rather than take the likeliest); or a
+            callable: a function of the observation, or a class, of which an object is made, with observation and
+            action space if it takes them.
 
     Raises:
-        InvalidOption
+        InvalidOption; of a run also MissingExtra, TraceNotFound, CorruptTrace
     """
     if policy is not None and not isinstance(policy, str) and not callable(policy):
         raise InvalidOption(f"policy={policy!r}: pass a name, a function or a class")
+    if isinstance(policy, str) and policy.startswith("run:"):
+        made: PolicyMaker = importlib.import_module(_RUNS).RunPolicies(policy.removeprefix("run:"))
+        return made
     if isinstance(policy, str) and policy != "random" and not policy.startswith(("sb3:", "onnx:")):
-        raise InvalidOption(f"policy={policy!r}: pass random, sb3:PATH, onnx:PATH, or the function or class itself")
+        raise InvalidOption(f"policy={policy!r}: pass random, sb3:PATH, onnx:PATH, run:DIR, or the function or class "
+                            "itself")  # fmt: skip
     return _Maker(policy)
 
 
 class _Maker:
-    """Picklable where the policy is."""
-
     def __init__(self, policy: Any):
-        self._policy = policy
+        self._policy, self.name = policy, policy_name(policy)
 
     def __call__(self, observation_space: Any, action_space: Any) -> Policy:
         policy = self._policy

@@ -10,13 +10,17 @@ from gym_trace.model.returns import Return
 
 
 class Scalars:
-    """Writes what a run reports, against the number of steps. A context manager."""
+    """Writes what a run reports, against the number of steps. A context manager.
 
-    def __init__(self, directory: str | os.PathLike[str]):
+    group: in which TensorBoard shows them.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], group: str = "collect"):
         try:
             from tensorboardX import SummaryWriter
         except ImportError as error:
             raise InvalidOption("--tensorboard needs tensorboardX: pip install 'gym-trace[tensorboard]'") from error
+        self._group = group
         self._writer: Any = SummaryWriter(os.fspath(directory))
 
     def add(self, steps: int, returns: tuple[Return, Return, Return] | None, **values: float) -> None:
@@ -27,7 +31,7 @@ class Scalars:
             else:
                 values[f"return/{name}"] = value
         for name, value in values.items():
-            self._writer.add_scalar(f"collect/{name}", value, steps)
+            self._writer.add_scalar(f"{self._group}/{name}", value, steps)
 
     def __enter__(self) -> Scalars:
         return self

@@ -1,1 +1,42 @@
-"""Training with asynchronous PPO: what is learnt from is in the trace, so that it can be learnt again."""
+"""Training with asynchronous PPO: what is learnt from is in the trace, so that it can be learnt again.
+
+It takes PyTorch and safetensors, which are loaded when one of these names is first asked for; Run does without.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gym_trace.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from gym_trace.training.driver import Trained, train
+    from gym_trace.training.learnt.relearn import Relearnt, verify_run
+    from gym_trace.training.run import Run
+    from gym_trace.training.settings import Settings
+
+_HOMES = {
+    "Relearnt": "gym_trace.training.learnt.relearn",
+    "Run": "gym_trace.training.run",
+    "Settings": "gym_trace.training.settings",
+    "Trained": "gym_trace.training.driver",
+    "train": "gym_trace.training.driver",
+    "verify_run": "gym_trace.training.learnt.relearn",
+}
+_TAKEN = ("torch", "safetensors")
+
+__all__ = ["Relearnt", "Run", "Settings", "Trained", "train", "verify_run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as missing:
+        if str(missing.name).partition(".")[0] not in _TAKEN:
+            raise
+        raise MissingExtra(f"training needs PyTorch ({missing}): pip install 'gym-trace[train]'") from missing
+    globals()[name] = value
+    return value

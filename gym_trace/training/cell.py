@@ -88,7 +88,7 @@ class Cell:
         self._name, self._niceness, self._cpus = name, niceness, cpus
         self.learner, self.workers = Member(), [Member() for _ in range(settings.workers)]
         self.server: Member | None = Member() if settings.inference == "server" else None
-        self.restarts = 0
+        self.restarts, self.trouble = 0, ""
         self.stopping = False
         self._lives = 0  # of the cell, so that the seeds of workers are new after each
 
@@ -261,6 +261,7 @@ class Cell:
 
     def _count(self, member: Member, who: str, number: int) -> None:
         reason = _last_line(member.trouble)
+        self.trouble = f"{who} {number}: {reason}"
         member.failures += 1
         self.restarts += 1
         member.restarts += 1

@@ -25,9 +25,11 @@ from gym_trace.training.actor import Actor, clipped
 from gym_trace.training.cell import Cell
 from gym_trace.training.learner import Learning
 from gym_trace.training.learning import Learner, made_with
+from gym_trace.training.learnt.versions import version_of
 from gym_trace.training.run import Run
 from gym_trace.training.settings import settings_from
 
+_BEGIN = "begin.safetensors"
 _POLL_SECONDS = 0.1
 _FEW = 10  # episodes, before a policy is compared with others
 _WINDOWS = (10.0, 60.0, 300.0)  # seconds, over which speed is told
@@ -43,7 +45,7 @@ class Trained:
         returns, lengths: mean, least and largest of the last 100 episodes; None before the first.
         lags: least, mean and largest age of what the last update learnt from, in versions. dropped: rollouts too old.
         shares: of the time of workers ("waiting", "acting", "stepping") and of the learner ("learning", "gathering").
-        losses: of the last update. workers: the state of each.
+        losses: of the last update. workers: the state of each. trouble: why a process was started again last.
         stopped: what ended it: "done", "return", "seconds", "interrupted"; "" while it runs.
     """
 
@@ -76,6 +78,9 @@ def train(
     until_return: float | None = None,
     seed: int | None = None,
     resume: bool = False,
+    begin_with: str | None = None,
+    learn: bool = True,
+    trust: bool = False,
     checkpoint_seconds: float = 60.0,
     keep: int = 3,
     milestone_seconds: float | None = None,
@@ -103,7 +108,11 @@ def train(
         steps: to learn from. seconds: end after so many. until_return: end when the mean return of the last 100
             episodes is as large. One of them is needed.
         seed: 0 or more; None takes one from the system's entropy. With lag 0 and 1 it decides the weights.
-        resume: go on with a run that was interrupted, with its settings and steps.
+        resume: go on with a run that was interrupted, with its settings and limits, but for seconds, and
+            until_return if it is given.
+        begin_with: take over weights and optimizer of a version of another run: DIR, DIR@VERSION or DIR@best.
+        learn: False measures how fast is collected: the first weights act, and nothing comes of it but the trace.
+        trust: whether a module may be imported that a run, to be resumed or to begin with, names as its model.
         checkpoint_seconds, keep: how often there is a checkpoint, and how many stay; milestone_seconds: those that stay
             for good. save_best: whether there is one of the largest mean return of the last 100 episodes.
         stall_timeout: seconds without a sign of life, after which a worker is killed and started again.
@@ -123,17 +132,21 @@ def train(
         about = run.about
         if settings or steps is not None or seed is not None:
             raise InvalidOption("a run is resumed with the settings, steps and seed that it was started with")
-        chosen, seed, limit = run.settings, int(about["seed"]), about.get("steps")
+        chosen, seed, limit = run.trusted_settings(trust), int(about["seed"]), about.get("steps")
+        begins = about.get("begins") or {}
+        until_return = about.get("until_return") if until_return is None else until_return
+        if not about.get("learn", True):
+            raise InvalidOption(f"{run.path}: nothing was learnt in this run, so that there is nothing to go on with")
         describe = about.get("environment") if describe is None else describe
         if describe != about.get("environment"):
             raise InvalidOption(f"{run.path}: this run trains in {about.get('environment')}, not in {describe}")
     else:
-        if steps is None and seconds is None and until_return is None:
-            raise InvalidOption("train needs a limit: pass steps=, seconds= or until_return=")
-        chosen, limit = settings_from(settings), steps
+        chosen, limit, begins = settings_from(settings), steps, {}
         seed = new_root_seed() if seed is None else seed
         if not 0 <= seed < EPISODES:
             raise InvalidOption(f"seed={seed!r}: pass 0 to {EPISODES - 1}")
+    if limit is None and seconds is None and until_return is None:
+        raise InvalidOption("train needs a limit: pass steps=, seconds= or until_return=")
     for name, least in (("steps", limit), ("seconds", seconds)):
         if least is not None and not least > 0:
             raise InvalidOption(f"{name}={least!r}: pass more than 0")
@@ -144,16 +157,25 @@ def train(
     updates = None if limit is None else -(-int(limit) // chosen.batch_steps)
     learner = Learner(*spaces, chosen, seed, updates)
     if not resume:
-        run.create(chosen, seed, steps=limit, environment=describe, made_with=made_with())
-    if run.is_done and until_return is None and seconds is None:
-        return Trained(run.path, seed, version=updates or 0, steps=(updates or 0) * chosen.batch_steps, stopped="done")
+        other = None if begin_with is None else version_of(begin_with, trust)
+        if other is not None:
+            begins = {"checkpoint": _BEGIN, "settings": chosen.plain()}
+            learner.take_over(other.learner)
+        about = {"steps": limit, "until_return": until_return, "environment": describe, "learn": learn}
+        about |= {"begins": begins, "begins_with": None if other is None else other.name, "made_with": made_with()}
+        run.create(chosen, seed, **about)
+        if other is not None:
+            other.learner.save(run.checkpoints / _BEGIN)
+    if run.is_done:
+        last = deque(run.updates(), 1)
+        return Trained(run.path, seed, version=last[0].version, steps=last[0].steps, stopped="done")
     events = Events(run.path)
     try:
         origin = provenance_of(command, "ppo", argv, git_diff)
         events("start", settings=chosen.plain(), seed=seed, steps=limit, resumed=resume, provenance=origin, **machine())
         plan = Plan(
-            make_env, learner, seed, updates, {}, checkpoint_seconds, keep, milestone_seconds, stall_timeout,
-            max_restarts, None if cpus is None else list(cpus), niceness, origin
+            make_env, learner, seed, updates, begins, checkpoint_seconds, keep, milestone_seconds, stall_timeout,
+            max_restarts, None if cpus is None else list(cpus), niceness, origin, learn
         )  # fmt: skip
         driver = Driver(plan.cell(run, events), Trained(run.path, seed), seconds, until_return, save_best)
         try:
@@ -161,7 +183,7 @@ def train(
         except TrainingFailed as error:
             events("failed", reason=str(error))
             raise
-        run.set_done(progress.stopped in ("done", "return"))
+        run.set_done(learn and progress.stopped in ("done", "return"))
         events("end", version=progress.version, steps=progress.steps, stopped=progress.stopped)
         return progress
     finally:
@@ -185,6 +207,7 @@ class Plan:
     cpus: list[int] | None
     niceness: int
     provenance: dict[str, Any]
+    learn: bool = True
 
     def cell(self, run: Run, events: Callable[..., None], name: str = "") -> Cell:
         """The processes of a policy whose run is this one. name: of the policy, in those of its processes."""
@@ -200,6 +223,7 @@ class Plan:
             seed=self.seed,
             updates=self.updates,
             begins=self.begins,
+            learn=self.learn,
             checkpoint_seconds=self.checkpoint_seconds,
             keep=self.keep,
             milestone_seconds=self.milestone_seconds,
@@ -260,7 +284,7 @@ class Driver:
             elif who == "learner" and kind == "saved":
                 self.saved = fact
         self.progress.workers = [worker.state for worker in self.cell.workers]
-        self.progress.restarts = self.cell.restarts
+        self.progress.restarts, self.progress.trouble = self.cell.restarts, self.cell.trouble
         self._stop_when_due(time.monotonic())
 
     def _collected(self, told: Any) -> None:

@@ -25,6 +25,7 @@ from gym_trace.training.shared import Slots, Token, Weights, has_more, put, take
 class Learning:
     """What the learner's process is told. Picklable to a process that is being started.
 
+    learn: whether to, or only to take rollouts.
     updates: after how many the run is over; None: when it is told. begins: what version 1 takes over, of another run's
     or policy's checkpoint, see Learner.adopt(). keep: how many checkpoints, beside milestones.
     frees: where the slots of each worker are given back.
@@ -46,6 +47,7 @@ class Learning:
     checkpoint_seconds: float
     keep: int
     milestone_seconds: float | None
+    learn: bool = True
 
 
 def restored(run: Run, learner: Learner) -> tuple[int, float]:
@@ -227,14 +229,14 @@ class LearnerProcess:
         begin = time.perf_counter()
         lags = [learner.version - origin.version for origin in origins]
         try:
-            losses = learner.learn([told.slots.rollout(slot) for slot in slots])
+            losses = learner.learn([told.slots.rollout(slot) for slot in slots]) if told.learn else {}
         except TrainingFailed as error:
             raise TrainingFailed(f"{error}: {self._named(origins)}") from error
         self._steps += self._settings.batch_steps
         losses["seconds"] = self._seconds + time.monotonic() - self._began
-        update = Update(learner.version, origins, self._steps, learner.digest(), losses)
-        self._run.append(update)
-        told.weights.publish(learner.version, learner.weights())
+        if told.learn:
+            self._run.append(Update(learner.version, origins, self._steps, learner.digest(), losses))
+            told.weights.publish(learner.version, learner.weights())
         for slot in slots:
             self._free(slot)
         facts = {

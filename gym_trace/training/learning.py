@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gym_trace.errors import CorruptTrace, MissingExtra, TrainingFailed
+from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TrainingFailed
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
 from gym_trace.sampling.targets import vtrace
@@ -251,6 +251,14 @@ class Learner:
         if "settings" in changed:
             self.change(replace(settings_from(changed["settings"]), device=self._device))
         self.version += 1
+
+    def take_over(self, other: Learner) -> None:
+        """The weights of another one. Raises InvalidOption if its network is another one."""
+        try:
+            self.model.load_state_dict(other.model.state_dict())
+        except RuntimeError as error:
+            lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
+            raise InvalidOption(f"the weights are of another network: {lines[0]}") from error
 
     # -- what there is of it ------------------------------------------------------------------------------------------
 

@@ -119,6 +119,16 @@ class Run:
         except InvalidOption as error:
             raise CorruptTrace(f"is not what a run says of itself: {error}", self._about) from error
 
+    def trusted_settings(self, trust: bool) -> Settings:
+        """Raises InvalidOption if they name a model, which would be imported, and the run is not trusted."""
+        settings = self.settings
+        if settings.model is not None and not trust:
+            raise InvalidOption(
+                f"{self.path}: the run names its model, {settings.model}, which would be imported: pass --trust, or "
+                "trust=True, if you trust it"
+            )
+        return settings
+
     # -- how far it is ------------------------------------------------------------------------------------------------
 
     def updates(self) -> Iterator[Update]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.playback.trace import open_trace
 from gym_trace.training.learner import learn_again
 from gym_trace.training.learning import Learner, made_with, read_checkpoint
+from gym_trace.training.learnt.versions import checkpoint_files, fresh
 from gym_trace.training.run import Run
 
 
@@ -34,16 +36,23 @@ class Relearnt:
     notes: list[str] = field(default_factory=list)
 
 
-def verify_run(directory: str | os.PathLike[str], on_progress: Callable[[Relearnt], Any] | None = None) -> Relearnt:
+def verify_run(
+    directory: str | os.PathLike[str],
+    on_progress: Callable[[Relearnt], Any] | None = None,
+    *,
+    trust: bool = False,
+) -> Relearnt:
     """Learns everything again, and compares each version and each checkpoint with what the run had.
 
-    on_progress: called after each version; a truthy result ends it.
+    on_progress: called after each version; a truthy result ends it. trust: whether the module of a model that the run
+    names may be imported.
 
     Raises:
         TraceNotFound, CorruptTrace: there is no run, or nothing of it can be read.
+        InvalidOption: it names a model, and is not trusted.
     """
     run = Run(directory)
-    about, settings = run.about, run.settings
+    about = run.about
     updates = list(run.updates())
     if not updates:
         raise CorruptTrace("has no versions: the run ended before it began to learn", run.path)
@@ -51,15 +60,13 @@ def verify_run(directory: str | os.PathLike[str], on_progress: Callable[[Relearn
     trace = open_trace(run.trace)
     if not len(trace):
         raise CorruptTrace("has no episodes", run.trace)
-    limit = about.get("steps")
-    total = None if limit is None else -(-int(limit) // settings.batch_steps)
-    learner = Learner(trace.observation_space, trace.action_space, settings, about["seed"], total)
-    saved = set(run.saved())
+    learner = fresh(run, trust, device=None)
     try:
+        saved = checkpoint_files(run)
         for update in learn_again(run, learner, updates):
             found.versions += 1
-            if update.version in saved:
-                _compare(run, learner)
+            for path in [path for path, version in saved.items() if version == update.version]:
+                _compare(path, learner)
                 found.checkpoints += 1
             if on_progress is not None and on_progress(found):
                 found.differs = "it was interrupted"
@@ -69,9 +76,8 @@ def verify_run(directory: str | os.PathLike[str], on_progress: Callable[[Relearn
     return found
 
 
-def _compare(run: Run, learner: Learner) -> None:
+def _compare(path: Path, learner: Learner) -> None:
     """Raises CorruptTrace where a checkpoint has other tensors."""
-    path = run.checkpoint(learner.version)
     _, tensors = read_checkpoint(path)
     mine = learner.tensors()
     for name in sorted({*mine, *tensors}):

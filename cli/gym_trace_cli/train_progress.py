@@ -1,0 +1,105 @@
+"""How gym-trace train tells how far it is, and what came of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gym_trace_cli import show
+from gym_trace_cli.environments import NamedEnvironment
+
+if TYPE_CHECKING:
+    from gym_trace.training import Trained
+
+_LOSSES = {"policy_loss": "policy", "value_loss": "value", "entropy": "entropy", "kl": "KL", "clipped": "clipped"}
+_WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")
+
+
+def line_of(progress: Trained) -> str:
+    """What matters least comes last, where a narrow terminal has no room."""
+    told = [show.count(progress.steps, "step")]
+    told += [] if progress.returns is None else [f"return {show.returned(progress.returns[0])}"]
+    told += [f"{show.count(round(progress.speeds[0]))} steps/s", f"version {show.count(progress.version)}"]
+    return "  ".join([*told, show.count(progress.restarts, "restart")] if progress.restarts else told)
+
+
+def dashboard(progress: Trained) -> Any:
+    """What rich draws below that line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    for name, value in _facts(progress):
+        table.add_row(name, Text(show.printable(value)))
+    return table
+
+
+def _facts(progress: Trained) -> list[tuple[str, str]]:
+    ten, minute, five = (show.count(round(speed)) for speed in progress.speeds)
+    facts = [("steps/s", f"{ten} over 10 s, {minute} over 1 min, {five} over 5 min")]
+    for name, spread in (("returns", progress.returns), ("lengths", progress.lengths)):
+        if spread is not None:
+            mean, least, most = map(show.returned, spread)
+            facts.append((name, f"{mean} on average, {least} to {most}"))
+    youngest, age, oldest = progress.lags
+    dropped = f", {show.count(progress.dropped, 'rollout')} dropped" if progress.dropped else ""
+    facts.append(("lag", f"{age:.2f} versions on average, {youngest:g} to {oldest:g}{dropped}"))
+    for name, parts in (("workers", _WORKERS), ("learner", _LEARNER)):
+        shares = [f"{progress.shares[part]:.0%} {part}" for part in parts if part in progress.shares]
+        states = [f"{number} {state}" for state, number in Counter(progress.workers).items()]
+        said = ", ".join(shares) + (f" ({', '.join(states)})" if states and parts is _WORKERS else "")
+        facts.append((name, said.strip() or "starting"))
+    losses = [
+        f"{word} {show.number(progress.losses[name])}" for name, word in _LOSSES.items() if name in progress.losses
+    ]
+    facts.append(("losses", ", ".join(losses) or "-"))
+    facts.append(("time", f"{show.duration(progress.seconds)} so far"))
+    if progress.trouble:
+        facts.append(("restarted", progress.trouble))
+    return facts
+
+
+def plot(scalars: Any, progress: Trained) -> None:
+    """Writes what there is as scalars."""
+    if not progress.version and not progress.steps:
+        return
+    values = {name: value for name, value in progress.losses.items() if name != "seconds"}
+    values |= {f"lag/{name}": lag for name, lag in zip(("min", "mean", "max"), progress.lags)}
+    values |= {f"time/{name}": share for name, share in progress.shares.items()}
+    for name, length in zip(("mean", "min", "max"), progress.lengths or ()):
+        if isinstance(length, float):
+            values[f"length/{name}"] = length
+    more = {"steps_per_second": progress.speeds[0], "version": progress.version, "restarts": progress.restarts}
+    scalars.add(progress.steps, progress.returns, **values, **more, episodes=progress.episodes)
+
+
+def print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> None:
+    from gym_trace.collecting.rollout import directory_bytes
+
+    where, trace = (show.printable(shlex.quote(str(path))) for path in (directory, directory / "trace"))
+    version = f"version {show.count(done.version)}, of {show.count(done.steps, 'step')}"
+    if not done.new_steps and done.stopped == "done":
+        click.echo(f"nothing to do: the run is done, at {version}")
+    else:
+        restarts = f", {show.count(done.restarts, 'restart')}" if done.restarts else ""
+        click.echo(
+            f"learnt from {show.count(done.new_steps, 'step')} in {show.duration(done.seconds)} "
+            f"({show.count(round(done.new_steps / max(done.seconds, 1e-9)))} steps/s) with "
+            f"{show.count(len(done.workers), 'worker')}{restarts}: {version}"
+        )
+        if done.returns is not None:
+            click.echo(show.returns(*done.returns, lately=done.episodes > 100))
+    size = sum(directory_bytes(part) for part in (directory / "trace", directory / "checkpoints"))
+    click.echo(f"{show.printable(directory)}: {show.size(size)}, seed {done.seed}\n")
+    env = named.env_id if named.env_id is not None else f"--make {named.factory}"
+    click.echo(f"next:\n  gym-trace record {show.printable(env)} --policy run:{where}\n  gym-trace stats {trace}")
+    if done.stopped == "seconds":
+        click.echo(f"  gym-trace train --resume {where} --seconds {done.seconds:.0f}")
+    else:
+        click.echo(f"  gym-trace train --verify {where}")
