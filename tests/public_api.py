@@ -8,7 +8,7 @@ public functions return are public, too.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -19,9 +19,10 @@ from typing import Any, Generic
 import click
 import gymnasium
 
-MODULES = ("gym_trace", "gym_trace.errors", "gym_trace.wrappers", "gym_trace.playback")
+MODULES = ("gym_trace", "gym_trace.errors", "gym_trace.wrappers", "gym_trace.playback", "gym_trace.training")
 SPECIAL = ("__call__", "__contains__", "__enter__", "__exit__", "__getitem__", "__iter__", "__len__")
 NEEDS_VECTORS = "TraceRecordingVectorWrapper"  # has only a line of its own where gymnasium has no such environments
+NEED_TORCH = ("Relearnt", "Trained", "train", "verify_run")  # likewise where there is no PyTorch
 
 
 def annotation_text(annotation: Any) -> str:
@@ -104,11 +105,12 @@ def library_lines() -> Iterator[str]:
     for module_name in MODULES:
         module = importlib.import_module(module_name)
         for name in sorted(module.__all__):
+            yield f"{module_name}.{name}"
             if name == NEEDS_VECTORS and not hasattr(gymnasium.vector, "AutoresetMode"):
-                yield f"{module_name}.{name}"
+                continue
+            if name in NEED_TORCH and importlib.util.find_spec("torch") is None:
                 continue
             thing = getattr(module, name)
-            yield f"{module_name}.{name}"
             if not inspect.ismodule(thing):
                 seen[thing] = None
     functions = [thing for thing in seen if inspect.isfunction(thing)]

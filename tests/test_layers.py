@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.util
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -186,6 +187,10 @@ def test_recording_loads_no_optional_package() -> None:
 def test_public_names_exist_and_are_documented(name: str) -> None:
     if "Vector" in name and not hasattr(gymnasium.vector, "AutoresetMode"):
         with pytest.raises(ImportError, match=r"gymnasium 1\.1 or newer"):
+            getattr(gym_trace, name)
+        return
+    if name == "train" and importlib.util.find_spec("torch") is None:
+        with pytest.raises(gym_trace.errors.MissingExtra, match=r"pip install 'gym-trace\[train\]'"):
             getattr(gym_trace, name)
         return
     thing = getattr(gym_trace, name)

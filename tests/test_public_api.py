@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 from pathlib import Path
 
 import gymnasium
@@ -14,10 +15,13 @@ HINT = "if this is meant, say so in CHANGELOG.md and run: python tests/public_ap
 
 
 def lines_of(text: str) -> list[str]:
-    """Without the vector wrapper where gymnasium has no such environments."""
+    """Without the vector wrapper where gymnasium has no such environments, and training where there is no PyTorch."""
     sections = text.split("\n\n")
     if not hasattr(gymnasium.vector, "AutoresetMode"):
         sections = [section for section in sections if not section.startswith(f"class {public_api.NEEDS_VECTORS}")]
+    if importlib.util.find_spec("torch") is None:
+        needing = tuple(f"{kind} {name}(" for name in public_api.NEED_TORCH for kind in ("class", "def"))
+        sections = [section for section in sections if not section.startswith(needing)]
     return "\n\n".join(sections).splitlines()
 
 

@@ -22,7 +22,7 @@ from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, T
 # By name: the module that has it, and its line in the help. A module is imported when its command is called.
 COMMANDS = {
     "record": ("gym_trace_cli.record", "Record episodes of an environment to a trace."),
-    "train": ("gym_trace_cli.train", "Train a policy with PPO, and record all that it learns from."),
+    "train": ("gym_trace_cli.training.command", "Train a policy with PPO, and record all that it learns from."),
     "replay": ("gym_trace_cli.replay", "Play episodes back: in the terminal, in a window, or to a function."),
     "verify": ("gym_trace_cli.verify", "Play episodes again in their environment, and compare them bit for bit."),
     "render": ("gym_trace_cli.render", "Make videos of episodes: MP4, GIF, PNG, or text as an asciicast."),

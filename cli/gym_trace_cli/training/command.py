@@ -22,8 +22,8 @@ from gym_trace_cli.exit_codes import DIFFERS, FINE
 from gym_trace_cli.options import EnvArg, FactoryName, TextOption, env_args_option, imports_option, make_option
 from gym_trace_cli.record_config import config_option, drop_overruled
 from gym_trace_cli.stopping import StopSignals
-from gym_trace_cli.train_named import described, environment_of
-from gym_trace_cli.train_progress import dashboard, line_of, plot, print_summary
+from gym_trace_cli.training.named import described, environment_of
+from gym_trace_cli.training.progress import dashboard, line_of, plot, print_summary
 
 if TYPE_CHECKING:
     from gym_trace.training import Relearnt, Trained
