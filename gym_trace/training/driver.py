@@ -129,17 +129,11 @@ def train(
     end_if_unguarded()
     run = Run(directory)
     if resume:
-        about = run.about
         if settings or steps is not None or seed is not None:
             raise InvalidOption("a run is resumed with the settings, steps and seed that it was started with")
-        chosen, seed, limit = run.trusted_settings(trust), int(about["seed"]), about.get("steps")
-        begins = about.get("begins") or {}
+        about, chosen = run.to_resume(describe, trust)
+        seed, limit, begins = int(about["seed"]), about.get("steps"), about.get("begins") or {}
         until_return = about.get("until_return") if until_return is None else until_return
-        if not about.get("learn", True):
-            raise InvalidOption(f"{run.path}: nothing was learnt in this run, so that there is nothing to go on with")
-        describe = about.get("environment") if describe is None else describe
-        if describe != about.get("environment"):
-            raise InvalidOption(f"{run.path}: this run trains in {about.get('environment')}, not in {describe}")
     else:
         chosen, limit, begins = settings_from(settings), steps, {}
         seed = new_root_seed() if seed is None else seed

@@ -129,6 +129,15 @@ class Run:
             )
         return settings
 
+    def to_resume(self, environment: dict[str, Any] | None, trust: bool) -> tuple[dict[str, Any], Settings]:
+        """What there is to go on with, in this environment if it is said. Raises InvalidOption if there is nothing."""
+        about = self.about
+        if not about.get("learn", True):
+            raise InvalidOption(f"{self.path}: nothing was learnt in this run, so that there is nothing to go on with")
+        if environment not in (None, about.get("environment")):
+            raise InvalidOption(f"{self.path}: this run trains in {about.get('environment')}, not in {environment}")
+        return about, self.trusted_settings(trust)
+
     # -- how far it is ------------------------------------------------------------------------------------------------
 
     def updates(self) -> Iterator[Update]:
