@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from forgery import DTYPE, taken_apart
 from gymnasium import spaces, vector
 from telling import COUNT, MODES, SPACES, STEPS, TellingEnv, batched_actions, check, expected, made, record
 from zoo import bits
@@ -249,6 +250,21 @@ def test_annotations_have_one_row_a_lane(tmp_path: Path) -> None:
     one, other = open_trace(tmp_path)
     assert (one.annotations["value"].tolist(), other.annotations["value"][-1]) == ([0, 1, 2, 3, 4], 14.0)
     assert other.annotations["word"].tolist() == [f"b{t}" for t in range(5)]
+
+
+def test_annotations_stay_typed_columns_where_lanes_are_reset_between_steps(tmp_path: Path) -> None:
+    envs = made("sync", vector.AutoresetMode.DISABLED, True, SPACES["box"], spaces.Discrete(2))
+    env = TraceRecordingVectorWrapper(envs, tmp_path)
+    env.reset(seed=0)
+    for _ in range(5):
+        env.annotate(value=np.zeros(envs.num_envs, np.float32))
+        *_, terminations, truncations, _ = env.step(np.zeros(envs.num_envs, np.int64))
+        env.reset(options={"reset_mask": terminations | truncations | (np.arange(envs.num_envs) == 0)})
+    env.close()
+    (batch,) = tmp_path.rglob("*.gtb")
+    chunks = [chunk for chunk in taken_apart(batch).chunks if ("annotations", "value") in chunk.columns]
+    kinds = {chunk.metadata["columns"][chunk.columns["annotations", "value"]][DTYPE] for chunk in chunks}
+    assert kinds == {"<f4"}
 
 
 class _OddlyRewarding(vector.VectorEnv[Any, Any, Any]):

@@ -125,8 +125,9 @@ def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
     joined: Columns = {}
     for path in dict.fromkeys(path for _, columns in pieces for path in columns):
         parts = [columns.get(path) for _, columns in pieces]
-        if path[0] == "annotations":  # a piece may lack one that others have
-            parts = [[PACKED_ABSENT] * steps if part is None else part for part, steps in zip(parts, totals)]
+        if path[0] == "annotations":  # a piece that has steps may lack one that others have
+            missing = [[PACKED_ABSENT] * steps if steps else None for steps in totals]
+            parts = [other if part is None else part for part, other in zip(parts, missing)]
         joined[path] = joined_rows([part for part in parts if part is not None])
     return table, joined
 
