@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gym_trace.sampling.transitions import Hindsight
     from gym_trace.statistics.card import dataset_card
     from gym_trace.statistics.summary import summarize
-    from gym_trace.training.driver import train
+    from gym_trace.training.api import train
 
 __version__ = "0.1.0"
 

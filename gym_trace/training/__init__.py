@@ -11,22 +11,25 @@ from typing import TYPE_CHECKING, Any
 from gym_trace.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from gym_trace.training.driver import Trained, train
+    from gym_trace.training.api import train
+    from gym_trace.training.driver import Trained
     from gym_trace.training.learnt.relearn import Relearnt, verify_run
+    from gym_trace.training.population import Exchange
     from gym_trace.training.run import Run
     from gym_trace.training.settings import Settings
 
 _HOMES = {
+    "Exchange": "gym_trace.training.population",
     "Relearnt": "gym_trace.training.learnt.relearn",
     "Run": "gym_trace.training.run",
     "Settings": "gym_trace.training.settings",
     "Trained": "gym_trace.training.driver",
-    "train": "gym_trace.training.driver",
+    "train": "gym_trace.training.api",
     "verify_run": "gym_trace.training.learnt.relearn",
 }
 _TAKEN = ("torch", "safetensors")
 
-__all__ = ["Relearnt", "Run", "Settings", "Trained", "train", "verify_run"]
+__all__ = ["Exchange", "Relearnt", "Run", "Settings", "Trained", "train", "verify_run"]
 
 
 def __getattr__(name: str) -> Any:

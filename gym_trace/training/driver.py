@@ -1,4 +1,4 @@
-"""gym_trace.train: a policy that is trained by several processes, and a trace of all that it has learnt from."""
+"""How far a run is, and who hears its processes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,13 @@ from typing import Any
 
 import gymnasium
 
-from gym_trace.collecting.executor import check_portable, end_if_unguarded
-from gym_trace.collecting.rollout import new_root_seed
-from gym_trace.collecting.run_log import Events, machine
-from gym_trace.envs.seeding import EPISODES
-from gym_trace.errors import InvalidOption, TrainingFailed
 from gym_trace.model.returns import LastReturns, Return
-from gym_trace.recording.provenance import provenance_of
-from gym_trace.training.actor import Actor, clipped
-from gym_trace.training.cell import Cell
-from gym_trace.training.learner import Learning
-from gym_trace.training.learning import Learner, made_with
-from gym_trace.training.learnt.versions import version_of
+from gym_trace.training.network.learning import Learner
+from gym_trace.training.processes.actor import Actor
+from gym_trace.training.processes.cell import Cell
+from gym_trace.training.processes.learner import Learning
 from gym_trace.training.run import Run
-from gym_trace.training.settings import settings_from
 
-_BEGIN = "begin.safetensors"
 _POLL_SECONDS = 0.1
 _FEW = 10  # episodes, before a policy is compared with others
 _WINDOWS = (10.0, 60.0, 300.0)  # seconds, over which speed is told
@@ -46,6 +37,7 @@ class Trained:
         lags: least, mean and largest age of what the last update learnt from, in versions. dropped: rollouts too old.
         shares: of the time of workers ("waiting", "acting", "stepping") and of the learner ("learning", "gathering").
         losses: of the last update. workers: the state of each. trouble: why a process was started again last.
+        others: of a population, those of the policies after the first.
         stopped: what ended it: "done", "return", "seconds", "interrupted"; "" while it runs.
     """
 
@@ -66,122 +58,8 @@ class Trained:
     workers: list[str] = field(default_factory=list)
     restarts: int = 0
     trouble: str = ""
+    others: list[Trained] = field(default_factory=list)
     stopped: str = ""
-
-
-def train(
-    make_env: Callable[[], gymnasium.Env[Any, Any]],
-    directory: str | os.PathLike[str],
-    *,
-    steps: int | None = None,
-    seconds: float | None = None,
-    until_return: float | None = None,
-    seed: int | None = None,
-    resume: bool = False,
-    begin_with: str | None = None,
-    learn: bool = True,
-    trust: bool = False,
-    checkpoint_seconds: float = 60.0,
-    keep: int = 3,
-    milestone_seconds: float | None = None,
-    save_best: bool = True,
-    stall_timeout: float = 120.0,
-    max_restarts: int = 100,
-    cpus: Sequence[int] | None = None,
-    niceness: int = 0,
-    on_progress: Callable[[Trained], Any] | None = None,
-    describe: dict[str, Any] | None = None,
-    command: str = "gym_trace.train",
-    argv: bool = False,
-    git_diff: bool = False,
-    **settings: Any,
-) -> Trained:
-    """Trains a policy with PPO, and records everything that it learns from.
-
-    The directory has the trace, a log of which steps each update was made of, and checkpoints: verify_run() makes the
-    same weights of them again. Processes are started afresh, so a script that calls this needs
-    ``if __name__ == "__main__":`` around it.
-
-    Args:
-        make_env: makes an environment in a worker; a function of a module, or anything that cloudpickle can carry.
-        directory: a new one, or that of the run to resume.
-        steps: to learn from. seconds: end after so many. until_return: end when the mean return of the last 100
-            episodes is as large. One of them is needed.
-        seed: 0 or more; None takes one from the system's entropy. With lag 0 and 1 it decides the weights.
-        resume: go on with a run that was interrupted, with its settings and limits, but for seconds, and
-            until_return if it is given.
-        begin_with: take over weights and optimizer of a version of another run: DIR, DIR@VERSION or DIR@best.
-        learn: False measures how fast is collected: the first weights act, and nothing comes of it but the trace.
-        trust: whether a module may be imported that a run, to be resumed or to begin with, names as its model.
-        checkpoint_seconds, keep: how often there is a checkpoint, and how many stay; milestone_seconds: those that stay
-            for good. save_best: whether there is one of the largest mean return of the last 100 episodes.
-        stall_timeout: seconds without a sign of life, after which a worker is killed and started again.
-        max_restarts: of all processes together; after that the run fails.
-        cpus: processors to keep the workers to, one each, in turn. niceness: added to that of this process.
-        on_progress: called twice a second with what there is; a truthy result ends the run.
-        describe: plain data that says what make_env makes.
-        command, argv, git_diff: as those of collect().
-        settings: see training.settings.Settings.
-
-    Raises:
-        InvalidOption, TrainingFailed
-    """
-    end_if_unguarded()
-    run = Run(directory)
-    if resume:
-        if settings or steps is not None or seed is not None:
-            raise InvalidOption("a run is resumed with the settings, steps and seed that it was started with")
-        about, chosen = run.to_resume(describe, trust)
-        seed, limit, begins = int(about["seed"]), about.get("steps"), about.get("begins") or {}
-        until_return = about.get("until_return") if until_return is None else until_return
-    else:
-        chosen, limit, begins = settings_from(settings), steps, {}
-        seed = new_root_seed() if seed is None else seed
-        if not 0 <= seed < EPISODES:
-            raise InvalidOption(f"seed={seed!r}: pass 0 to {EPISODES - 1}")
-    if limit is None and seconds is None and until_return is None:
-        raise InvalidOption("train needs a limit: pass steps=, seconds= or until_return=")
-    for name, least in (("steps", limit), ("seconds", seconds)):
-        if least is not None and not least > 0:
-            raise InvalidOption(f"{name}={least!r}: pass more than 0")
-    check_portable(make_env, None)
-    env = clipped(make_env)
-    spaces = env.observation_space, env.action_space
-    env.close()
-    updates = None if limit is None else -(-int(limit) // chosen.batch_steps)
-    learner = Learner(*spaces, chosen, seed, updates)
-    if not resume:
-        other = None if begin_with is None else version_of(begin_with, trust)
-        if other is not None:
-            begins = {"checkpoint": _BEGIN, "settings": chosen.plain()}
-            learner.take_over(other.learner)
-        about = {"steps": limit, "until_return": until_return, "environment": describe, "learn": learn}
-        about |= {"begins": begins, "begins_with": None if other is None else other.name, "made_with": made_with()}
-        run.create(chosen, seed, **about)
-        if other is not None:
-            other.learner.save(run.checkpoints / _BEGIN)
-    if run.is_done:
-        last = deque(run.updates(), 1)
-        return Trained(run.path, seed, version=last[0].version, steps=last[0].steps, stopped="done")
-    events = Events(run.path)
-    try:
-        origin = provenance_of(command, "ppo", argv, git_diff)
-        events("start", settings=chosen.plain(), seed=seed, steps=limit, resumed=resume, provenance=origin, **machine())
-        plan = Plan(
-            make_env, learner, seed, updates, begins, checkpoint_seconds, keep, milestone_seconds, stall_timeout,
-            max_restarts, None if cpus is None else list(cpus), niceness, origin, learn
-        )  # fmt: skip
-        driver = Driver(plan.cell(run, events), Trained(run.path, seed), seconds, until_return, save_best)
-        try:
-            progress = drive([driver], on_progress)
-        except TrainingFailed as error:
-            events("failed", reason=str(error))
-            raise
-        run.set_done(learn and progress.stopped in ("done", "return"))
-        events("end", version=progress.version, steps=progress.steps, stopped=progress.stopped)
-        return progress
-    finally:
-        events.close()
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +62,16 @@ class Exchange:
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Exchange:
+        """Of names and values. Raises InvalidOption."""
+        names = {field.name: type(field.default) for field in fields(cls)}
+        for name, value in given.items():
+            fits = isinstance(value, str if names.get(name) is str else (int, float))
+            if name not in names or not fits:
+                raise InvalidOption(f"{name}={value!r}: pass {', '.join(names)}, as numbers, and objective as a name")
+        return cls(**given)
 
 
 def mutated(settings: Settings, exchange: Exchange, generator: np.random.Generator) -> Settings:
@@ -178,15 +187,12 @@ def policy_seed(seed: int, number: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(1)[0] >> 1) if number else seed
 
 
-def policy_run(directory: str | os.PathLike[str], number: int) -> Run:
-    """The run of a policy of a population."""
-    return Run(os.path.join(directory, f"policy-{number}"))
-
-
 def first_settings(
     settings: Settings, policies: int | Sequence[Mapping[str, Any]], exchange: Exchange, seed: int
 ) -> list[Settings]:
     """What the policies begin with: the first with these, the others with mutated ones, or what is said of each."""
+    if isinstance(policies, int) and policies < 1:
+        raise InvalidOption(f"policies={policies!r}: pass 1 or more")
     if not isinstance(policies, int):
         found = [settings_from({**settings.plain(), **own}) for own in policies]
         for name in _ALIKE:

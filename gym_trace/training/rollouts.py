@@ -12,7 +12,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
-from gym_trace.training.forms import ActionForm, Leaf, leaves_of, picked
+from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked
 
 WRITER = "S64"
 STATE = "state"  # the annotation that has the state of a recurrent network, of the first step of each rollout

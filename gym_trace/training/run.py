@@ -203,3 +203,26 @@ class Run:
             self._done.touch()
         else:
             self._done.unlink(missing_ok=True)
+
+
+def new_runs(directory: str | os.PathLike[str], count: int) -> list[Run]:
+    """Where the runs of so many policies are: one in the directory itself, several in directories in it."""
+    path = Path(directory)
+    if count == 1:
+        return [Run(path)]
+    if path.exists() and any(path.iterdir()):
+        raise InvalidOption(f"{path}: there is something already; train elsewhere, or resume a run that is there")
+    return [Run(path / f"policy-{number}") for number in range(count)]
+
+
+def runs_in(directory: str | os.PathLike[str]) -> list[Run]:
+    """Those of a directory, in the order of the policies: of one, or of several."""
+    path = Path(directory)
+    found = [Run(path / f"policy-{number}") for number in range(sum(1 for _ in path.glob("policy-*")))]
+    return found if found and all(run.exists for run in found) else [Run(path)]
+
+
+def settings_now(run: Run) -> Settings:
+    """Those that its last version has: in a population they change."""
+    changes = [update.changed["settings"] for update in run.updates() if "settings" in update.changed]
+    return settings_from(changes[-1]) if changes else run.settings

@@ -46,6 +46,18 @@ class Processors(TextOption):
         return [int(part) for part in value.split(",")]
 
 
+class Exchanging(EnvArg):
+    """--pbt: a number of steps, or NAME=VALUE."""
+
+    name = "steps"
+
+    def __init__(self) -> None:
+        super().__init__("gap=0.5")
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return ("period", int(value)) if value.isdecimal() else super().parsed(value, param, ctx)
+
+
 class TrainCommand(click.Command):
     """Says of an option that there is not whether it is a setting."""
 
@@ -99,6 +111,10 @@ _seconds = click.FloatRange(min=0, min_open=True)
 @click.option("--inference", type=click.Choice(["actor", "server"]), help="Who draws actions: each worker, or one "
               "process for all (for a GPU, or a large network). Default: actor.")  # fmt: skip
 @click.option("--device", metavar="D", help="Where is learnt, and a server acts: cpu, cuda, cuda:1. Default: cpu.")
+@click.option("--policies", type=_positive, metavar="N", help="Train N policies side by side, each with workers of its "
+              "own; the worst go on from the best.")  # fmt: skip
+@click.option("--pbt", "exchange", type=Exchanging(), multiple=True, metavar="STEPS", help="They are compared every "
+              "STEPS steps (default: 100000); or NAME=VALUE: how, see docs/TRAINING.md.")  # fmt: skip
 @click.option("--set", "settings", type=EnvArg("learning_rate=3e-4"), multiple=True, metavar="NAME=VALUE",
               help="Any setting there is: learning_rate, gamma, rnn … docs/TRAINING.md has them all.")  # fmt: skip
 @click.option("--from", "begin_with", metavar="RUN", help="Begin with the weights of another run: DIR, which is its "
@@ -141,6 +157,8 @@ def command(
     no_learn: bool,
     resume: str | None,
     verified: str | None,
+    policies: int | None,
+    exchange: Sequence[tuple[str, Any]],
     **given: Any,
 ) -> None:
     """Train a policy in the Gymnasium environment ENV_ID with PPO, until the first of the limits is met, and
@@ -177,6 +195,12 @@ def command(
         raise click.UsageError("say how long: --steps N, --seconds S, or --until-return R")
     named = NamedEnvironment(env_id, factory, dict(env_args), tuple(imports), tuple(wrappers), max_episode_steps)
     directory = Path(output or "runs/" + (env_id or factory or "").replace("/", "-").replace(":", "-"))
+    if policies is not None:
+        from gym_trace.training import Exchange
+
+        chosen |= {"policies": policies, "exchange": Exchange.of(dict(exchange))}
+    elif exchange:
+        raise click.UsageError("--pbt says when policies take over from others: say how many, with --policies N")
     _train(named, directory, learn=not no_learn, describe=described(named), **given, **chosen)
 
 

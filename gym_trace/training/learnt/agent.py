@@ -11,9 +11,9 @@ from gymnasium.spaces import Box
 from gymnasium.vector.utils import batch_space, iterate
 
 from gym_trace.errors import InvalidOption
-from gym_trace.training.forms import ActionForm, Leaf, leaves_of, picked
 from gym_trace.training.learnt.versions import version_of
-from gym_trace.training.model import ActorCritic, set_weights, tensors
+from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked
+from gym_trace.training.network.model import ActorCritic, set_weights, tensors
 
 _NAMED = re.compile(r"(?P<version>.+?)(?P<options>\?(sample|trust)(&(sample|trust))*)?", re.DOTALL)
 

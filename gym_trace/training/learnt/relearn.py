@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,10 @@ import torch
 
 from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.playback.trace import open_trace
-from gym_trace.training.learner import learn_again
-from gym_trace.training.learning import Learner, made_with, read_checkpoint
 from gym_trace.training.learnt.versions import checkpoint_files, fresh
-from gym_trace.training.run import Run
+from gym_trace.training.network.learning import Learner, made_with, read_checkpoint
+from gym_trace.training.processes.learner import learn_again
+from gym_trace.training.run import Run, runs_in
 
 
 @dataclass
@@ -44,6 +44,8 @@ def verify_run(
 ) -> Relearnt:
     """Learns everything again, and compares each version and each checkpoint with what the run had.
 
+    Of several policies one after the other.
+
     on_progress: called after each version; a truthy result ends it. trust: whether the module of a model that the run
     names may be imported.
 
@@ -51,12 +53,22 @@ def verify_run(
         TraceNotFound, CorruptTrace: there is no run, or nothing of it can be read.
         InvalidOption: it names a model, and is not trusted.
     """
-    run = Run(directory)
+    found = Relearnt()
+    for run in runs_in(directory):
+        found = _verified(run, found, on_progress, trust)
+        if found.differs:
+            break
+    return found
+
+
+def _verified(run: Run, before: Relearnt, on_progress: Callable[[Relearnt], Any] | None, trust: bool) -> Relearnt:
+    """What came of this run, and of those before."""
     about = run.about
     updates = list(run.updates())
     if not updates:
         raise CorruptTrace("has no versions: the run ended before it began to learn", run.path)
-    found = Relearnt(of=len(updates), notes=_notes(about.get("made_with")))
+    notes = list(dict.fromkeys([*before.notes, *_notes(about.get("made_with"))]))
+    found = replace(before, of=before.of + len(updates), notes=notes)
     trace = open_trace(run.trace)
     if not len(trace):
         raise CorruptTrace("has no episodes", run.trace)

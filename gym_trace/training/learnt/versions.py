@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.playback.trace import open_trace
-from gym_trace.training.learner import learn_again
-from gym_trace.training.learning import Learner, read_checkpoint
+from gym_trace.training.network.learning import Learner, read_checkpoint
+from gym_trace.training.processes.learner import learn_again
 from gym_trace.training.run import Run
 
 BEST = "best"

@@ -22,8 +22,8 @@ from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, Training
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
 from gym_trace.sampling.targets import vtrace
-from gym_trace.training.forms import ActionForm, leaves_of
-from gym_trace.training.model import ActorCritic, tensors, weights_of
+from gym_trace.training.network.forms import ActionForm, leaves_of
+from gym_trace.training.network.model import ActorCritic, tensors, weights_of
 from gym_trace.training.rollouts import Rollout, Shape, joined
 from gym_trace.training.settings import Settings, settings_from
 

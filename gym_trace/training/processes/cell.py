@@ -19,17 +19,17 @@ from gym_trace.collecting.executor import (
     started_quietly,
 )
 from gym_trace.errors import InvalidOption, TrainingFailed, told
-from gym_trace.training.actor import Actor, act
-from gym_trace.training.inference import Desk, Serving, desk_fields, serve
-from gym_trace.training.learner import Learning, learn
+from gym_trace.training.processes.actor import Actor, act
+from gym_trace.training.processes.inference import Desk, Serving, desk_fields, serve
+from gym_trace.training.processes.learner import Learning, learn
+from gym_trace.training.processes.shared import Rooms, Slots, Weights
 from gym_trace.training.rollouts import Shape
 from gym_trace.training.settings import Settings
-from gym_trace.training.shared import Rooms, Slots, Weights
 
 _MOST_BACKOFF = 30.0  # seconds
 _MOST_FAILURES = 7  # one after the other, without a rollout or an update in between
 _PATIENCE = 20.0  # seconds that processes have to save what they have
-_PRELOADED = ["gym_trace.training.actor", "gym_trace.training.learner"]
+_PRELOADED = ["gym_trace.training.processes.actor", "gym_trace.training.processes.learner"]
 _context = multiprocessing.get_context("forkserver")
 
 Message = tuple[str, int, str, Any]  # who ("worker" or "learner"), its number, what kind, and what it says

@@ -14,11 +14,11 @@ from typing import Any
 from gym_trace.errors import CorruptTrace, TrainingFailed
 from gym_trace.playback.trace import open_trace
 from gym_trace.storage.staging import beside
-from gym_trace.training.learning import Learner
+from gym_trace.training.network.learning import Learner
+from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
 from gym_trace.training.run import Run, Update
 from gym_trace.training.settings import ANY, Settings
-from gym_trace.training.shared import Slots, Token, Weights, has_more, put, take
 
 
 @dataclass(frozen=True)

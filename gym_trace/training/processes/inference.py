@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from gym_trace.model.values import Array
-from gym_trace.training.model import ActorCritic, set_weights, tensors
+from gym_trace.training.network.model import ActorCritic, set_weights, tensors
+from gym_trace.training.processes.shared import Rooms, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Shape
 from gym_trace.training.settings import ANY, Settings
-from gym_trace.training.shared import Rooms, Token, Weights, has_more, put, take
 
 _LOOK_SECONDS = 1.0
 

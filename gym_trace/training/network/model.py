@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.model.values import Array
-from gym_trace.training.forms import ActionForm, Leaf
+from gym_trace.training.network.forms import ActionForm, Leaf
 from gym_trace.training.settings import Settings
 
 try:

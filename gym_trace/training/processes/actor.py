@@ -25,11 +25,11 @@ from gym_trace.model.values import Array
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
 from gym_trace.ring.lanes.autoreset import DISABLED
-from gym_trace.training.forms import picked
-from gym_trace.training.inference import Acting, Asking, Desk, OwnModel, Stopped
+from gym_trace.training.network.forms import picked
+from gym_trace.training.processes.inference import Acting, Asking, Desk, OwnModel, Stopped
+from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import STATE, Origin, Rollout, Shape
 from gym_trace.training.settings import Settings
-from gym_trace.training.shared import Slots, Token, Weights, has_more, put, take
 
 _LOOK_SECONDS = 1.0  # between signs of life, while there is no free slot
 _ORPHANED_SECONDS = 5.0  # that a worker has to save what it has when its parent is gone

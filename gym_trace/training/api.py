@@ -1,0 +1,171 @@
+"""gym_trace.train: a policy that is trained by several processes, and a trace of all that it has learnt from."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+
+from gym_trace.collecting.executor import check_portable, end_if_unguarded
+from gym_trace.collecting.rollout import new_root_seed
+from gym_trace.collecting.run_log import Events, machine
+from gym_trace.envs.seeding import EPISODES
+from gym_trace.errors import InvalidOption, TrainingFailed
+from gym_trace.recording.provenance import provenance_of
+from gym_trace.training.driver import Driver, Plan, Trained, drive
+from gym_trace.training.learnt.versions import version_of
+from gym_trace.training.network.learning import Learner, made_with
+from gym_trace.training.population import Exchange, Population, first_settings, policy_seed
+from gym_trace.training.processes.actor import clipped
+from gym_trace.training.run import new_runs, runs_in, settings_now
+from gym_trace.training.settings import settings_from
+
+_BEGIN = "begin.safetensors"
+
+
+def train(
+    make_env: Callable[[], gymnasium.Env[Any, Any]],
+    directory: str | os.PathLike[str],
+    *,
+    steps: int | None = None,
+    seconds: float | None = None,
+    until_return: float | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    begin_with: str | None = None,
+    learn: bool = True,
+    trust: bool = False,
+    policies: int | Sequence[Mapping[str, Any]] | None = None,
+    exchange: Exchange | None = None,
+    checkpoint_seconds: float = 60.0,
+    keep: int = 3,
+    milestone_seconds: float | None = None,
+    save_best: bool = True,
+    stall_timeout: float = 120.0,
+    max_restarts: int = 100,
+    cpus: Sequence[int] | None = None,
+    niceness: int = 0,
+    on_progress: Callable[[Trained], Any] | None = None,
+    describe: dict[str, Any] | None = None,
+    command: str = "gym_trace.train",
+    argv: bool = False,
+    git_diff: bool = False,
+    **settings: Any,
+) -> Trained:
+    """Trains a policy with PPO, and records everything that it learns from.
+
+    The directory has the trace, a log of which steps each update was made of, and checkpoints: verify_run() makes the
+    same weights of them again. Processes are started afresh, so a script that calls this needs
+    ``if __name__ == "__main__":`` around it.
+
+    Args:
+        make_env: makes an environment in a worker; a function of a module, or anything that cloudpickle can carry.
+        directory: a new one, or that of the run to resume.
+        steps: to learn from. seconds: end after so many. until_return: end when the mean return of the last 100
+            episodes is as large. One of them is needed.
+        seed: 0 or more; None takes one from the system's entropy. With lag 0 and 1 it decides the weights.
+        resume: go on with a run that was interrupted, with its settings and limits, but for seconds, and
+            until_return if it is given.
+        begin_with: take over weights and optimizer of a version of another run: DIR, DIR@VERSION or DIR@best.
+        learn: False measures how fast is collected: the first weights act, and nothing comes of it but the trace.
+        trust: whether a module may be imported that a run, to be resumed or to begin with, names as its model.
+        policies: how many learn side by side, each with processes of its own and a run of its own in policy-0,
+            policy-1 … of the directory; all limits are of each. Those after the first begin with settings that have
+            changed a little; or a sequence says which settings of each are others. None: one, in the directory itself.
+        exchange: when policies take over others (population-based training), and how settings change.
+        checkpoint_seconds, keep: how often there is a checkpoint, and how many stay; milestone_seconds: those that stay
+            for good. save_best: whether there is one of the largest mean return of the last 100 episodes.
+        stall_timeout: seconds without a sign of life, after which a worker is killed and started again.
+        max_restarts: of all processes together; after that the run fails.
+        cpus: processors to keep the workers to, one each, in turn. niceness: added to that of this process.
+        on_progress: called twice a second with what there is; a truthy result ends the run.
+        describe: plain data that says what make_env makes.
+        command, argv, git_diff: as those of collect().
+        settings: see training.settings.Settings.
+
+    Raises:
+        InvalidOption, TrainingFailed
+    """
+    end_if_unguarded()
+    if resume:
+        if settings or steps is not None or seed is not None or policies is not None:
+            raise InvalidOption("a run is resumed with the settings, steps and seed that it was started with")
+        runs = runs_in(directory)
+        told = [run.to_resume(describe, trust) for run in runs]
+        about = told[0][0]
+        chosen = [own for _, own in told]
+        seeds = [int(own["seed"]) for own, _ in told]
+        limit, begins, seed = about.get("steps"), about.get("begins") or {}, seeds[0]
+        until_return = about.get("until_return") if until_return is None else until_return
+        exchange = Exchange.of(about.get("exchange") or {}) if len(runs) > 1 else None
+    else:
+        limit, begins = steps, {}
+        seed = new_root_seed() if seed is None else seed
+        if not 0 <= seed < EPISODES:
+            raise InvalidOption(f"seed={seed!r}: pass 0 to {EPISODES - 1}")
+        exchange = Exchange() if exchange is None else exchange
+        chosen = first_settings(settings_from(settings), 1 if policies is None else policies, exchange, seed)
+        seeds = [policy_seed(seed, number) for number in range(len(chosen))]
+        runs = new_runs(directory, len(chosen))
+    if limit is None and seconds is None and until_return is None:
+        raise InvalidOption("train needs a limit: pass steps=, seconds= or until_return=")
+    for name, least in (("steps", limit), ("seconds", seconds)):
+        if least is not None and not least > 0:
+            raise InvalidOption(f"{name}={least!r}: pass more than 0")
+    check_portable(make_env, None)
+    env = clipped(make_env)
+    spaces = env.observation_space, env.action_space
+    env.close()
+    updates = None if limit is None else -(-int(limit) // chosen[0].batch_steps)
+    learners = [Learner(*spaces, own, own_seed, updates) for own, own_seed in zip(chosen, seeds)]
+    if not resume:
+        other = None if begin_with is None else version_of(begin_with, trust)
+        plain = {"steps": limit, "until_return": until_return, "environment": describe, "learn": learn}
+        plain |= {"begins_with": None if other is None else other.name, "made_with": made_with()}
+        if exchange is not None and len(runs) > 1:
+            plain["exchange"] = exchange.plain()
+        for run, own, own_seed, learner in zip(runs, chosen, seeds, learners):
+            if other is not None:
+                begins = {"checkpoint": _BEGIN, "settings": own.plain()}
+                learner.take_over(other.learner)
+            run.create(own, own_seed, **plain, begins=begins)
+            if other is not None:
+                other.learner.save(run.checkpoints / _BEGIN)
+    if all(run.is_done for run in runs):
+        last = deque(runs[0].updates(), 1)
+        return Trained(runs[0].path, seed, version=last[0].version, steps=last[0].steps, stopped="done")
+    events = Events(Path(directory).absolute())
+    try:
+        origin = provenance_of(command, "ppo", argv, git_diff)
+        about = {"settings": [own.plain() for own in chosen], "seed": seed, "steps": limit, "resumed": resume}
+        events("start", **about, provenance=origin, **machine())
+        drivers = []
+        for number, (run, own_seed, learner) in enumerate(zip(runs, seeds, learners)):
+            began = run.about.get("begins") or {}
+            plan = Plan(
+                make_env, learner, own_seed, updates, began, checkpoint_seconds, keep, milestone_seconds, stall_timeout,
+                max_restarts, None if cpus is None else list(cpus), niceness, origin, learn
+            )  # fmt: skip
+            cell = plan.cell(run, partial(events, policy=number), f"policy {number}" if len(runs) > 1 else "")
+            drivers.append(Driver(cell, Trained(run.path, own_seed), seconds, until_return, save_best))
+        drivers[0].progress.others = [driver.progress for driver in drivers[1:]]
+        population = None
+        if exchange is not None and len(runs) > 1:
+            now = [settings_now(run) for run in runs] if resume else chosen
+            population = Population(drivers, runs, now, exchange, seed, events)
+        try:
+            progress = drive(drivers, on_progress, None if population is None else population.turn)
+        except TrainingFailed as error:
+            events("failed", reason=str(error))
+            raise
+        for run, driver in zip(runs, drivers):
+            run.set_done(learn and driver.progress.stopped in ("done", "return"))
+        events("end", version=progress.version, steps=progress.steps, stopped=progress.stopped)
+        return progress
+    finally:
+        events.close()
