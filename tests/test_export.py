@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import shutil
 import signal
@@ -141,7 +142,9 @@ def test_what_is_exported_alone_is_said_to_be_when_it_is_imported(tmp_path: Path
 # -- where it is written ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_there_is_never_overwritten(traces: dict[str, Path], tmp_path: Path) -> None:
+def test_what_is_there_is_never_overwritten(
+    traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
     (tmp_path / "file").write_text("mine")
@@ -150,6 +153,14 @@ def test_what_is_there_is_never_overwritten(traces: dict[str, Path], tmp_path: P
             export(traces["vectors"], tmp_path / name, PlainExporter())
     assert left_in(tmp_path) == ["file", "full"]
     assert (tmp_path / "file").read_text() == (tmp_path / "full" / "mine").read_text() == "mine"
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "out")
+    for makes in ("directory", "file"):
+        exporter = PlainExporter()
+        monkeypatch.setattr(PlainExporter, "makes", makes)
+        with pytest.raises(TraceExists, match=r"link is a link to .*, which is not there"):
+            export(traces["vectors"], tmp_path / "link", exporter)
+    monkeypatch.undo()
+    assert left_in(tmp_path) == ["file", "full", "link"]
     (tmp_path / "empty").mkdir()
     assert export(traces["vectors"], tmp_path / "empty", PlainExporter()).path == tmp_path / "empty"
 
@@ -307,6 +318,52 @@ def test_ctrl_c_leaves_nothing(traces: dict[str, Path], tmp_path: Path) -> None:
     stopped.send_signal(signal.SIGINT)
     _, said = stopped.communicate(timeout=30)
     assert "KeyboardInterrupt" in said
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("makes", ["directory", "file"])
+def test_a_second_ctrl_c_while_the_first_is_obeyed_leaves_nothing_either(
+    traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes: str
+) -> None:
+    class Impatient(PlainExporter):
+        def write(self, source: Source, target: Path) -> None:
+            try:
+                target.write_text("some") if makes == "file" else (target / "some").write_text("some")
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Impatient, "makes", makes)
+    handler = signal.getsignal(signal.SIGINT)
+    for module, name in ((staging.shutil, "rmtree"), (staging.os, "unlink")):
+        real = getattr(module, name)
+        monkeypatch.setattr(
+            module, name, lambda *a, real=real, **k: (signal.raise_signal(signal.SIGINT), real(*a, **k))
+        )
+    with pytest.raises(KeyboardInterrupt):
+        export(traces["vectors"], tmp_path / "out", Impatient())
+    monkeypatch.undo()
+    assert left_in(tmp_path) == []
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("form", ["d4rl", "d3rlpy", "minari"])
+def test_ctrl_c_within_hdf5_leaves_no_file_open_that_crashes_at_the_end(
+    traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    h5f = pytest.importorskip("h5py").h5f
+    writing = importlib.import_module("gym_trace.interop.hdf5.writing")
+    write = writing._Below.write
+
+    def interrupted(below: Any, data: Any) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return write(below, data)
+
+    monkeypatch.setattr(writing._Below, "write", interrupted)
+    before = h5f.get_obj_count(h5f.OBJ_ALL, h5f.OBJ_FILE)
+    with pytest.raises(KeyboardInterrupt):
+        export(traces["vectors"], tmp_path / "out", form)
+    assert h5f.get_obj_count(h5f.OBJ_ALL, h5f.OBJ_FILE) == before
     assert left_in(tmp_path) == []
 
 

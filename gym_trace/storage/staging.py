@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.storage.exchange import sync_file_system
+from gym_trace.storage.interrupts import raised_once
 from gym_trace.storage.local import LocalAppender, LocalStorage
 
 _LONGEST = 200  # characters of a name, to which others are added
@@ -50,7 +51,7 @@ def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[st
         TraceExists: there is something already.
         InvalidOption: target lies in a source.
     """
-    final = Path(target).resolve()
+    final = _place(target)
     for source in sources:
         if final.is_relative_to(Path(source).resolve()):
             raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
@@ -60,20 +61,21 @@ def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[st
         raise TraceExists(f"{target} is not empty; give a new directory")
     if os.path.ismount(final):
         raise InvalidOption(f"{target} is where a file system is mounted; give a directory in it")
-    staged = beside(final)
-    os.makedirs(staged)
-    try:
-        yield staged
-        sync_files(staged)
+    with raised_once():
+        staged = beside(final)
+        os.makedirs(staged)
         try:
-            os.rename(staged, final)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-            raise TraceExists(f"{target}: something has been put there meanwhile; give a new directory") from error
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
+            yield staged
+            sync_files(staged)
+            try:
+                os.rename(staged, final)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+                raise TraceExists(f"{target}: something has been put there meanwhile; give a new directory") from error
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise
     LocalStorage(final.parent).sync()
 
 
@@ -83,27 +85,35 @@ def new_file(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -
 
     Otherwise as new_directory().
     """
-    final = Path(target).resolve()
+    final = _place(target)
     for source in sources:
         if final.is_relative_to(Path(source).resolve()):
             raise InvalidOption(f"{target} lies in {source}, which is never changed; give a file elsewhere")
     if final.exists():
         raise TraceExists(f"{target} is there already; give a new file")
     os.makedirs(final.parent, exist_ok=True)
-    staged = beside(final)
-    try:
-        yield staged
-        _sync_file(staged)
+    with raised_once():
+        staged = beside(final)
         try:
-            os.link(staged, final)
-        except FileExistsError as error:
-            raise TraceExists(f"{target}: something has been put there meanwhile; give a new file") from error
-        except OSError:  # a file system without links
-            os.rename(staged, final)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(staged)
+            yield staged
+            _sync_file(staged)
+            try:
+                os.link(staged, final)
+            except FileExistsError as error:
+                raise TraceExists(f"{target}: something has been put there meanwhile; give a new file") from error
+            except OSError:  # a file system without links
+                os.rename(staged, final)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(staged)
     LocalStorage(final.parent).sync()
+
+
+def _place(target: str | os.PathLike[str]) -> Path:
+    """Where it really is. Raises TraceExists for a link to what is not there."""
+    if os.path.islink(target) and not os.path.exists(target):
+        raise TraceExists(f"{target} is a link to {os.readlink(target)!r}, which is not there; give another name")
+    return Path(target).resolve()
 
 
 def beside(directory: Path) -> Path:

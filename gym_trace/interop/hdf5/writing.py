@@ -17,6 +17,7 @@ import numpy as np
 from h5py import h5a, h5d, h5g, h5p, h5s, h5t
 
 from gym_trace.model.values import Array
+from gym_trace.storage.interrupts import held_back
 
 TEXT = h5py.string_dtype()
 _COMPACT = 16 << 10  # bytes of an array that lies in its header, which must not exceed 64 KiB
@@ -30,14 +31,21 @@ Dataset: TypeAlias = Any  # h5py.h5d.DatasetID
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
-    """A file of which .id is the root group of the functions below, and what raises OSError if it cannot be written, as
-    leaving the block does.
+    """A file of which .id is the root group of the functions below, and what is to be called between any two windows.
+
+    That raises OSError if the file cannot be written, as leaving the block does, and KeyboardInterrupt. Elsewhere this
+    would leave the library with a file that it closes after Python has ended, and crashes.
     """
-    with open(path, "w+b", buffering=0) as raw:
+    with held_back() as check_signals, open(path, "w+b", buffering=0) as raw:
         below = _Below(raw)
+
+        def check() -> None:
+            below.check()
+            check_signals()
+
         try:
             with h5py.File(below, "w", libver=("v108", "v108"), rdcc_nbytes=_CACHE) as file:
-                yield file, below.check
+                yield file, check
                 below.check()
         finally:
             below.check()

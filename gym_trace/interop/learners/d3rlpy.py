@@ -13,6 +13,7 @@ from h5py import h5d, h5p, h5s, h5t
 
 from gym_trace.errors import InvalidOption
 from gym_trace.interop.contract import Loss
+from gym_trace.interop.hdf5.writing import new_file
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.learners.arrays import (
     Actions,
@@ -76,15 +77,9 @@ class D3rlpyExporter:
         yield from lost_flags(source)
 
     def write(self, source: Source, target: Path) -> None:
-        try:
-            self._write(source, target)
-        except RuntimeError as error:  # which h5py raises where a file that cannot be written is closed
-            raise OSError(str(error)) from error
-
-    def _write(self, source: Source, target: Path) -> None:
         observations, actions = self._checked(source)
         reward = reward_form(source, "d3rlpy")
-        with h5py.File(target, "w") as opened:
+        with new_file(target) as (opened, check):
             file = _File(opened, _COMPRESSION[self.compression])
             place = -1  # of the episode among those that have steps
             for window in source.windows("observations", "actions", "rewards", "terminations", "truncations"):
@@ -104,6 +99,7 @@ class D3rlpyExporter:
                 file.put(f"rewards_{place}", rewards, steps, whole)
                 if window.closes:
                     file.put_small(f"terminated_{place}", np.asarray(flags(window)[0][-1]))
+                check()
             file.tell("columns", list(_COLUMNS))
             file.tell("num_episodes", place + 1)
             file.tell("version", _VERSION)
@@ -111,6 +107,7 @@ class D3rlpyExporter:
             file.tell(f"{KEY}_observations", json_text(list(map(_described, observations.parts))))
             for texts in identities_of(source):
                 file.extend(f"{KEY}_episodes", texts)
+                check()
             opened.attrs["action_space"], opened.attrs["action_size"] = _action_space(actions)
 
     def how_to_load(self, path: Path) -> str:

@@ -63,7 +63,6 @@ class HDF5Episodes:
 
     def begin(self, episode: Episode, identity: str) -> None:
         """What is known of an episode, before its steps."""
-        self._check()
         steps = len(episode)
         self._group: Group = new_group(self._file.id, f"episode_{self.count}")
         attribute(self._group, "id", self.count)
@@ -90,6 +89,7 @@ class HDF5Episodes:
 
     def add(self, window: Window) -> None:
         """Steps of the episode that was begun."""
+        self._check()
         layouts, columns, start = window.writer.layouts, window.columns, window.start
         for leaf, rows in leaves_of(layouts.observations, columns["observations"]):
             begin = 0 if window.opens else start + 1

@@ -1,0 +1,71 @@
+"""Ctrl-C where no exception may come: in the midst of libraries, and where things are put in order after the first."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, TypeAlias
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+_IMPATIENCE = 5.0  # seconds: a later Ctrl-C is meant for something else, or for what has not ended yet
+
+_Handler: TypeAlias = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def raised_once() -> Iterator[None]:
+    """Within it a second Ctrl-C soon after the first does not interrupt what puts things in order after that."""
+    raised = -_IMPATIENCE
+
+    def once(handler: _Handler, number: int, frame: FrameType | None) -> None:
+        nonlocal raised
+        before, now = raised, time.monotonic()
+        if now - before < _IMPATIENCE:
+            return
+        raised = now
+        handler(number, frame)
+        raised = before  # a handler that raises nothing
+
+    with _handled_by(once):
+        yield
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[Callable[[], None]]:
+    """Within it Ctrl-C is only noted. KeyboardInterrupt comes at the end, or when what is yielded is called."""
+    waiting: list[tuple[_Handler, int]] = []
+
+    def note(handler: _Handler, number: int, frame: FrameType | None) -> None:
+        waiting.append((handler, number))
+
+    def check() -> None:
+        while waiting:
+            handler, number = waiting.pop(0)
+            handler(number, None)
+
+    try:
+        with _handled_by(note):
+            yield check
+    finally:
+        check()
+
+
+@contextlib.contextmanager
+def _handled_by(handle: Callable[[_Handler, int, FrameType | None], None]) -> Iterator[None]:
+    """Asks handle what to do at signals that functions handle. Outside the main thread, where none arrives, nothing."""
+    before: dict[int, _Handler] = {}
+    try:
+        for number in (int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                before[number] = handler
+                with contextlib.suppress(ValueError):  # in another thread
+                    signal.signal(number, lambda number, frame: handle(before[number], number, frame))
+        yield
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(ValueError):
+                signal.signal(number, handler)
