@@ -60,7 +60,7 @@ class Learner:
         self.model = made.to(settings.device)
         self._generator = torch.Generator().manual_seed(seed)
         betas = settings.adam_beta1, settings.adam_beta2
-        self._optimizer = torch.optim.Adam(made.parameters(), self._rate, betas=betas, eps=settings.adam_eps)
+        self._optimizer = torch.optim.Adam(made.parameters(), self._rate, betas, settings.adam_eps, fused=True)
 
     # -- an update ----------------------------------------------------------------------------------------------------
 

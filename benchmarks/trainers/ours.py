@@ -1,0 +1,58 @@
+"""gym_trace.train, with the settings of a job; what a job does not say is as it comes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from gym_trace.training import actor
+from gym_trace.training.driver import Trained
+from gym_trace.training.driver import train as train_and_record
+from trainers import Job, Progress, make
+
+PACKAGES = ("torch", "gymnasium")
+
+
+class Unrecorded(VectorWrapper):
+    """In the place of the recorder: nothing."""
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any], *_: Any, **__: Any):
+        super().__init__(envs)
+
+    def annotate(self, **values: Any) -> None:
+        pass
+
+    def secure(self) -> None:
+        pass
+
+
+def unrecorded(name: str) -> gymnasium.Env[Any, Any]:
+    """Takes the recorder away from the worker that asks for its environment."""
+    vars(actor)["TraceRecordingVectorWrapper"] = Unrecorded
+    return make(name)
+
+
+def train(job: Job, progress: Progress, records: bool = True, **settings: Any) -> None:
+    def told(trained: Trained) -> bool:
+        mean = trained.returns[0] if trained.returns and trained.episodes >= 100 else None
+        return progress.told(trained.steps, mean if isinstance(mean, float) else None)
+
+    chosen: dict[str, Any] = {
+        "workers": job.workers,
+        "num_envs": job.lanes // job.workers,
+        "rollout": job.rollout,
+        "minibatches": job.minibatches,
+        "epochs": job.epochs,
+        "learning_rate": job.learning_rate,
+        "anneal": job.anneal,
+        "gamma": job.gamma,
+        "lam": job.lam,
+        "clip": job.clip,
+        "exploration_coefficient": job.entropy,
+        **settings,
+    }
+    make_env = job.make_env if records else partial(unrecorded, job.environment)
+    told(train_and_record(make_env, job.directory, steps=job.steps, seed=job.seed, on_progress=told, **chosen))

@@ -1,0 +1,176 @@
+"""Training beside its peers: how many steps it takes to learn, and how fast frames go by while recording and not.
+
+    python benchmarks/training.py learn [--seeds 0,1,2] [--at-once 3]
+    python benchmarks/training.py speed [--repeats 3] [--pythons sample-factory=PYTHON] [--epochs 4]
+    python benchmarks/training.py long [--only LunarLander-v3,pong]
+    python benchmarks/training.py report
+
+learn: steps until the mean return of the last 100 episodes is that of TARGETS, ours and CleanRL's ppo.py with the same
+settings; ours with lag 1, its default. speed: 64 lanes, batches of 2,048, in turns, each time in a process of its own:
+wall seconds and the CPU seconds of all of its processes, which other load disturbs less, between FEW and MANY steps.
+long: one run of ours each. Results go to training.json; report makes training.svg and TRAINING.md of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "training.json"
+TARGETS = {"CartPole-v1": (475.0, 500_000), "Acrobot-v1": (-100.0, 500_000)}
+SPEED = ("CartPole-v1", "burning:CartPole-v1")
+_SPEED = {"workers": 2, "lanes": 64, "rollout": 32, "learning_rate": 1e-3, "anneal": False}
+LONG: dict[str, tuple[int, float, dict[str, Any]]] = {  # steps, mean return that ends it, settings
+    "LunarLander-v3": (1_000_000, 200.0, {
+        "workers": 2, "num_envs": 8, "rollout": 128, "minibatches": 8, "learning_rate": 1e-3, "anneal": False,
+        "gamma": 0.999, "lam": 0.98}),
+    "pong": (6_000_000, 18.0, {
+        "workers": 2, "num_envs": 8, "rollout": 64, "epochs": 3, "learning_rate": 5e-4, "anneal": False, "clip": 0.1,
+        "hidden": (256,), "activation": "relu"}),
+}  # fmt: skip
+TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "recorded": ("ours", {}),
+    "unrecorded": ("ours", {"records": False}),
+    "cleanrl": ("cleanrl", {}),
+    "sb3": ("sb3", {}),
+    "sample-factory": ("sample_factory_appo", {}),
+    "pufferlib": ("pufferlib_ppo", {}),
+}
+FEW, MANY = 8_192, 49_152
+_TIMEOUT = 1800.0
+
+
+# -- in a process of its own ------------------------------------------------------------------------------------------
+
+
+def one(name: str, told: dict[str, Any]) -> dict[str, Any]:
+    """A job, in this process."""
+    from trainers import Job, Progress
+
+    module, more = TRAINERS[name]
+    more = {**more, **told.pop("settings", {})}
+    trainer, job = import_module(f"trainers.{module}"), Job(**told)
+    progress = Progress(job)
+    trainer.train(job, progress, **more)
+    return {"reached": progress.reached, "curve": progress.curve, "marks": progress.marks}
+
+
+def run(name: str, python: str, told: dict[str, Any]) -> dict[str, Any]:
+    """A job in a process of its own; what it says, and the seconds it took."""
+    with tempfile.TemporaryDirectory(prefix="training-") as place:
+        out, run_directory = Path(place, "result.json"), Path(place, "run")
+        command = [python, str(Path(__file__)), "one", name, json.dumps({**told, "directory": str(run_directory)}), out]
+        begin = time.monotonic()
+        with open(Path(place, "log"), "w+") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            try:
+                code = process.wait(None if told.get("settings") else _TIMEOUT)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            if code or not out.exists():
+                log.seek(0)
+                raise SystemExit(f"{name}: {log.read()[-2000:]}")
+        found: dict[str, Any] = json.loads(out.read_text())
+        return {**found, "wall": time.monotonic() - begin}
+
+
+def measured(name: str, python: str, told: dict[str, Any]) -> dict[str, float]:
+    """Steps, and the wall and CPU seconds that they took."""
+    marks = run(name, python, told)["marks"]
+    begin, end = next(mark for mark in marks if mark[0] >= FEW), marks[-1]
+    return {key: after - before for key, before, after in zip(("steps", "wall", "cpu"), begin, end)}
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+def learn(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
+    jobs = [
+        (name, {"environment": environment, "seed": int(seed), "steps": steps, "until": target})
+        for seed in given.seeds.split(",")
+        for environment, (target, steps) in TARGETS.items()
+        for name in ("recorded", "cleanrl")
+        if given.only is None or name in given.only.split(",")
+    ]
+
+    def learned(job: tuple[str, dict[str, Any]]) -> None:
+        name, told = job
+        found = run(name, sys.executable, told)
+        print(name, told["environment"], told["seed"], found["reached"], f"{found['wall']:.0f} s", flush=True)
+        curve = found["curve"][:: len(found["curve"]) // 200 + 1]
+        keep({"name": name, **told, "reached": found["reached"], "curve": curve})
+
+    with ThreadPoolExecutor(given.at_once) as pool:
+        list(pool.map(learned, jobs))
+
+
+def long(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
+    for environment in given.only.split(",") if given.only else LONG:
+        steps, target, settings = LONG[environment]
+        told = {"environment": environment, "steps": steps, "until": target, "settings": settings}
+        found = run("recorded", sys.executable, told)
+        curve = found["curve"][:: len(found["curve"]) // 400 + 1]
+        keep({"environment": environment, "reached": found["reached"], "curve": curve})
+
+
+def speed(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
+    pythons = dict(pair.split("=", 1) for pair in given.pythons.split(",") if pair)
+    names = [name for name in TRAINERS if name in given.only.split(",")] if given.only else list(TRAINERS)
+    names = [name for name in names if name in pythons or name not in ("sample-factory", "pufferlib")]
+    for turn in range(given.repeats):
+        for environment in SPEED:
+            for name in names if turn % 2 == 0 else reversed(names):
+                told = {"environment": environment, "seed": turn, "steps": MANY, "epochs": given.epochs, **_SPEED}
+                result = measured(name, pythons.get(name, sys.executable), told)
+                keep({"name": name, "environment": environment, "turn": turn, "epochs": given.epochs, **result})
+                frames = (f"{result['steps'] / result[key]:,.0f} frames a {key} second" for key in ("wall", "cpu"))
+                print(name, environment, *frames, flush=True)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["one"]:
+        _, _, name, told, out = sys.argv
+        Path(out).write_text(json.dumps(one(name, json.loads(told))))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("learn", "speed", "long", "report"))
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--at-once", type=int, default=1, help="jobs of learn beside each other")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--pythons", default="", help="of contestants that have an environment of their own")
+    parser.add_argument("--only", help="contestants, with commas")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    results = json.loads(given.results.read_text()) if given.results.exists() else {}
+    if given.what != "report":
+        kept = results.setdefault(given.what, [])
+
+        def keep(result: dict[str, Any]) -> None:
+            kept.append(result)
+            given.results.write_text(json.dumps(results) + "\n")
+
+        {"learn": learn, "speed": speed, "long": long}[given.what](given, keep)
+    from training_report import drawn, told_of
+
+    (HERE / "TRAINING.md").write_text(told_of(results, TARGETS))
+    drawn(results, TARGETS, HERE / "training.svg")
+
+
+if __name__ == "__main__":
+    main()

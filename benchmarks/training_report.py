@@ -1,0 +1,93 @@
+"""What training.py has measured, as tables and as curves."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import charts
+from matplotlib import pyplot
+
+TITLES = {
+    "recorded": "gym-trace, recording",
+    "unrecorded": "gym-trace, not recording",
+    "cleanrl": "CleanRL's ppo.py",
+    "sb3": "Stable-Baselines3",
+    "sample-factory": "Sample Factory",
+}
+NAMES = {"burning:CartPole-v1": "CartPole-v1, 50 µs a step more", "pong": "ALE/Pong-v5, 42 x 42, 4 frames"}
+
+
+def told_of(results: dict[str, Any], targets: dict[str, tuple[float, int]]) -> str:
+    parts = ["# Training", "`make bench` leaves this out: see `benchmarks/training.py`. ![curves](training.svg)"]
+    for environment, (target, _) in targets.items():
+        rows = [_learnt(results, environment, name) for name in ("recorded", "cleanrl")]
+        parts.append(f"## {environment}: steps to a mean return of {target:g} over 100 episodes")
+        parts.append(_table(("", "median", "each seed"), [row for row in rows if row]))
+    for environment in dict.fromkeys(turn["environment"] for turn in results.get("speed", [])):
+        parts.append(f"## {NAMES.get(environment, environment)}: 64 lanes, batches of 2,048, four epochs")
+        parts.append(
+            _table(
+                ("", "frames a CPU second", "frames a second", "of Sample Factory's, CPU"),
+                _speeds(results, environment),
+            )
+        )
+    for found in results.get("long", []):
+        steps, mean = found["curve"][-1]
+        name = NAMES.get(found["environment"], found["environment"])
+        parts.append(f"{name}: a mean return of {mean:.1f} over 100 episodes after {steps:,} steps.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _learnt(results: dict[str, Any], environment: str, name: str) -> tuple[str, ...] | None:
+    runs = [run for run in results.get("learn", []) if (run["name"], run["environment"]) == (name, environment)]
+    if not runs:
+        return None
+    reached = [run["reached"] for run in runs]
+    middle = statistics.median(steps or float("inf") for steps in reached)
+    return TITLES[name], f"{middle:,.0f}", ", ".join(f"{steps:,}" if steps else "never" for steps in reached)
+
+
+def _speeds(results: dict[str, Any], environment: str) -> list[tuple[str, ...]]:
+    turns = [turn for turn in results["speed"] if turn["environment"] == environment]
+    rows = []
+    for name, title in TITLES.items():
+        own = {turn["turn"]: turn for turn in turns if turn["name"] == name}
+        if own:
+            cpu, wall = (statistics.median(t["steps"] / t[key] for t in own.values()) for key in ("cpu", "wall"))
+            rows.append((title, f"{cpu:,.0f}", f"{wall:,.0f}", _ratios(turns, own, "sample-factory")))
+    return rows
+
+
+def _ratios(turns: list[dict[str, Any]], own: dict[int, dict[str, Any]], peer: str) -> str:
+    """Of frames a CPU second, turn by turn: the median, and the least and largest."""
+    peers = {turn["turn"]: turn for turn in turns if turn["name"] == peer}
+    both = [(mine, peers[turn]) for turn, mine in own.items() if turn in peers]
+    found = sorted(mine["steps"] / mine["cpu"] / (other["steps"] / other["cpu"]) for mine, other in both)
+    return f"{statistics.median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})" if found else "-"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---", *["---:"] * (len(head) - 1)), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def drawn(results: dict[str, Any], targets: dict[str, tuple[float, int]], path: Path) -> None:
+    """Mean returns over steps: ours beside CleanRL's, and long runs of ours."""
+    panels = [*targets, *(found["environment"] for found in results.get("long", []))]
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(3.2 * len(panels), 2.8), squeeze=False)
+    for axis, environment in zip(axes[0], panels):
+        axis.set_title(NAMES.get(environment, environment), fontsize=10)
+        axis.set_xlabel("1,000 steps")
+        for run in [*results.get("learn", []), *results.get("long", [])]:
+            if run["environment"] == environment:
+                ours = run.get("name", "recorded") == "recorded"
+                label = TITLES["recorded" if ours else "cleanrl"] if run.get("seed", 0) == 0 else None
+                steps, means = zip(*run["curve"])
+                colour = charts.OUR_COLOUR if ours else charts.SECOND_COLOUR
+                axis.plot([s / 1000 for s in steps], means, color=colour, label=label, linewidth=1)
+    axes[0][0].set_ylabel("mean return, 100 episodes")
+    axes[0][0].legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
