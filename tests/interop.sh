@@ -33,11 +33,11 @@ suite() { # name, pytest arguments ...
 for name in $only; do
     case "$name" in
     main)
-        environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,imitation,mcap,rerun \
+        environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,imitation,mcap,rerun,train \
             'torch==2.13.0' 'torchrl==0.14.1' 'minari[hdf5,arrow,create]==0.5.4' 'stable-baselines3==2.9.2' 'ray[data]==2.60.0' \
             'duckdb>=2.0' 'polars>=2.1' 'pandas>=2' 'pyspark==4.3.0' 'pyarrow==26.0.1' 'h5py>=3.14' \
             structlog colorama tqdm dataclasses_json datasets sacred 'huggingface_sb3' scikit-learn dm-tree msgpack-numpy ormsgpack tensorboardX \
-            scipy lz4 pyyaml gymnasium-robotics &&
+            rlax 'jax[cpu]' scipy lz4 pyyaml gymnasium-robotics &&
             without_dependencies main 'd3rlpy==2.8.1' 'gym==0.26.2' gym_notices 'imitation==1.0.1' 'ray[rllib]==2.60.0' &&
             suite main tests/interop --ignore tests/interop/test_lerobot.py --ignore tests/interop/test_rlds.py "$@" || failed=1
         ;;

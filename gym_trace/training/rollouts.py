@@ -136,10 +136,10 @@ class RecordedRollouts:
 
     def read(self, origin: Origin) -> Rollout:
         """As the learner was given it, but for the observation behind the last step, where an episode ended there."""
+        pieces = [(lane, *piece) for lane in range(self._shape.lanes) for piece in self._pieces(origin, lane)]
         rollout = Rollout.empty(self._shape)
-        for lane in range(self._shape.lanes):
-            for episode, at, first, count in self._pieces(origin, lane):
-                self._copy(rollout, lane, episode, at, first, count)
+        for piece in pieces:
+            self._copy(rollout, *piece)
         return rollout
 
     def episodes_of(self, origin: Origin) -> list[int]:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgpack
 
+from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
-from gym_trace.storage.local import open_regular
+from gym_trace.storage.local import lock, open_regular
 from gym_trace.storage.staging import new_file
 from gym_trace.training.rollouts import Origin
 from gym_trace.training.settings import Settings, settings_from
 
 _MOST_ENTRY = 64 << 20  # bytes
+_HEAD = 16
+_PATIENCE = 60.0  # seconds that a learner has to end after its driver
 _MOST_JSON = 16 << 20
 
 
@@ -43,21 +48,25 @@ class Update:
         body = msgpack.packb(
             [self.version, list(map(list, self.rollouts)), self.steps, self.digest, self.told, self.changed]
         )
-        framed: bytes = msgpack.packb([zlib.crc32(body), body])
+        framed: bytes = _head(len(body), zlib.crc32(body)) + body
         return framed
 
     @classmethod
-    def unpacked(cls, entry: Any) -> Update:
+    def unpacked(cls, body: bytes) -> Update:
         """Raises ValueError."""
-        if not (isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], bytes)):
-            raise ValueError("no entry")
-        if zlib.crc32(entry[1]) != entry[0]:
-            raise ValueError("checksum mismatch")
-        version, rollouts, steps, digest, told, changed = msgpack.unpackb(entry[1])
+        version, rollouts, steps, digest, told, changed = msgpack.unpackb(body)
         origins = tuple(Origin(str(writer), int(first), int(acted)) for writer, first, acted in rollouts)
         if not isinstance(told, dict) or not isinstance(changed, dict):
             raise ValueError("no entry")
         return cls(int(version), origins, int(steps), str(digest), told, changed)
+
+
+def _head(size: int, checksum: int) -> bytes:
+    """Of a body of so many bytes: with it, an array of its size, its checksum and the body, as MessagePack has one.
+
+    That the size is there twice tells an entry that was being written at the end from one whose size was changed.
+    """
+    return b"\x93\xce%b\xce%b\xc6%b" % tuple(number.to_bytes(4, "big") for number in (size, checksum, size))
 
 
 class Run:
@@ -108,7 +117,13 @@ class Run:
         except (OSError, ValueError, RecursionError) as error:
             raise CorruptTrace(f"cannot be read: {error}", self._about) from error
         about: dict[str, Any] = found if isinstance(found, dict) else {}
-        if not isinstance(about.get("settings"), dict) or type(about.get("seed")) is not int:
+        seed, steps = about.get("seed"), about.get("steps")
+        fits = (
+            type(seed) is int
+            and 0 <= seed < EPISODES
+            and (steps is None or (type(steps) is int and 0 < steps < 1 << 62))
+        )
+        if not fits or not isinstance(about.get("settings"), dict):
             raise CorruptTrace("is not what a run says of itself", self._about)
         return about
 
@@ -145,16 +160,17 @@ class Run:
 
         Raises CorruptTrace where one is damaged or missing.
         """
-        for expected, (at, entry) in enumerate(self._entries()):
+        for expected, (at, body) in enumerate(self._entries()):
             try:
-                update = Update.unpacked(entry)
-            except (ValueError, TypeError, msgpack.UnpackException) as error:
+                update = Update.unpacked(body)
+            except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
                 raise CorruptTrace(f"{error} at byte {at}, of the update to version {expected}", self._log) from error
             if update.version != expected:
                 raise CorruptTrace(f"version {update.version} follows version {expected - 1}", self._log)
             yield update
 
-    def _entries(self) -> Iterator[tuple[int, Any]]:
+    def _entries(self) -> Iterator[tuple[int, bytes]]:
+        """Where the body of each begins, and it."""
         try:
             fd = open_regular(self._log, os.O_RDONLY)
         except FileNotFoundError:
@@ -162,28 +178,47 @@ class Run:
         except OSError as error:
             raise CorruptTrace(f"cannot be read: {error.strerror}", self._log) from error
         with open(fd, "rb") as file:
-            unpacker = msgpack.Unpacker(file, max_buffer_size=_MOST_ENTRY)
-            while True:
-                at = unpacker.tell()
-                try:
-                    yield at, unpacker.unpack()
-                except msgpack.OutOfData:
+            whole, at = os.fstat(fd).st_size, 0
+            while len(head := file.read(_HEAD)) == _HEAD:
+                size, checksum = int.from_bytes(head[2:6], "big"), int.from_bytes(head[7:11], "big")
+                at += _HEAD
+                if head != _head(size, checksum) or size > _MOST_ENTRY:
+                    raise CorruptTrace(f"there is no entry at byte {at - _HEAD}", self._log)
+                if at + size > whole:
                     return
-                except (ValueError, msgpack.UnpackException, RecursionError) as error:
-                    raise CorruptTrace(f"{error or type(error).__name__} at byte {at}", self._log) from error
+                body = file.read(size)
+                if zlib.crc32(body) != checksum:
+                    raise CorruptTrace(f"checksum mismatch of the entry at byte {at - _HEAD}", self._log)
+                yield at, body
+                at += size
 
-    def truncate_log(self) -> None:
-        """Removes an entry that was being written when the run was killed."""
-        end = 0
-        if self._log.exists():
-            for update in self.updates():
-                end += len(update.packed())
-            os.truncate(self._log, end)
+    def open_log(self) -> BinaryIO:
+        """The log, for append(), without an entry that was being written when the run was killed.
 
-    def append(self, update: Update) -> None:
-        """Raises OSError."""
-        with open(open_regular(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab", buffering=0) as file:
-            file.write(update.packed())
+        Waits for a learner of before that still saves what it has. Raises OSError, CorruptTrace.
+        """
+        fd = open_regular(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        file = open(fd, "ab", buffering=0)  # noqa: SIM115 - open as long as the learner
+        try:
+            until = time.monotonic() + _PATIENCE
+            while not lock(file.fileno()):
+                if time.monotonic() > until:
+                    raise CorruptTrace("another process writes to it", self._log)
+                time.sleep(0.05)
+            count = end = 0
+            for at, body in self._entries():
+                count, end = count + 1, at + len(body)
+            newest = max(self.saved(), default=0)
+            if newest >= max(count, 1):
+                raise CorruptTrace(
+                    f"it ends before version {newest}, of which there is a checkpoint: remove that to go on from here",
+                    self._log,
+                )
+            os.ftruncate(file.fileno(), end)
+        except BaseException:
+            file.close()
+            raise
+        return file
 
     def checkpoint(self, version: int) -> Path:
         """Where that of a version is, or would be."""
@@ -226,3 +261,15 @@ def settings_now(run: Run) -> Settings:
     """Those that its last version has: in a population they change."""
     changes = [update.changed["settings"] for update in run.updates() if "settings" in update.changed]
     return settings_from(changes[-1]) if changes else run.settings
+
+
+def append(log: BinaryIO, update: Update) -> None:
+    """Adds it to the log, see Run.open_log(). Raises OSError, and leaves the log as it was."""
+    entry = update.packed()
+    end = os.fstat(log.fileno()).st_size
+    try:
+        if log.write(entry) != len(entry):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        os.ftruncate(log.fileno(), end)
+        raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -38,6 +39,18 @@ _AT_LEAST: dict[str, float] = {
     "target_kl": 0,
     "adaptive_kl": 0,
 }
+_AT_MOST: dict[str, float] = {
+    "workers": 1024,
+    "splits": 64,
+    "num_envs": 1 << 16,
+    "rollout": 1 << 20,
+    "max_lag": 1 << 20,
+    "epochs": 1000,
+    "rnn_size": 1 << 12,
+    "learner_threads": 1024,
+}
+_MOST_SLOTS = 1 << 16  # which a message between processes can name
+_MOST_LAYERS, _WIDEST = 16, 1 << 12
 
 
 @dataclass(frozen=True)
@@ -126,6 +139,21 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise InvalidOption(f"{name}={value!r}: pass {least:g} or more")
+        for name, most in _AT_MOST.items():
+            if not getattr(self, name) <= most:
+                raise InvalidOption(f"{name}={getattr(self, name)!r}: pass {most:g} or less")
+        if len(self.hidden) > _MOST_LAYERS or not all(0 < width <= _WIDEST for width in self.hidden):
+            raise InvalidOption(f"hidden={self.hidden!r}: pass at most {_MOST_LAYERS} sizes, of 1 to {_WIDEST}")
+        if not (0 <= self.adam_beta1 < 1 and 0 <= self.adam_beta2 < 1):
+            raise InvalidOption(
+                f"adam_beta1={self.adam_beta1!r}, adam_beta2={self.adam_beta2!r}: pass 0 to less than 1"
+            )
+        for name in ("initial_std", "adam_eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidOption(f"{name}={getattr(self, name)!r}: pass more than 0")
+        for name, value in asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InvalidOption(f"{name}={value!r}: pass a finite number")
         for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: pass 0 to 1")
@@ -138,6 +166,8 @@ class Settings:
         pieces = self.batch_steps // self.rollout if self.rnn else self.batch_steps
         if self.minibatches > pieces:
             raise InvalidOption(f"minibatches={self.minibatches}: an update has no more than {pieces} to share out")
+        if self.workers * self.splits * self.slots_per_split > _MOST_SLOTS:
+            raise InvalidOption(f"batch={self.batch_steps}: takes more than {_MOST_SLOTS} rollouts in memory")
 
     @property
     def rollout_steps(self) -> int:
@@ -198,6 +228,6 @@ def _value(name: str, type_: str, value: Any) -> Any:
             return float(value)
         elif kinds[0] == "str" and isinstance(value, str):
             return value
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, OverflowError):
         pass
     raise InvalidOption(f"{name}={value!r}: pass {type_.replace('tuple[int, ...]', 'numbers such as 64,64')}")

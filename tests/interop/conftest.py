@@ -35,6 +35,7 @@ _PACKAGES = {
     "rlds": ["tensorflow-datasets", "tensorflow-cpu"],
     "rllib": ["ray"],
     "sb3": ["stable-baselines3"],
+    "train_targets": ["rlax", "torchrl"],
 }
 _ALWAYS = ("gymnasium", "numpy", "h5py", "pyarrow", "torch")
 

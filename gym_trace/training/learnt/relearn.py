@@ -83,8 +83,11 @@ def _verified(run: Run, before: Relearnt, on_progress: Callable[[Relearnt], Any]
             if on_progress is not None and on_progress(found):
                 found.differs = "it was interrupted"
                 break
-    except TraceError as error:
-        found.differs = str(error)
+        later = [version for version in saved.values() if version >= found.of]
+        if later and not found.differs:
+            found.differs = f"{run.path}: the log ends before version {min(later)}, of which there is a checkpoint"
+    except (TraceError, MemoryError) as error:
+        found.differs = str(error) or "what it says takes more memory than there is"
     return found
 
 

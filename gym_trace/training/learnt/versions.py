@@ -63,7 +63,10 @@ def fresh(run: Run, trust: bool, device: str | None = "cpu") -> Learner:
     limit = about.get("steps")
     total = None if limit is None else -(-int(limit) // settings.batch_steps)
     settings = settings if device is None else replace(settings, device=device)
-    return Learner(trace.observation_space, trace.action_space, settings, about["seed"], total)
+    try:
+        return Learner(trace.observation_space, trace.action_space, settings, about["seed"], total)
+    except (RuntimeError, MemoryError) as error:
+        raise CorruptTrace(f"no network can be made of what it says: {error}", run.path) from error
 
 
 def checkpoint_files(run: Run) -> dict[Path, int]:
@@ -85,7 +88,7 @@ def _bring(run: Run, learner: Learner, files: dict[int, Path], number: int | Non
     """number: None for the newest of the log."""
     known = [version for version in files if number is None or version <= number]
     if known:
-        learner.load(files[max(known)])
+        learner.load(files[max(known)], max(known))
     if learner.version == number:
         return
     updates = [update for update in run.updates() if number is None or update.version <= number]

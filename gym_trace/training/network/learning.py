@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -22,6 +23,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, Training
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
 from gym_trace.sampling.targets import vtrace
+from gym_trace.storage.local import open_regular
 from gym_trace.training.network.forms import ActionForm, leaves_of
 from gym_trace.training.network.model import ActorCritic, tensors, weights_of
 from gym_trace.training.rollouts import Rollout, Shape, joined
@@ -34,6 +36,10 @@ except ImportError as missing:
     raise MissingExtra(f"checkpoints need safetensors ({missing}): pip install 'gym-trace[train]'") from missing
 
 _KEY = "gym_trace"
+_OF_THE_NETWORK = (
+    *("workers", "splits", "num_envs", "rollout", "batch", "lag", "hidden", "activation", "share", "rnn", "rnn_size"),
+    *("model", "initial_std", "adaptive_std", "normalize_returns", "normalize_observations", "learner_threads"),
+)
 _ROWS = 8192  # that go through a network at once
 _LOG_RATIO = math.log(20.0)
 _RATE_STEP, _RATE_BOUNDS = 1.5, (1e-6, 1e-2)  # of adaptive_kl
@@ -83,6 +89,8 @@ class Learner:
         }
         told = self._epochs(data, seen, batch)
         self._see(seen)
+        if not all(torch.isfinite(tensor).all() for tensor in self.model.state_dict().values()):
+            raise TrainingFailed("a weight, or a statistic of the observations, is not finite")
         self._set_rate(told["kl"])
         self.version += 1
         spread = float(np.var(targets))
@@ -231,7 +239,10 @@ class Learner:
             group["lr"] = self._rate
 
     def change(self, settings: Settings) -> None:
-        """Goes on with other ones, of the same network."""
+        """Goes on with other ones, of the same network. Raises InvalidOption where they are of another."""
+        for name in _OF_THE_NETWORK:
+            if getattr(settings, name) != getattr(self.settings, name):
+                raise InvalidOption(f"{name}={getattr(settings, name)!r}: the run has {getattr(self.settings, name)!r}")
         self.settings, self._rate = settings, settings.learning_rate
         for group in self._optimizer.param_groups:
             group.update(lr=self._rate, betas=(settings.adam_beta1, settings.adam_beta2), eps=settings.adam_eps)
@@ -249,6 +260,8 @@ class Learner:
                 self._load_optimizer(found)
                 self._rate = float(about["rate"])
         if "settings" in changed:
+            if not isinstance(changed["settings"], dict):
+                raise CorruptTrace("changed settings are none", checkpoints)
             self.change(replace(settings_from(changed["settings"]), device=self._device))
         self.version += 1
 
@@ -290,13 +303,15 @@ class Learner:
         about = {"version": self.version, "rate": self._rate, "settings": self.settings.plain(), **facts}
         save_file(self.tensors(), path, {_KEY: json.dumps(about)})
 
-    def load(self, path: FilePath) -> dict[str, Any]:
-        """Goes on from a checkpoint; returns what it says beside. Raises CorruptTrace."""
+    def load(self, path: FilePath, version: int | None = None) -> dict[str, Any]:
+        """Goes on from a checkpoint; returns what it says beside. Raises CorruptTrace, also of another version."""
         about, found = read_checkpoint(path)
         with self._located(path):
             self._load_model(found)
             self.change(replace(settings_from(about["settings"]), device=self._device))
             self._rate, self.version = float(about["rate"]), int(about["version"])
+            if version is not None and self.version != version:
+                raise ValueError(f"it is of version {self.version}")
             self._load_optimizer(found)
             self._generator.set_state(found["generator"])
         return about
@@ -305,7 +320,7 @@ class Learner:
     def _located(self, path: FilePath) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, KeyError, TypeError, ValueError) as error:
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
             raise CorruptTrace(f"is no checkpoint of this network: {printable(error)}", path) from error
 
     def _load_model(self, found: dict[str, Tensor]) -> None:
@@ -314,9 +329,12 @@ class Learner:
 
     def _load_optimizer(self, found: dict[str, Tensor]) -> None:
         state: dict[int, dict[str, Tensor]] = {}
+        parameters = list(self.model.parameters())
         for name, tensor in found.items():
             if name.startswith("optimizer."):
                 _, number, part = name.split(".")
+                if part != "step" and tensor.shape != parameters[int(number)].shape:
+                    raise ValueError(f"{name} is of another shape")
                 state.setdefault(int(number), {})[part] = tensor
         groups = self._optimizer.state_dict()["param_groups"]
         groups[0]["lr"] = self._rate
@@ -331,6 +349,7 @@ def made_with() -> dict[str, str]:
 def read_checkpoint(path: FilePath) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What a checkpoint says, and its tensors. Anybody may have written it. Raises CorruptTrace."""
     try:
+        os.close(open_regular(path, os.O_RDONLY))
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {}).get(_KEY, ""))
             found = {name: file.get_tensor(name) for name in file.offset_keys()}

@@ -18,7 +18,7 @@ from gym_trace.collecting.executor import (
     settle,
     started_quietly,
 )
-from gym_trace.errors import InvalidOption, TrainingFailed, told
+from gym_trace.errors import CorruptTrace, InvalidOption, TrainingFailed, told
 from gym_trace.training.processes.actor import Actor, act
 from gym_trace.training.processes.inference import Desk, Serving, desk_fields, serve
 from gym_trace.training.processes.learner import Learning, learn
@@ -354,7 +354,7 @@ def _reported(control: Connection) -> Iterator[None]:
 
     try:
         yield
-    except TrainingFailed as error:
+    except (TrainingFailed, CorruptTrace, InvalidOption) as error:  # which another attempt would meet again
         control.send(("failed", f"{_FATAL}{error}"))
     except Exception as error:
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, BinaryIO
 
 from gym_trace.errors import CorruptTrace, TrainingFailed
 from gym_trace.playback.trace import open_trace
@@ -17,7 +17,7 @@ from gym_trace.storage.staging import beside
 from gym_trace.training.network.learning import Learner
 from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
-from gym_trace.training.run import Run, Update
+from gym_trace.training.run import Run, Update, append
 from gym_trace.training.settings import ANY, Settings
 
 
@@ -50,18 +50,18 @@ class Learning:
     learn: bool = True
 
 
-def restored(run: Run, learner: Learner) -> tuple[int, float]:
+def restored(run: Run, log: BinaryIO, learner: Learner) -> tuple[int, float]:
     """Brings a fresh learner to the newest version of the log: from a checkpoint, and the trace for what came after it.
 
     Returns the steps that were learnt from, and the seconds it took. Raises CorruptTrace if other weights come out.
     """
     updates = list(run.updates())
     if not updates:
-        run.append(Update(0, (), 0, learner.digest()))
+        append(log, Update(0, (), 0, learner.digest()))
         return 0, 0.0
     known = [version for version in run.saved() if version < len(updates)]
     if known:
-        learner.load(run.checkpoint(known[-1]))
+        learner.load(run.checkpoint(known[-1]), known[-1])
     for _ in learn_again(run, learner, updates[learner.version :]):
         pass
     return updates[-1].steps, float(updates[-1].told.get("seconds", 0.0))
@@ -79,6 +79,8 @@ def learn_again(run: Run, learner: Learner, updates: Sequence[Update]) -> Any:
                 recorded = RecordedRollouts(open_trace(run.trace), learner.shape)
             if update.changed:
                 learner.adopt(update.changed, run.checkpoints)
+            elif len(update.rollouts) != learner.settings.rollouts_per_batch:
+                raise CorruptTrace(f"{run.path}: version {update.version} is of {len(update.rollouts)} rollouts", None)
             else:
                 learner.learn([recorded.read(origin) for origin in update.rollouts])
         if learner.digest() != update.digest:
@@ -104,8 +106,8 @@ class LearnerProcess:
 
     def run(self) -> None:
         told, learner = self._told, self._learner
-        self._run.truncate_log()
-        self._steps, self._seconds = restored(self._run, learner)
+        self._log = self._run.open_log()
+        self._steps, self._seconds = restored(self._run, self._log, learner)
         if learner.version == 0 and told.begins:
             self._adopt(told.begins)
         told.weights.publish(learner.version, learner.weights())
@@ -151,7 +153,11 @@ class LearnerProcess:
 
     def _take_all(self) -> None:
         while has_more(self._told.full):
-            slot = take(self._told.full).slot
+            try:
+                slot = take(self._told.full).slot
+            except EOFError:  # driver and workers are gone
+                self._over = True
+                return
             if self._settings.lag == ANY:
                 self._arrived.append(slot)
             else:
@@ -219,7 +225,7 @@ class LearnerProcess:
         learner = self._learner
         learner.adopt(changed, self._run.checkpoints)
         self._least = learner.version
-        self._run.append(Update(learner.version, (), self._steps, learner.digest(), {}, changed))
+        append(self._log, Update(learner.version, (), self._steps, learner.digest(), {}, changed))
 
     # -- updates ------------------------------------------------------------------------------------------------------
 
@@ -235,7 +241,7 @@ class LearnerProcess:
         self._steps += self._settings.batch_steps
         losses["seconds"] = self._seconds + time.monotonic() - self._began
         if told.learn:
-            self._run.append(Update(learner.version, origins, self._steps, learner.digest(), losses))
+            append(self._log, Update(learner.version, origins, self._steps, learner.digest(), losses))
             told.weights.publish(learner.version, learner.weights())
         for slot in slots:
             self._free(slot)

@@ -1,0 +1,255 @@
+"""What training is told and what it keeps: settings, actions as rows, the log of updates. None of it needs PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
+from gym_trace.training.network.forms import ActionForm
+from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
+from gym_trace.training.rollouts import Origin, Shape
+from gym_trace.training.run import Run, Update, append
+from gym_trace.training.settings import Settings, settings_from
+
+HUGE = "9" * 400
+UPDATES = [Update(0, (), 0, "ab")] + [
+    Update(v, (Origin("w", 16 * v, v - 1),), 64 * v, f"{v:x}", {"kl": 0.5 * v}) for v in (1, 2, 3)
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run whose log has three updates."""
+    run = Run(tmp_path / "run")
+    run.create(Settings(), 7, steps=640)
+    with run.open_log() as log:
+        for update in UPDATES:
+            append(log, update)
+    return run
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_settings_of_texts_are_those_of_values() -> None:
+    texts = {"lag": "any", "hidden": "32,16", "rnn": "none", "batch": "1024", "anneal": "yes", "clip": "1e-1"}
+    values = {"lag": "any", "hidden": (32, 16), "rnn": None, "batch": 1024, "anneal": True, "clip": 0.1}
+    assert settings_from(texts) == settings_from(values) == Settings(**values)
+    assert settings_from(Settings(**values).plain()) == Settings(**values)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"learning_rat": 1},
+        *({"lag": value} for value in (2, True, "1.5", [], None)),
+        *({"num_envs": value} for value in (0, -1, 1.5, HUGE, "inf", float("nan"), 10**9, None, [], {})),
+        *({"learning_rate": value} for value in (-1, "nan", "inf", float("inf"), True, HUGE, 10**400)),
+        *({"hidden": value} for value in ("64,", "0", (-1,), (1 << 30,), (8,) * 99, 5, ["a"], [None])),
+        *({"initial_std": value} for value in (0, -1)),
+        *({"adam_beta1": value} for value in (1, -0.1)),
+        {"gamma": 1.5},
+        {"batch": 1000},
+        {"minibatches": 10**6},
+        {"rnn": "gru", "num_envs": 1, "workers": 1, "minibatches": 4},
+        {"batch": 1 << 20, "workers": 1000, "num_envs": 1, "rollout": 1, "splits": 64, "lag": "any"},
+        {"anneal": "maybe"},
+    ],
+    ids=lambda given: str(given)[:40],
+)
+def test_settings_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match=f"{next(iter(given))[:8]}|minibatches"):
+        settings_from(given)
+
+
+# -- actions ----------------------------------------------------------------------------------------------------------
+
+ACTIONS = {
+    "discrete": spaces.Discrete(3, start=-1),
+    "multi-discrete": spaces.MultiDiscrete([2, 5], start=[3, -2]),
+    "multi-binary": spaces.MultiBinary((2, 2)),
+    "box": spaces.Box(-1, 1, (2, 3), np.float32),
+    "float64": spaces.Box(-1, 1, (2,), np.float64),
+    "tree": spaces.Dict({"b": spaces.Box(-1, 1, (2,)), "a": spaces.Tuple([spaces.Discrete(4), spaces.MultiBinary(2)])}),
+}
+
+
+@pytest.mark.parametrize("space", ACTIONS.values(), ids=list(ACTIONS))
+def test_actions_as_rows_and_back_are_the_same(space: Any) -> None:
+    batched = batch_space(space, 5)
+    batched.seed(3)
+    batch, form = batched.sample(), ActionForm(space)
+    rows = form.to_rows(batch)
+    assert rows.shape == (5, form.columns)
+    choices = rows[:, : len(form.choices)]
+    assert ((choices >= 0) & (choices < form.choices)).all()
+    again = form.to_batch(rows)
+    np.testing.assert_array_equal(form.to_rows(again), rows)
+    if space is not ACTIONS["float64"]:
+        assert again in batched
+
+
+def test_actions_that_no_network_draws_are_refused() -> None:
+    for space in (spaces.Box(0, 5, (2,), np.int64), spaces.Text(4), spaces.Sequence(spaces.Discrete(2))):
+        with pytest.raises(InvalidOption):
+            ActionForm(space)
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+def log_of(run: Run) -> Path:
+    return run.path / "updates.msgpack"
+
+
+def test_a_log_cut_anywhere_has_the_updates_that_were_whole_and_goes_on(run: Run) -> None:
+    data, ends = log_of(run).read_bytes(), np.cumsum([len(update.packed()) for update in UPDATES])
+    for end in range(len(data)):
+        log_of(run).write_bytes(data[:end])
+        whole = int((ends <= end).sum())
+        assert list(run.updates()) == UPDATES[:whole]
+        with run.open_log() as log:
+            for update in UPDATES[whole:]:
+                append(log, update)
+        assert log_of(run).read_bytes() == data
+
+
+def test_a_flipped_bit_anywhere_in_the_log_is_found(run: Run) -> None:
+    data = log_of(run).read_bytes()
+    for at in range(len(data)):
+        for bit in (0, 7):
+            log_of(run).write_bytes(data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :])
+            with pytest.raises(CorruptTrace):
+                list(run.updates())
+
+
+def test_a_log_that_lost_whole_updates_is_not_gone_on_with_before_the_newest_checkpoint(run: Run) -> None:
+    run.checkpoint(3).touch()
+    run.open_log().close()
+    log_of(run).write_bytes(b"".join(update.packed() for update in UPDATES[:3]))
+    with pytest.raises(CorruptTrace, match="ends before version 3"):
+        run.open_log()
+    log_of(run).write_bytes(b"".join(update.packed() for update in (*UPDATES[:2], UPDATES[3])))
+    with pytest.raises(CorruptTrace, match="version 3 follows version 1"):
+        list(run.updates())
+
+
+def test_an_update_that_does_not_fit_on_the_disk_leaves_the_log_as_it_was(run: Run) -> None:
+    class Full:
+        """The disk takes half of it."""
+
+        def __init__(self, file: Any):
+            self._file = file
+            self.fileno = file.fileno
+
+        def write(self, data: bytes) -> int:
+            return int(self._file.write(data[: len(data) // 2]))
+
+    data = log_of(run).read_bytes()
+    with run.open_log() as log, pytest.raises(OSError, match="No space"):
+        append(Full(log), UPDATES[3])  # type: ignore[arg-type]
+    assert log_of(run).read_bytes() == data
+
+
+def test_one_learner_at_a_time_writes_to_a_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.training.run._PATIENCE", 0.1)
+    with run.open_log(), pytest.raises(CorruptTrace, match="another process"):
+        run.open_log()
+    run.open_log().close()
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        b"",
+        b"[" * 100_000,
+        b"[]",
+        b'{"settings": {}}',
+        *(json.dumps({"settings": {}, "seed": seed}).encode() for seed in (-1, "1", 10**40, 1.5, True)),
+        *(json.dumps({"settings": {}, "seed": 1, "steps": steps}).encode() for steps in ("1", 0, -5, 1.5, 10**40)),
+        b'{"settings": {}, "seed": 1, "steps": NaN}',
+        *(json.dumps({"settings": made, "seed": 1}).encode() for made in ({"x": 1}, {"hidden": [10**9]}, [], None)),
+    ],
+    ids=lambda about: about[:50].decode(),
+)
+def test_a_run_that_says_nonsense_of_itself_is_refused(run: Run, about: bytes) -> None:
+    (run.path / "run.json").write_bytes(about)
+    with pytest.raises(CorruptTrace) as raised:
+        run.settings  # noqa: B018
+    assert "\n" not in str(raised.value)
+
+
+def test_what_is_no_file_is_not_waited_for(run: Run, tmp_path: Path) -> None:
+    for path, read in ((run.path / "run.json", lambda: run.about), (log_of(run), lambda: list(run.updates()))):
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(CorruptTrace):
+            read()
+    with pytest.raises(TraceNotFound):
+        Run(tmp_path / "none").about  # noqa: B018
+
+
+def test_a_function_that_a_run_names_is_not_called_unless_the_run_is_trusted(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    run.create(Settings(model="os:system"), 0)
+    with pytest.raises(InvalidOption, match="os:system"):
+        run.trusted_settings(trust=False)
+    assert run.trusted_settings(trust=True).model == "os:system"
+
+
+# -- shared memory ----------------------------------------------------------------------------------------------------
+
+
+def test_slots_keep_rollouts_apart() -> None:
+    space = spaces.Dict({"p": spaces.Box(0, 255, (3, 3, 1), np.uint8), "v": spaces.Box(-1, 1, (2,), np.float64)})
+    shape = Shape.of(space, spaces.Discrete(2), 4, 2, 3)
+    slots, random = Slots(shape, 3), np.random.default_rng(0)
+    written = []
+    for slot in range(3):
+        rollout = slots.rollout(slot)
+        arrays = [*rollout.observations, *rollout.finals, rollout.actions, rollout.rewards, rollout.state]
+        for array in arrays:
+            array[...] = random.integers(0, 100, array.shape)
+        slots.set_origin(slot, Origin(f"writer-{slot}", slot * 4, slot + 10))
+        written.append([array.copy() for array in arrays])
+    for slot, expected in enumerate(written):
+        rollout = slots.rollout(slot)
+        arrays = [*rollout.observations, *rollout.finals, rollout.actions, rollout.rewards, rollout.state]
+        for array, wanted in zip(arrays, expected):
+            np.testing.assert_array_equal(array, wanted)
+        assert slots.origin(slot) == Origin(f"writer-{slot}", slot * 4, slot + 10)
+
+
+def test_the_two_newest_versions_of_weights_are_there_and_older_ones_are_refused() -> None:
+    weights, room = Weights(5), np.empty(5, np.uint8)
+    with pytest.raises(LookupError):
+        weights.read(room, 0)
+    for version in range(4):
+        weights.publish(version, np.full(5, version, np.uint8))
+        assert (weights.read(room), *room) == (version,) * 6
+    assert (weights.read(room, 2), *room) == (2,) * 6
+    with pytest.raises(LookupError):
+        weights.read(room, 1)
+
+
+def test_messages_come_out_as_they_were_put_in_and_an_end_is_an_end() -> None:
+    reader, writer = Pipe(duplex=False)
+    sent = [Token(0, 0, 0), Token(0xFFFF, 3, 7), Token(1, 0xFFFF, 1 << 31)]
+    for token in sent:
+        put(writer, token)
+    assert [take(reader) for _ in sent] == sent
+    assert not has_more(reader)
+    writer.close()
+    assert has_more(reader)
+    with pytest.raises(EOFError):
+        take(reader)
+    reader.close()
