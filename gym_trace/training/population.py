@@ -146,7 +146,7 @@ class Population:
             return
         giver = int(self._generator.choice(order[: min(count, len(order) - 1)]))
         spread = statistics.pstdev(known.values())
-        is_behind = known[giver] - known[number] > exchange.gap * spread > 0.0
+        is_behind = known[giver] - known[number] > exchange.gap * spread
         if number in order[-count:] and is_behind and not self._members[giver].cell.stopping:
             settings = self._changed(number, self._settings[giver])
             self._wanted[number] = _Wanted(giver, number, settings)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 from gym_trace.errors import InvalidOption
+from gym_trace.training import Trained, train, verify_run
 from gym_trace.training.population import Exchange, Population, first_settings, mutated, policy_seed
-from gym_trace.training.run import Run
+from gym_trace.training.run import Run, runs_in
 from gym_trace.training.settings import Settings
 
 
@@ -132,6 +135,30 @@ def test_policies_begin_with_settings_of_their_own_of_which_the_seed_decides() -
 def test_policies_whose_networks_differ_cannot_take_over_from_each_other() -> None:
     with pytest.raises(InvalidOption, match="hidden"):
         first_settings(Settings(), [{}, {"hidden": (32,)}], Exchange(), 0)
+
+
+def test_a_population_trains_is_resumed_and_comes_out_again(tmp_path: Path) -> None:
+    rates = [{"learning_rate": 1e-6}, {"learning_rate": 3e-3}]
+    options: dict[str, Any] = {"workers": 1, "num_envs": 4, "rollout": 32, "stall_timeout": 300.0}
+    exchange = Exchange(period=512, gap=0.0, replaced=0.5)
+    make = partial(gymnasium.make, "CartPole-v1")
+    calls = 0
+
+    def interrupts(progress: Trained) -> bool:
+        nonlocal calls
+        calls += progress.version > 3
+        return calls > 0
+
+    train(make, tmp_path, steps=2000, seed=2, policies=rates, exchange=exchange, on_progress=interrupts, **options)
+    done = train(make, tmp_path, resume=True, stall_timeout=300.0)
+    assert done.stopped == "done"
+    assert [policy.steps for policy in (done, *done.others)] == [2048, 2048]
+    found = verify_run(tmp_path)
+    assert found.differs == ""
+    updates = [list(run.updates()) for run in runs_in(tmp_path)]
+    assert found.versions == sum(map(len, updates))
+    taken = [update.changed for log in updates for update in log if "checkpoint" in update.changed]
+    assert taken  # within the four periods, somebody was ahead
 
 
 @pytest.mark.parametrize("wrong", [{"replaced": 0.6}, {"period": 0}, {"factor_least": 1.0}, {"objective": "luck"}])

@@ -28,9 +28,9 @@ def environment_of(directory: str, trust: bool) -> tuple[NamedEnvironment, dict[
     Raises InvalidOption where it would import or call what only the run names, and is not trusted; TraceNotFound;
     CorruptTrace.
     """
-    from gym_trace.training.run import Run
+    from gym_trace.training.run import runs_in
 
-    about = Run(directory).about.get("environment")
+    about = runs_in(directory)[0].about.get("environment")
     if about is None:
         raise InvalidOption(
             f"{directory}: this run was started from Python, and so it is resumed: gym_trace.train(make_env, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -59,6 +60,9 @@ def _facts(progress: Trained) -> list[tuple[str, str]]:
         f"{word} {show.number(progress.losses[name])}" for name, word in _LOSSES.items() if name in progress.losses
     ]
     facts.append(("losses", ", ".join(losses) or "-"))
+    for number, other in enumerate(progress.others, 1):
+        mean = "none yet" if other.returns is None else f"{show.returned(other.returns[0])} on average"
+        facts.append((f"policy {number}", f"return {mean}, version {show.count(other.version)}"))
     facts.append(("time", f"{show.duration(progress.seconds)} so far"))
     if progress.trouble:
         facts.append(("restarted", progress.trouble))
@@ -82,7 +86,10 @@ def plot(scalars: Any, progress: Trained) -> None:
 def print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> None:
     from gym_trace.collecting.rollout import directory_bytes
 
-    where, trace = (show.printable(shlex.quote(str(path))) for path in (directory, directory / "trace"))
+    policies = [done, *done.others]
+    best = max(policies, key=lambda policy: _mean(policy))
+    run = directory / best.directory.name if done.others else directory
+    where, learnt, trace = (show.printable(shlex.quote(str(path))) for path in (directory, run, run / "trace"))
     version = f"version {show.count(done.version)}, of {show.count(done.steps, 'step')}"
     if not done.new_steps and done.stopped == "done":
         click.echo(f"nothing to do: the run is done, at {version}")
@@ -95,11 +102,20 @@ def print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> No
         )
         if done.returns is not None:
             click.echo(show.returns(*done.returns, lately=done.episodes > 100))
-    size = sum(directory_bytes(part) for part in (directory / "trace", directory / "checkpoints"))
+    for number, policy in enumerate(policies if done.others else ()):
+        returned = "none yet" if policy.returns is None else show.returned(policy.returns[0])
+        click.echo(f"policy {number}: return {returned}, version {show.count(policy.version)}")
+    parts = [policy.directory / part for policy in policies for part in ("trace", "checkpoints")]
+    size = sum(directory_bytes(part) for part in parts)
     click.echo(f"{show.printable(directory)}: {show.size(size)}, seed {done.seed}\n")
     env = named.env_id if named.env_id is not None else f"--make {named.factory}"
-    click.echo(f"next:\n  gym-trace record {show.printable(env)} --policy run:{where}\n  gym-trace stats {trace}")
+    click.echo(f"next:\n  gym-trace record {show.printable(env)} --policy run:{learnt}\n  gym-trace stats {trace}")
     if done.stopped == "seconds":
         click.echo(f"  gym-trace train --resume {where} --seconds {done.seconds:.0f}")
     else:
         click.echo(f"  gym-trace train --verify {where}")
+
+
+def _mean(policy: Trained) -> float:
+    returns = policy.returns
+    return returns[0] if returns is not None and isinstance(returns[0], float) else -math.inf
