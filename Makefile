@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo test test-long check lint setup compat strangers test-interop sanitize flat samples wheel bench bench-against clean
+.PHONY: demo test test-long check lint setup compat strangers test-interop sanitize flat samples wheel bench bench-against bench-batches bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -75,6 +75,16 @@ bench: .venv-bench/.installed
 # This checkout and the commit REV in turns: what a change costs.
 bench-against: .venv-bench/.installed
 	.venv-bench/bin/python benchmarks/against.py $(REV) $(BENCH)
+
+# Batches for training beside np.memmap, and beside the libraries that are installed: of TRACE, or of CartPole at random.
+bench-batches: .venv-bench/.installed
+	test -n "$(TRACE)" || test -d .venv-bench/trace || .venv-bench/bin/gym-trace record CartPole-v1 -o .venv-bench/trace --num-envs 16 --steps 1000000 --seed 0
+	.venv-bench/bin/python benchmarks/sampling.py $(or $(TRACE),.venv-bench/trace) $(BENCH)
+
+# Training beside CleanRL's algorithm, Stable-Baselines3 and Sample Factory, as far as they are installed.
+bench-training: .venv-bench/.installed
+	.venv-bench/bin/pip install --quiet --disable-pip-version-check -e '.[bench,train]'
+	.venv-bench/bin/python benchmarks/training.py $(BENCH)
 
 .venv-bench/.installed: pyproject.toml
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
