@@ -84,7 +84,7 @@ bench-batches: .venv-bench/.installed
 # Training beside CleanRL's algorithm, Stable-Baselines3 and Sample Factory, as far as they are installed.
 bench-training: .venv-bench/.installed
 	.venv-bench/bin/pip install --quiet --disable-pip-version-check -e '.[bench,train]'
-	.venv-bench/bin/python benchmarks/training.py $(BENCH)
+	.venv-bench/bin/python benchmarks/training.py $(or $(BENCH),speed)
 
 .venv-bench/.installed: pyproject.toml
 	test -x .venv-bench/bin/python || $(PYTHON) -m venv .venv-bench
