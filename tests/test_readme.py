@@ -34,7 +34,7 @@ SHORTER = {"--steps 10000": "--steps 50", "--episodes 2000": "--episodes 20", "-
 
 def can_run(snippet: str) -> bool:
     needs = {"ale_py": "ale_py", "pong": "ale_py", " render ": "av", "minari": "h5py"}
-    needs |= {" train ": "torch", "policy run:": "torch"}
+    needs |= {" train ": "torch", "policy run:": "torch", "runs/cp": "torch"}
     missing = any(word in snippet and importlib.util.find_spec(module) is None for word, module in needs.items())
     return not missing and (HAS_VECTORS or ("Vector" not in snippet and "--num-envs" not in snippet))
 

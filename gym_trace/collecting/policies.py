@@ -43,7 +43,7 @@ class PolicyMaker(Protocol):
         """Raises InvalidOption if it is none for such spaces."""
 
 
-_RUNS = "gym_trace.training.learnt.agent"  # which is above this room, and takes PyTorch
+_RUNS = "gym_trace.training"  # which is above this room, and takes PyTorch
 
 
 class RandomPolicy:

@@ -13,6 +13,7 @@ from gym_trace.errors import MissingExtra
 if TYPE_CHECKING:
     from gym_trace.training.api import train
     from gym_trace.training.driver import Trained
+    from gym_trace.training.learnt.agent import RunPolicies
     from gym_trace.training.learnt.relearn import Relearnt, verify_run
     from gym_trace.training.population import Exchange
     from gym_trace.training.run import Run
@@ -22,6 +23,7 @@ _HOMES = {
     "Exchange": "gym_trace.training.population",
     "Relearnt": "gym_trace.training.learnt.relearn",
     "Run": "gym_trace.training.run",
+    "RunPolicies": "gym_trace.training.learnt.agent",
     "Settings": "gym_trace.training.settings",
     "Trained": "gym_trace.training.driver",
     "train": "gym_trace.training.api",
@@ -29,7 +31,7 @@ _HOMES = {
 }
 _TAKEN = ("torch", "safetensors")
 
-__all__ = ["Exchange", "Relearnt", "Run", "Settings", "Trained", "train", "verify_run"]
+__all__ = ["Exchange", "Relearnt", "Run", "RunPolicies", "Settings", "Trained", "train", "verify_run"]
 
 
 def __getattr__(name: str) -> Any:

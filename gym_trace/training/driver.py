@@ -150,7 +150,8 @@ class Driver:
                 self._updated(fact)
             elif who == "learner" and kind == "running":
                 self.progress.version, self.progress.steps = fact
-                self._first = fact[1] if self._first is None else self._first
+                if self._first is None:
+                    self._first, self._begin = fact[1], time.monotonic()
             elif who == "learner" and kind == "ended":
                 self.cell.end_workers()
             elif who == "learner" and kind == "saved":

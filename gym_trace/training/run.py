@@ -17,9 +17,10 @@ import msgpack
 
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
+from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.storage.local import lock, open_regular
 from gym_trace.storage.staging import new_file
-from gym_trace.training.rollouts import Origin
+from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
 from gym_trace.training.settings import Settings, settings_from
 
 _MOST_ENTRY = 64 << 20  # bytes
@@ -96,7 +97,7 @@ class Run:
     def create(self, settings: Settings, seed: int, **about: Any) -> None:
         """Raises InvalidOption if there is a run, or something else."""
         if self.path.exists() and any(self.path.iterdir()):
-            what = "resume it, or train" if self.exists else "train"
+            what = "go on with it (resume=True, or gym-trace train --resume), or train" if self.exists else "train"
             raise InvalidOption(
                 f"{self.path}: there is {'a run' if self.exists else 'something'} already; {what} elsewhere"
             )
@@ -191,6 +192,27 @@ class Run:
                     raise CorruptTrace(f"checksum mismatch of the entry at byte {at - _HEAD}", self._log)
                 yield at, body
                 at += size
+
+    def episodes(self, versions: int | slice | None = None, *, collected: bool = False) -> Trace:
+        """The episodes with steps that these versions were learnt from, as a view of the trace; None: all versions.
+
+        collected: those whose steps these versions drew, instead. Both as the log has it: of what was collected and not
+        learnt from, the annotation "version" of each step tells.
+
+        Raises TraceNotFound, CorruptTrace.
+        """
+        trace, settings = open_trace(self.trace), self.settings
+        shape = Shape.of(trace.observation_space, trace.action_space, settings.rollout, settings.num_envs, 0)
+        recorded, found = RecordedRollouts(trace, shape), set[int]()
+        log = list(self.updates())
+        wanted = slice(None) if versions is None else versions
+        chosen = range(len(log))[wanted] if isinstance(wanted, slice) else [range(len(log))[wanted]]
+        inside = set(chosen)
+        for update in log if collected else (log[version] for version in chosen):
+            for origin in update.rollouts:
+                if not collected or origin.version in inside:
+                    found.update(recorded.episodes_of(origin))
+        return trace[sorted(found)]
 
     def open_log(self) -> BinaryIO:
         """The log, for append(), without an entry that was being written when the run was killed.

@@ -212,7 +212,7 @@ def _value(name: str, type_: str, value: Any) -> Any:
             if "None" in kinds:
                 return None
         elif kinds[0].startswith("tuple"):
-            parts = value.split(",") if isinstance(value, str) else value
+            parts = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
             return tuple(int(part) for part in parts)
         elif kinds[0] == "bool":
             if isinstance(value, str):

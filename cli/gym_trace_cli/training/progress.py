@@ -30,15 +30,14 @@ def line_of(progress: Trained) -> str:
 
 def dashboard(progress: Trained) -> Any:
     """What rich draws below that line."""
-    from rich.table import Table
+    from rich.console import Group
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column(no_wrap=True, overflow="ellipsis")
-    for name, value in _facts(progress):
-        table.add_row(name, Text(show.printable(value)))
-    return table
+    facts = _facts(progress)
+    lines = [Text(no_wrap=True, overflow="ellipsis") for _ in facts]
+    for line, (name, value) in zip(lines, facts):
+        line.append(f"{name:<11}", "dim").append(show.printable(value))
+    return Group(*lines)
 
 
 def _facts(progress: Trained) -> list[tuple[str, str]]:

@@ -63,7 +63,10 @@ class Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             made = ActorCritic(leaves_of(observation_space), ActionForm(action_space), settings)
-        self.model = made.to(settings.device)
+        try:
+            self.model = made.to(settings.device)
+        except (AssertionError, RuntimeError) as error:  # PyTorch without CUDA, or a device that there is not
+            raise InvalidOption(f"device={settings.device!r}: {str(error).partition(chr(10))[0]}") from error
         self._generator = torch.Generator().manual_seed(seed)
         betas = settings.adam_beta1, settings.adam_beta2
         self._optimizer = torch.optim.Adam(made.parameters(), self._rate, betas, settings.adam_eps, fused=True)

@@ -1,0 +1,156 @@
+"""gym-trace train, and what docs/TRAINING.md shows, with PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shell import ok, process, run, wait_for
+
+import gym_trace
+from gym_trace.training import Run
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
+SHORTER = {"--steps 200000": "--steps 4096", "--episodes 20": "--episodes 2"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight versions, with checkpoints of the newest. It is not to be changed."""
+    directory = tmp_path_factory.mktemp("runs") / "cp"
+    argv = ["--steps", 2048, "--num-envs", 4, "--workers", 2, "--seed", 1, "--set", "hidden=16", "--quiet"]
+    ok("train", "CartPole-v1", "-o", directory, *argv, "--tensorboard", directory.parent / "board")
+    return directory
+
+
+def test_what_the_document_shows_runs_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = re.findall(r"```python\n(.*?)```|^    (gym-trace .*?)$", DOCUMENT, re.S | re.M)
+    assert len(shown) >= 6
+    for program, command in shown:
+        if command:
+            for long, short in SHORTER.items():
+                command = command.replace(long, short)
+            assert ok(*shlex.split(command)[1:]).stdout
+        else:
+            (tmp_path / "program.py").write_text(program)
+            ran = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, timeout=300)
+            assert ran.returncode == 0, ran.stderr
+
+
+def test_a_run_that_is_done_says_so_and_does_not_start_again(trained: Path) -> None:
+    before = (trained / "updates.msgpack").read_bytes()
+    assert "nothing to do: the run is done, at version 8, of 2,048 steps" in ok("train", "--resume", trained).output
+    refused = run("train", "CartPole-v1", "-o", trained, "--steps", 10)
+    assert refused.exit_code == 1
+    assert "gym-trace train --resume" in refused.output
+    assert (trained / "updates.msgpack").read_bytes() == before
+
+
+def test_scalars_are_written(trained: Path) -> None:
+    assert importlib.util.find_spec("tensorboardX") is None or list((trained.parent / "board").iterdir())
+
+
+def copy_of(trained: Path, to: Path) -> Path:
+    subprocess.run(["cp", "-r", trained, to], check=True)
+    return to
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def forge_checkpoint(copy: Path) -> None:
+    flip(copy / "checkpoints" / "000000008.safetensors", -100)
+
+
+def forge_trace(copy: Path) -> None:
+    for path in (copy / "trace").glob("*.gtb"):
+        path.unlink()
+
+
+def forge_seed(copy: Path) -> None:
+    about = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**about, "seed": 2}))
+
+
+@pytest.mark.parametrize("forge", [forge_checkpoint, forge_trace, forge_seed])
+def test_verify_finds_what_was_changed(trained: Path, tmp_path: Path, forge: Callable[[Path], None]) -> None:
+    told = json.loads(ok("train", "--verify", trained, "--json").stdout)
+    assert told["versions"] == told["of"] == 9
+    copy = copy_of(trained, tmp_path / "copy")
+    forge(copy)
+    differs = run("train", "--verify", copy)
+    assert differs.exit_code in (3, 5), differs.output
+    assert differs.exit_code == 3 or forge is forge_trace
+
+
+def test_a_version_acts_whether_there_is_a_checkpoint_of_it_or_not(trained: Path, tmp_path: Path) -> None:
+    for number, name in enumerate((f"run:{trained}", f"run:{trained}@5", f"run:{trained}@5?sample")):
+        ok("record", "CartPole-v1", "-o", tmp_path / str(number), "--policy", name, "--episodes", 2, "--seed", 3)
+    ok("record", "CartPole-v1", "-o", tmp_path / "j", "--policy", name, "--episodes", 2, "--seed", 3, "-j", 1,
+       "--num-envs", 2)  # fmt: skip
+    assert "2 episodes, identical" in ok("diff", tmp_path / "2", tmp_path / "j").output
+    said = [gym_trace.open_trace(tmp_path / n).readers[0].schema["provenance"]["policy"] for n in ("0", "1", "j")]
+    assert said == [f"run:{trained}@8", f"run:{trained}@5", f"run:{trained}@5?sample"]
+    for name, why in (("@99", "there is no version 99"), ("@best", "no version is the best yet")):
+        refused = run("record", "CartPole-v1", "-o", tmp_path / "no", "--policy", f"run:{trained}{name}")
+        assert why in refused.output or name == "@best"
+    refused = run("record", "Acrobot-v1", "-o", tmp_path / "no", "--policy", f"run:{trained}")
+    assert "trained with other observations" in refused.output
+
+
+def test_a_run_begins_with_the_weights_of_another_one_and_can_be_learnt_again(trained: Path, tmp_path: Path) -> None:
+    argv = ["--steps", 256, "--num-envs", 4, "--workers", 1, "--set", "hidden=16", "--set", "rollout=16"]
+    ok("train", "CartPole-v1", "-o", tmp_path / "r", *argv, "--from", f"{trained}@5")
+    first = list(Run(tmp_path / "r").updates())[1]
+    assert not first.rollouts
+    assert first.changed["checkpoint"] == "begin.safetensors"
+    ok("train", "--verify", tmp_path / "r")
+    other = run("train", "CartPole-v1", "-o", tmp_path / "no", "--steps", 256, "--from", trained)
+    assert other.exit_code == 1
+    assert "another network" in other.output
+    assert not (tmp_path / "no").exists()
+
+
+def test_episodes_of_versions_are_those_whose_steps_were_learnt_from(trained: Path) -> None:
+    whole = Run(trained).episodes()
+    for view in (Run(trained).episodes(slice(3, 5)), Run(trained).episodes(4)):
+        versions = np.concatenate([episode.annotations["version"] for episode in view])
+        assert len(view) < len(whole)
+        assert 3 in versions  # with lag 1, version 4 was learnt from what version 2 or 3 has collected
+    drawn = Run(trained).episodes(slice(2, 3), collected=True)
+    assert all(2 in episode.annotations["version"] for episode in drawn)
+
+
+def test_collecting_only_learns_nothing(tmp_path: Path) -> None:
+    done = json.loads(ok("train", "CartPole-v1", "-o", tmp_path / "r", "--steps", 1024, "--no-learn", "--json").stdout)
+    assert (done["version"], done["steps"]) == (0, 1024)
+    assert "nothing was learnt" in run("train", "--resume", tmp_path / "r").output
+
+
+def test_ctrl_c_saves_everything_and_resume_goes_on(tmp_path: Path) -> None:
+    running = process("train", "CartPole-v1", "-o", tmp_path / "r", "--until-return", 1e9, "--seed", 1)
+    wait_for(lambda: Run(tmp_path / "r").exists)
+    wait_for(lambda: len(list(Run(tmp_path / "r").updates())) > 3)
+    os.kill(running.pid, signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert f"interrupted; gym-trace train --resume {tmp_path / 'r'} goes on" in errors
+    assert "Traceback" not in errors
+    before = len(list(Run(tmp_path / "r").updates()))
+    assert "learnt from" in ok("train", "--resume", tmp_path / "r", "--seconds", 2).output
+    assert len(list(Run(tmp_path / "r").updates())) > before
+    ok("train", "--verify", tmp_path / "r")

@@ -1,0 +1,104 @@
+"""gym-trace train, as far as it goes without PyTorch: what it is told, what it refuses, what it documents."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shell import ok, run
+
+import gym_trace
+from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.training import Run, Settings
+from gym_trace.training.settings import settings_from
+
+TRAINING = (Path(__file__).parent.parent / "docs" / "TRAINING.md").read_text(encoding="utf-8")
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def test_the_table_of_settings_is_that_of_the_code() -> None:
+    told = re.findall(r"^\| `(\w+)` \| (\S+) \|", TRAINING, re.M)
+    given = Settings().plain() | {"hidden": "64,64"}
+    assert told == [(name, str(value)) for name, value in given.items()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name an environment"),
+        (["CartPole-v1", "--resume", "d"], "name an environment"),
+        (["CartPole-v1"], "say how long"),
+        (["--resume", "d", "--steps", 5], "--resume takes no --steps"),
+        (["--verify", "d", "--seed", 5], "--verify takes no --seed"),
+        (["CartPole-v1", "--steps", 5, "--learner-threads", 2], "is a setting: --set learner_threads=VALUE"),
+        (["CartPole-v1", "--steps", 5, "--no-such-thing"], "No such option"),
+        (["CartPole-v1", "--steps", 5, "--lag", 2], "--lag"),
+        (["CartPole-v1", "--steps", 5, "--cpus", "one"], "write 0,1,2"),
+    ],
+)
+def test_what_means_nothing_is_refused(arguments: list[object], said: str) -> None:
+    refused = run("train", *arguments)
+    assert refused.exit_code == 2
+    assert said in refused.output
+
+
+def test_options_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('environment = "CartPole-v1"\nset = {lerning_rate = 1}\nlag = "2"\n')
+    refused = run("train", "--config", tmp_path / "run.toml", "--steps", 5)
+    assert refused.exit_code == 2
+    assert "lag" in refused.output
+
+
+@pytest.mark.skipif(HAS_TORCH, reason="PyTorch is there")
+def test_without_pytorch_it_says_what_to_install(tmp_path: Path) -> None:
+    for refused in (
+        run("train", "CartPole-v1", "-o", tmp_path / "r", "--steps", 5),
+        run("train", "--verify", tmp_path),
+        run("record", "CartPole-v1", "-o", tmp_path / "t", "--policy", "run:r"),
+    ):
+        assert refused.exit_code == 1
+        assert "pip install 'gym-trace[train]'" in refused.output
+    with pytest.raises(MissingExtra):
+        _ = gym_trace.train
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (None, "resume=True"),
+        ({"id": "CartPole-v1", "kwargs": {}, "imports": ["evil"]}, "import evil"),
+        ({"id": "evil:Env-v0", "kwargs": {}}, "import evil"),
+        ({"id": None, "kwargs": {}, "make": "evil:make"}, "call evil:make"),
+        ({"id": "CartPole-v1", "kwargs": {"path": "/etc/passwd"}}, "pass path="),
+        ({"id": 7, "kwargs": {}}, "not what gym-trace train writes"),
+        ({"id": "CartPole-v1", "kwargs": [], "more": 1}, "not what gym-trace train writes"),
+    ],
+)
+def test_a_run_of_a_stranger_is_not_resumed_unasked(tmp_path: Path, environment: Any, said: str) -> None:
+    Run(tmp_path / "r").create(Settings(), 1, environment=environment)
+    refused = run("train", "--resume", tmp_path / "r")
+    assert refused.exit_code in (1, 5)
+    assert said in refused.output
+
+
+def test_a_model_of_a_stranger_is_not_imported_unasked(tmp_path: Path) -> None:
+    Run(tmp_path / "r").create(settings_from({"model": "evil:make"}), 1)
+    with pytest.raises(InvalidOption, match="evil:make"):
+        Run(tmp_path / "r").trusted_settings(trust=False)
+    assert Run(tmp_path / "r").trusted_settings(trust=True).model == "evil:make"
+
+
+def test_what_was_not_learnt_is_not_gone_on_with(tmp_path: Path) -> None:
+    Run(tmp_path / "r").create(Settings(), 1, learn=False)
+    with pytest.raises(InvalidOption, match="nothing was learnt"):
+        Run(tmp_path / "r").to_resume(None, trust=False)
+
+
+def test_the_help_is_short_enough_to_be_read() -> None:
+    assert len(ok("train", "--help").output.splitlines()) < 110
+    assert json.loads(json.dumps(Settings().plain())) == Settings().plain()
