@@ -23,7 +23,7 @@ MODULES = ("gym_trace", "gym_trace.errors", "gym_trace.wrappers", "gym_trace.pla
 SPECIAL = ("__call__", "__contains__", "__enter__", "__exit__", "__getitem__", "__iter__", "__len__")
 NEEDS_VECTORS = "TraceRecordingVectorWrapper"  # has only a line of its own where gymnasium has no such environments
 # Likewise where there is no PyTorch.
-NEED_TORCH = ("Relearnt", "RunPolicies", "RunPolicy", "Trained", "train", "verify_run")
+NEED_TORCH = ("Exchange", "Relearnt", "RunPolicies", "RunPolicy", "Trained", "train", "verify_run")
 
 
 def annotation_text(annotation: Any) -> str:

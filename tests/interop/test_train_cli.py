@@ -18,7 +18,7 @@ import pytest
 from shell import ok, process, run, wait_for
 
 import gym_trace
-from gym_trace.training import Run
+from gym_trace.training import Exchange, Run
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
 SHORTER = {"--steps 200000": "--steps 4096", "--episodes 20": "--episodes 2"}
@@ -46,6 +46,11 @@ def test_what_the_document_shows_runs_in_its_order(tmp_path: Path, monkeypatch: 
             (tmp_path / "program.py").write_text(program)
             ran = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, timeout=300)
             assert ran.returncode == 0, ran.stderr
+
+
+def test_the_table_of_exchanges_is_that_of_the_code() -> None:
+    told = re.findall(r"^\| `(\w+)` \| (\S+) \|", DOCUMENT, re.M)
+    assert told[-len(Exchange().plain()) :] == [(name, str(value)) for name, value in Exchange().plain().items()]
 
 
 def test_a_run_that_is_done_says_so_and_does_not_start_again(trained: Path) -> None:
