@@ -136,6 +136,9 @@ def test_rewards_of_every_kind_come_back(rewards: list[Any], tmp_path: Path) -> 
         lambda step: {"value": step % 2 == 0} if step % 5 else {},
         lambda step: {"value": "text" if step % 2 else 2**70, "other": {"a": (1, None)}},
         lambda step: {"value": step if step % 2 else np.int64(step)} if step % 3 else {},
+        lambda step: {"value": np.array(step / 3)} if step % 3 else {},
+        lambda step: {"value": float(step) if step % 2 else np.float64(step)} if step % 3 else {},
+        lambda step: {"value": None},
     ],
 )
 def test_annotations_that_some_steps_lack_come_back(note: Callable[[int], Any], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cameras import assert_same, record
+from zoo import CountingEnv
 
 import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording
@@ -29,6 +30,23 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path, images: str) -> None:
     gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
     back = gym_trace.open_trace(tmp_path / "back")
     assert_same(back, trace)
+
+
+def test_an_annotation_that_is_none_at_every_step_is_not_one_that_is_missing(tmp_path: Path) -> None:
+    with gym_trace.TraceRecordingWrapper(CountingEnv(), tmp_path / "trace") as env:
+        for note in ({"value": None}, {}, {"value": 1}):
+            env.reset()
+            for _ in range(3):
+                env.annotate(**note)
+                env.step(1)
+    gym_trace.export(tmp_path / "trace", tmp_path / "out", "rlds")
+    gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
+    found, were = (
+        [{name: list(rows) for name, rows in episode.annotations.items()} for episode in gym_trace.open_trace(trace)]
+        for trace in (tmp_path / "back", tmp_path / "trace")
+    )
+    assert found == were
+    assert found[0] == {"value": [None] * 3}
 
 
 def test_long_episodes_are_read_and_written_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

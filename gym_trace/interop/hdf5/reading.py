@@ -20,7 +20,7 @@ _MOST_RATIO = 4096  # of what an array has to what of it is in the file: deflate
 _MOST_ROW = 1 << 28  # bytes
 _DEEPEST = 8
 _SLACK = 1 << 20
-_MOST_TEXT, _TEXT_ROW = 64 << 20, 64 << 10
+_MOST_TEXT, _TEXT_ROW, _FEWEST_TEXTS = 64 << 20, 64 << 10, 8
 _BLOCK = 8 << 20  # bytes that are read ahead
 
 
@@ -185,16 +185,31 @@ class Rows:
     def read(self, begin: int = 0, end: int | None = None) -> Any:
         """Rows as they are, of the byte order of the machine; text as a list of str. All of it, if it is one value."""
         try:
-            found = self._found[begin:end] if self.shape else self._found[()]
-        except (*_ERRORS, MemoryError) as error:
-            raise self.fault(f"cannot be read ({error!s:.100})") from error
-        if not self.is_text:
-            return self._native(found)
-        try:
-            texts = [text.decode() if isinstance(text, bytes) else str(text) for text in np.ravel(found).tolist()]
+            if self.is_text:
+                return (
+                    self._texts(begin, len(self) if end is None else end)
+                    if self.shape
+                    else self._decoded(self._found[()])
+                )
+            return self._native(self._found[begin:end] if self.shape else self._found[()])
         except UnicodeDecodeError as error:
             raise self.fault("is text that is not UTF-8") from error
-        return texts if self.shape else texts[0]
+        except (*_ERRORS, MemoryError) as error:
+            raise self.fault(f"cannot be read ({error!s:.100})") from error
+
+    def _texts(self, begin: int, end: int) -> list[str]:
+        """Some at a time: many rows may refer to one text, which is kept once."""
+        most = max(_FEWEST_TEXTS, _MOST_TEXT // max(1, os.path.getsize(self._reading.path)))
+        known: dict[str, str] = {}
+        found = []
+        for first in range(begin, min(end, len(self)), most):
+            block = np.ravel(self._found[first : min(end, first + most)]).tolist()
+            found += [known.setdefault(text, text) for text in map(self._decoded, block)]
+        return found
+
+    @staticmethod
+    def _decoded(text: Any) -> str:
+        return text.decode() if isinstance(text, bytes) else str(text)
 
     def text(self) -> str:
         """The text that it is. Raises UnreadableRecording if it is something else."""

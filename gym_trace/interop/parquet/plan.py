@@ -19,6 +19,7 @@ from gym_trace.reading.forms import Form
 
 _Kind = type | tuple[np.dtype[Any], tuple[int, ...]] | str
 _ODD_TEXT = "text that is no UTF-8"
+_NO_DIMENSION = "arrays without a dimension, which would come back as numbers"
 _OF_PYTHON: dict[_Kind, np.dtype[Any]] = {
     float: np.dtype(np.float64),
     int: np.dtype(np.int64),
@@ -81,8 +82,14 @@ def _kinds_of(rows: Array) -> Iterable[_Kind]:
     arrays = {kind for kind in kinds if isinstance(kind, type) and issubclass(kind, (np.ndarray, np.generic))}
     if arrays <= {np.ma.MaskedArray} and arrays:
         return kinds
-    kinds |= {(value.dtype, value.shape) for value in values if type(value) in arrays}
-    return kinds - {kind for kind in arrays if kind is np.ndarray or issubclass(kind, np.generic)}
+    kinds |= {_of_array(value) for value in values if type(value) in arrays}
+    scalars = {kind for kind in arrays if issubclass(kind, np.generic)}
+    return kinds - scalars - {np.ndarray} | ({np.generic} if scalars else set())
+
+
+def _of_array(value: Any) -> _Kind:
+    is_number = isinstance(value, np.generic) or value.ndim > 0
+    return (value.dtype, value.shape) if is_number else _NO_DIMENSION
 
 
 def _is_utf8(texts: Iterable[str]) -> bool:
@@ -106,6 +113,6 @@ def _of_kinds(path: Path, kinds: set[_Kind]) -> Column:
         dtype = _OF_PYTHON[of_python.pop()]
         if len(kinds) == 1 or (len(kinds) == 2 and arrays == [(dtype, ())]):
             return Column(path, NUMBER, dtype, (), optional, is_python=True)
-    elif len(kinds) == 1 and arrays and arrays[0][0].str[1:] in NUMBERS:
+    elif len(kinds - {np.generic}) == 1 and arrays and arrays[0][0].str[1:] in NUMBERS:
         return Column(path, NUMBER, *arrays[0], optional=optional)
     return Column(path, JSON)

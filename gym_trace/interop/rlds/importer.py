@@ -284,8 +284,8 @@ class _Reader:
 
 
 def _marked(rows: Any) -> Any:
-    """Annotations with ABSENT where there was none; None if there was none at all."""
-    if isinstance(rows, np.ndarray):
+    """Annotations with ABSENT where there was none; None if there was none at all, rather than None at every step."""
+    if isinstance(rows, np.ndarray) or (rows and all(row is None for row in rows)):
         return rows
     found = [ABSENT if row is None else row for row in rows]
     return None if all(row is ABSENT for row in found) else found
