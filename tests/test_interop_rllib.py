@@ -265,3 +265,13 @@ def test_a_file_that_is_cut_off_is_told(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(UnreadableRecording, match=r"00000\.parquet: no Parquet"):
         gym_trace.import_trace(tmp_path / "out", tmp_path / "back", "rllib")
+
+
+def test_a_value_that_many_rows_share_takes_memory_once(tmp_path: Path) -> None:
+    shared = pa.array([b"\x81\xa1a\xc4" + bytes(1 << 20)])
+    rows = pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int32()), shared)
+    pq.write_table(pa.table({"item": rows}), tmp_path / "a.parquet", store_schema=False)
+    before = pa.total_allocated_bytes()
+    items = pytest.importorskip("gym_trace.interop.rllib.items").Items([tmp_path / "a.parquet"])
+    assert items[0] == items[199]
+    assert pa.total_allocated_bytes() - before < 20 << 20

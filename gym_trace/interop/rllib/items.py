@@ -107,7 +107,7 @@ class Items:
 
 def _opened(path: Path) -> pq.ParquetFile:
     try:
-        opened = pq.ParquetFile(path)
+        opened = pq.ParquetFile(path, read_dictionary=[COLUMN])  # what many rows share takes memory once
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, error) from error
     schema = opened.schema_arrow
@@ -117,6 +117,8 @@ def _opened(path: Path) -> pq.ParquetFile:
 
 
 def _is_binary(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
