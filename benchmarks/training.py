@@ -75,7 +75,8 @@ def run(name: str, python: str, told: dict[str, Any]) -> dict[str, Any]:
         command = [python, str(Path(__file__)), "one", name, json.dumps({**told, "directory": str(run_directory)}), out]
         begin = time.monotonic()
         with open(Path(place, "log"), "w+") as log:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+            places = os.pathsep.join([str(HERE), str(HERE.parent)])  # and none of this environment's packages
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
             try:
                 code = process.wait(None if told.get("settings") else _TIMEOUT)

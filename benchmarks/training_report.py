@@ -16,11 +16,14 @@ TITLES = {
     "sb3": "Stable-Baselines3",
     "sample-factory": "Sample Factory",
 }
+_ABOUT = """By `python benchmarks/training.py`, on two processor cores that had other work to do: steps to learn are
+what they are everywhere, frames a CPU second (of all processes) compare, and frames a second hardly do. Steps to learn
+are with CleanRL's settings (4 lanes, rollouts of 128, a rate of 2.5e-4 that falls), which are not the defaults here."""
 NAMES = {"burning:CartPole-v1": "CartPole-v1, 50 µs a step more", "pong": "ALE/Pong-v5, 42 x 42, 4 frames"}
 
 
 def told_of(results: dict[str, Any], targets: dict[str, tuple[float, int]]) -> str:
-    parts = ["# Training", "`make bench` leaves this out: see `benchmarks/training.py`. ![curves](training.svg)"]
+    parts = ["# Training", _ABOUT, "![mean returns over steps](training.svg)"]
     for environment, (target, _) in targets.items():
         rows = [_learnt(results, environment, name) for name in ("recorded", "cleanrl")]
         parts.append(f"## {environment}: steps to a mean return of {target:g} over 100 episodes")
@@ -36,7 +39,7 @@ def told_of(results: dict[str, Any], targets: dict[str, tuple[float, int]]) -> s
     for found in results.get("long", []):
         steps, mean = found["curve"][-1]
         name = NAMES.get(found["environment"], found["environment"])
-        parts.append(f"{name}: a mean return of {mean:.1f} over 100 episodes after {steps:,} steps.")
+        parts.append(f"{name}, one run: a mean return of {mean:.1f} over the last 100 episodes after {steps:,} steps.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -65,7 +68,7 @@ def _ratios(turns: list[dict[str, Any]], own: dict[int, dict[str, Any]], peer: s
     peers = {turn["turn"]: turn for turn in turns if turn["name"] == peer}
     both = [(mine, peers[turn]) for turn, mine in own.items() if turn in peers]
     found = sorted(mine["steps"] / mine["cpu"] / (other["steps"] / other["cpu"]) for mine, other in both)
-    return f"{statistics.median(found):.2f} ({found[0]:.2f} to {found[-1]:.2f})" if found else "-"
+    return f"{statistics.median(found):.2f} (turns: {', '.join(f'{ratio:.2f}' for ratio in found)})" if found else "-"
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -96,8 +96,8 @@ class Progress:
         """Whether the job is done before its steps are over."""
         return self.told(steps, sum(self._last) / 100 if len(self._last) == 100 else None)
 
-    def told(self, steps: int, mean: float | None) -> bool:
-        if not self.marks or steps > self.marks[-1][0]:
+    def told(self, steps: int, mean: float | None, marks: bool = True) -> bool:
+        if marks and (not self.marks or steps > self.marks[-1][0]):
             self.marks.append((steps, time.monotonic(), cpu_seconds()))
         if mean is not None:
             self.curve.append((steps, mean))

@@ -38,7 +38,8 @@ def unrecorded(name: str) -> gymnasium.Env[Any, Any]:
 def train(job: Job, progress: Progress, records: bool = True, **settings: Any) -> None:
     def told(trained: Trained) -> bool:
         mean = trained.returns[0] if trained.returns and trained.episodes >= 100 else None
-        return progress.told(trained.steps, mean if isinstance(mean, float) else None)
+        goes_on = trained.steps < job.steps  # afterwards the CPU seconds of processes that have ended are not there
+        return progress.told(trained.steps, mean if isinstance(mean, float) else None, marks=goes_on)
 
     chosen: dict[str, Any] = {
         "workers": job.workers,
