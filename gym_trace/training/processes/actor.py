@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.wrappers import ClipAction
 
@@ -70,7 +70,40 @@ class Collected(NamedTuple):
 def clipped(make_env: Callable[[], gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any]:
     """The environment, which clips continuous actions: the trace has them as they were drawn, as is learnt from."""
     env = make_env()
-    return ClipAction(env) if isinstance(env.action_space, Box) else env
+    if isinstance(env.action_space, Box):
+        return ClipAction(env)
+    return _ClipParts(env) if isinstance(env.action_space, (Dict, Tuple)) else env
+
+
+class _ClipParts(gymnasium.ActionWrapper[Any, Any, Any]):
+    """ClipAction for the parts of a Dict or a Tuple."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]):
+        super().__init__(env)
+        self.action_space = _unbounded(env.action_space)
+
+    def action(self, action: Any) -> Any:
+        return _clipped(self.env.action_space, action)
+
+
+def _unbounded(space: Any) -> Any:
+    if isinstance(space, Dict):
+        return Dict({name: _unbounded(inner) for name, inner in space.spaces.items()})
+    if isinstance(space, Tuple):
+        return Tuple([_unbounded(inner) for inner in space.spaces])
+    return Box(-np.inf, np.inf, space.shape, space.dtype) if _is_normal(space) else space
+
+
+def _clipped(space: Any, action: Any) -> Any:
+    if isinstance(space, Dict):
+        return {name: _clipped(inner, action[name]) for name, inner in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(map(_clipped, space.spaces, action))
+    return np.clip(action, space.low, space.high) if _is_normal(space) else action
+
+
+def _is_normal(space: Any) -> bool:
+    return isinstance(space, Box) and space.dtype.kind == "f"
 
 
 class Worker:
@@ -182,11 +215,20 @@ class Split:
 
     def _stagger(self) -> None:
         """Steps at random, so that the lanes are not at the same step of their episodes when learning begins."""
-        self.envs.action_space.seed(next(self._seeds))
+        seed = next(self._seeds)
+        self.envs.action_space.seed(seed)
+        self.envs.single_action_space.seed(seed)
         for step in range(self._steps):
-            *_, over = self._step(self.envs.action_space.sample())
+            *_, over = self._step(self._any_actions())
             here = np.arange(self._lanes) * self._steps // self._lanes == self._steps - 1 - step
             self._reset(over | here)
+
+    def _any_actions(self) -> Any:
+        masks = [picked(self._observations, leaf.path) for leaf in self._leaves if leaf.is_mask]
+        if not masks:
+            return self.envs.action_space.sample()
+        space = self.envs.single_action_space
+        return np.array([space.sample(mask=row.astype(np.int8)) for row in masks[0]])
 
     def _step(self, actions: Any) -> tuple[Any, Array, Array, Array]:
         self._observations, rewards, terminations, truncations, _ = self.envs.step(actions)
