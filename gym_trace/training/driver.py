@@ -199,7 +199,7 @@ class Driver:
 
     def _stop_when_due(self, now: float) -> None:
         mean = self._mean()
-        if self.cell.stopping:
+        if self.cell.stopping or self._first is None:
             return
         if self._until_return is not None and mean is not None and mean >= self._until_return:
             self.stop("return")

@@ -149,13 +149,14 @@ def test_collecting_only_learns_nothing(tmp_path: Path) -> None:
 def test_ctrl_c_saves_everything_and_resume_goes_on(tmp_path: Path) -> None:
     running = process("train", "CartPole-v1", "-o", tmp_path / "r", "--until-return", 1e9, "--seed", 1)
     wait_for(lambda: Run(tmp_path / "r").exists)
-    wait_for(lambda: len(list(Run(tmp_path / "r").updates())) > 3)
+    for versions in (1, 4):  # processes import PyTorch before there is the first
+        wait_for(lambda versions=versions: len(list(Run(tmp_path / "r").updates())) >= versions)
     os.kill(running.pid, signal.SIGINT)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130
     assert f"interrupted; gym-trace train --resume {tmp_path / 'r'} goes on" in errors
     assert "Traceback" not in errors
     before = len(list(Run(tmp_path / "r").updates()))
-    assert "learnt from" in ok("train", "--resume", tmp_path / "r", "--seconds", 2).output
+    assert "learnt from" in ok("train", "--resume", tmp_path / "r", "--until-return", 5).output
     assert len(list(Run(tmp_path / "r").updates())) > before
     ok("train", "--verify", tmp_path / "r")
