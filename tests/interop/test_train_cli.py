@@ -146,6 +146,19 @@ def test_collecting_only_learns_nothing(tmp_path: Path) -> None:
     assert "nothing was learnt" in run("train", "--resume", tmp_path / "r").output
 
 
+def test_an_environment_that_raises_ends_the_run_with_what_it_said(tmp_path: Path) -> None:
+    (tmp_path / "falling.py").write_text(
+        "import gymnasium\n\n\nclass Falling(gymnasium.Wrapper):\n    def step(self, action):\n"
+        "        raise ValueError('the floor is gone')\n"
+    )
+    argv = ["--steps", 2048, "--workers", 1, "--max-restarts", 1, "--wrapper", "falling:Falling"]
+    running = process("train", "CartPole-v1", "-o", tmp_path / "r", *argv, cwd=tmp_path)
+    _, errors = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert "error: worker 0: ValueError: the floor is gone" in errors
+    assert f"gym-trace train --resume {tmp_path / 'r'} goes on" in errors
+
+
 def test_ctrl_c_saves_everything_and_resume_goes_on(tmp_path: Path) -> None:
     running = process("train", "CartPole-v1", "-o", tmp_path / "r", "--until-return", 1e9, "--seed", 1)
     wait_for(lambda: Run(tmp_path / "r").exists)

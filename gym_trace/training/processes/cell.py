@@ -335,15 +335,13 @@ def _act(told_: Actor, niceness: int, cpu: int | None) -> None:
     settle(niceness, cpu)
     with _reported(told_.control):
         act(told_)
-    with contextlib.suppress(OSError):
-        told_.control.send(("ended", None))
+        told_.control.send(("ended", None))  # not after it has failed, or nobody would start it again
 
 
 def _serve(told_: Serving, niceness: int) -> None:
     settle(niceness)
     with _reported(told_.control):
         serve(told_)
-    with contextlib.suppress(OSError):
         told_.control.send(("ended", None))
 
 
