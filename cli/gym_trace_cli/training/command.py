@@ -23,7 +23,7 @@ from gym_trace_cli.options import EnvArg, FactoryName, TextOption, env_args_opti
 from gym_trace_cli.record_config import config_option, drop_overruled
 from gym_trace_cli.stopping import StopSignals
 from gym_trace_cli.training.named import described, environment_of
-from gym_trace_cli.training.progress import dashboard, line_of, plot, print_summary
+from gym_trace_cli.training.progress import Plotted, dashboard, line_of, print_summary
 
 if TYPE_CHECKING:
     from gym_trace.training import Relearnt, Trained
@@ -223,6 +223,8 @@ def _train(
     **options: Any,
 ) -> None:
     """Trains, shows how it goes, and exits with what came of it."""
+    from gym_trace.training.run import runs_in
+
     train = gym_trace.train  # before anything else, as it may not be installed
     if options["until_return"] is None and options.get("resume"):
         del options["until_return"]
@@ -230,11 +232,7 @@ def _train(
     limits: dict[str, float] = {name: limit for name, limit in told.items() if limit is not None}
     restarts = 0
     with StopSignals() as stop, show.ProgressLine(quiet=quiet) as line, ExitStack() as stack:
-        scalars = None
-        if tensorboard is not None:
-            from gym_trace.collecting.tensorboard import Scalars
-
-            scalars = stack.enter_context(Scalars(tensorboard, "train"))
+        plotted = Plotted(tensorboard, options.get("policies") or len(runs_in(directory)), stack)
 
         def report(progress: Trained) -> int:
             nonlocal restarts
@@ -242,8 +240,7 @@ def _train(
             fraction = show.fraction(progress, limits) if limits else None
             text = line_of(progress) + (f"  ({progress.trouble})" if died else "")
             line.update(show.printable(text), fraction, table=partial(dashboard, progress), at_once=died)
-            if scalars is not None:
-                plot(scalars, progress)
+            plotted.add(progress)
             return stop.received
 
         if options.get("steps") is None:
@@ -254,8 +251,7 @@ def _train(
             where = show.printable(directory)
             click.echo(f"what was learnt up to the error is saved; gym-trace train --resume {where} goes on", err=True)
             raise
-        if scalars is not None:
-            plot(scalars, done)
+        plotted.add(done)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(done), default=str))
     elif not quiet:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,25 @@ def _facts(progress: Trained) -> list[tuple[str, str]]:
     return facts
 
 
-def plot(scalars: Any, progress: Trained) -> None:
+class Plotted:
+    """Scalars for TensorBoard: a run of theirs for each policy, if there are several."""
+
+    def __init__(self, directory: str | None, policies: int, stack: ExitStack):
+        """directory: None: there are to be none. Raises InvalidOption."""
+        self._scalars: list[Any] = []
+        if directory is not None:
+            from gym_trace.collecting.tensorboard import Scalars
+
+            places = [Path(directory, f"policy-{number}") for number in range(policies)]
+            places = places if policies > 1 else [Path(directory)]
+            self._scalars = [stack.enter_context(Scalars(place, "train")) for place in places]
+
+    def add(self, progress: Trained) -> None:
+        for scalars, policy in zip(self._scalars, [progress, *progress.others]):
+            _plot(scalars, policy)
+
+
+def _plot(scalars: Any, progress: Trained) -> None:
     """Writes what there is as scalars."""
     if not progress.version and not progress.steps:
         return
