@@ -104,7 +104,7 @@ def test_policies_of_modules_here_are_proposed_without_importing_them(
     (tmp_path / "agents.py").write_text("\n".join(["raise SystemExit", *defined]))
     (tmp_path / "broken.py").write_text("def (")
     (tmp_path / "binary.py").write_bytes(b"\x00\xff")
-    assert proposed("record", "--policy", "") == ["random", "sb3:", "onnx:", "agents:greedy", "agents:Learned"]
+    assert proposed("record", "--policy", "") == ["random", "sb3:", "onnx:", "run:", "agents:greedy", "agents:Learned"]
     assert proposed("record", "--policy", "agents:g") == ["agents:greedy"]
     assert proposed("record", "--policy", "sb3:a") == []
 

@@ -54,7 +54,7 @@ def test_settings_of_texts_are_those_of_values() -> None:
         *({"lag": value} for value in (2, True, "1.5", [], None)),
         *({"num_envs": value} for value in (0, -1, 1.5, HUGE, "inf", float("nan"), 10**9, None, [], {})),
         *({"learning_rate": value} for value in (-1, "nan", "inf", float("inf"), True, HUGE, 10**400)),
-        *({"hidden": value} for value in ("64,", "0", (-1,), (1 << 30,), (8,) * 99, 5, ["a"], [None])),
+        *({"hidden": value} for value in ("64,", "0", (-1,), (1 << 30,), (8,) * 99, 5.5, ["a"], [None])),
         *({"initial_std": value} for value in (0, -1)),
         *({"adam_beta1": value} for value in (1, -0.1)),
         {"gamma": 1.5},
