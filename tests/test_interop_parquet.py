@@ -26,6 +26,7 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 exporting = pytest.importorskip("gym_trace.interop.parquet.exporter")
 importing = pytest.importorskip("gym_trace.interop.parquet.importer")
+tables = pytest.importorskip("gym_trace.interop.parquet.tables")
 
 
 class Told(gymnasium.Env[Any, Any]):
@@ -297,3 +298,11 @@ def test_files_that_are_cut_or_flipped_are_refused_or_read(tmp_path: Path) -> No
             told.append(str(error))
     assert len(told) > 10
     assert not any("\n" in text for text in told)
+
+
+def test_pictures_in_a_struct_are_read_where_arrow_has_no_indices_for_them(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    pictures = [{"bytes": generator.bytes(20_000), "path": f"{row}.png"} for row in range(300)]
+    pq.write_table(pa.table({"picture": pictures, "row": list(range(300))}), tmp_path / "t", row_group_size=150)
+    found = [row for batch in tables.batches(tmp_path / "t", 100, ["picture", "row"]) for row in batch.to_pylist()]
+    assert found == [{"picture": picture, "row": row} for row, picture in enumerate(pictures)]

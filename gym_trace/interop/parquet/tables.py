@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from gym_trace.errors import UnreadableRecording
 from gym_trace.model.values import Array
 
+_FEW_ROWS = 64
 _MOST_ROWS, _MOST_BYTES = 8192, 8 << 20  # that are decoded at a time, of numbers and of text each
 _MOST_IN_GROUP = 2 << 30  # bytes of a row group before it was compressed
 _MOST_SAID = 64 << 20  # bytes of a text in the metadata
@@ -106,9 +107,19 @@ def batches(file: Path, most: int, columns: list[str]) -> Iterator[pa.RecordBatc
     """
     schema = pq.read_schema(file)
     texts = [path for name in columns for path in _texts_in(schema.field(name), name)]
-    with pq.ParquetFile(file, read_dictionary=texts) as opened:
-        for batch in opened.iter_batches(most, columns=columns, use_threads=False):
-            yield from _cut(batch)
+    done = 0
+    try:
+        with pq.ParquetFile(file, read_dictionary=texts) as opened:
+            for batch in opened.iter_batches(most, columns=columns, use_threads=False):
+                for piece in _cut(batch):
+                    done += len(piece)
+                    yield piece
+    except pa.ArrowNotImplementedError:  # of texts in a struct there are too many for indices: a few at a time, then
+        with pq.ParquetFile(file, read_dictionary=[name for name in texts if name in columns]) as opened:
+            for batch in opened.iter_batches(min(most, _FEW_ROWS), columns=columns, use_threads=False):
+                left = batch.slice(done)
+                done = max(0, done - len(batch))
+                yield from _cut(left) if len(left) else ()
 
 
 def _texts_in(field: pa.Field, path: str) -> Iterator[str]:
