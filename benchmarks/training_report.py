@@ -16,9 +16,9 @@ TITLES = {
     "sb3": "Stable-Baselines3",
     "sample-factory": "Sample Factory",
 }
-_ABOUT = """By `python benchmarks/training.py`, on two processor cores that had other work to do: steps to learn are
-what they are everywhere, frames a CPU second (of all processes) compare, and frames a second hardly do. Steps to learn
-are with CleanRL's settings (4 lanes, rollouts of 128, a rate of 2.5e-4 that falls), which are not the defaults here."""
+_ABOUT = """By `python benchmarks/training.py`, on two processor cores. Speeds are of all processes, in turns, on a
+machine that did nothing else: CleanRL and Stable-Baselines3 have one process, the others two workers and a learner.
+Steps to learn are with CleanRL's settings (4 lanes, rollouts of 128, a rate of 2.5e-4 that falls), not the defaults."""
 NAMES = {"burning:CartPole-v1": "CartPole-v1, 50 µs a step more", "pong": "ALE/Pong-v5, 42 x 42, 4 frames"}
 
 
@@ -32,7 +32,7 @@ def told_of(results: dict[str, Any], targets: dict[str, tuple[float, int]]) -> s
         parts.append(f"## {NAMES.get(environment, environment)}: 64 lanes, batches of 2,048, four epochs")
         parts.append(
             _table(
-                ("", "frames a CPU second", "frames a second", "of Sample Factory's, CPU"),
+                ("", "frames a second", "of Sample Factory's", "frames a CPU second", "of Sample Factory's"),
                 _speeds(results, environment),
             )
         )
@@ -58,16 +58,19 @@ def _speeds(results: dict[str, Any], environment: str) -> list[tuple[str, ...]]:
     for name, title in TITLES.items():
         own = {turn["turn"]: turn for turn in turns if turn["name"] == name}
         if own:
-            cpu, wall = (statistics.median(t["steps"] / t[key] for t in own.values()) for key in ("cpu", "wall"))
-            rows.append((title, f"{cpu:,.0f}", f"{wall:,.0f}", _ratios(turns, own, "sample-factory")))
+            cells = []
+            for key in ("wall", "cpu"):
+                middle = statistics.median(turn["steps"] / turn[key] for turn in own.values())
+                cells += [f"{middle:,.0f}", _ratios(turns, own, "sample-factory", key)]
+            rows.append((title, *cells))
     return rows
 
 
-def _ratios(turns: list[dict[str, Any]], own: dict[int, dict[str, Any]], peer: str) -> str:
-    """Of frames a CPU second, turn by turn: the median, and the least and largest."""
+def _ratios(turns: list[dict[str, Any]], own: dict[int, dict[str, Any]], peer: str, key: str) -> str:
+    """Of frames a second, turn by turn: the median, and each. key: "wall" or "cpu"."""
     peers = {turn["turn"]: turn for turn in turns if turn["name"] == peer}
     both = [(mine, peers[turn]) for turn, mine in own.items() if turn in peers]
-    found = sorted(mine["steps"] / mine["cpu"] / (other["steps"] / other["cpu"]) for mine, other in both)
+    found = sorted(mine["steps"] / mine[key] / (other["steps"] / other[key]) for mine, other in both)
     return f"{statistics.median(found):.2f} (turns: {', '.join(f'{ratio:.2f}' for ratio in found)})" if found else "-"
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from gym_trace.training import actor
+from gym_trace.training.api import train as train_and_record
 from gym_trace.training.driver import Trained
-from gym_trace.training.driver import train as train_and_record
+from gym_trace.training.processes import actor
 from trainers import Job, Progress, make
 
 PACKAGES = ("torch", "gymnasium")
