@@ -12,12 +12,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
-from gymnasium.wrappers import RecordEpisodeStatistics, TransformReward
+from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit, TransformReward
 from vectors import TraceRecordingVectorWrapper
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, verify_trace
+from gym_trace.envs.clipping import clipping
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
 from gym_trace.replay.compare import Difference
 from gym_trace.replay.resimulate import Verdict
@@ -356,3 +358,33 @@ def test_a_difference_before_an_action_that_could_not_be_stored_is_told(tmp_path
     env.close()
     verdicts = list(verify_trace(tmp_path, make_env=lambda: TransformReward(CountingEnv(9), lambda reward: -5.0)))
     assert [verdict.verdict for verdict in verdicts] == ["differs"]
+
+
+BOX = Box(-1, 1, (2,), np.float32)
+
+
+class Pushed(gymnasium.Env[Any, Any]):
+    """Rewards how hard it is pushed."""
+
+    def __init__(self, action_space: Any) -> None:
+        self.observation_space, self.action_space = Discrete(1), action_space
+
+    def reset(self, **_: Any) -> Any:
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        push = action["push"] if isinstance(action, dict) else action[0] if isinstance(action, tuple) else action
+        return 0, float(push.sum()), False, False, {}
+
+
+@pytest.mark.parametrize("space", [BOX, Dict(push=BOX, jump=Discrete(2)), Tuple([BOX, Discrete(2)])])
+def test_what_was_put_around_a_made_environment_is_put_around_it_again(tmp_path: Path, space: Any) -> None:
+    env = TraceRecordingWrapper(TimeLimit(clipping(Pushed(space)), 9), tmp_path)
+    env.action_space.seed(0)
+    env.reset(seed=0)
+    for _ in range(9):
+        env.step(env.action_space.sample())
+    env.close()
+    assert verdicts(tmp_path, make_env=lambda: Pushed(space)) == ["identical"]
+    assert verdicts(tmp_path, make_env=lambda: TimeLimit(clipping(Pushed(space)), 9)) == ["identical"]
+    assert verdicts(tmp_path, make_env=lambda: TimeLimit(Pushed(space), 9)) == ["differs"]  # which is another one

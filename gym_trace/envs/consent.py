@@ -17,6 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from gym_trace.envs.clipping import ClipActionParts
 from gym_trace.envs.recipe import Arguments, argument
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 from gym_trace.model import values
@@ -34,6 +35,7 @@ _HARMLESS = frozenset((
     "TimeLimit",
 ))
 # fmt: on
+_CLIPPING = f"{ClipActionParts.__module__}:{ClipActionParts.__qualname__}"  # which is as harmless
 # Never made again, whoever trusts whom: what they do besides is nothing that a replay should do.
 _LEFT_OUT = frozenset(("HumanRendering", "RecordVideo", "RenderCollection"))
 _FILE_NAMED = re.compile(
@@ -56,12 +58,14 @@ def is_left_out(name: str) -> bool:
     """Whether a wrapper, named as module:class, is none to make again: our recorders, windows, writers of videos."""
     module, _, kind = name.partition(":")
     top = module.partition(".")[0]
-    return top == "gym_trace" or (_is_of_gymnasium(module) and kind in _LEFT_OUT)
+    return (top == "gym_trace" and name != _CLIPPING) or (_is_of_gymnasium(module) and kind in _LEFT_OUT)
 
 
 def harmless_wrapper(name: str) -> type[Any] | None:
     """The class of a wrapper out of the list above, by its name alone; None for all others. Raises LookupError."""
     module, _, kind = name.partition(":")
+    if name == _CLIPPING:
+        return ClipActionParts
     if not (_is_of_gymnasium(module) and kind in _HARMLESS) or module.startswith("gymnasium.wrappers.vector"):
         return None
     try:

@@ -20,7 +20,7 @@ from gym_trace.envs.consent import (
     shown,
     trusted_wrapper,
 )  # fmt: skip
-from gym_trace.envs.recipe import Arguments, Recipe, argument, recorded_recipe
+from gym_trace.envs.recipe import Arguments, Recipe, Wrappers, argument, recorded_recipe, recorded_wrappers
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 
 _WAYS = (
@@ -29,8 +29,6 @@ _WAYS = (
 )
 _MOST_ASKED = 10  # things that are told one by one
 _MADE_BY_GYMNASIUM = ("HumanRendering", "RenderCollection")  # what make() puts around one for its render mode
-
-Named = list[tuple[str, Arguments | None]]  # wrappers
 
 
 def make_environment(
@@ -83,6 +81,23 @@ def headless_arguments(description: Mapping[str, Any], lane: int = 0) -> dict[st
     return {"render_mode": None} if any(mode == "human" or mode.endswith("_list") for mode in modes) else {}
 
 
+def completed(env: gymnasium.Env[Any, Any], description: Mapping[str, Any], lane: int = 0) -> gymnasium.Env[Any, Any]:
+    """An environment that somebody has made, within what the recorded one had around it besides.
+
+    That is what was put around it by others, such as the ClipAction of training or the TimeLimit of an option: only
+    Gymnasium's own wrappers that compute, and only if the environment has all that the recorded one had within those.
+    """
+    wrappers, there = _to_make(recorded_wrappers(description, lane)), _classes_around(env)
+    more = wrappers[len(there) :]
+    if there != [_last(name) for name, _ in wrappers[: len(there)]] or asked_of_sizes(more):
+        return env
+    if not all(arguments is not None and _is_harmless(name) for name, arguments in more):
+        return env
+    for name, arguments in more:
+        env = _around(env, name, arguments)
+    return env
+
+
 def _differing_class(recipe: Recipe, env: gymnasium.Env[Any, Any]) -> str:
     """In words, that an environment is not of the recorded class; empty if it is."""
     recorded, made = recipe.class_name, type(env.unwrapped)
@@ -106,7 +121,7 @@ def _overridden(recipe: Recipe, kwargs: dict[str, Any]) -> tuple[Recipe, dict[st
     return recipe._replace(kwargs=left, wrappers=wrappers), kwargs
 
 
-def _to_make(wrappers: Named) -> Named:
+def _to_make(wrappers: Wrappers) -> Wrappers:
     """Without recorders of ours, other writers of files, and windows."""
     for name, _ in wrappers:
         if _last(name) == "RecordVideo" and is_left_out(name):
@@ -133,7 +148,7 @@ def _asked_of_base(recipe: Recipe) -> list[str]:
     ]
 
 
-def _asked_of_wrappers(wrappers: Named) -> list[str]:
+def _asked_of_wrappers(wrappers: Wrappers) -> list[str]:
     asked = []
     for name, arguments in wrappers:
         if not _is_harmless(name):
@@ -181,7 +196,7 @@ def _base(recipe: Recipe, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def _wrapped(
-    recipe: Recipe, env: gymnasium.Env[Any, Any], wrappers: Named, trust: bool
+    recipe: Recipe, env: gymnasium.Env[Any, Any], wrappers: Wrappers, trust: bool
 ) -> gymnasium.Env[Any, Any]:  # fmt: skip
     try:
         shows = type(env) if type(env).__name__ in _MADE_BY_GYMNASIUM and isinstance(env, gymnasium.Wrapper) else None

@@ -25,20 +25,21 @@ _OF_MAKE = ("max_episode_steps", "disable_env_checker")  # of make(), which neve
 _BUILTIN_TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float}
 
 Arguments = dict[str, Any]
+Wrappers = list[tuple[str, Arguments | None]]  # innermost first, class and arguments of each
 
 
 class Recipe(NamedTuple):
     """How to make an environment. Arguments are as argument() takes them.
 
     class_name: of the environment itself, where it is known.
-    wrappers: innermost first, class and arguments of each; None where it does not say how it was made.
+    wrappers: arguments are None where one does not say how it was made.
     """
 
     id: str
     entry_point: str | None
     kwargs: Arguments
     class_name: str | None
-    wrappers: list[tuple[str, Arguments | None]]
+    wrappers: Wrappers
 
 
 # -- of an environment ------------------------------------------------------------------------------------------------
@@ -213,25 +214,40 @@ def recorded_recipe(description: Mapping[str, Any], lane: int = 0) -> Recipe | N
     Raises:
         EnvironmentUnavailable: what it says is malformed.
     """
-    made, lanes = description.get("made"), description.get("lanes")
-    if isinstance(lanes, list) and 0 <= lane < len(lanes):
-        made = lanes[lane]
-    if made is None:
-        made = _made_by_spec(description)
+    made = _made(description, lane)
     if made is None or (isinstance(made, Mapping) and made.get("id") is None):
         return None
     try:
         name, entry_point, kwargs = made["id"], made["entry_point"], made["kwargs"]
-        wrappers = [(kind, arguments) for kind, arguments in made["wrappers"]]
-        texts = [name, *(kind for kind, _ in wrappers), *([] if entry_point is None else [entry_point])]
-        maps = [kwargs, *(arguments for _, arguments in wrappers if arguments is not None)]
-        texts += [key for arguments in maps for key in arguments]
-        if len(wrappers) > _MOST_WRAPPERS or not all(isinstance(text, str) for text in texts):
+        wrappers, class_name = _wrappers_in(made), made.get("class")
+        if not all(isinstance(text, str) for text in (name, *kwargs, *([] if entry_point is None else [entry_point]))):
             raise TypeError
-        class_name = made.get("class")
         return Recipe(name, entry_point, dict(kwargs), class_name if isinstance(class_name, str) else None, wrappers)
     except (LookupError, TypeError, ValueError) as error:
         raise EnvironmentUnavailable("what the trace says of how its environment was made is malformed") from error
+
+
+def recorded_wrappers(description: Mapping[str, Any], lane: int = 0) -> Wrappers:
+    """Those of a lane's environment, also where nothing is known of it itself; none where that is malformed."""
+    try:
+        return _wrappers_in(_made(description, lane) or {"wrappers": ()})
+    except (LookupError, TypeError, ValueError, EnvironmentUnavailable):
+        return []
+
+
+def _made(description: Mapping[str, Any], lane: int) -> Any:
+    made, lanes = description.get("made"), description.get("lanes")
+    if isinstance(lanes, list) and 0 <= lane < len(lanes):
+        made = lanes[lane]
+    return _made_by_spec(description) if made is None else made
+
+
+def _wrappers_in(made: Any) -> Wrappers:
+    wrappers = [(kind, arguments) for kind, arguments in made["wrappers"]]
+    texts = [text for kind, arguments in wrappers for text in (kind, *(arguments or ()))]
+    if len(wrappers) > _MOST_WRAPPERS or not all(isinstance(text, str) for text in texts):
+        raise TypeError
+    return wrappers
 
 
 def _made_by_spec(description: Mapping[str, Any]) -> Any:

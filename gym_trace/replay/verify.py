@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Any
 
 from gym_trace.envs.identity import installed_versions, packages_of
-from gym_trace.envs.make import headless_arguments, make_environment
+from gym_trace.envs.make import completed, headless_arguments, make_environment
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
 from gym_trace.model.packing import pack_lenient
 from gym_trace.playback.trace import Trace, as_trace
@@ -62,8 +62,9 @@ def verify_trace(
 
     Args:
         trace: a trace, a view of one, or the directory.
-        make_env: makes the environment; None: what the trace says was recorded. With several workers it has to be
-            picklable, such as a function of a module.
+        make_env: makes the environment; None: what the trace says was recorded. Gymnasium's wrappers that the recorded
+            one had around that besides are put around it. With several workers it has to be picklable, such as a
+            function of a module.
         env_kwargs: override the recorded arguments of the environment.
         episodes: indices in the trace of those to play; None: all.
         atol, rtol: what counts as close; both 0: bit for bit, see comparison.Comparison.
@@ -194,7 +195,7 @@ def _verdicts(
     if not skip and positions and lane.writer.damage:
         raise lane.writer.damage[0].error()
     reason = "" if make_env else inseparable(lane.writer)
-    replay = LaneReplay(trace, lane, make_env or _maker(lane, trust, env_kwargs), comparison, trust)
+    replay = LaneReplay(trace, lane, _maker(lane, make_env, trust, env_kwargs), comparison, trust)
     try:
         for position in positions:
             episode = trace[lane.indices[position]]
@@ -216,10 +217,12 @@ def _verdicts(
         replay.close()
 
 
-def _maker(lane: Lane, trust: bool, env_kwargs: Mapping[str, Any]) -> MakeEnv:
+def _maker(lane: Lane, make_env: MakeEnv | None, trust: bool, env_kwargs: Mapping[str, Any]) -> MakeEnv:
     described = lane.writer.about.environment
 
     def make() -> Any:
+        if make_env is not None:
+            return completed(make_env(), described, lane.lane)
         kwargs = {**headless_arguments(described, lane.lane), **env_kwargs}
         return make_environment(described, trust, kwargs, lane.lane)
 

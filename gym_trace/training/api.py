@@ -14,6 +14,7 @@ import gymnasium
 from gym_trace.collecting.executor import check_portable, end_if_unguarded
 from gym_trace.collecting.rollout import new_root_seed
 from gym_trace.collecting.run_log import Events, machine
+from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import InvalidOption, TrainingFailed
 from gym_trace.recording.provenance import provenance_of
@@ -21,7 +22,6 @@ from gym_trace.training.driver import Driver, Plan, Trained, drive
 from gym_trace.training.learnt.versions import version_of
 from gym_trace.training.network.learning import Learner, made_with
 from gym_trace.training.population import Exchange, Population, first_settings, policy_seed
-from gym_trace.training.processes.actor import clipped
 from gym_trace.training.run import new_runs, runs_in, settings_now
 from gym_trace.training.settings import settings_from
 
@@ -118,7 +118,7 @@ def train(
         if least is not None and not least > 0:
             raise InvalidOption(f"{name}={least!r}: pass more than 0")
     check_portable(make_env, None)
-    env = clipped(make_env)
+    env = clipping(make_env())
     spaces = env.observation_space, env.action_space
     env.close()
     updates = None if limit is None else -(-int(limit) // chosen[0].batch_steps)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from gym_trace.envs.make import headless_arguments, make_environment
+from gym_trace.envs.make import completed, headless_arguments, make_environment
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.playback.trace import Trace
 from gym_trace.replay.compare import Comparison
@@ -78,7 +78,8 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
     description = lane.writer.about.environment
     wanted = {} if render_mode is None else {"render_mode": render_mode}
     if making.make_env is not None:
-        env = making.make_env(**(wanted if _takes_render_mode(making.make_env) else {}))
+        made = making.make_env(**(wanted if _takes_render_mode(making.make_env) else {}))
+        env = completed(made, description, lane.lane)
         has_it = render_mode is None or getattr(env, "render_mode", None) == render_mode
     else:
         kwargs = {**headless_arguments(description, lane.lane), **(making.env_kwargs or {}), **wanted}

@@ -16,12 +16,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
 from gym_trace import open_trace  # noqa: E402
+from gym_trace.envs.clipping import clipping  # noqa: E402
 from gym_trace.errors import CorruptTrace, TrainingFailed  # noqa: E402
 from gym_trace.training.network import learning  # noqa: E402
 from gym_trace.training.network.forms import ActionForm, leaves_of  # noqa: E402
 from gym_trace.training.network.learning import Learner  # noqa: E402
 from gym_trace.training.network.model import ActorCritic, Distribution  # noqa: E402
-from gym_trace.training.processes.actor import Actor, Split, clipped  # noqa: E402
+from gym_trace.training.processes.actor import Actor, Split  # noqa: E402
 from gym_trace.training.processes.inference import OwnModel  # noqa: E402
 from gym_trace.training.processes.shared import Slots, Weights  # noqa: E402
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Rollout  # noqa: E402
@@ -78,7 +79,7 @@ class Collected:
 def collected(directory: Path, observation_space: Any, action_space: Any, count: int = 3, **given: Any) -> Collected:
     """Rollouts of a worker, in this process, of the weights of version 0."""
     settings = Settings(num_envs=3, rollout=11, workers=1, minibatches=1, hidden=(8,), rnn_size=5, **given)
-    env = clipped(lambda: Sampled(observation_space, action_space))
+    env = clipping(Sampled(observation_space, action_space))
     learner = Learner(env.observation_space, env.action_space, settings, 5, None)
     weights, slots = Weights(len(learner.weights())), Slots(learner.shape, count)
     weights.publish(0, learner.weights())

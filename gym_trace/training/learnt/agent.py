@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
 import torch
-from gymnasium.spaces import Box
 from gymnasium.vector.utils import batch_space, iterate
 
+from gym_trace.envs.clipping import clipped
 from gym_trace.errors import InvalidOption
 from gym_trace.training.learnt.versions import version_of
 from gym_trace.training.network.forms import ActionForm, Leaf, leaves_of, picked
@@ -84,6 +83,4 @@ class RunPolicy:
         distribution, _, self._state = self._model(tensors(observed), self._state)
         drawn = distribution.mode() if self._generator is None else distribution.sample(self._generator)
         action = next(iterate(self._batched, self._form.to_batch(drawn.numpy())))
-        if isinstance(self._space, Box):  # as training has it
-            action = np.clip(action, self._space.low, self._space.high)
-        return action, {}
+        return clipped(self._space, action), {}  # as training has it

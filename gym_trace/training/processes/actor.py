@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Dict, Tuple
 from gymnasium.vector import SyncVectorEnv
-from gymnasium.wrappers import ClipAction
 
+from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import episode_seed
 from gym_trace.model.returns import LaneReturns, Return
 from gym_trace.model.values import Array
@@ -65,45 +64,6 @@ class Collected(NamedTuple):
     steps: int
     episodes: tuple[tuple[Return, int], ...]
     seconds: dict[str, float]
-
-
-def clipped(make_env: Callable[[], gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any]:
-    """The environment, which clips continuous actions: the trace has them as they were drawn, as is learnt from."""
-    env = make_env()
-    if isinstance(env.action_space, Box):
-        return ClipAction(env)
-    return _ClipParts(env) if isinstance(env.action_space, (Dict, Tuple)) else env
-
-
-class _ClipParts(gymnasium.ActionWrapper[Any, Any, Any]):
-    """ClipAction for the parts of a Dict or a Tuple."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]):
-        super().__init__(env)
-        self.action_space = _unbounded(env.action_space)
-
-    def action(self, action: Any) -> Any:
-        return _clipped(self.env.action_space, action)
-
-
-def _unbounded(space: Any) -> Any:
-    if isinstance(space, Dict):
-        return Dict({name: _unbounded(inner) for name, inner in space.spaces.items()})
-    if isinstance(space, Tuple):
-        return Tuple([_unbounded(inner) for inner in space.spaces])
-    return Box(-np.inf, np.inf, space.shape, space.dtype) if _is_normal(space) else space
-
-
-def _clipped(space: Any, action: Any) -> Any:
-    if isinstance(space, Dict):
-        return {name: _clipped(inner, action[name]) for name, inner in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(map(_clipped, space.spaces, action))
-    return np.clip(action, space.low, space.high) if _is_normal(space) else action
-
-
-def _is_normal(space: Any) -> bool:
-    return isinstance(space, Box) and space.dtype.kind == "f"
 
 
 class Worker:
@@ -198,7 +158,7 @@ class Split:
         self._seeds, self.seed = _seeds(int(roots[0])), int(roots[1])
         self.seconds = {"waiting": 0.0, "acting": 0.0, "stepping": 0.0}
         self._ended: list[tuple[Return, int]] = []
-        envs = SyncVectorEnv([lambda: clipped(actor.make_env)] * self._lanes, autoreset_mode=DISABLED)
+        envs = SyncVectorEnv([lambda: clipping(actor.make_env())] * self._lanes, autoreset_mode=DISABLED)
         try:
             with recorded_by(actor.provenance):
                 self.envs = TraceRecordingVectorWrapper(envs, actor.directory, uid=self._writer, on_exist="append")
