@@ -42,7 +42,9 @@ def run(tmp_path: Path) -> Run:
 
 def test_settings_of_texts_are_those_of_values() -> None:
     texts = {"lag": "any", "hidden": "32,16", "rnn": "none", "batch": "1024", "anneal": "yes", "clip": "1e-1"}
+    texts["reward_shaping"] = "goal=1,step=-1e-2"
     values = {"lag": "any", "hidden": (32, 16), "rnn": None, "batch": 1024, "anneal": True, "clip": 0.1}
+    values["reward_shaping"] = {"goal": 1.0, "step": -0.01}
     assert settings_from(texts) == settings_from(values) == Settings(**values)
     assert settings_from(Settings(**values).plain()) == Settings(**values)
 
@@ -55,6 +57,7 @@ def test_settings_of_texts_are_those_of_values() -> None:
         *({"num_envs": value} for value in (0, -1, 1.5, HUGE, "inf", float("nan"), 10**9, None, [], {})),
         *({"learning_rate": value} for value in (-1, "nan", "inf", float("inf"), True, HUGE, 10**400)),
         *({"hidden": value} for value in ("64,", "0", (-1,), (1 << 30,), (8,) * 99, 5.5, ["a"], [None])),
+        *({"reward_shaping": value} for value in ("goal", "goal=", "=", 1.5, {"gamma": float("nan")}, {"goal": "x"})),
         *({"initial_std": value} for value in (0, -1)),
         *({"adam_beta1": value} for value in (1, -0.1)),
         {"gamma": 1.5},

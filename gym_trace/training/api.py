@@ -21,7 +21,7 @@ from gym_trace.recording.provenance import provenance_of
 from gym_trace.training.driver import Driver, Plan, Trained, drive
 from gym_trace.training.learnt.versions import version_of
 from gym_trace.training.network.learning import Learner, made_with
-from gym_trace.training.population import Exchange, Population, first_settings, policy_seed
+from gym_trace.training.population import Exchange, Population, first_settings, info_key, policy_seed
 from gym_trace.training.run import new_runs, runs_in, settings_now
 from gym_trace.training.settings import settings_from
 
@@ -145,18 +145,20 @@ def train(
         about = {"settings": [own.plain() for own in chosen], "seed": seed, "steps": limit, "resumed": resume}
         events("start", **about, provenance=origin, **machine())
         drivers = []
+        now = [settings_now(run) for run in runs] if resume and len(runs) > 1 else chosen
+        objective = None if exchange is None else info_key(exchange)
         for number, (run, own_seed, learner) in enumerate(zip(runs, seeds, learners)):
             began = run.about.get("begins") or {}
             plan = Plan(
                 make_env, learner, own_seed, updates, began, checkpoint_seconds, keep, milestone_seconds, stall_timeout,
-                max_restarts, None if cpus is None else list(cpus), niceness, origin, learn
+                max_restarts, None if cpus is None else list(cpus), niceness, origin, learn, objective
             )  # fmt: skip
             cell = plan.cell(run, partial(events, policy=number), f"policy {number}" if len(runs) > 1 else "")
+            cell.shape_rewards(now[number].reward_shaping)
             drivers.append(Driver(cell, Trained(run.path, own_seed), seconds, until_return, save_best))
         drivers[0].progress.others = [driver.progress for driver in drivers[1:]]
         population = None
         if exchange is not None and len(runs) > 1:
-            now = [settings_now(run) for run in runs] if resume else chosen
             population = Population(drivers, runs, now, exchange, seed, events)
         try:
             progress = drive(drivers, on_progress, None if population is None else population.turn)

@@ -80,6 +80,7 @@ class Plan:
     niceness: int
     provenance: dict[str, Any]
     learn: bool = True
+    objective: str | None = None  # see Actor
 
     def cell(self, run: Run, events: Callable[..., None], name: str = "") -> Cell:
         """The processes of a policy whose run is this one. name: of the policy, in those of its processes."""
@@ -107,6 +108,7 @@ class Plan:
             shape=shape,
             directory=os.fspath(run.trace),
             seed=self.seed,
+            objective=self.objective,
             provenance=self.provenance,
         )
         return Cell(
@@ -161,11 +163,13 @@ class Driver:
         self._stop_when_due(time.monotonic())
 
     def _collected(self, told: Any) -> None:
-        for total, length in told.episodes:
+        for total, length, objective in told.episodes:
             self.progress.episodes += 1
             self._recent += 1
             self._returns.add(total)
             self._lengths.add(float(length))
+            if objective is not None:
+                self._objectives.add(objective)
         for name, seconds in told.seconds.items():
             self._spent[name] = self._spent.get(name, 0.0) + seconds
         self.progress.returns, self.progress.lengths = self._returns.summary(), self._lengths.summary()
@@ -176,11 +180,11 @@ class Driver:
 
     def forget(self) -> None:
         """Episodes so far, which another policy has played."""
-        self._returns, self._lengths, self._recent = LastReturns(), LastReturns(), 0
+        self._returns, self._lengths, self._objectives, self._recent = LastReturns(), LastReturns(), LastReturns(), 0
 
     def objective(self, name: str) -> float | None:
-        """The mean "return" or "length" of the last episodes; None before there are a few."""
-        found = (self._returns if name == "return" else self._lengths).summary()
+        """The mean of the last episodes; None before there are a few. name: see Exchange."""
+        found = {"return": self._returns, "length": self._lengths}.get(name, self._objectives).summary()
         return found[0] if found and self._recent >= _FEW and isinstance(found[0], float) else None
 
     def _mean(self) -> float | None:

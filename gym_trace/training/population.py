@@ -36,7 +36,8 @@ class Exchange:
             objectives, so that negative returns are compared as positive ones are.
         mutated: the probability of each setting to change, by a factor of factor_least to factor_most, or its inverse.
             Policy 0 keeps its settings, unless it goes on from another policy.
-        objective: what is compared, of the last 100 episodes: "return" or "length".
+        objective: what is compared, of the last 100 episodes: "return", "length", or a key of their last infos, whose
+            value is a number.
     """
 
     period: int = 100_000
@@ -56,8 +57,8 @@ class Exchange:
             raise InvalidOption(f"period={self.period!r}, start={self.start!r}: pass numbers of steps")
         if not 1 < self.factor_least <= self.factor_most:
             raise InvalidOption(f"factor_least={self.factor_least!r}: pass more than 1, and at most factor_most")
-        if self.objective not in ("return", "length"):
-            raise InvalidOption(f"objective={self.objective!r}: pass return or length")
+        if not self.objective:
+            raise InvalidOption("objective='': pass return, length, or a key of infos")
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -74,20 +75,31 @@ class Exchange:
         return cls(**given)
 
 
+def info_key(exchange: Exchange) -> str | None:
+    """What workers are to tell of the last infos of episodes."""
+    return None if exchange.objective in ("return", "length") else exchange.objective
+
+
 def mutated(settings: Settings, exchange: Exchange, generator: np.random.Generator) -> Settings:
     """Settings some of which have changed."""
     changes: dict[str, Any] = {}
-    for name in (*_MUTATED, *_MUTATED_TO_ONE):
+
+    def factor() -> float:
+        """By which something changes: 1 if it does not."""
         changes_now = generator.random() < exchange.mutated
-        factor = float(generator.uniform(exchange.factor_least, exchange.factor_most))
-        if generator.random() < 0.5:
-            factor = 1 / factor
-        if changes_now:
+        found = float(generator.uniform(exchange.factor_least, exchange.factor_most))
+        found = 1 / found if generator.random() < 0.5 else found
+        return found if changes_now else 1.0
+
+    for name in (*_MUTATED, *_MUTATED_TO_ONE):
+        if (by := factor()) != 1.0:
             value = getattr(settings, name)
             least, most = _BOUNDS.get(name, (0.0, math.inf))
             far = 1 - value if name in _MUTATED_TO_ONE else value
-            far = min(max(far * factor, least), most)
+            far = min(max(far * by, least), most)
             changes[name] = max(0.0, 1 - far) if name in _MUTATED_TO_ONE else far
+    if settings.reward_shaping is not None:
+        changes["reward_shaping"] = {name: value * factor() for name, value in settings.reward_shaping.items()}
     return replace(settings, **changes)
 
 
@@ -177,6 +189,7 @@ class Population:
         }
         self._settings[number] = settings
         member.cell.tell(("adopt", {"settings": settings.plain(), **more}))
+        member.cell.shape_rewards(settings.reward_shaping)
         if more:
             member.forget()
         self._event("exchange", policy=number, steps=member.progress.steps, changed=changed, **more)
@@ -198,6 +211,8 @@ def first_settings(
         for name in _ALIKE:
             if len({getattr(one, name) for one in found}) > 1:
                 raise InvalidOption(f"{name}: policies that may take over each other's weights have the same network")
+        if len({frozenset(one.reward_shaping or ()) for one in found}) > 1:
+            raise InvalidOption("reward_shaping: policies that may take over from each other have the same names in it")
         return found
     generator = np.random.default_rng([seed, policies])
     always = replace(exchange, mutated=1.0)

@@ -49,6 +49,7 @@ _AT_MOST: dict[str, float] = {
     "rnn_size": 1 << 12,
     "learner_threads": 1024,
 }
+_TOLD = {"tuple[int, ...]": "numbers such as 64,64", "dict[str, float]": "numbers such as goal=1,step=-0.01, or None"}
 _MOST_SLOTS = 1 << 16  # which a message between processes can name
 _MOST_LAYERS, _WIDEST = 16, 1 << 12
 
@@ -74,6 +75,8 @@ class Settings:
         target_kl: ends the epochs of an update at this divergence; None: never. adaptive_kl: changes the learning rate
             so that updates diverge by so much; None: it stays.
         reward_scale, reward_clip: of what is learnt; the trace has rewards as they were.
+        reward_shaping: what each reset is given as options["reward_shaping"], numbers by name, for environments that
+            weigh the parts of their reward by them; a population changes them.
         hidden: sizes of the layers. share: whether actor and critic share them; None: where there are pictures.
         rnn: None, "gru" or "lstm", of rnn_size. model: "module:function" that makes an encoder; None: one by the space.
         initial_std, adaptive_std: of continuous actions; adaptive: the network says it for each observation.
@@ -112,6 +115,7 @@ class Settings:
     adaptive_kl: float | None = None
     reward_scale: float = 1.0
     reward_clip: float | None = None
+    reward_shaping: dict[str, float] | None = None
     normalize_advantages: bool = True
     normalize_returns: bool = True
     normalize_observations: bool = True
@@ -151,7 +155,8 @@ class Settings:
         for name in ("initial_std", "adam_eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise InvalidOption(f"{name}={getattr(self, name)!r}: pass more than 0")
-        for name, value in asdict(self).items():
+        shaping = {f"reward_shaping: {name}": value for name, value in (self.reward_shaping or {}).items()}
+        for name, value in {**asdict(self), **shaping}.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise InvalidOption(f"{name}={value!r}: pass a finite number")
         for name in ("gamma", "lam"):
@@ -214,6 +219,9 @@ def _value(name: str, type_: str, value: Any) -> Any:
         elif kinds[0].startswith("tuple"):
             parts = value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
             return tuple(int(part) for part in parts)
+        elif kinds[0].startswith("dict"):
+            pairs = [part.split("=") for part in value.split(",")] if isinstance(value, str) else value.items()
+            return {str(key): float(number) for key, number in pairs}
         elif kinds[0] == "bool":
             if isinstance(value, str):
                 return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[value.lower()]
@@ -228,6 +236,6 @@ def _value(name: str, type_: str, value: Any) -> Any:
             return float(value)
         elif kinds[0] == "str" and isinstance(value, str):
             return value
-    except (KeyError, ValueError, TypeError, OverflowError):
+    except (KeyError, ValueError, TypeError, OverflowError, AttributeError):
         pass
-    raise InvalidOption(f"{name}={value!r}: pass {type_.replace('tuple[int, ...]', 'numbers such as 64,64')}")
+    raise InvalidOption(f"{name}={value!r}: pass {_TOLD.get(kinds[0], type_)}")

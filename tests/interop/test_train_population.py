@@ -13,7 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from gym_trace.errors import InvalidOption
+from gym_trace import open_trace, verify_trace
+from gym_trace.errors import InvalidOption, TrainingFailed
 from gym_trace.training import Trained, train, verify_run
 from gym_trace.training.population import Exchange, Population, first_settings, mutated, policy_seed
 from gym_trace.training.run import Run, runs_in
@@ -28,7 +29,7 @@ class Member:
         self.told: list[Any] = []
         self.forgot = False
         self.progress = SimpleNamespace(steps=0)
-        self.cell = SimpleNamespace(tell=self.tell, stopping=False)
+        self.cell = SimpleNamespace(tell=self.tell, shape_rewards=lambda shaping: None, stopping=False)
 
     def tell(self, message: Any) -> None:
         self.told.append(message)
@@ -161,7 +162,46 @@ def test_a_population_trains_is_resumed_and_comes_out_again(tmp_path: Path) -> N
     assert taken  # within sixteen periods, somebody was ahead
 
 
-@pytest.mark.parametrize("wrong", [{"replaced": 0.6}, {"period": 0}, {"factor_least": 1.0}, {"objective": "luck"}])
+class Weighed(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Rewards are what the options of a reset weigh a step with; the last info has how many steps there were."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._weight, self._steps = (options or {})["reward_shaping"]["step"], 0
+        return self.env.reset(seed=seed)
+
+    def step(self, action: Any) -> Any:
+        observation, _, terminated, truncated, _ = self.env.step(action)
+        self._steps += 1
+        return observation, self._weight, terminated, truncated, {"stood": self._steps}
+
+
+def weighed() -> Weighed:
+    return Weighed(gymnasium.make("CartPole-v1"))
+
+
+def test_rewards_are_weighed_as_a_population_finds_and_the_trace_says_how_in_each_episode(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"workers": 1, "num_envs": 4, "rollout": 32, "stall_timeout": 300.0}
+    exchange = Exchange(period=256, mutated=1.0, objective="stood")
+    train(weighed, tmp_path, steps=2000, seed=2, policies=2, exchange=exchange, reward_shaping={"step": 1.0}, **options)
+    assert not verify_run(tmp_path).differs
+    weights = set()
+    for run in runs_in(tmp_path):
+        for episode in open_trace(run.trace):
+            weight = episode.options["reward_shaping"]["step"]
+            assert (episode.rewards == weight).all()
+            weights.add(weight)
+        found = {verdict.verdict for verdict in verify_trace(run.trace, make_env=weighed)}
+        assert found <= {"identical", "unverifiable"}
+    assert len(weights) > 2
+
+
+def test_what_is_compared_has_to_be_in_the_last_info(tmp_path: Path) -> None:
+    exchange = Exchange(objective="luck")
+    with pytest.raises(TrainingFailed, match=r"objective=.luck.*which has stood"):
+        train(weighed, tmp_path, steps=2000, seed=2, policies=2, exchange=exchange, reward_shaping={"step": 1.0})
+
+
+@pytest.mark.parametrize("wrong", [{"replaced": 0.6}, {"period": 0}, {"factor_least": 1.0}, {"objective": ""}])
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         Exchange(**wrong)

@@ -23,7 +23,7 @@ except ImportError as missing:
     raise MissingExtra(f"training needs PyTorch ({missing}): pip install 'gym-trace[train]'") from missing
 
 _ACTIVATIONS: dict[str, Any] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU}
-_SMALL = 36  # pixels: the layers for Atari's pictures need more
+_LARGE, _SMALL = 64, 36  # pixels, of the shorter side
 _NORMALIZED = 10.0  # standard deviations at most
 _LOG_STD = (-5.0, 2.0)
 _FORBIDDEN = -1e9  # logit of an action that is masked out
@@ -121,10 +121,12 @@ def _channels_first(leaf: Leaf, rows: Tensor) -> Tensor:
 
 
 def _picture_encoder(leaf: Leaf) -> nn.Module:
-    """That of Mnih et al. (2015), or a smaller one for small pictures."""
+    """That of Mnih et al. (2015) for large pictures, else layers that leave some places of a smaller one apart."""
     channels, *size = leaf.shape if _is_channels_first(leaf) else (leaf.shape[2], *leaf.shape[:2])
-    if min(size) >= _SMALL:
+    if min(size) >= _LARGE:
         layers = [(channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+    elif min(size) >= _SMALL:
+        layers = [(channels, 16, 4, 2), (16, 32, 4, 2), (32, 32, 3, 2)]
     else:
         layers = [(channels, 16, 3, 1), (16, 32, 3, 2)]
     parts: list[nn.Module] = []

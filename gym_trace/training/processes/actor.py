@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -19,8 +19,10 @@ from gymnasium.vector import SyncVectorEnv
 
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import episode_seed
+from gym_trace.errors import InvalidOption
 from gym_trace.model.returns import LaneReturns, Return
 from gym_trace.model.values import Array
+from gym_trace.printable import printable
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
 from gym_trace.ring.lanes.autoreset import DISABLED
@@ -39,6 +41,7 @@ class Actor:
     """What a worker is told. Picklable, as make_env has to be.
 
     number, life: which worker, and how often it was started again.
+    objective: a key of the last info of an episode, whose number is told; None: none is.
     free: slots that it may fill. full: those that it has filled. control: of the driver, and back.
     """
 
@@ -54,15 +57,16 @@ class Actor:
     control: Connection
     directory: str
     seed: int
+    objective: str | None = None
     desk: Desk | None = None  # where a server is asked; None: the worker has a network itself
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
 class Collected(NamedTuple):
-    """What a worker says of a rollout: the returns and lengths of episodes that ended, and seconds spent."""
+    """What a worker says of a rollout: returns, lengths and objectives of episodes that ended, and seconds spent."""
 
     steps: int
-    episodes: tuple[tuple[Return, int], ...]
+    episodes: tuple[tuple[Return, int, float | None], ...]
     seconds: dict[str, float]
 
 
@@ -72,12 +76,14 @@ class Worker:
     def __init__(self, actor: Actor):
         self._actor = actor
         self._over = threading.Event()
+        self._shaping = actor.settings.reward_shaping
         self._waiting: list[list[Token]] = [[] for _ in range(actor.settings.splits)]
 
     def listen(self) -> None:
-        """Waits for the driver to say that it is over, or to be gone; in a thread of its own."""
+        """Waits for the driver to say that it is over, or to be gone; or how rewards are shaped. In its own thread."""
         try:
-            self._actor.control.recv()
+            while (shaping := self._actor.control.recv()) is not None:
+                self._shaping = shaping
         except (EOFError, OSError):
             threading.Thread(target=_exit_soon, daemon=True).start()
         self._over.set()
@@ -120,6 +126,7 @@ class Worker:
             token = self._free_slot(split.number)
             split.seconds["waiting"] += time.perf_counter() - begin
             version = acting.begin(split.number, token.version)
+            split.shaping = self._shaping
             yield from split.collect(actor.slots.rollout(token.slot), acting, version)
             actor.slots.set_origin(token.slot, split.origin)
             split.envs.secure()
@@ -153,11 +160,12 @@ class Split:
         settings = actor.settings
         self.number, self._lanes, self._steps = number, settings.num_envs, settings.rollout
         self._form, self._leaves = actor.shape.actions, actor.shape.leaves
+        self._objective, self.shaping = actor.objective, settings.reward_shaping
         self._writer = f"a{actor.number}-{number}-{actor.life}-{os.urandom(4).hex()}"
         roots = np.random.SeedSequence(actor.seed, spawn_key=(actor.number, actor.life, number)).generate_state(2)
         self._seeds, self.seed = _seeds(int(roots[0])), int(roots[1])
         self.seconds = {"waiting": 0.0, "acting": 0.0, "stepping": 0.0}
-        self._ended: list[tuple[Return, int]] = []
+        self._ended: list[tuple[Return, int, float | None]] = []
         envs = SyncVectorEnv([lambda: clipping(actor.make_env())] * self._lanes, autoreset_mode=DISABLED)
         try:
             with recorded_by(actor.provenance):
@@ -169,7 +177,8 @@ class Split:
         self._returns, self._lengths = LaneReturns(self._lanes), np.zeros(self._lanes, np.int64)
         self._all = np.ones(self._lanes, bool)
         self._state = np.zeros((self._lanes, actor.shape.state), np.float32)
-        self._observations, _ = self.envs.reset(seed=[next(self._seeds) for _ in range(self._lanes)])
+        self._infos: dict[str, Any] = {}
+        self._reset(self._all)
         if settings.stagger:
             self._stagger()
 
@@ -191,14 +200,15 @@ class Split:
         return np.array([space.sample(mask=row.astype(np.int8)) for row in masks[0]])
 
     def _step(self, actions: Any) -> tuple[Any, Array, Array, Array]:
-        self._observations, rewards, terminations, truncations, _ = self.envs.step(actions)
+        self._observations, rewards, terminations, truncations, self._infos = self.envs.step(actions)
         self._first_step += 1
         return rewards, terminations, truncations, terminations | truncations
 
     def _reset(self, lanes: Array) -> None:
         if lanes.any():
             seeds = [next(self._seeds) if lane else None for lane in lanes.tolist()]
-            self._observations, _ = self.envs.reset(seed=seeds, options={"reset_mask": lanes})
+            options = {} if self.shaping is None else {"reward_shaping": self.shaping}
+            self._observations, _ = self.envs.reset(seed=seeds, options={"reset_mask": lanes, **options})
             self._state[lanes] = 0.0
 
     def collect(self, rollout: Rollout, acting: Acting, version: int) -> Iterator[None]:
@@ -230,7 +240,8 @@ class Split:
             if lanes.any():
                 for final, leaf in zip(rollout.finals, self._leaves):
                     final[step, truncations] = picked(self._observations, leaf.path)[truncations]
-                self._ended.extend(zip(self._returns.take(lanes), self._lengths[lanes].tolist()))
+                objectives = self._objectives(lanes)
+                self._ended.extend(zip(self._returns.take(lanes), self._lengths[lanes].tolist(), objectives))
                 self._lengths[lanes] = 0
                 self._state = self._state.copy()
                 self._reset(lanes)
@@ -238,6 +249,19 @@ class Split:
             self.seconds["stepping"] += time.perf_counter() - between
         for column, leaf in zip(rollout.observations, self._leaves):
             column[self._steps] = picked(self._observations, leaf.path)
+
+    def _objectives(self, lanes: Array) -> Sequence[float | None]:
+        """Of episodes that end, what a population compares. Raises InvalidOption."""
+        name = self._objective
+        if name is None:
+            return [None] * int(lanes.sum())
+        try:
+            if np.all(self._infos["_" + name][lanes]):
+                return [float(value) for value in self._infos[name][lanes]]
+        except (KeyError, TypeError, ValueError):
+            pass
+        there = printable(", ".join(key for key in self._infos if not key.startswith("_"))) or "nothing"
+        raise InvalidOption(f"objective={name!r}: no number in the last info of an episode, which has {there}")
 
     def told(self) -> Collected:
         """Since it was told last."""

@@ -90,6 +90,7 @@ class Cell:
         self.server: Member | None = Member() if settings.inference == "server" else None
         self.restarts, self.trouble = 0, ""
         self.stopping = False
+        self._shaping: dict[str, float] | None = settings.reward_shaping
         self._lives = 0  # of the cell, so that the seeds of workers are new after each
 
     # -- beginnings ---------------------------------------------------------------------------------------------------
@@ -148,7 +149,9 @@ class Cell:
             control=theirs,
             desk=self._desk,
         )
-        told_ = replace(told_, make_env=carried(told_.make_env), seed=told_.seed + (self._lives - 1 << 32))
+        settings = replace(told_.settings, reward_shaping=self._shaping)
+        seed = told_.seed + (self._lives - 1 << 32)
+        told_ = replace(told_, make_env=carried(told_.make_env), settings=settings, seed=seed)
         cpu = None if not self._cpus else self._cpus[number % len(self._cpus)]
         self._run(worker, ours, theirs, _act, (told_, self._niceness, cpu), f"{number}")
 
@@ -234,6 +237,15 @@ class Cell:
         with contextlib.suppress(OSError):  # it is gone, which poll() sees
             if self.learner.control is not None:
                 self.learner.control.send(message)
+
+    def shape_rewards(self, shaping: dict[str, float] | None) -> None:
+        """From now on, where an episode begins: of the workers there are, and of those that are started."""
+        if shaping != self._shaping:
+            self._shaping = shaping
+            for worker in self.workers:
+                with contextlib.suppress(OSError):  # it is gone, which poll() sees
+                    if worker.control is not None:
+                        worker.control.send(shaping)
 
     # -- deaths -------------------------------------------------------------------------------------------------------
 
