@@ -22,6 +22,8 @@ except ImportError as missing:
 
 __all__ = ["BatchStream", "Items", "collated", "tensors"]
 
+_LOOPS = 1 << 31  # that can be told apart: each has a seed, which its workers have in common
+
 
 def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
     """The arrays of a batch as tensors, which share their memory where they can. Values of any kind stay as they are.
@@ -44,23 +46,41 @@ def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
 class BatchStream(IterableDataset[Any]):  # type: ignore[misc]  # whose package need not be installed
     """Whole batches, as dicts of tensors: for a DataLoader with batch_size=None.
 
-    Workers of the DataLoader, and processes of torch.distributed, have a share each. Rows are decoded before workers
-    are forked; spawned ones decode them again, unless they are cached on disk.
+    Processes of torch.distributed have a share each. Workers of the DataLoader take turns: what comes is the same, in
+    the same order, with any number of them. A loop over one with workers begins where the batches are in this process,
+    or with the epoch after the last one that came to its end. Rows are decoded before workers are forked; spawned ones
+    decode them again, unless they are cached on disk.
     """
 
     def __init__(self, batches: Batches, *, device: Any = None, dtype: Any = None):
         self._batches, self._device, self._dtype = batches, device, dtype
+        self._ended = torch.zeros((), dtype=torch.int64).share_memory_()  # what workers tell those that come after them
         len(batches)
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._share()  # in a worker that is spawned nobody knows the rank
+        return self.__dict__
+
     def __iter__(self) -> Iterator[Any]:
+        self._share()
         worker, batches = get_worker_info(), self._batches
-        rank, world_size = _rank()
+        loop = 0 if worker is None else (worker.seed - worker.id) % _LOOPS
         if worker is not None:
-            batches.share(rank * worker.num_workers + worker.id, world_size * worker.num_workers)
-        elif world_size > 1:
-            batches.share(rank, world_size)
+            batches.take_turns(worker.id, worker.num_workers)
+            state = batches.state_dict()
+            epoch, by = divmod(int(self._ended), _LOOPS)
+            epoch -= by == loop  # another worker of this loop is through already
+            if epoch > state["epoch"]:
+                batches.load_state_dict({**state, "epoch": epoch, "number": 0})
         for batch in batches:
             yield tensors(batch, self._device, self._dtype)
+        if worker is not None:
+            self._ended.fill_(batches.state_dict()["epoch"] * _LOOPS + loop)
+
+    def _share(self) -> None:
+        rank, world_size = _rank()
+        if world_size > 1:
+            self._batches.share(rank, world_size)
 
 
 class Items(Dataset[Any]):  # type: ignore[misc]  # whose package need not be installed

@@ -332,6 +332,7 @@ def streamed(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
     """Has blocks be so small that a trace of a few steps has several."""
     monkeypatch.setattr(stream, "_LEAST_BYTES", sizes.get("block", 200))
     monkeypatch.setattr(stream, "_BLOCKS", sizes.get("blocks", 2))
+    monkeypatch.setattr(stream, "_MOST_BYTES", sizes.get("block", 200))
 
 
 @pytest.mark.parametrize("block", [1, 200, 1000])

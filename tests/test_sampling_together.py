@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drawing import drawn, firsts
 from runs import record_lengths
 from test_sampling import LENGTHS, all_windows, check_window, same, streamed, windows
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, open_trace
-from gym_trace.errors import CorruptTrace
+from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.playback.trace import Trace
+from gym_trace.sampling import stream
 from gym_trace.sampling.batches import Batches
 from gym_trace.sampling.rows import Plan
 from gym_trace.sampling.sampled import roots_of
@@ -28,32 +30,41 @@ def trace(tmp_path: Path) -> Trace:
     return open_trace(tmp_path / "trace")
 
 
-def firsts(batches: Batches, count: int) -> list[list[tuple[int, int]]]:
-    """Which windows the next batches have."""
-    taken = (next(batches) for _ in range(count))
-    return [list(zip(batch["episode"].tolist(), batch["first_step"].tolist())) for batch in taken]
+def damage(trace: Trace, where: str = "column") -> None:
+    """Flips a byte of a chunk."""
+    [file] = Path(trace.directory).glob("*.gtb")
+    chunk = trace.readers[0].batches[0].chunks[3]
+    begin, end = int(chunk["offset"]), int(chunk["offset"]) + int(chunk["length"])
+    content = bytearray(file.read_bytes())
+    content[end - 20 if where == "column" else begin + 60] ^= 0xFF
+    file.write_bytes(content)
 
 
-def drawn(batches: Batches, answers: Any) -> None:
-    answers.put(firsts(batches, 3))
-
-
-@pytest.mark.parametrize("cache", ["memory", "disk", None])
+@pytest.mark.filterwarnings("ignore:.*skipped:UserWarning")
+@pytest.mark.parametrize("damaged", [False, True])
 def test_threads_and_workers_draw_the_same_at_once_while_the_trace_grows(
-    trace: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: str | None
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damaged: bool
 ) -> None:
     monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path / "cache"))
-    batches = trace.windows(2, 16, cache=cache, cache_bytes=1 << 20)
-    expected = firsts(trace.windows(2, 16, cache=cache, cache_bytes=1 << 20), 3)
+    if damaged:
+        damage(trace)
+    trace = open_trace(tmp_path / "trace")
+
+    def several() -> list[Batches]:
+        options: dict[str, Any] = {"cache_bytes": 1 << 20, "on_damage": "skip" if damaged else "raise"}
+        return [trace.windows(2, 16, cache=cache, **options) for cache in ("memory", "disk", None)]
+
+    batches = several()
+    expected = [firsts(some, 3) for some in several()]
     workers, queues = [], []
-    for method in ["fork"] * 4 + ["spawn"] * (4 if cache == "disk" else 0):  # which start slowly
+    for method in ["fork"] * 4 + ["spawn"] * 4:
         context = multiprocessing.get_context(method)
         queues.append(context.Queue())
         workers.append(context.Process(target=drawn, args=(batches, queues[-1])))
     found: list[Any] = [None] * 8
 
     def draw(place: int) -> None:
-        found[place] = firsts(trace.windows(2, 16, cache=cache, cache_bytes=1 << 20), 3)
+        found[place] = [firsts(some, 3) for some in several()]
 
     for worker in workers:
         worker.start()
@@ -68,8 +79,62 @@ def test_threads_and_workers_draw_the_same_at_once_while_the_trace_grows(
     for worker in workers:
         worker.join()
     assert found == [expected] * len(found)
-    assert firsts(batches, 3) == expected
+    assert [firsts(some, 3) for some in batches] == expected
     assert len(trace) == len(LENGTHS) + 2
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk", None])
+@pytest.mark.parametrize("replacement", [False, True])
+def test_workers_that_take_turns_have_what_one_has_and_can_be_resumed_by_others(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: str | None, replacement: bool
+) -> None:
+    streamed(monkeypatch, blocks=12)
+    monkeypatch.setattr(stream, "_MIXED", 1)
+    monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path / "cache"))
+    options: dict[str, Any] = {"cache": cache, "replacement": replacement, "batch_size": 5}
+
+    def made() -> Batches:
+        return windows(trace, 2, cache_bytes=9999, **options)
+
+    one = made()
+    expected = [next(one)["first_step"].tolist() for _ in range(len(one) - 1)]
+    state = one.state_dict()
+    after = 30 if replacement else 1  # over the end of an epoch, where there is another one
+    expected += [next(one)["first_step"].tolist() for _ in range(after)]
+    assert cache is not None or getattr(one, "_strands", 0) == 4
+    for workers in (1, 2, 3, 4, 12):
+        several = [made() for _ in range(workers)]
+        for worker, batches in enumerate(several):
+            batches.take_turns(worker, workers)
+        found = [next(several[number % workers])["first_step"].tolist() for number in range(len(expected))]
+        assert found == expected
+        for batches in several:
+            batches.load_state_dict(state)
+        found = [next(several[number % workers])["first_step"].tolist() for number in range(after)]
+        assert found == expected[-after:]
+
+
+def test_workers_share_the_decoding_of_a_stream(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    streamed(monkeypatch, blocks=12)
+    monkeypatch.setattr(stream, "_MIXED", 1)
+    decoded: list[int] = []
+    decode = stream.Stream._decoded
+    monkeypatch.setattr(
+        stream.Stream,
+        "_decoded",
+        lambda self, plan, group: decoded.append(len(group)) or decode(self, plan, group),
+    )
+    for worker in range(4):
+        batches = windows(trace, 2, cache=None, cache_bytes=9999)
+        batches.take_turns(worker, 4)
+        list(batches)
+    blocks = len(batches._blocks)  # type: ignore[attr-defined]
+    assert blocks <= sum(decoded) <= blocks + 3  # where the part of one ends and that of another begins
+
+
+def test_turns_that_cannot_be_are_refused(trace: Trace) -> None:
+    with pytest.raises(InvalidOption, match="worker of 0 to workers - 1"):
+        trace.windows(2).take_turns(2, 2)
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped:UserWarning")
@@ -79,13 +144,7 @@ def test_damage_is_raised_or_left_out_with_a_warning(
     trace: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: str | None, where: str
 ) -> None:
     monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path / "cache"))
-    [file] = (tmp_path / "trace").glob("*.gtb")
-    chunk = trace.readers[0].batches[0].chunks[3]
-    begin, end = int(chunk["offset"]), int(chunk["offset"]) + int(chunk["length"])
-    content = bytearray(file.read_bytes())
-    at = end - 20 if where == "column" else begin + 60
-    content[at] ^= 0xFF
-    file.write_bytes(content)
+    damage(trace, where)
     options: dict[str, Any] = {"cache": cache, "cache_bytes": 1 << 20, "replacement": False}
     with pytest.raises(CorruptTrace, match="gym-trace check"):
         list(open_trace(tmp_path / "trace").windows(2, 7, **options))

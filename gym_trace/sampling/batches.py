@@ -56,6 +56,7 @@ class Batches:
         self._seed, self._replacement = seed, replacement
         self._number = self._epoch = 0
         self._rank, self._world_size = 0, 1
+        self._worker, self._workers = 0, 1
         self._weights, self._follow, self._on_damage = weights, follow, on_damage
         self._drawn_of: Draws | None = None
         self._tree: SumTree | None = None
@@ -120,18 +121,18 @@ class Batches:
     def __next__(self) -> Batch:
         if self._follow is not None and time.monotonic() - self._read_at >= self._follow:
             self.refresh()
-        number = self._number * self._world_size + self._rank
+        number = (self._number + self._worker) * self._world_size + self._rank
         if not self._replacement and number >= len(self):
             self._number, self._epoch = 0, self._epoch + 1
             raise StopIteration
-        self._number += 1
+        self._number += self._workers
         return self.at(number, self._epoch)
 
     def at(self, number: int, epoch: int = 0) -> Batch:
         """The batch of this number of an epoch."""
         begin = number * self.batch_size
         end = begin + self.batch_size if self._replacement else min(begin + self.batch_size, self.items)
-        apart = self.batch_size * self._world_size
+        apart = self.batch_size * self._world_size * self._workers
         return self._draws.batch(begin, end, self._replacement, epoch, self._tree, apart)
 
     def take(self, items: Array) -> Batch:
@@ -156,6 +157,15 @@ class Batches:
         if not 0 <= rank < world_size:
             raise InvalidOption(f"rank={rank}, world_size={world_size}: pass a rank of 0 to world_size - 1")
         self._rank, self._world_size = rank, world_size
+
+    def take_turns(self, worker: int, workers: int) -> None:
+        """Takes every so many-th batch of its share alone: workers that take turns have all of them, in their order.
+
+        Raises InvalidOption.
+        """
+        if not 0 <= worker < workers:
+            raise InvalidOption(f"worker={worker}, workers={workers}: pass a worker of 0 to workers - 1")
+        self._worker, self._workers = worker, workers
 
     def state_dict(self) -> dict[str, Any]:
         """Where it is, and its weights: load_state_dict() goes on from there exactly."""

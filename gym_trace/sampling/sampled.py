@@ -55,7 +55,8 @@ class Sampled(Recorded):
         Args:
             length: steps of a window.
             batch_size: windows of a batch; the last one of an epoch may have fewer.
-            seed: the same seed gives the same batches, in any process, whatever the cache.
+            seed: the same seed gives the same batches, in any process and with any number of workers; those of a
+                stream (cache=None) are others, and depend on cache_bytes.
             columns: only these, and infos, if they are named; "annotations.logprob" is one annotation. None: all but
                 infos.
             strict_length: whether to leave out episodes that are shorter; otherwise they are padded with zeros.
@@ -71,7 +72,8 @@ class Sampled(Recorded):
             cache: where decoded rows are kept: "memory"; "disk", below $GYM_TRACE_CACHE or the user's directory for
                 caches, from where they are mapped, found again, and extended when the trace has grown; None: nowhere,
                 which decodes parts of the trace again each epoch, in shuffled order; "auto": in memory if they fit.
-            cache_bytes: of memory, or of disk, that this may take.
+            cache_bytes: of memory, or of disk, that this may take. A stream takes what one chunk is once decoded, if
+                that is more (recorders write up to 24 MiB).
             follow: takes in what is being recorded, at most every so many seconds; the trace is refreshed then, and
                 rows that are there are not decoded again. None: episodes stay those that the trace had.
             most_steps: with follow, keeps those episodes alone that began last and have so many steps together.

@@ -3,12 +3,18 @@
 The steps of the trace are cut into blocks of whole chunks, or its episodes into blocks of some. An epoch takes them in
 a shuffled order, several at a time: what these hold is drawn in shuffled order, while the next ones are being decoded
 in a thread.
+
+Batch k is the same however many workers take turns. As batches one after the other are of different workers, then, what
+is decoded for one of them would have to be decoded for the others, too; so, where there is memory for it, batches come
+from several strands in turn, each with blocks of its own.
 """
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,17 +27,41 @@ from gym_trace.sampling.rows import OnDamage, Pieces, Plan, Rows, in_memory
 from gym_trace.sampling.store import Memory
 
 _AT_ONCE = 2  # shares of the memory: what is drawn from, and what is decoded meanwhile
-_BLOCKS = 16  # that are mixed with each other
-_LEAST_BLOCKS = 4  # of a trace for each rank and worker
+_STRANDS = 12, 4, 2, 1  # how many workers can share the decoding without a part of it being done twice
+_MIXED = 8  # blocks of a group at least, where there are several strands
+_BLOCKS = _STRANDS[0] * _MIXED
+_LEAST_BLOCKS = 4  # of a trace for each of several ranks
 _LEAST_BYTES = 3 << 19  # of a block: more than most chunks, which smaller ones would have decoded again and again
+_MOST_BYTES = 32 << 20  # of a chunk that is decoded at once in any case: more than recorders write
 
 
-class _Epoch(NamedTuple):
-    """Groups of blocks in their order, and of the items of each where they end among all, and how many they are."""
+@dataclass(frozen=True)
+class _Epoch:
+    """Groups of blocks in their order, of the items of each where they end among all, and how many batches they make.
+
+    Batches come from several strands in turn, each of which has a part of the groups, so that workers that take turns
+    need not all decode everything.
+    """
 
     groups: list[Array]
     ends: Array
-    counts: Array
+    batches: int
+    strands: int
+
+    def place(self, number: int) -> tuple[int, int]:
+        """Which batch of all, strand behind strand, comes at this turn, and which one follows the last of its strand.
+
+        The last one, which may have fewer items, comes last.
+        """
+        each, longer = divmod(self.batches, self.strands)
+        shorter = self.strands - longer
+        strand = (number + shorter) % self.strands
+        begin = strand * each + max(0, strand - shorter)
+        return begin + number // self.strands, begin + each + (strand >= shorter)
+
+    def group(self, item: int) -> int:
+        """That of an item."""
+        return int(self.ends.searchsorted(item, side="right"))
 
 
 class Stream(Batches):
@@ -73,14 +103,15 @@ class Stream(Batches):
     def _begin(self) -> None:
         self._blocks: list[Pieces] = []
         self._counts = np.zeros(0, np.int64)  # of items in each
-        self._at_once = 1  # how many of them are held together
-        self._meanwhile = True  # whether there is room for as many again
+        self._at_once = 1  # how many of them are a group
+        self._strands = 1
+        self._meanwhile = True  # whether there is room for the groups that come next
         self._ordered: tuple[tuple[int, int, int], _Epoch] | None = None
         self._held: dict[tuple[int, int], Future[Draws]] = {}
         self._thread: ThreadPoolExecutor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_blocks", "_counts", "_at_once", "_meanwhile", "_ordered", "_held", "_thread")
+        left_out = ("_blocks", "_counts", "_at_once", "_strands", "_meanwhile", "_ordered", "_held", "_thread")
         return {key: value for key, value in super().__getstate__().items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -99,11 +130,14 @@ class Stream(Batches):
             share = self._budget // _AT_ONCE
             size = max(_LEAST_BYTES, share // _BLOCKS)
             row = max(1, plan.step_bytes)
-            fair = -(-plan.total // (_LEAST_BLOCKS * self._world_size))
-            steps, most = (max(1, min(size // row, fair)) for size in (size, max(size, share)))
+            fair = plan.total if self._world_size == 1 else -(-plan.total // (_LEAST_BLOCKS * self._world_size))
+            steps, most = (max(1, min(bound // row, fair)) for bound in (size, max(size, share, _MOST_BYTES)))
             self._blocks = list(_blocks(plan, steps, most, self._margins))
-            largest = max((int(block.lengths.sum()) for block in self._blocks), default=0) * row
-            self._at_once = max(1, share // max(1, largest))
+            largest = max(1, max((int(block.lengths.sum()) for block in self._blocks), default=0) * row)
+            mine = -(-len(self._blocks) // self._world_size)
+            held = max(1, min(share // largest, mine))
+            self._strands = next(strands for strands in _STRANDS if held >= strands * _MIXED or strands == 1)
+            self._at_once = held // self._strands
             self._meanwhile = largest * _AT_ONCE <= self._budget
             counts = [self._make(_without_columns(plan, block), self._seed).items for block in self._blocks]
             self._counts = np.array(counts, np.int64)
@@ -123,46 +157,72 @@ class Stream(Batches):
             order = permuted(self._seed * 1_000_003 + epoch, np.arange(len(self._blocks)), len(self._blocks))
             mine = order[self._rank :: self._world_size]
             groups = [mine[i : i + self._at_once] for i in range(0, len(mine), self._at_once)]
-            counts = np.array([self._counts[group].sum() for group in groups], np.int64)
-            self._ordered = key, _Epoch(groups, np.cumsum(counts), counts)
+            ends = np.cumsum([0, *(self._counts[group].sum() for group in groups)])[1:]
+            batches = -(-int(ends[-1]) // self.batch_size) if len(ends) else 0
+            self._ordered = key, _Epoch(groups, ends, batches, self._strands)
         return self._ordered[1]
 
     def __len__(self) -> int:
-        ends = self._order(self._epoch).ends
-        return -(-int(ends[-1]) // self.batch_size) if len(ends) else 0
+        return self._order(self._epoch).batches
 
     def __next__(self) -> Batch:
-        if self._number >= len(self):
-            self._number, self._epoch = 0, self._epoch + 1
-            if not self._replacement or not len(self):
+        number = self._number + self._worker
+        while number >= (batches := len(self)):
+            self._number, self._epoch, number = self._number - batches, self._epoch + 1, number - batches
+            if not self._replacement or not batches:
+                self._number = 0
                 raise StopIteration
-        self._number += 1
-        return self.at(self._number - 1, self._epoch)
+        self._number += self._workers
+        return self.at(number, self._epoch)
 
     def at(self, number: int, epoch: int = 0) -> Batch:
-        plan = self._planned()
-        groups, ends, counts = self._order(epoch)
-        begin, end = number * self.batch_size, min((number + 1) * self.batch_size, int(ends[-1]))
+        order = self._order(epoch)
+        place, _ = order.place(number)
+        begin, end = place * self.batch_size, min((place + 1) * self.batch_size, int(order.ends[-1]))
+        left_out = self.batch_size * (self._workers * self._own_strands() // self._strands - 1)  # by other workers
         found = []
-        for which in range(int(ends.searchsorted(begin, side="right")), len(groups)):
-            before = int(ends[which] - counts[which])
-            low, high = max(0, begin - before), min(int(counts[which]), end - before)
-            if low < high:
-                found.append(self._group(plan, groups, epoch, which).batch(low, high, False, epoch))
-            if ends[which] >= end:
-                break
+        which = order.group(begin)
+        while begin < end:
+            before = int(order.ends[which - 1]) if which else 0
+            until = min(end, int(order.ends[which]))
+            if begin < until:
+                low, high = begin - before, until - before
+                apart = high - low + left_out
+                found.append(self._group(number, epoch, which).batch(low, high, False, epoch, apart=apart))
+            begin, which = until, which + 1
         return joined(found)
 
-    def _group(self, plan: Plan, groups: list[Array], epoch: int, which: int) -> Draws:
-        """A group, decoded; the one that comes next is decoded meanwhile."""
-        wanted = [(epoch, number) for number in range(which, min(which + 1 + self._meanwhile, len(groups)))]
-        self._held = {key: held for key, held in self._held.items() if key in wanted}
+    def _group(self, number: int, epoch: int, which: int) -> Draws:
+        """A group that a batch is of, decoded; those of the batches to come are decoded meanwhile."""
+        order = self._order(epoch)
+        wanted = [which, *self._next(order, which, number)]
+        if not self._held.keys() >= {(epoch, group) for group in wanted}:
+            # What is needed first is decoded first: groups of the other strands, and then those behind all of these.
+            others = range(number + self._workers, order.batches, self._workers)[: self._own_strands() - 1]
+            first = {order.group(order.place(other)[0] * self.batch_size): other for other in others}
+            later = [group for begin, other in first.items() for group in self._next(order, begin, other)]
+            self._hold(epoch, [which, *first, *wanted[1:], *later])
+        return self._held[epoch, which].result()
+
+    def _next(self, order: _Epoch, which: int, number: int) -> list[int]:
+        """The group that comes behind one in the strand of a batch, if there is room for it."""
+        end = min(order.place(number)[1] * self.batch_size, int(order.ends[-1]))
+        return [which + 1] if self._meanwhile and order.ends[which] < end else []
+
+    def _own_strands(self) -> int:
+        """From how many strands the batches of this worker come."""
+        return self._strands // math.gcd(self._workers, self._strands)
+
+    def _hold(self, epoch: int, groups: list[int]) -> None:
+        """Has these decoded, in this order, and lets go of all others."""
+        plan, order = self._planned(), self._order(epoch)
+        keys = [(epoch, group) for group in groups]
+        self._held = {key: held for key, held in self._held.items() if key in keys}
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "gym-trace-decode")
-        for key in wanted:
+        for key in keys:
             if key not in self._held:
-                self._held[key] = self._thread.submit(self._decoded, plan, groups[key[1]])
-        return self._held[epoch, which].result()
+                self._held[key] = self._thread.submit(self._decoded, plan, order.groups[key[1]])
 
     def _decoded(self, plan: Plan, group: Array) -> Draws:
         return self._make(plan.decode([self._blocks[number] for number in group.tolist()], in_memory), self._seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +35,91 @@ def pairs(loader: Any) -> list[tuple[int, int]]:
     ]
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Sixteen chunks of 2 MB, so that a stream has two strands."""
+    directory = tmp_path_factory.mktemp("traces") / "pictures"
+    for part in range(16):
+        env = gym_trace.TraceRecordingWrapper(Pictures(), directory, on_exist="append")
+        gym_trace.record_episodes(env, episodes=2, seed=part)
+        env.close()
+    return gym_trace.open_trace(directory)
+
+
+class Pictures(gymnasium.Env[Any, Any]):
+    observation_space = gymnasium.spaces.Box(0, 255, (128, 128), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self.np_random.integers(0, 256, (128, 128), np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return self.np_random.integers(0, 256, (128, 128), np.uint8), 0.0, False, self._steps == 64, {}
+
+
+def in_order(loader: Any) -> list[list[tuple[int, int]]]:
+    return [pairs([batch]) for batch in loader]
+
+
 @pytest.mark.parametrize("cache", ["memory", "disk", None])
-def test_workers_have_every_window_once_between_them(
-    trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, method: str, cache: str | None
+def test_batches_are_the_same_with_any_number_of_workers_in_each_epoch_and_when_they_are_resumed(
+    pictures: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str | None
 ) -> None:
-    if method != "fork" and (workers != 1 or cache == "memory"):
-        pytest.skip("one of each is enough: they start slowly")
     monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path))
-    expected = sorted(pairs(trace.windows(5, 32, replacement=False)))
-    batches = trace.windows(5, 32, replacement=False, cache=cache, cache_bytes=1 << 20)
-    context = method if workers else None
-    loader = DataLoader(BatchStream(batches), batch_size=None, num_workers=workers, multiprocessing_context=context)
-    assert sorted(pairs(loader)) == expected
-    items = Items(trace.windows(5, cache="memory"))
-    loader = DataLoader(items, 32, shuffle=True, num_workers=workers, collate_fn=collated)
-    assert sorted(pairs(loader)) == expected
+
+    def made() -> Any:
+        return pictures.transitions(100, replacement=False, cache=cache, cache_bytes=128 << 20)
+
+    whole = made()
+    expected = [in_order(whole) for _ in range(3)]
+    assert cache is not None or whole._strands == 2
+    assert len(expected[0]) == 21
+    assert expected[0] != expected[1]
+    for workers, method in ((0, None), (1, "fork"), (4, "fork"), (2, "spawn")):
+        batches = made()
+        loader = DataLoader(BatchStream(batches), batch_size=None, num_workers=workers, multiprocessing_context=method)
+        for epoch in [] if method == "spawn" else expected[:2]:  # it takes seconds to start
+            assert in_order(loader) == epoch
+        batches.load_state_dict({**batches.state_dict(), "epoch": 2, "number": 19})
+        assert in_order(loader) == expected[2][19:]
+
+
+@pytest.mark.parametrize("cache", ["memory", "disk"])
+def test_items_are_the_same_with_any_number_of_workers(
+    trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str
+) -> None:
+    monkeypatch.setenv("GYM_TRACE_CACHE", str(tmp_path))
+    items = Items(trace.windows(5, cache=cache))
     assert items[3]["observations"].shape == (6, 4)
+    found = []
+    for workers, method in ((0, None), (1, "fork"), (4, "fork"), (2, "spawn"))[: None if cache == "disk" else 3]:
+        loader = DataLoader(
+            items,
+            32,
+            shuffle=True,
+            num_workers=workers,
+            collate_fn=collated,
+            multiprocessing_context=method,
+            generator=torch.Generator().manual_seed(0),
+        )
+        found.append(in_order(loader))
+    assert sorted(pair for batch in found[0] for pair in batch) == sorted(pairs(trace.windows(5, replacement=False)))
+    assert found[1:] == found[:1] * (len(found) - 1)
+
+
+def test_spawned_workers_of_several_ranks_have_the_share_of_their_rank(
+    trace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for rank in range(2):
+        monkeypatch.setattr(gym_trace.torch, "_rank", lambda rank=rank: (rank, 2))  # as where torch.distributed runs
+        batches = pickle.loads(pickle.dumps(BatchStream(trace.windows(5, 32, replacement=False))))
+        monkeypatch.undo()
+        found += pairs(batches)
+    assert sorted(found) == sorted(pairs(trace.windows(5, replacement=False)))
 
 
 def test_a_data_loader_that_is_told_nothing_collates_items_as_well(trace: Any) -> None:
