@@ -86,6 +86,14 @@ class CorruptTrace(TraceError):
         return CorruptTrace(self.problem, path, offset)
 
 
+class CorruptRun(CorruptTrace):
+    """A file of a training run, but none of its trace, does not check. next_step: what can be done about it."""
+
+    def __init__(self, problem: str, path: str | os.PathLike[str], next_step: str):
+        super().__init__(f"{os.fspath(path)}: {problem}; {next_step}")
+        self.path = os.fspath(path)
+
+
 class UnsupportedTrace(TraceError):
     """The trace needs a newer gym-trace."""
 

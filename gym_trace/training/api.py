@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from gym_trace.collecting.rollout import new_root_seed
 from gym_trace.collecting.run_log import Events, machine
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
-from gym_trace.errors import InvalidOption, TrainingFailed
+from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.training.driver import Driver, Plan, Trained, drive
 from gym_trace.training.learnt.versions import version_of
@@ -89,7 +90,9 @@ def train(
         settings: see training.settings.Settings.
 
     Raises:
-        InvalidOption, TrainingFailed
+        InvalidOption: also if another process trains in the directory.
+        CorruptTrace: of what there was of a run to be resumed.
+        TrainingFailed: processes failed again and again, what is learnt is not finite, or nothing can be written.
     """
     end_if_unguarded()
     if resume:
@@ -162,8 +165,9 @@ def train(
             population = Population(drivers, runs, now, exchange, seed, events)
         try:
             progress = drive(drivers, on_progress, None if population is None else population.turn)
-        except TrainingFailed as error:
-            events("failed", reason=str(error))
+        except (TrainingFailed, CorruptTrace) as error:
+            with suppress(RecordingError):  # if it is the disk that is full
+                events("failed", reason=str(error))
             raise
         for run, driver in zip(runs, drivers):
             run.set_done(learn and driver.progress.stopped in ("done", "return"))

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import msgpack
 
 from gym_trace.envs.seeding import EPISODES
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
+from gym_trace.errors import CorruptRun, InvalidOption, RecordingError, TraceNotFound
 from gym_trace.playback.trace import Trace, open_trace
 from gym_trace.storage.local import lock, open_regular
 from gym_trace.storage.staging import new_file
@@ -27,6 +27,7 @@ _MOST_ENTRY = 64 << 20  # bytes
 _HEAD = 16
 _PATIENCE = 60.0  # seconds that a learner has to end after its driver
 _MOST_JSON = 16 << 20
+_PUT_BACK = "put back a copy, or train anew: events.jsonl has the settings, seed and steps, too"
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Run:
         except FileNotFoundError:
             raise TraceNotFound(f"{self.path}: there is no training run here") from None
         except (OSError, ValueError, RecursionError) as error:
-            raise CorruptTrace(f"cannot be read: {error}", self._about) from error
+            raise CorruptRun(f"cannot be read: {error}", self._about, _PUT_BACK) from error
         about: dict[str, Any] = found if isinstance(found, dict) else {}
         seed, steps = about.get("seed"), about.get("steps")
         fits = (
@@ -125,7 +126,7 @@ class Run:
             and (steps is None or (type(steps) is int and 0 < steps < 1 << 62))
         )
         if not fits or not isinstance(about.get("settings"), dict):
-            raise CorruptTrace("is not what a run says of itself", self._about)
+            raise CorruptRun("is not what a run says of itself", self._about, _PUT_BACK)
         return about
 
     @property
@@ -133,7 +134,7 @@ class Run:
         try:
             return settings_from(self.about["settings"])
         except InvalidOption as error:
-            raise CorruptTrace(f"is not what a run says of itself: {error}", self._about) from error
+            raise CorruptRun(f"is not what a run says of itself: {error}", self._about, _PUT_BACK) from error
 
     def trusted_settings(self, trust: bool) -> Settings:
         """Raises InvalidOption if they name a model, which would be imported, and the run is not trusted."""
@@ -165,10 +166,13 @@ class Run:
             try:
                 update = Update.unpacked(body)
             except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-                raise CorruptTrace(f"{error} at byte {at}, of the update to version {expected}", self._log) from error
+                raise self._damaged(f"{error} at byte {at}, of the update to version {expected}") from error
             if update.version != expected:
-                raise CorruptTrace(f"version {update.version} follows version {expected - 1}", self._log)
+                raise self._damaged(f"version {update.version} follows version {expected - 1}")
             yield update
+
+    def _damaged(self, problem: str) -> CorruptRun:
+        return CorruptRun(problem, self._log, f"put back a copy, or {anew(self)}")
 
     def _entries(self) -> Iterator[tuple[int, bytes]]:
         """Where the body of each begins, and it."""
@@ -177,19 +181,19 @@ class Run:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise CorruptTrace(f"cannot be read: {error.strerror}", self._log) from error
+            raise self._damaged(f"cannot be read: {error.strerror}") from error
         with open(fd, "rb") as file:
             whole, at = os.fstat(fd).st_size, 0
             while len(head := file.read(_HEAD)) == _HEAD:
                 size, checksum = int.from_bytes(head[2:6], "big"), int.from_bytes(head[7:11], "big")
                 at += _HEAD
                 if head != _head(size, checksum) or size > _MOST_ENTRY:
-                    raise CorruptTrace(f"there is no entry at byte {at - _HEAD}", self._log)
+                    raise self._damaged(f"there is no entry at byte {at - _HEAD}")
                 if at + size > whole:
                     return
                 body = file.read(size)
                 if zlib.crc32(body) != checksum:
-                    raise CorruptTrace(f"checksum mismatch of the entry at byte {at - _HEAD}", self._log)
+                    raise self._damaged(f"checksum mismatch of the entry at byte {at - _HEAD}")
                 yield at, body
                 at += size
 
@@ -217,7 +221,7 @@ class Run:
     def open_log(self) -> BinaryIO:
         """The log, for append(), without an entry that was being written when the run was killed.
 
-        Waits for a learner of before that still saves what it has. Raises OSError, CorruptTrace.
+        Waits for a learner of before that still saves what it has. Raises OSError, CorruptTrace, InvalidOption.
         """
         fd = open_regular(self._log, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         file = open(fd, "ab", buffering=0)  # noqa: SIM115 - open as long as the learner
@@ -225,16 +229,17 @@ class Run:
             until = time.monotonic() + _PATIENCE
             while not lock(file.fileno()):
                 if time.monotonic() > until:
-                    raise CorruptTrace("another process writes to it", self._log)
+                    raise InvalidOption(f"{self.path}: a learner of before is still there; wait for it to end")
                 time.sleep(0.05)
             count = end = 0
             for at, body in self._entries():
                 count, end = count + 1, at + len(body)
             newest = max(self.saved(), default=0)
             if newest >= max(count, 1):
-                raise CorruptTrace(
-                    f"it ends before version {newest}, of which there is a checkpoint: remove that to go on from here",
+                raise CorruptRun(
+                    f"ends before version {newest}, of which there is a checkpoint",
                     self._log,
+                    "put back a copy, or remove the checkpoint to go on from here",
                 )
             os.ftruncate(file.fileno(), end)
         except BaseException:
@@ -279,6 +284,14 @@ def runs_in(directory: str | os.PathLike[str]) -> list[Run]:
     return found if found and all(run.exists for run in found) else [Run(path)]
 
 
+def anew(run: Run) -> str:
+    """What can be done if this one cannot go on."""
+    saved = run.saved()
+    if not saved:
+        return "train anew, elsewhere"
+    return f"begin another run with the newest checkpoint: 'gym-trace train ... --from {run.path}@{saved[-1]}'"
+
+
 def settings_now(run: Run) -> Settings:
     """Those that its last version has: in a population they change."""
     changes = [update.changed["settings"] for update in run.updates() if "settings" in update.changed]
@@ -286,12 +299,12 @@ def settings_now(run: Run) -> Settings:
 
 
 def append(log: BinaryIO, update: Update) -> None:
-    """Adds it to the log, see Run.open_log(). Raises OSError, and leaves the log as it was."""
+    """Adds it to the log, see Run.open_log(). Raises RecordingError, and leaves the log as it was."""
     entry = update.packed()
     end = os.fstat(log.fileno()).st_size
     try:
         if log.write(entry) != len(entry):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError:
+    except OSError as error:
         os.ftruncate(log.fileno(), end)
-        raise
+        raise RecordingError(f"the log of updates cannot be written: {error.strerror}") from error

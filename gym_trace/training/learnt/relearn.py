@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from gym_trace.errors import CorruptTrace, TraceError
+from gym_trace.errors import CorruptRun, CorruptTrace, TraceError
 from gym_trace.playback.trace import open_trace
 from gym_trace.training.learnt.versions import checkpoint_files, fresh
-from gym_trace.training.network.learning import Learner, made_with, read_checkpoint
+from gym_trace.training.network.learning import REMOVE, Learner, made_with, read_checkpoint
 from gym_trace.training.processes.learner import learn_again
 from gym_trace.training.run import Run, runs_in
 
@@ -66,7 +66,7 @@ def _verified(run: Run, before: Relearnt, on_progress: Callable[[Relearnt], Any]
     about = run.about
     updates = list(run.updates())
     if not updates:
-        raise CorruptTrace("has no versions: the run ended before it began to learn", run.path)
+        raise CorruptRun("has no versions", run.path, "it never began to learn: 'gym-trace train --resume' does")
     notes = list(dict.fromkeys([*before.notes, *_notes(about.get("made_with"))]))
     found = replace(before, of=before.of + len(updates), notes=notes)
     trace = open_trace(run.trace)
@@ -97,7 +97,7 @@ def _compare(path: Path, learner: Learner) -> None:
     mine = learner.tensors()
     for name in sorted({*mine, *tensors}):
         if name not in mine or name not in tensors or not torch.equal(mine[name], tensors[name]):
-            raise CorruptTrace(f"{name} is not what comes out again", path)
+            raise CorruptRun(f"{name} is not what comes out again", path, REMOVE)
 
 
 def _notes(made: Any) -> list[str]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption
 from gym_trace.playback.trace import open_trace
-from gym_trace.training.network.learning import Learner, read_checkpoint
+from gym_trace.training.network.learning import REMOVE, Learner, read_checkpoint
 from gym_trace.training.processes.learner import learn_again
 from gym_trace.training.run import Run
 
@@ -66,7 +66,7 @@ def fresh(run: Run, trust: bool, device: str | None = "cpu") -> Learner:
     try:
         return Learner(trace.observation_space, trace.action_space, settings, about["seed"], total)
     except (RuntimeError, MemoryError) as error:
-        raise CorruptTrace(f"no network can be made of what it says: {error}", run.path) from error
+        raise CorruptTrace(f"{run.path}: no network can be made of what it says: {error}") from error
 
 
 def checkpoint_files(run: Run) -> dict[Path, int]:
@@ -79,7 +79,7 @@ def checkpoint_files(run: Run) -> dict[Path, int]:
     if best.exists():
         version = read_checkpoint(best)[0].get("version")
         if type(version) is not int:
-            raise CorruptTrace("is no checkpoint: it does not say of which version", best)
+            raise CorruptRun("is no checkpoint: it does not say of which version", best, REMOVE)
         found[best] = version
     return found
 

@@ -19,9 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gym_trace.errors import CorruptTrace, InvalidOption, MissingExtra, TrainingFailed
+from gym_trace.errors import (
+    CorruptRun,
+    CorruptTrace,
+    InvalidOption,
+    MissingExtra,
+    RecordingError,
+    TrainingFailed,
+)
 from gym_trace.model.values import Array
-from gym_trace.printable import printable
 from gym_trace.sampling.targets import vtrace
 from gym_trace.storage.local import open_regular
 from gym_trace.training.network.forms import ActionForm, leaves_of
@@ -31,7 +37,7 @@ from gym_trace.training.settings import Settings, settings_from
 
 try:
     from safetensors import SafetensorError, safe_open
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 except ImportError as missing:
     raise MissingExtra(f"checkpoints need safetensors ({missing}): pip install 'gym-trace[train]'") from missing
 
@@ -40,6 +46,8 @@ _OF_THE_NETWORK = (
     *("workers", "splits", "num_envs", "rollout", "batch", "lag", "hidden", "activation", "share", "rnn", "rnn_size"),
     *("model", "initial_std", "adaptive_std", "normalize_returns", "normalize_observations", "learner_threads"),
 )
+REMOVE = "remove it, and versions after the checkpoint before it are learnt again where they are needed"
+_PUT_BACK = "put back a copy: what the run took over is nowhere else"
 _ROWS = 8192  # that go through a network at once
 _LOG_RATIO = math.log(20.0)
 _RATE_STEP, _RATE_BOUNDS = 1.5, (1e-6, 1e-2)  # of adaptive_kl
@@ -257,14 +265,14 @@ class Learner:
         """
         if "checkpoint" in changed:
             path = checkpoints / FilePath(str(changed["checkpoint"])).name
-            about, found = read_checkpoint(path)
-            with self._located(path):
+            about, found = read_checkpoint(path, _PUT_BACK)
+            with self._located(path, _PUT_BACK):
                 self._load_model(found)
                 self._load_optimizer(found)
                 self._rate = float(about["rate"])
         if "settings" in changed:
             if not isinstance(changed["settings"], dict):
-                raise CorruptTrace("changed settings are none", checkpoints)
+                raise CorruptTrace(f"{checkpoints.parent}: settings that version {self.version + 1} took over are none")
             self.change(replace(settings_from(changed["settings"]), device=self._device))
         self.version += 1
 
@@ -302,14 +310,18 @@ class Learner:
         return {**found, "generator": self._generator.get_state()}
 
     def save(self, path: FilePath, **facts: Any) -> None:
-        """Writes a checkpoint: tensors, and as JSON what is no tensor. Raises OSError."""
+        """Writes a checkpoint: tensors, and as JSON what is no tensor. Raises RecordingError."""
         about = {"version": self.version, "rate": self._rate, "settings": self.settings.plain(), **facts}
-        save_file(self.tensors(), path, {_KEY: json.dumps(about)})
+        try:
+            path.write_bytes(save(self.tensors(), {_KEY: json.dumps(about)}))
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise RecordingError(f"a checkpoint cannot be written to {path.parent}: {error.strerror}") from error
 
     def load(self, path: FilePath, version: int | None = None) -> dict[str, Any]:
         """Goes on from a checkpoint; returns what it says beside. Raises CorruptTrace, also of another version."""
         about, found = read_checkpoint(path)
-        with self._located(path):
+        with self._located(path, REMOVE):
             self._load_model(found)
             self.change(replace(settings_from(about["settings"]), device=self._device))
             self._rate, self.version = float(about["rate"]), int(about["version"])
@@ -320,11 +332,11 @@ class Learner:
         return about
 
     @contextlib.contextmanager
-    def _located(self, path: FilePath) -> Iterator[None]:
+    def _located(self, path: FilePath, next_step: str) -> Iterator[None]:
         try:
             yield
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
-            raise CorruptTrace(f"is no checkpoint of this network: {printable(error)}", path) from error
+            raise CorruptRun(f"is no checkpoint of this network: {error}", path, next_step) from error
 
     def _load_model(self, found: dict[str, Tensor]) -> None:
         model = {name.removeprefix("model."): t for name, t in found.items() if name.startswith("model.")}
@@ -349,17 +361,20 @@ def made_with() -> dict[str, str]:
     return {"PyTorch": torch.__version__, "processor": torch.backends.cpu.get_cpu_capability()}
 
 
-def read_checkpoint(path: FilePath) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a checkpoint says, and its tensors. Anybody may have written it. Raises CorruptTrace."""
+def read_checkpoint(path: FilePath, next_step: str = REMOVE) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a checkpoint says, and its tensors. Anybody may have written it.
+
+    Raises CorruptRun, which says what can be done about it: next_step.
+    """
     try:
         os.close(open_regular(path, os.O_RDONLY))
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {}).get(_KEY, ""))
             found = {name: file.get_tensor(name) for name in file.offset_keys()}
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
-        raise CorruptTrace(f"is no checkpoint: {printable(error)}", path) from error
+        raise CorruptRun(f"is no checkpoint: {error}", path, next_step) from error
     if not isinstance(about, dict):
-        raise CorruptTrace("is no checkpoint: what it says of itself is no object", path)
+        raise CorruptRun("is no checkpoint: what it says of itself is no object", path, next_step)
     return about, found
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from gym_trace.training.processes.shared import Slots, Token, Weights, has_more,
 from gym_trace.training.rollouts import STATE, Origin, Rollout, Shape
 from gym_trace.training.settings import Settings
 
-_LOOK_SECONDS = 1.0  # between signs of life, while there is no free slot
+_LOOK_SECONDS = 1.0  # between signs of life
 _ORPHANED_SECONDS = 5.0  # that a worker has to save what it has when its parent is gone
 
 
@@ -99,7 +100,7 @@ class Worker:
         splits: list[Split] = []
         try:
             for number in range(actor.settings.splits):
-                splits.append(Split(actor, number))
+                splits.append(Split(actor, number, partial(self.say, "running")))
             acting = self._acting([split.seed for split in splits])
             self.say("running")
             for rollouts in itertools.cycle([self._rollouts(split, acting) for split in splits]):
@@ -156,8 +157,10 @@ class Worker:
 class Split:
     """A vector environment of a worker, which is recorded."""
 
-    def __init__(self, actor: Actor, number: int):
+    def __init__(self, actor: Actor, number: int, alive: Callable[[], None] = lambda: None):
+        """alive: called now and then, while there are steps."""
         settings = actor.settings
+        self._alive, self._looked = alive, time.monotonic()
         self.number, self._lanes, self._steps = number, settings.num_envs, settings.rollout
         self._form, self._leaves = actor.shape.actions, actor.shape.leaves
         self._objective, self.shaping = actor.objective, settings.reward_shaping
@@ -166,7 +169,7 @@ class Split:
         self._seeds, self.seed = _seeds(int(roots[0])), int(roots[1])
         self.seconds = {"waiting": 0.0, "acting": 0.0, "stepping": 0.0}
         self._ended: list[tuple[Return, int, float | None]] = []
-        envs = SyncVectorEnv([lambda: clipping(actor.make_env())] * self._lanes, autoreset_mode=DISABLED)
+        envs = SyncVectorEnv([partial(self._made, actor.make_env)] * self._lanes, autoreset_mode=DISABLED)
         try:
             with recorded_by(actor.provenance):
                 self.envs = TraceRecordingVectorWrapper(envs, actor.directory, uid=self._writer, on_exist="append")
@@ -181,6 +184,16 @@ class Split:
         self._reset(self._all)
         if settings.stagger:
             self._stagger()
+
+    def _look(self) -> None:
+        """Gives a sign of life when it is time: a rollout may take long."""
+        if time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._looked = time.monotonic()
+            self._alive()
+
+    def _made(self, make_env: Callable[[], gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any]:
+        self._look()
+        return clipping(make_env())
 
     def _stagger(self) -> None:
         """Steps at random, so that the lanes are not at the same step of their episodes when learning begins."""
@@ -202,6 +215,7 @@ class Split:
     def _step(self, actions: Any) -> tuple[Any, Array, Array, Array]:
         self._observations, rewards, terminations, truncations, self._infos = self.envs.step(actions)
         self._first_step += 1
+        self._look()
         return rewards, terminations, truncations, terminations | truncations
 
     def _reset(self, lanes: Array) -> None:

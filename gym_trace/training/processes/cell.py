@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from gym_trace.collecting.executor import (
     settle,
     started_quietly,
 )
-from gym_trace.errors import CorruptTrace, InvalidOption, TrainingFailed, told
+from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceError, TrainingFailed, told
 from gym_trace.training.processes.actor import Actor, act
 from gym_trace.training.processes.inference import Desk, Serving, desk_fields, serve
 from gym_trace.training.processes.learner import Learning, learn
@@ -27,9 +28,12 @@ from gym_trace.training.rollouts import Shape
 from gym_trace.training.settings import Settings
 
 _MOST_BACKOFF = 30.0  # seconds
-_MOST_FAILURES = 7  # one after the other, without a rollout or an update in between
+_MOST_FAILURES = 3  # one after the other, without a rollout or an update in between
 _PATIENCE = 20.0  # seconds that processes have to save what they have
-_PRELOADED = ["gym_trace.training.processes.actor", "gym_trace.training.processes.learner"]
+_PRELOADED = [
+    *("gym_trace.training.processes.actor", "gym_trace.training.processes.learner"),
+    "torch._dynamo",  # which PyTorch imports when an optimizer is made
+]
 _context = multiprocessing.get_context("forkserver")
 
 Message = tuple[str, int, str, Any]  # who ("worker" or "learner"), its number, what kind, and what it says
@@ -40,6 +44,7 @@ class Member:
     """A process, as the driver knows it.
 
     state: "starting", "running", "waiting" (for a slot), "ended", "dead" (to be started again).
+    trouble: what it has died of. fatal: as what to raise that, if another attempt would meet it again.
     """
 
     state: str = "starting"
@@ -51,6 +56,7 @@ class Member:
     heard: float = 0.0
     due: float = 0.0
     trouble: str = ""
+    fatal: type[TraceError] | None = None
 
     @property
     def is_alive(self) -> bool:
@@ -91,6 +97,7 @@ class Cell:
         self.restarts, self.trouble = 0, ""
         self.stopping = False
         self._shaping: dict[str, float] | None = settings.reward_shaping
+        self._pipes: list[Connection] = []  # our ends
         self._lives = 0  # of the cell, so that the seeds of workers are new after each
 
     # -- beginnings ---------------------------------------------------------------------------------------------------
@@ -104,6 +111,7 @@ class Cell:
         self._full_in = full_in
         pipes = [_context.Pipe(duplex=False) for _ in self.workers]
         self._frees = [reader for reader, _ in pipes]
+        self._pipes = [self._full, full_in, *self._frees]
         ours, theirs = _context.Pipe()
         told_ = self._learning(
             slots=self._slots, weights=self._weights, full=self._full, frees=[w for _, w in pipes], control=theirs
@@ -113,7 +121,6 @@ class Cell:
             writer.close()
         self._lives += 1
         self._desk: Desk | None = None
-        self._kept: list[Connection] = []
         if self.server is not None:
             self._start_server(self.server)
         for number, worker in enumerate(self.workers):
@@ -134,7 +141,7 @@ class Cell:
         self._run(server, ours, theirs, _serve, (told_, self._niceness), "server")
         for writer in answers:  # a worker is to see that the server is gone
             writer.close()
-        self._kept = [requests, requests_in, *answered]
+        self._pipes += [requests, requests_in, *answered]
 
     def _start_worker(self, number: int) -> None:
         worker = self.workers[number]
@@ -196,7 +203,7 @@ class Cell:
         now = time.monotonic()
         for number, worker in enumerate(self.workers):
             if worker.is_alive and not self.stopping and now - worker.heard > self._stall_timeout:
-                worker.trouble = f"no sign of life for {self._stall_timeout:g} s"
+                worker.trouble = f"no sign of life for {self._stall_timeout:g} s (stall_timeout)"
                 self._end_now(worker)
                 self._worker_died(number)
             elif worker.state == "due" and now >= worker.due and not self.stopping:
@@ -214,7 +221,7 @@ class Cell:
                 kind, fact = member.control.recv()
                 member.heard = time.monotonic()
                 if kind == "failed":
-                    member.trouble, member.state = fact, "failing"
+                    (member.fatal, member.trouble), member.state = fact, "failing"
                 elif kind in ("collected", "update"):
                     member.failures, member.state = 0, "running"
                 else:
@@ -229,7 +236,7 @@ class Cell:
             if code == UNGUARDED_CODE:
                 raise InvalidOption(UNGUARDED)
             if member.state != "ended":
-                member.trouble = member.trouble or f"it ended with exit code {code}"
+                member.trouble = member.trouble or f"it ended with exit code {code}{_signal(code)}"
                 member.state = "dead"
 
     def tell(self, message: Any) -> None:
@@ -274,12 +281,16 @@ class Cell:
     def _count(self, member: Member, who: str, number: int) -> None:
         reason = _last_line(member.trouble)
         self.trouble = f"{who} {number}: {reason}"
+        if member.fatal is not None:
+            raise member.fatal(self.trouble)
         member.failures += 1
+        if member.failures > _MOST_FAILURES:
+            raise TrainingFailed(f"{self.trouble}; it failed {member.failures} times without getting anything done")
+        if self.restarts >= self._max_restarts:
+            raise TrainingFailed(f"{self.trouble}; max_restarts={self._max_restarts} allows no more restarts")
         self.restarts += 1
         member.restarts += 1
         self._event("restart", who=who, number=number, reason=reason, traceback=member.trouble)
-        if self.restarts > self._max_restarts or member.failures > _MOST_FAILURES or reason.startswith(_FATAL):
-            raise TrainingFailed(f"{who} {number}: {reason.removeprefix(_FATAL)}")
 
     def _end_now(self, member: Member) -> None:
         if member.is_alive:
@@ -326,11 +337,13 @@ class Cell:
         self._close_pipes()
 
     def _close_pipes(self) -> None:
-        for pipe in (self._full, self._full_in, *self._frees, *self._kept):
+        for pipe in self._pipes:
             pipe.close()
 
 
-_FATAL = "fatal: "
+def _signal(code: int) -> str:
+    known = [number for number in signal.Signals if number == -code]
+    return f" ({known[0].name})" if known else ""
 
 
 def _last_line(trouble: str) -> str:
@@ -364,8 +377,10 @@ def _reported(control: Connection) -> Iterator[None]:
 
     try:
         yield
-    except (TrainingFailed, CorruptTrace, InvalidOption) as error:  # which another attempt would meet again
-        control.send(("failed", f"{_FATAL}{error}"))
-    except Exception as error:
+    except (TrainingFailed, CorruptTrace, InvalidOption, RecordingError) as error:  # which would come again
+        kind = CorruptTrace if isinstance(error, CorruptTrace) else TrainingFailed
         with contextlib.suppress(OSError):
-            control.send(("failed", f"{traceback.format_exc()}\n{told(error)}"))
+            control.send(("failed", (kind, " ".join(str(error).split()))))
+    except BaseException as error:  # such as SystemExit, which an environment may raise
+        with contextlib.suppress(OSError):
+            control.send(("failed", (None, f"{traceback.format_exc()}\n{told(error)}")))

@@ -17,7 +17,7 @@ from gym_trace.storage.staging import beside
 from gym_trace.training.network.learning import Learner
 from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
-from gym_trace.training.run import Run, Update, append
+from gym_trace.training.run import Run, Update, anew, append
 from gym_trace.training.settings import ANY, Settings
 
 
@@ -62,8 +62,11 @@ def restored(run: Run, log: BinaryIO, learner: Learner) -> tuple[int, float]:
     known = [version for version in run.saved() if version < len(updates)]
     if known:
         learner.load(run.checkpoint(known[-1]), known[-1])
-    for _ in learn_again(run, learner, updates[learner.version :]):
-        pass
+    try:
+        for _ in learn_again(run, learner, updates[learner.version :]):
+            pass
+    except CorruptTrace as error:
+        raise CorruptTrace(f"{error}; or {anew(run)}") from error
     return updates[-1].steps, float(updates[-1].told.get("seconds", 0.0))
 
 
@@ -82,7 +85,11 @@ def learn_again(run: Run, learner: Learner, updates: Sequence[Update]) -> Any:
             elif len(update.rollouts) != learner.settings.rollouts_per_batch:
                 raise CorruptTrace(f"{run.path}: version {update.version} is of {len(update.rollouts)} rollouts", None)
             else:
-                learner.learn([recorded.read(origin) for origin in update.rollouts])
+                try:
+                    rollouts = [recorded.read(origin) for origin in update.rollouts]
+                except CorruptTrace as error:
+                    raise CorruptTrace(f"version {update.version} cannot be learnt again: {error}") from error
+                learner.learn(rollouts)
         if learner.digest() != update.digest:
             raise CorruptTrace(f"{run.path}: version {update.version} does not come out again", None)
         yield update
@@ -107,6 +114,8 @@ class LearnerProcess:
     def run(self) -> None:
         told, learner = self._told, self._learner
         self._log = self._run.open_log()
+        for staged in self._run.checkpoints.glob(".*.part"):  # of a learner that was killed
+            staged.unlink()
         self._steps, self._seconds = restored(self._run, self._log, learner)
         if learner.version == 0 and told.begins:
             self._adopt(told.begins)

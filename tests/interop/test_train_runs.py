@@ -1,0 +1,294 @@
+"""Whole runs of small networks: the same seed twice, what is damaged afterwards, and environments that misbehave."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+
+import gym_trace
+from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
+from gym_trace.training import Run, Trained, verify_run
+from gym_trace.training.learnt.versions import fresh
+from gym_trace.training.rollouts import Origin
+from gym_trace.training.run import Update, append
+
+STEPS = 512  # four versions after the first
+
+
+class Seen(gymnasium.Env[Any, Any]):
+    """A picture and numbers at random, in short episodes; may do something from step 20 on."""
+
+    observation_space = spaces.Dict({"p": spaces.Box(0, 255, (12, 12, 1), np.uint8), "x": spaces.Box(0, 1, (3,))})
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, misbehave: Callable[[], Any] | None = None):
+        self._misbehave, self._all = misbehave, 0
+
+    def _seen(self) -> dict[str, Any]:
+        picture = self.np_random.integers(0, 256, (12, 12, 1), dtype=np.uint8)
+        return {"p": picture, "x": self.np_random.random(3, dtype=np.float32)}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        self._all += 1
+        reward = float(action)
+        if self._misbehave is not None and self._all >= 20:
+            reward = self._misbehave() or reward
+        return self._seen(), reward, bool(self.np_random.random() < 0.05), self._steps >= 25, {}
+
+
+class Misbehaving:
+    """Makes environments that do something bad: in each of their steps, or if there is a diary one after the other."""
+
+    def __init__(self, *what: str, diary: Path | None = None):
+        self._what, self._diary = what, diary
+
+    def __call__(self) -> Seen:
+        if self._what == ("make",) and multiprocessing.parent_process() is not None:
+            raise ValueError("the floor is gone")
+        return Seen(self._now)
+
+    def _now(self) -> Any:
+        done = 0
+        if self._diary is not None:
+            done = self._diary.stat().st_size
+            self._diary.write_bytes(bytes(done + 1))
+        what = self._what[done] if done < len(self._what) else ""
+        if what == "raise":
+            raise ValueError("the floor is gone")
+        if what == "exit":
+            os._exit(3)
+        if what == "leave":
+            sys.exit(4)
+        if what == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if what == "hang":
+            time.sleep(1000)
+        return float("nan") if what == "nan" else None
+
+
+SMALL = {"num_envs": 4, "rollout": 16, "epochs": 1, "minibatches": 1, "hidden": (16,), "rnn_size": 16}
+
+
+def trained(directory: Path, make_env: Any = Seen, **settings: Any) -> Trained:
+    return gym_trace.train(make_env, directory, steps=STEPS, seed=5, **{**SMALL, **settings})
+
+
+def digests(directory: Path) -> list[str]:
+    """Of all versions."""
+    return [update.digest for update in Run(directory).updates()]
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_same_seed_gives_the_same_versions(tmp_path: Path, lag: int) -> None:
+    settings = {"lag": lag, "splits": 2, "rnn": "lstm"}
+    beside = threading.Thread(target=trained, args=(tmp_path / "b",), kwargs=settings)
+    beside.start()
+    trained(tmp_path / "a", **settings)
+    beside.join()
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+    assert len(digests(tmp_path / "a")) == 3
+    assert {verdict.verdict for verdict in gym_trace.verify_trace(tmp_path / "a" / "trace", make_env=Seen)} == {
+        "identical"
+    }
+
+
+@pytest.mark.parametrize("settings", [{"rnn": "gru", "stagger": True}, {"lag": "any"}, {"inference": "server"}])
+def test_a_run_comes_out_again(tmp_path: Path, settings: dict[str, Any]) -> None:
+    trained(tmp_path / "r", **settings)
+    found = verify_run(tmp_path / "r")
+    assert (found.differs, found.versions, found.checkpoints) == ("", 5, 1)
+    assert not gym_trace.check_trace(tmp_path / "r" / "trace").damages
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of version 2 and 4. It is not to be changed."""
+    directory = tmp_path_factory.mktemp("runs") / "r"
+    trained(directory, on_progress=lambda now: now.version >= 2, rnn="gru")
+    gym_trace.train(Seen, directory, resume=True)
+    return directory
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def newest(run: Path) -> Path:
+    return Run(run).checkpoint(4)
+
+
+def of_writer(run: Path) -> list[Path]:
+    return sorted((run / "trace").glob("a0-*"))
+
+
+TRACE = "'gym-trace check' lists all damage, 'gym-trace repair' saves the rest"
+ANOTHER = "begin another run with the newest checkpoint: 'gym-trace train ... --from {run}@4'"
+REMOVE = "remove it, and versions after the checkpoint before it are learnt again where they are needed"
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "trace": (lambda run: flip(max(of_writer(run), key=lambda p: p.stat().st_size), 3000), "a0-", TRACE),
+    "rollouts": (lambda run: [path.unlink() for path in of_writer(run)], "version 1 cannot be learnt again", "steps 0"),
+    "checkpoint": (lambda run: flip(newest(run), -100), "000000004.safetensors: generator is not what", REMOVE),
+    "half a checkpoint": (lambda run: os.truncate(newest(run), 999), "4.safetensors: is no checkpoint", REMOVE),
+    "log": (lambda run: flip(run / "updates.msgpack", -9), "updates.msgpack: checksum mismatch", ANOTHER),
+    "half a log": (lambda run: os.truncate(run / "updates.msgpack", 200), "the log ends before version", "checkpoint"),
+    "run.json": (lambda run: os.truncate(run / "run.json", 99), "run.json: cannot be read", "put back a copy"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_damaged_is_named_and_what_to_do_next(run: Path, tmp_path: Path, name: str) -> None:
+    damage, what, next_step = DAMAGES[name]
+    copy = tmp_path / "r"
+    shutil.copytree(run, copy)
+    damage(copy)
+    try:
+        said = verify_run(copy).differs
+    except CorruptTrace as error:
+        said = str(error)
+    assert what in said
+    assert next_step.format(run=copy) in said
+    assert "gym-trace check" not in said or next_step == TRACE
+
+
+def test_a_damaged_checkpoint_is_made_again_once_it_is_removed(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "r"
+    shutil.copytree(run, copy)
+    (copy / "done").unlink()
+    newest(copy).write_bytes(b"")
+    with pytest.raises(CorruptTrace, match=r"learner 0: .*4.safetensors: is no checkpoint.*; remove it"):
+        gym_trace.train(Seen, copy, resume=True)
+    newest(copy).unlink()
+    assert gym_trace.train(Seen, copy, resume=True).version == 4
+    assert newest(copy).read_bytes() == newest(run).read_bytes()
+
+
+def test_workers_whose_environments_misbehave_are_started_again(tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+    diary.touch()
+    make_env = Misbehaving("raise", "exit", "leave", "crash", "hang", diary=diary)
+    done = trained(tmp_path / "r", make_env, workers=1, stall_timeout=5.0)
+    told = (tmp_path / "r" / "events.jsonl").read_text()
+    for what in ("ValueError: the floor is gone", "exit code 3", "SystemExit: 4", "exit code -11 (SIGSEGV)",
+                 "no sign of life for 5 s (stall_timeout)"):  # fmt: skip
+        assert what in told
+    assert done.restarts >= 5
+    assert not verify_run(tmp_path / "r").differs
+
+
+@pytest.mark.parametrize(
+    ("what", "most", "said"),
+    [
+        ("raise", 100, "worker 0: ValueError: the floor is gone; it failed 4 times without getting anything done"),
+        ("make", 1, "worker 0: ValueError: the floor is gone; max_restarts=1 allows no more restarts"),
+        (
+            "nan",
+            100,
+            r"learner 0: returns or values are not finite: update to version 1, of episodes 0, 1.* of .*trace",
+        ),
+    ],
+)
+def test_a_run_whose_environment_always_misbehaves_ends_and_says_how(
+    tmp_path: Path, what: str, most: int, said: str
+) -> None:
+    with pytest.raises(TrainingFailed, match=said):
+        trained(tmp_path / "r", Misbehaving(what), workers=1, rollout=32, max_restarts=most)
+
+
+def test_an_environment_that_cannot_be_carried_to_a_worker_is_refused(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    with pytest.raises(InvalidOption, match="make_env cannot be carried to a worker process"):
+        trained(tmp_path / "r", lambda: lock and Seen())
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_second_run_in_the_directory_of_one_that_goes_on_is_refused(tmp_path: Path) -> None:
+    refused = []
+
+    def report(now: Trained) -> None:
+        if not refused:
+            for more in ({"resume": True}, {"steps": 10}):
+                with pytest.raises(InvalidOption, match=r"a run is going on here|there is a run already") as error:
+                    gym_trace.train(Seen, tmp_path / "r", **more)
+                refused.append(str(error.value))
+
+    assert trained(tmp_path / "r", on_progress=report).stopped == "done"
+    assert len(refused) == 2
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    if not sys.platform.startswith("linux") or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("cannot mount a tmpfs")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(disk: Path, room: int = 0) -> Path:
+    """Leaves so many bytes free, until what this returns is removed."""
+    status = os.statvfs(disk)
+    (disk / "filler").write_bytes(bytes(max(0, status.f_bavail * status.f_bsize - room)))
+    return disk / "filler"
+
+
+def test_a_full_disk_ends_the_run_at_once_and_it_goes_on_when_there_is_room(disk: Path) -> None:
+    run = disk / "r"
+
+    def report(now: Trained) -> None:
+        if now.version and not (disk / "filler").exists():
+            fill(disk, 100_000)
+
+    with pytest.raises(TrainingFailed, match="No space left on device"):
+        gym_trace.train(Seen, run, until_return=1e9, seed=1, on_progress=report, **{**SMALL, "workers": 1})
+    assert '"restart"' not in (run / "events.jsonl").read_text()
+    assert not gym_trace.check_trace(run / "trace").damages
+    before = len(digests(run))
+    (disk / "filler").unlink()
+    gym_trace.train(Seen, run, resume=True, on_progress=lambda now: now.version > before)
+    found = verify_run(run)
+    assert not found.differs
+    assert found.versions > before
+
+
+def test_what_there_is_no_room_for_leaves_log_and_checkpoints_as_they_were(run: Path, disk: Path) -> None:
+    shutil.copytree(run, disk / "r")
+    full, before = Run(disk / "r"), digests(run)
+    with full.open_log() as log:
+        filler = fill(disk)
+        update = Update(5, (Origin("w" * 9000, 0, 0),), 0, "")
+        with pytest.raises(RecordingError, match="the log of updates cannot be written: No space left on device"):
+            append(log, update)
+        assert digests(disk / "r") == before
+        with pytest.raises(RecordingError, match=r"a checkpoint cannot be written to .*: No space left on device"):
+            fresh(full, False).save(full.checkpoints / "new")
+        assert not (full.checkpoints / "new").exists()
+        filler.unlink()
+        append(log, update)
+    assert len(digests(disk / "r")) == len(before) + 1
