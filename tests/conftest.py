@@ -20,9 +20,10 @@ sys.dont_write_bytecode = False
 
 _QUIET = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
 hypothesis.settings.register_profile(
-    "ci", max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=_QUIET
+    "ci", max_examples=25, derandomize=True, deadline=None, database=None, suppress_health_check=_QUIET
 )
-# HYPOTHESIS_PROFILE=hunt looks for new failures; the default tells the same story at every run.
+# HYPOTHESIS_PROFILE=hunt looks for new failures; the default tells the same short story at every run.
+# A test that needs more or fewer examples than others says so as a multiple or a fraction of settings().max_examples.
 hypothesis.settings.register_profile(
     "hunt", max_examples=400, deadline=None, suppress_health_check=_QUIET, print_blob=True
 )

@@ -92,7 +92,8 @@ def import_all() -> None:
             importer_named(name)
 
 
-def run(names: list[str], scratch: Path) -> Iterator[Result]:
+def run(names: list[str], scratch: Path, lines: tuple[tuple[str, ...], ...] = COMMAND_LINES) -> Iterator[Result]:
+    """lines: the commands that read each."""
     import_all()
     sound = scratch / "sound"
     sound_trace(sound)
@@ -103,14 +104,14 @@ def run(names: list[str], scratch: Path) -> Iterator[Result]:
         shutil.copytree(sound, place.trace)
         shutil.copytree(scratch / "outside", place.outside)
         _in_a_process(lambda place=place, name=name: FORGERIES[name](place) and None)
-        yield _measured(name, place, sound)
+        yield _measured(name, place, sound, lines)
         shutil.rmtree(scratch / name)
 
 
-def _measured(name: str, place: Place, sound: Path) -> Result:
+def _measured(name: str, place: Place, sound: Path, lines: tuple[tuple[str, ...], ...]) -> Result:
     before = {**_seen(place.trace), **_seen(place.outside)}
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    told, usage = _in_a_process(lambda: _read(place, sound))
+    told, usage = _in_a_process(lambda: _read(place, sound, lines))
     after = {**_seen(place.trace), **_seen(place.outside)}
     acted = sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
     acted += [str(path) for path in (place.trace.parent / "here").iterdir()]
@@ -141,7 +142,7 @@ def _in_a_process(work: Callable[[], Any]) -> tuple[Any, Any]:
     return (json.loads(text) if text else f"status {os.waitstatus_to_exitcode(status)}"), usage
 
 
-def _read(place: Place, sound: Path) -> list[Any]:
+def _read(place: Place, sound: Path, lines: tuple[tuple[str, ...], ...]) -> list[Any]:
     """Failures, and what came of all that reads the trace."""
     os.chdir(place.trace.parent / "here")
     sys.path.insert(0, str(place.trace))  # where a module waits to be imported
@@ -178,7 +179,7 @@ def _read(place: Place, sound: Path) -> list[Any]:
         attempt("make", lambda: _or_error("make", lambda: open_trace(place.trace).make_env().close()))
         attempt("import", lambda: _or_error("import", lambda: import_trace(place.trace, repaired)))
         shutil.rmtree(repaired, ignore_errors=True)
-        for line in COMMAND_LINES:
+        for line in lines:
             if line[0] in COMMANDS:
                 attempt(" ".join(line), lambda line=line: _command(line, place.trace, sound, repaired))
     signal.setitimer(signal.ITIMER_PROF, 0)

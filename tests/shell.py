@@ -108,8 +108,8 @@ def process(*args: object, **kwargs: Any) -> subprocess.Popen[str]:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    for _ in range(3000):
+    for _ in range(1200):
         if condition():
             return
-        time.sleep(0.01)
+        time.sleep(0.05)  # which leaves the processor to what is waited for
     raise AssertionError("waited in vain")

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from longer import LONG
 from shell import ok, process, run, wait_for
 from test_collect import children, whole_episodes
 
@@ -74,7 +75,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path, arguments: 
     assert said in refused.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [*([signal.SIGINT] if LONG else []), signal.SIGTERM])
 def test_a_signal_saves_what_there_is_and_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     running = process("record", "CartPole-v1", "-o", tmp_path / "t", "-j", 2, "--episodes", 10**7, "--seed", 1)
     wait_for(lambda: (tmp_path / "t").is_dir() and len(list((tmp_path / "t").glob("*.gtb*"))) == 2)
@@ -89,11 +90,11 @@ def test_a_signal_saves_what_there_is_and_leaves_no_process(tmp_path: Path, numb
     recorded = whole_episodes(tmp_path / "t", 1)
     assert recorded
     assert not list((tmp_path / "t").glob("*.part"))
-    ok("record", "CartPole-v1", "-o", tmp_path / "t", "-j", 2, "--episodes", len(recorded) + 5, "--resume")
+    ok("record", "CartPole-v1", "-o", tmp_path / "t", "-j", 1, "--episodes", len(recorded) + 5, "--resume")
     assert set(whole_episodes(tmp_path / "t", 1)) >= set(range(len(recorded)))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, *([signal.SIGTERM, signal.SIGHUP] if LONG else [])])
 def test_a_signal_to_all_while_workers_start_ends_them_in_order(tmp_path: Path, number: signal.Signals) -> None:
     running = process(
         "record", "CartPole-v1", "-o", tmp_path / "t", "-j", 2, "--episodes", 10**7, "--seed", 1, start_new_session=True

@@ -111,7 +111,7 @@ def test_an_episode_of_a_lane_is_rendered_by_itself(tmp_path: Path) -> None:
     if not hasattr(gymnasium.vector, "AutoresetMode"):
         pytest.skip("vector environments need gymnasium 1.1")
     pytest.importorskip("pygame")
-    ok("record", "CartPole-v1", "-o", "lanes", "--num-envs", 3, "--episodes", 7, "--seed", 0)
+    ok("record", "CartPole-v1", "-o", "lanes", "--num-envs", 2, "--episodes", 3, "--seed", 0)
     ok("render", "lanes", "-o", "v", "--format", "gif")
     trace = gym_trace.open_trace("lanes")
-    assert len(list(Path("v").glob("*.gif"))) == len(trace) >= 7
+    assert len(list(Path("v").glob("*.gif"))) == len(trace) >= 3

@@ -92,11 +92,11 @@ def test_numbers_that_were_given_come_back_in_their_order(numbers: list[int]) ->
 
 
 def test_any_number_of_workers_records_the_same_episodes(tmp_path: Path) -> None:
-    results = [collect(CARTPOLE, directory=tmp_path / str(n), episodes=60, workers=n, seed=3) for n in (1, 2, 4)]
-    assert [result.stopped for result in results] == ["done"] * 3
-    one, two, four = (whole_episodes(tmp_path / str(n), 3) for n in (1, 2, 4))
+    results = [collect(CARTPOLE, directory=tmp_path / str(n), episodes=60, workers=n, seed=3) for n in (1, 3)]
+    assert [result.stopped for result in results] == ["done"] * 2
+    one, three = (whole_episodes(tmp_path / str(n), 3) for n in (1, 3))
     assert sorted(one) == list(range(60))
-    assert one == two == four
+    assert one == three
     assert len({result.steps for result in results}) == 1
 
 
@@ -108,23 +108,17 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[bytes, ...
     return whole_episodes(folder / "t", 1)
 
 
-@pytest.mark.parametrize(
-    ("hangs", "raises", "kills", "told"),
-    [(17, 20, 0, ["no sign of life", "is out of luck"]), (-1, 20, 3, ["is out of luck", "its process ended"])],
-)
-def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(
-    tmp_path: Path, calm: Any, hangs: int, raises: int, kills: int, told: list[str]
-) -> None:
+def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(tmp_path: Path, calm: Any) -> None:
     result = collect(
-        partial(Troubled, str(tmp_path), hangs, raises),
+        partial(Troubled, str(tmp_path), (17, 45, 75), 45),  # one more than are killed while they hang
         acts_by_the_observation,
         tmp_path / "t",
         episodes=90,
-        workers=4,
+        workers=3,
         seed=1,
-        stall_timeout=60.0 if hangs < 0 else 5.0,
+        stall_timeout=5.0,
         flush_seconds=0.05,
-        executor=Murderous(kills, seed=0),
+        executor=Murderous(2, seed=0),
     )
     assert (result.stopped, result.episodes) == ("done", 90)
     assert whole_episodes(tmp_path / "t", 1) == calm
@@ -132,11 +126,12 @@ def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(
     events = [json.loads(line) for line in (tmp_path / "t" / EVENTS).read_text().splitlines()]
     reasons = [event["reason"] for event in events if event["event"] == "restart"]
     assert len(reasons) == result.restarts > 0
-    assert all(any(reason in given for given in reasons) for reason in told)
+    for reason in ("no sign of life", "is out of luck", "its process ended"):
+        assert any(reason in given for given in reasons), reasons
 
 
 @pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
-@pytest.mark.parametrize(("workers", "num_envs"), [(1, 1), (1, 5), (2, 3)])
+@pytest.mark.parametrize(("workers", "num_envs"), [(1, 1), (2, 3)])
 def test_lanes_of_workers_record_the_same_episodes(tmp_path: Path, calm: Any, workers: int, num_envs: int) -> None:
     make = partial(Troubled, str(tmp_path))
     result = collect(
@@ -153,7 +148,7 @@ def test_lanes_of_workers_record_the_same_episodes(tmp_path: Path, calm: Any, wo
 @pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="needs gymnasium 1.1")
 def test_random_actions_are_the_same_with_lanes_as_without(tmp_path: Path) -> None:
     for name, options in (("a", {}), ("b", {"num_envs": 4})):
-        collect(CARTPOLE, directory=tmp_path / name, episodes=20, seed=2, **options)
+        collect(CARTPOLE, directory=tmp_path / name, episodes=12, seed=2, **options)
     assert whole_episodes(tmp_path / "a", 2) == whole_episodes(tmp_path / "b", 2)
 
 
@@ -190,17 +185,17 @@ def test_workers_that_cannot_start_are_given_up(tmp_path: Path) -> None:
 def test_an_interrupted_run_is_resumed_to_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Supervisor, "run", partialmethod(Supervisor.run, every=0.0))  # before all is done
     first = collect(
-        CARTPOLE, directory=tmp_path / "a", episodes=600, workers=2, seed=5, on_progress=lambda now: now.episodes > 20
+        CARTPOLE, directory=tmp_path / "a", episodes=120, workers=2, seed=5, on_progress=lambda now: now.episodes > 20
     )
     assert first.stopped == "interrupted"
-    assert 20 < first.episodes < 600
-    second = collect(CARTPOLE, directory=tmp_path / "a", episodes=600, workers=2, resume=True)
-    assert (second.stopped, second.episodes) == ("done", 600)
-    assert second.new_episodes == 600 - len(whole_episodes_before(tmp_path / "a"))
-    collect(CARTPOLE, directory=tmp_path / "b", episodes=600, workers=1, seed=5)
+    assert 20 < first.episodes < 120
+    second = collect(CARTPOLE, directory=tmp_path / "a", episodes=120, workers=1, resume=True)
+    assert (second.stopped, second.episodes) == ("done", 120)
+    assert second.new_episodes == 120 - len(whole_episodes_before(tmp_path / "a"))
+    collect(CARTPOLE, directory=tmp_path / "b", episodes=120, workers=1, seed=5)
     assert whole_episodes(tmp_path / "a", 5) == whole_episodes(tmp_path / "b", 5)
-    third = collect(CARTPOLE, directory=tmp_path / "a", episodes=600, workers=2, resume=True)
-    assert (third.stopped, third.new_episodes, third.episodes) == ("done", 0, 600)
+    third = collect(CARTPOLE, directory=tmp_path / "a", episodes=120, workers=2, resume=True)
+    assert (third.stopped, third.new_episodes, third.episodes) == ("done", 0, 120)
 
 
 def whole_episodes_before(directory: Path) -> list[int]:

@@ -41,7 +41,7 @@ def size_of(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.iterdir())
 
 
-@settings(max_examples=12)
+@settings(max_examples=settings().max_examples // 5)
 @given(st.integers(0, 1 << 30))
 def test_random_traces_are_the_same_when_compacted_and_when_pieces_of_that_are_put_together(seed: int) -> None:
     random = np.random.default_rng(seed)

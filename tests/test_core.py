@@ -173,7 +173,7 @@ def odd_run(seed: int) -> None:
         (odd_step if random.random() < 0.7 else odd_operation)(both, random)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 @given(st.integers(0, 2**32))
 def test_whatever_happens_the_bytes_are_those_of_pure_python(seed: int) -> None:
     odd_run(seed)
@@ -419,7 +419,7 @@ def test_no_reference_is_lost_or_kept() -> None:
     assert counted() == before
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.integers(0, 2**32))
 def test_the_words_that_changed_are_those_that_pure_python_finds(seed: int) -> None:
     odd_frames(seed)

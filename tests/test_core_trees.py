@@ -140,7 +140,7 @@ def _plain_flags(random: np.random.Generator) -> list[Any]:
     return flags if all(isinstance(flag, PLAIN_FLAGS) for flag in flags) else [False, False]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 @given(st.integers(0, 2**32))
 def test_whatever_is_put_down_has_the_bytes_that_the_packers_give_it(seed: int) -> None:
     odd_tree_run(seed)
@@ -191,7 +191,7 @@ def changed(random: np.random.Generator, frame: np.ndarray) -> np.ndarray:
     return flat.reshape(frame.shape)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.integers(0, 2**32))
 def test_of_large_values_the_changes_are_put_down_that_the_packers_find(seed: int) -> None:
     odd_large_run(seed)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from longer import LONG
 
 pytest.importorskip("resource")
 
@@ -28,7 +29,6 @@ from inquest import Verdict
 
 from gym_trace import Trace, TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
 
-LONG = os.environ.get("GYM_TRACE_LONG") == "1"
 ROUNDS = 6 if LONG else 1
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a ring, fork and signals")
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ne
 
 def ways(chance: random.Random, lanes: bool) -> dict[str, dict[str, Any]]:
     """How a recording may end, by what it is called."""
-    at, rows = chance.randrange(1, 300), chance.randrange(1, 6)
+    at, rows = chance.randrange(1, 60 if lanes and not LONG else 300), chance.randrange(1, 6)
     found: dict[str, dict[str, Any]] = {
         "killed": {"seconds": chance.uniform(0, 0.3)},
         "killed-while-turning": {"near": True, "line": chance.randrange(1, 1500), "rows": rows},

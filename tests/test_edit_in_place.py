@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 import pytest
 from edited import check_clean, contents
+from longer import LONG
 from runs import record_lengths, recorded
 from shell import ok
 from zoo import CountingEnv
@@ -27,7 +28,7 @@ from gym_trace.errors import InvalidOption, TraceError, TraceNotFound
 from gym_trace.storage.exchange import exchange
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs renameat2")
-MOMENTS, WRITERS = 50, 3
+MOMENTS, WRITERS = 100 if LONG else 20, 3
 
 
 def make_trace(directory: Path) -> None:
@@ -248,7 +249,7 @@ def test_a_run_that_was_compacted_is_resumed_to_the_same_episodes(tmp_path: Path
     for episodes in (9, 14):
         collect(make_env, directory=tmp_path / "t", episodes=episodes, workers=2, seed=5, resume=episodes > 9)
         edit.compact(tmp_path / "t", in_place=True)
-    result = collect(make_env, directory=tmp_path / "t", episodes=20, workers=2, resume=True)
+    result = collect(make_env, directory=tmp_path / "t", episodes=20, workers=1, resume=True)
     assert (result.new_episodes, result.episodes) == (6, 20)
     collect(make_env, directory=tmp_path / "whole", episodes=20, seed=5)
     lengths = [{e.seed: len(e) for e in open_trace(place)} for place in (tmp_path / "t", tmp_path / "whole")]

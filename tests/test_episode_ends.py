@@ -306,9 +306,9 @@ def test_what_is_recorded_is_flushed_without_being_asked(tmp_path: Path) -> None
 
 def test_a_recording_that_is_flushed_late_is_looked_after_at_its_steps(tmp_path: Path) -> None:
     """However quick they are: the clock is looked at often enough."""
-    env = TraceRecordingWrapper(CountingEnv(length=10**9), tmp_path, flush_seconds=0.2)
+    env = TraceRecordingWrapper(CountingEnv(length=10**9), tmp_path, flush_seconds=0.1)
     env.reset()
-    until = time.monotonic() + 2
+    until = time.monotonic() + 0.8
     while time.monotonic() < until:
         env.step(0)
     (batch,) = tmp_path.glob("*.part")
@@ -575,7 +575,7 @@ def test_signal_handlers_may_flush_while_the_recorder_is_at_it(tmp_path: Path) -
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
         steps = 0
-        until = time.monotonic() + 1
+        until = time.monotonic() + 0.4
         while time.monotonic() < until:
             env.step(0)
             env.flush()

@@ -16,10 +16,10 @@ import pytest
 from crashes import HERE
 from gymnasium import vector
 from inquest import Verdict
+from longer import LONG
 
 from gym_trace import check_trace, open_trace, repair_trace
 
-LONG = os.environ.get("GYM_TRACE_LONG") == "1"
 KINDS = [*(["cartpole", "things"] if LONG else []), "frames", *(["lanes"] if hasattr(vector, "AutoresetMode") else [])]
 PURE = [False, True] if LONG else [False]
 STEPS = {"cartpole": 4000, "things": 600, "frames": 300, "lanes": 150}

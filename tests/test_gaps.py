@@ -17,6 +17,7 @@ import asking
 import numpy as np
 import pytest
 from asking import TellingEnv, look_at, tried
+from longer import LONG
 from zoo import small_blocks
 
 import gym_trace
@@ -24,8 +25,6 @@ from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.errors import TraceError
 from gym_trace.model import deltas
 from gym_trace.ring import log, row_slab
-
-LONG = bool(os.environ.get("GYM_TRACE_LONG"))
 
 
 def test_a_step_that_raises_ends_the_run_and_the_next_one_begins_another_part(tmp_path: Path) -> None:
@@ -211,7 +210,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("first", "what"), list(enumerate([*OPTIONS, "frames"])))
 def test_ctrl_c_at_any_line_glues_nothing(tmp_path: Path, first: int, what: str) -> None:
-    number, functions = 0 if LONG else 8 * first, set()  # each at other lines of what they have in common
+    number, functions = 0 if LONG else 19 * first, set()  # each at other lines of what they have in common
     while True:
         directory = tmp_path / str(number)
         interrupts = InterruptsAt(number)
@@ -241,7 +240,7 @@ def test_ctrl_c_at_any_line_glues_nothing(tmp_path: Path, first: int, what: str)
         if not interrupts.line:
             break
         functions.add(interrupts.line.split(",")[0])
-        number += 1 if LONG else 41
+        number += 1 if LONG else 211 if what == "frames" else 97
     assert len(functions) > 5
     assert not LONG or functions > {"step", "reset"}
 

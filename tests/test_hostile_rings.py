@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import rings
 from fuzz_reader import read_everything, seed_rings
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from longer import LONG
 from ring_mutations import mutated_ring
 
 from gym_trace import check_trace, errors, open_trace
@@ -27,7 +28,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, bytes]]
     return [(directory, (directory / "w.ring").read_bytes()) for directory in directories]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=settings().max_examples * 4 // 5)
 @given(seed=st.integers(0, 1 << 40))
 def test_any_ring_gives_trace_errors_or_less_data(
     seed: int, killed: list[tuple[Path, bytes]], tmp_path_factory: pytest.TempPathFactory
@@ -41,7 +42,7 @@ def test_any_ring_gives_trace_errors_or_less_data(
     shutil.rmtree(place)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=settings().max_examples * 4 // 5)
 @given(slab=st.binary(min_size=200, max_size=4096), rows=st.integers(0, 5))
 def test_any_slab_gives_trace_errors_or_less_data(
     slab: bytes, rows: int, tmp_path_factory: pytest.TempPathFactory
@@ -97,7 +98,7 @@ def test_a_ring_that_is_cut_short_costs_no_more_than_itself(tmp_path: Path) -> N
     rings.killed(tmp_path, run)
     data = (tmp_path / "w.ring").read_bytes()
     for size in range(len(data)):
-        if size > 300 and size % 13 and size not in (4096, 5120, 6144):
+        if size > (300 if LONG else 80) and size % (13 if LONG else 61) and size not in (4096, 5120, 6144):
             continue
         (tmp_path / "w.ring").write_bytes(data[:size])
         trace = open_trace(tmp_path)

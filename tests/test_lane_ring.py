@@ -16,6 +16,7 @@ import pytest
 from gymnasium import vector
 from hypothesis import given
 from hypothesis import strategies as st
+from longer import LONG
 from telling import COUNT, MODES, SPACES, TellingEnv, plain
 from zoo import bits
 
@@ -192,6 +193,8 @@ def test_a_ring_copied_after_each_operation_holds_what_was_recorded_up_to_then(
     for number, play in enumerate(plays):
         run.play(play)
         segments, pending = in_ring(directory / "t", after=run.recorder._out.submitted)
+        if not (LONG or play == "raise" or number == len(plays) - 1):
+            continue
         found = rebuilt(directory / f"{number}", run.recorder._schema, *run.written, segments)
         other = Run(directory / f"closed{number}", mode, space, odd, options)
         for before in plays[: number + 1]:
@@ -210,8 +213,10 @@ def test_a_ring_copied_after_each_operation_holds_what_was_recorded_up_to_then(
 
 
 @modes
-@pytest.mark.parametrize("options", sorted(OPTIONS))
-@pytest.mark.parametrize("bytes_", [300, 900])
+@pytest.mark.parametrize(
+    ("options", "bytes_"),
+    list(itertools.product(sorted(OPTIONS), (300, 900)) if LONG else zip(sorted(OPTIONS), (300, 900, 900, 300))),
+)
 def test_slabs_do_not_depend_on_what_the_recorder_remembers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, options: str, bytes_: int
 ) -> None:
@@ -294,7 +299,7 @@ def test_damaged_slabs_are_told_of_and_nothing_else(tmp_path: Path, mode: Any, o
     log = image.layout["log"]
     for sequence, slab, _ in image.slabs:
         used = len(slab) - len(slab[log:].lstrip(b"\0")) + 6000
-        for _ in range(400):
+        for _ in range(1000 if LONG else 100):
             damaged = bytearray(slab)
             for at in random.integers(log, min(len(slab), used), random.integers(1, 4)):
                 damaged[at] = random.integers(0, 256)

@@ -100,15 +100,15 @@ def room_of(module: str) -> tuple[int, str]:
     return found[0]
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_of)
-def test_imports_point_downwards(path: Path) -> None:
-    module = module_of(path)
-    if module in ("", "__main__"):  # the public names, and the command line, are above all
-        return
-    layer, room = room_of(module)
-    for imported in own_imports_of(path):
-        below, other = room_of(imported)
-        assert other == room or below < layer, f"{module} must not know {imported}"
+def test_imports_point_downwards() -> None:
+    for path in sources():
+        module = module_of(path)
+        if module in ("", "__main__"):  # the public names, and the command line, are above all
+            continue
+        layer, room = room_of(module)
+        for imported in own_imports_of(path):
+            below, other = room_of(imported)
+            assert other == room or below < layer, f"{module} must not know {imported}"
 
 
 def test_rooms_are_small() -> None:
@@ -126,38 +126,38 @@ def test_no_module_knows_itself_by_a_detour() -> None:
         pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_of)
-def test_the_library_knows_nothing_of_the_command_line_or_of_pickles(path: Path) -> None:
-    tops = {name.partition(".")[0] for name in imports_of(path)}
-    if path.stem != "__main__":  # which is the command line by another name
-        assert not tops & {"click", "rich", "gym_trace_cli"}
-    assert not tops & NEVER_LOADED - ({"ctypes"} if module_of(path) == EXCHANGING else set())
-    if module_of(path) not in PACKING:
-        assert "struct" not in tops, f"only {PACKING} pack bytes"
+def test_the_library_knows_nothing_of_the_command_line_or_of_pickles() -> None:
+    for path in sources():
+        tops = {name.partition(".")[0] for name in imports_of(path)}
+        if path.stem != "__main__":  # which is the command line by another name
+            assert not tops & {"click", "rich", "gym_trace_cli"}, path
+        assert not tops & NEVER_LOADED - ({"ctypes"} if module_of(path) == EXCHANGING else set()), path
+        if module_of(path) not in PACKING:
+            assert "struct" not in tops, f"{path}: only {PACKING} pack bytes"
 
 
-@pytest.mark.parametrize("path", sources(), ids=module_of)
-def test_no_source_text_is_run_and_nothing_is_printed(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in NEVER_CALLED, f"line {node.lineno}"
-        if isinstance(node, ast.keyword):
-            assert node.arg != "allow_pickle", f"line {node.value.lineno}"
+def test_no_source_text_is_run_and_nothing_is_printed() -> None:
+    for path in sources():
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in NEVER_CALLED, f"{path}, line {node.lineno}"
+            if isinstance(node, ast.keyword):
+                assert node.arg != "allow_pickle", f"{path}, line {node.value.lineno}"
 
 
-@pytest.mark.parametrize("path", [p for p in sources() if p.parent.name in BEHIND_STORAGE], ids=module_of)
-def test_files_of_traces_are_touched_by_a_storage_only(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            assert called not in FILE_CALLS, f"line {node.lineno}"
-            assert called.rpartition(".")[2] not in PATH_CALLS, f"line {node.lineno}"
+def test_files_of_traces_are_touched_by_a_storage_only() -> None:
+    for path in (path for path in sources() if path.parent.name in BEHIND_STORAGE):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in FILE_CALLS, f"{path}, line {node.lineno}"
+                assert called.rpartition(".")[2] not in PATH_CALLS, f"{path}, line {node.lineno}"
 
 
-@pytest.mark.parametrize("path", [*sources(), *sorted(COMMANDS.glob("*.py"))], ids=lambda path: path.stem)
-def test_no_file_is_too_long_to_be_read_at_once(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
-    assert path.stem != "utils"
+def test_no_file_is_too_long_to_be_read_at_once() -> None:
+    for path in [*sources(), *sorted(COMMANDS.glob("*.py"))]:
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES, path
+        assert path.stem != "utils", path
 
 
 def modules_after(script: str) -> set[str]:

@@ -29,7 +29,12 @@ MODULES = {
 
 
 # What takes its time, and shows no more than a shorter one.
-SHORTER = {"--steps 10000": "--steps 50", "--episodes 2000": "--episodes 20", "--episodes 3000": "--episodes 30"}
+SHORTER = {
+    "--steps 10000": "--steps 50",
+    "--episodes 100": "--episodes 60",
+    "--episodes 2000": "--episodes 20",
+    "--episodes 3000": "--episodes 30",
+}
 
 
 def can_run(snippet: str) -> bool:

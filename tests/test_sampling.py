@@ -112,7 +112,6 @@ def test_short_episodes_and_spans_are_padded_with_nothing(trace: Trace) -> None:
     assert sorted(both) == sorted((e, max(s, 0)) for e, n in enumerate(LENGTHS) if n for s in range(-3, n))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12),
     steps=st.integers(1, 60),
@@ -258,7 +257,7 @@ def test_shares_of_all_ranks_are_the_whole_order(trace: Trace) -> None:
     assert [shares[i % 3][i // 3] for i in range(len(whole))] == whole
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(seed=st.integers(0, 2**70), count=st.integers(1, 3000))
 def test_an_order_without_repetition_has_everything_once(seed: int, count: int) -> None:
     assert sorted(permuted(seed, np.arange(count), count).tolist()) == list(range(count))
@@ -444,7 +443,7 @@ def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
     assert kept[2] - kept[1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     weights=st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=1, max_size=40),
     updates=st.lists(st.tuples(st.integers(0, 39), st.floats(0, 10)), max_size=20),

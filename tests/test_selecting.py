@@ -285,7 +285,7 @@ def grown(part: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 @given(st.recursive(ATOMS, grown, max_leaves=12))
 def test_any_text_gives_rows_or_a_usage_error(text: str) -> None:
     for options in ({"where": text}, {"sort": text}):
@@ -293,7 +293,7 @@ def test_any_text_gives_rows_or_a_usage_error(text: str) -> None:
             assert set(chosen_rows(Rows(), **options).tolist()) <= set(range(6))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.text())
 def test_any_characters_give_rows_or_a_usage_error(text: str) -> None:
     with contextlib.suppress(InvalidOption):

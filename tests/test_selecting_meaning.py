@@ -126,14 +126,14 @@ def true_rows(where: str) -> Array:
     return chosen_rows(Rows(), where)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings().max_examples)
 @given(CONDITIONS)
 def test_a_condition_is_true_of_the_rows_that_it_is_true_of_one_by_one(meaning: Meaning) -> None:
     where, expected = meaning
     assert true_rows(where).tolist() == [row for row, is_true in enumerate(expected) if is_true], where
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(NUMBERS.filter(lambda meaning: meaning[0][-1].isalpha() or "(" in meaning[0]), st.booleans())
 def test_rows_are_sorted_by_what_they_have_one_by_one(meaning: Meaning, descends: bool) -> None:
     text, values = meaning

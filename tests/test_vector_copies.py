@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 import pickle
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from gymnasium import vector
 from hypothesis import given
 from hypothesis import strategies as st
+from longer import LONG
 from telling import COUNT, MODES, SPACES, TellingEnv, look_at, made
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
@@ -179,9 +181,14 @@ def run_script(script: str, directory: Path, mode: Any) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+FILTER = "frame_filter=lambda step: step != 1"
+
+
 @needs_fork
-@modes
-@pytest.mark.parametrize("options", ["", "frame_filter=lambda step: step != 1"])
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    list(itertools.product(MODES, ["", FILTER])) if LONG else [*((mode, "") for mode in MODES), (MODES[0], FILTER)],
+)
 def test_a_forked_child_goes_on_in_the_middle_of_all_episodes(tmp_path: Path, mode: Any, options: str) -> None:
     script = f"""
 env.close()
@@ -208,9 +215,11 @@ else:
     assert look_at(trace) == Counter(step for step in every.elements() if not options or step[2] != 1)
 
 
+ENDS = ("os._exit(0)", "sys.exit()", "env.close()")
+
+
 @needs_fork
-@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit()", "env.close()"])
-@modes
+@pytest.mark.parametrize(("mode", "end"), list(itertools.product(MODES, ENDS) if LONG else zip(MODES, ENDS)))
 def test_a_child_that_takes_no_step_writes_no_file(tmp_path: Path, mode: Any, end: str) -> None:
     script = f"""
 steps(env, 3)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import vector
+from longer import LONG
 from runs import batch_reader
 from telling import COUNT, MODES, SPACES, TellingEnv, batched_actions, expected, look_at, made
 from zoo import bits
@@ -26,7 +27,6 @@ import gym_trace
 from gym_trace import TraceRecordingVectorWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import TraceError
 
-LONG = os.environ.get("GYM_TRACE_LONG") == "1"
 modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 NEXT_STEP, SAME_STEP, DISABLED = MODES
 
@@ -189,7 +189,7 @@ def test_truncating_gives_back_exactly_the_chunks_that_were_complete(
         chunks.append((offset + length, steps))
     assert set(every) == set().union(*(steps for _, steps in chunks))
     assert len(chunks) > 3
-    for length in range(0, len(whole), 1 if LONG else 41):
+    for length in range(0, len(whole), 1 if LONG else 131):
         batch.write_bytes(whole[:length])
         complete = set().union(*(steps for end, steps in chunks if end <= length))
         if state == "sealed":
@@ -252,7 +252,7 @@ def test_ctrl_c_at_any_line_of_the_recorder_garbles_nothing(
     monkeypatch.setattr("gym_trace.recording.vector.recorder._MOST_BYTES", 300)  # a block is full after a few steps
     monkeypatch.setattr("gym_trace.recording.vector.recorder._AHEAD", 0)  # and waited for
     options: dict[str, Any] = {"frame_filter": lambda step: step != 1} if filtered else {}
-    first = 5 * (2 * list(MODES).index(mode) + filtered)  # each at other lines of what they have in common
+    first = 13 * (2 * list(MODES).index(mode) + filtered)  # each at other lines of what they have in common
     number, lines = 0 if LONG else first, set()
     while True:
         env = made("sync", mode, True, SPACES["box"], SPACES["discrete"])
@@ -280,7 +280,7 @@ def test_ctrl_c_at_any_line_of_the_recorder_garbles_nothing(
         if not interrupts.line:
             break
         lines.add(interrupts.line)
-        number += 1 if LONG else 31
+        number += 1 if LONG else 79
     assert len(lines) > 5
     assert not LONG or {line.split(",")[0] for line in lines} >= {
         "step",

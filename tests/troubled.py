@@ -14,12 +14,12 @@ from gym_trace.envs.seeding import episode_of, episode_seed
 
 
 class Troubled(gymnasium.Env[Any, Any]):
-    """Hangs in a reset, and raises in steps, the first time that an episode comes to it; folder: for its notes."""
+    """Hangs in resets, and raises in steps, the first time that an episode comes to it; folder: for its notes."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
     action_space = gymnasium.spaces.Discrete(3)
 
-    def __init__(self, folder: str, hangs: int = -1, raises: int = 0, always: int = -1):
+    def __init__(self, folder: str, hangs: tuple[int, ...] = (), raises: int = 0, always: int = -1):
         self.folder, self.hangs, self.raises, self.always = Path(folder), hangs, raises, always
 
     def _first_time(self, what: str) -> bool:
@@ -33,7 +33,7 @@ class Troubled(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         assert seed is not None
         self.episode, self.left = episode_of(1, seed), int(self.np_random.integers(3, 30))
-        if self.episode == self.hangs and self._first_time("hung"):
+        if self.episode in self.hangs and self._first_time(f"hung{self.episode}"):
             time.sleep(1000)
         return self.np_random.random(2), {}
 

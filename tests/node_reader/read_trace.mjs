@@ -1,8 +1,8 @@
-// Reads a gym-trace directory and prints what is in it as one JSON document, every column as a hash of its bytes.
+// Reads gym-trace directories and prints what is in each as a line of JSON, every column as a hash of its bytes.
 // Written from docs/FORMAT.md alone, to show that the document is enough; numbers in parentheses are its sections.
 // Made for small traces, which it holds in memory. Node.js has no flock, so that every writer is taken for dead.
 //
-//     node read_trace.mjs TRACE_DIRECTORY
+//     node read_trace.mjs TRACE_DIRECTORY...
 
 import { createHash } from "node:crypto";
 import { existsSync, readFileSync, readdirSync } from "node:fs";
@@ -160,6 +160,7 @@ function readWriter(directory, writer, files) {
   };
 }
 
-const found = [...findWriters(process.argv[2])].flatMap(([writer, files]) => readWriter(process.argv[2], writer, files));
-const writers = found.sort((a, b) => (a.writer < b.writer ? -1 : 1));
-process.stdout.write(JSON.stringify(writers, null, 1) + "\n");
+for (const directory of process.argv.slice(2)) {
+  const found = [...findWriters(directory)].flatMap(([writer, files]) => readWriter(directory, writer, files));
+  process.stdout.write(JSON.stringify(found.sort((a, b) => (a.writer < b.writer ? -1 : 1))) + "\n");
+}
