@@ -1,5 +1,22 @@
-"""Whether tests take their time: with GYM_TRACE_LONG=1, as in make test-long."""
+"""Whether tests take their time, with GYM_TRACE_LONG=1 as in make test-long, and what they leave out otherwise."""
 
 import os
 
 LONG = os.environ.get("GYM_TRACE_LONG") == "1"
+
+# Traces of gym_trace.interop.conformance that formats are tried with: all but "long", of 40,000 steps; none means all.
+TRACES = [
+    "vectors",
+    "float64",
+    "pixels",
+    "dict",
+    "tuple",
+    "text",
+    "integers",
+    "several-integers",
+    "one-episode",
+    "ends",
+]
+TRACES += ["flags-within", "parts", "seeds", "infos", "several-rewards", "odd-numbers"]
+if LONG:
+    TRACES = []

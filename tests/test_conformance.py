@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from longer import TRACES
 from plain_format import (
     Forgetful,
     Leftover,
@@ -34,10 +35,6 @@ from gym_trace.interop.contract import LOSSES
 from gym_trace.interop.source import Source
 from gym_trace.playback.trace import open_trace
 
-# All but "long", which the formats that stream are tried with.
-SOME = ["vectors", "float64", "pixels", "dict", "tuple", "text", "integers", "several-integers", "one-episode", "ends"]
-SOME += ["flags-within", "parts", "seeds", "infos", "several-rewards", "odd-numbers"]
-
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -45,11 +42,11 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_a_format_that_says_all_passes(tmp_path: Path) -> None:
-    assert check_exporter(PlainExporter(), load_plain, tmp_path, only=SOME) == {}
+    assert check_exporter(PlainExporter(), load_plain, tmp_path, only=TRACES) == {}
 
 
 def test_an_importer_that_makes_it_all_again_passes(tmp_path: Path) -> None:
-    assert check_importer(PlainExporter(), PlainImporter(), tmp_path, only=SOME) == {}
+    assert check_importer(PlainExporter(), PlainImporter(), tmp_path, only=TRACES) == {}
 
 
 def test_each_wrong_trace_is_wrong_in_a_trace_that_each_exporter_is_given(zoo: dict[str, Path], tmp_path: Path) -> None:

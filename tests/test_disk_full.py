@@ -23,7 +23,8 @@ from gym_trace.format.trace_writer import TraceWriter
 
 resource = pytest.importorskip("resource")
 
-# Records frames until an error comes, goes on without being recorded, and tells what it has seen.
+# Records frames until an error comes, goes on without being recorded, and tells what it has seen; with one limit after
+# the other.
 _SCRIPT = """
 import json, resource, sys, warnings
 from gym_trace import TraceRecordingWrapper
@@ -31,44 +32,53 @@ from gym_trace.errors import RecordingError
 import victim
 from zoo import small_blocks
 
-directory, limit, options, how = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
-if limit:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-told = {"errors": [], "steps": 0, "after": 0}
+directory, limits, options, how = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
 if how != "ring":  # one that is smaller than the disk
     small = small_blocks(rows=40, chunk=200_000, values=100_000)
     small.__enter__()
-with warnings.catch_warnings(record=True) as warned:
-    warnings.simplefilter("always")
-    env = TraceRecordingWrapper(victim.make("frames"), directory, uid="w", **options)
-    run = victim.play(env)
-    while told["after"] < 300 and told["steps"] < 5_000:
+
+def record(directory, limit):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit or resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    told = {"errors": [], "steps": 0, "after": 0}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        env = TraceRecordingWrapper(victim.make("frames"), directory, uid="w", **options)
+        run = victim.play(env)
+        while told["after"] < 300 and told["steps"] < 5_000:
+            try:
+                told["after" if told["errors"] else "steps"] += len(next(run)) > 1
+                if how == "close":
+                    if told["steps"] == 100:
+                        break
+                elif told["steps"] % 20 == 0:
+                    env.flush()
+            except RecordingError as error:
+                told["errors"].append(str(error))
+                run = victim.play(env)
         try:
-            told["after" if told["errors"] else "steps"] += len(next(run)) > 1
-            if how == "close":
-                if told["steps"] == 100:
-                    break
-            elif told["steps"] % 20 == 0:
-                env.flush()
+            env.close()
         except RecordingError as error:
             told["errors"].append(str(error))
-            run = victim.play(env)
-    try:
         env.close()
-    except RecordingError as error:
-        told["errors"].append(str(error))
-    env.close()
-told["warnings"] = [str(warning.message) for warning in warned]
-print(json.dumps(told))
+    told["warnings"] = [str(warning.message) for warning in warned]
+    return told
+
+if len(limits) == 1:
+    found = [record(directory, limits[0])]
+else:
+    found = [record(directory + "-" + str(number), limit) for number, limit in enumerate(limits)]
+print(json.dumps(found))
 """
 
 
-def record_until_full(directory: Path, limit: int, how: str = "step", **options: Any) -> dict[str, Any]:
+def record_until_full(directory: Path, *limits: int, how: str = "step", **options: Any) -> list[dict[str, Any]]:
+    """What each run told: one into the directory, several each into one whose number is appended to its name."""
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
-    command = [sys.executable, "-c", _SCRIPT, str(directory), str(limit), json.dumps(options), how]
+    command = [sys.executable, "-c", _SCRIPT, str(directory), json.dumps(limits), json.dumps(options), how]
     process = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
     assert process.stderr == ""
-    return json.loads(process.stdout)
+    found: list[dict[str, Any]] = json.loads(process.stdout)
+    return found
 
 
 def assert_readable_up_to_the_error(directory: Path, steps: int, spare: Path) -> None:
@@ -104,7 +114,7 @@ def small_disk(request, tmp_path) -> Iterator[tuple[Path, int]]:
 
 def test_a_full_disk_is_one_error_at_a_step_and_the_run_goes_on(small_disk, tmp_path):
     directory, limit = small_disk
-    told = record_until_full(directory, limit, flush_seconds=0.05)
+    (told,) = record_until_full(directory, limit, flush_seconds=0.05)
     (error,) = told["errors"]
     assert str(directory) in error
     assert "what was written before can be read" in error
@@ -115,7 +125,7 @@ def test_a_full_disk_is_one_error_at_a_step_and_the_run_goes_on(small_disk, tmp_
 
 def test_a_full_disk_is_one_warning_if_that_is_asked_for(small_disk, tmp_path):
     directory, limit = small_disk
-    told = record_until_full(directory, limit, flush_seconds=0.05, on_error="warn")
+    (told,) = record_until_full(directory, limit, flush_seconds=0.05, on_error="warn")
     assert told["errors"] == []
     assert told["steps"] == 5_000
     (warning,) = told["warnings"]
@@ -125,7 +135,7 @@ def test_a_full_disk_is_one_warning_if_that_is_asked_for(small_disk, tmp_path):
 
 def test_a_disk_that_has_no_room_for_the_ring_is_one_error_before_the_first_step(small_disk):
     directory, limit = small_disk
-    told = record_until_full(directory, limit, how="ring")
+    (told,) = record_until_full(directory, limit, how="ring")
     (error,) = told["errors"]
     assert str(directory) in error
     assert told["after"] == 300
@@ -137,7 +147,7 @@ def test_a_disk_that_has_no_room_for_the_ring_is_one_error_before_the_first_step
 
 def test_what_a_full_disk_has_no_room_for_is_read_from_the_ring(small_disk):
     directory, limit = small_disk
-    told = record_until_full(directory, limit, how="close", flush_seconds=1000.0)
+    (told,) = record_until_full(directory, limit, how="close", flush_seconds=1000.0)
     assert len(told["errors"]) == 1
     assert check_trace(directory).damages == []
     assert told["steps"] - 1 <= sum(map(len, open_trace(directory))) <= told["steps"]
@@ -145,15 +155,16 @@ def test_what_a_full_disk_has_no_room_for_is_read_from_the_ring(small_disk):
 
 def test_the_last_bytes_of_a_disk_may_be_those_of_the_index(tmp_path):
     """Wherever the limit falls in the last kilobytes (chunk, index, footer), the steps are there or an error came."""
-    whole = record_until_full(tmp_path / "whole", 0, how="close")
+    (whole,) = record_until_full(tmp_path / "whole", 0, how="close")
     assert whole["errors"] == []
     size = (tmp_path / "whole" / "w.000000.gtb").stat().st_size
-    for short in (1, 63, 64, 65, 400, 700):
-        told = record_until_full(tmp_path / f"{short}", size - short, how="close")
+    shorts = (1, 63, 64, 65, 400, 700)
+    runs = record_until_full(tmp_path / "short", *(size - short for short in shorts), how="close")
+    for number, (short, told) in enumerate(zip(shorts, runs)):
         # Times take a few bytes more or less in another run, so that one byte less may be enough for it.
         assert len(told["errors"]) == 1 or (short == 1 and told["errors"] == [])
-        assert check_trace(tmp_path / f"{short}").damages == []
-        kept = sum(map(len, open_trace(tmp_path / f"{short}")))
+        assert check_trace(tmp_path / f"short-{number}").damages == []
+        kept = sum(map(len, open_trace(tmp_path / f"short-{number}")))
         assert kept == 100 or (kept == 0 and told["errors"])
 
 

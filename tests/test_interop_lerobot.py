@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cameras import assert_same, record
+from longer import TRACES
 
 import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording
@@ -47,7 +48,7 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path, video: bool) -> None:
 
 
 def test_every_kind_of_trace_comes_back(tmp_path: Path) -> None:
-    check_importer(LeRobotExporter(), LeRobotImporter(), tmp_path)
+    check_importer(LeRobotExporter(), LeRobotImporter(), tmp_path, only=TRACES)
 
 
 def test_long_episodes_are_read_and_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

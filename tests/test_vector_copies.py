@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import vector
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from longer import LONG
 from telling import COUNT, MODES, SPACES, TellingEnv, look_at, made
@@ -76,6 +76,7 @@ def test_a_copy_goes_on_mid_episode_with_a_writer_of_its_own(
     assert sorted(ids) == list(range(len(ids)))
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(
     st.sampled_from(MODES),
     st.sampled_from(["box", "frames"]),
