@@ -154,6 +154,25 @@ def minari(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iter
     yield "Minari, cut by hand (a 16th of a batch)", cut(length), cut(1)
 
 
+def lerobot(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
+    """Items through PyTorch's DataLoader, as its policies are trained; windows are delta_timestamps."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+    from torch.utils.data import DataLoader
+
+    fps = 20
+    gym_trace.export(trace, folder / "lerobot", "lerobot", fps=fps)
+    ahead = {"observation.state": length + 1, "action": length, "next.reward": length, "next.done": length}
+
+    def endless(deltas: dict[str, list[float]] | None) -> Iterator[Any]:
+        dataset = LeRobotDataset("local", root=folder / "lerobot", delta_timestamps=deltas)
+        loader = DataLoader(dataset, size // 16, shuffle=True, drop_last=True)  # a sixteenth
+        while True:
+            yield from loader
+
+    windows = endless({name: [k / fps for k in range(steps)] for name, steps in ahead.items()})
+    yield "LeRobot, DataLoader (a 16th of a batch)", windows.__next__, endless(None).__next__
+
+
 def measured(contestants: list[tuple[str, Draw, Draw]], batches: int, seconds: float) -> list[list[list[float]]]:
     """CPU seconds a batch of each, of each kind, a number a block."""
     found: list[list[list[float]]] = [[[], []] for _ in contestants]
@@ -184,7 +203,7 @@ def main() -> None:
     parser.add_argument("trace")
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--size", type=int, default=256, help="of a batch")
-    parser.add_argument("--only", default="", help="some of: floor,ours,torch_loader,torchrl,d3rlpy,minari")
+    parser.add_argument("--only", default="", help="some of: floor,ours,torch_loader,torchrl,d3rlpy,minari,lerobot")
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=3)
     options = parser.parse_args()
@@ -192,7 +211,7 @@ def main() -> None:
     print(f"{len(trace):,} episodes, {int(trace.episodes['steps'].sum()):,} steps")
     with tempfile.TemporaryDirectory() as folder:
         contestants = []
-        makers = (floor, ours, torch_loader, torchrl, d3rlpy, minari)
+        makers = (floor, ours, torch_loader, torchrl, d3rlpy, minari, lerobot)
         for maker in [m for m in makers if m.__name__ in (options.only or m.__name__).split(",")]:
             before = _own_memory()
             try:

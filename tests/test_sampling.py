@@ -619,3 +619,8 @@ def test_streams_of_small_traces_have_something_for_each_of_several_ranks(trace:
     lonely = trace.windows(2, 4, cache=None)
     lonely.share(99, 100)
     assert list(lonely) == []
+
+
+def test_what_is_streamed_has_no_items_by_number(trace: Trace) -> None:
+    with pytest.raises(ValueError, match='pass cache="disk"'):
+        trace.windows(2, cache=None).take(np.arange(2))

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make
@@ -191,6 +192,10 @@ class Stream(Batches):
                 found.append(self._group(number, epoch, which).batch(low, high, False, epoch, apart=apart))
             begin, which = until, which + 1
         return joined(found)
+
+    def take(self, items: Array) -> Batch:
+        """What is streamed is not there by number. Raises InvalidOption."""
+        raise InvalidOption('items by their number: of what is streamed there are none; pass cache="disk" or "memory"')
 
     def _group(self, number: int, epoch: int, which: int) -> Draws:
         """A group that a batch is of, decoded; those of the batches to come are decoded meanwhile."""
