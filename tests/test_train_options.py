@@ -8,12 +8,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gym_trace_cli.environments import NamedEnvironment
+from gym_trace_cli.training.named import trust_of
+from gymnasium import spaces
 from shell import ok, run
 
 import gym_trace
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.training import Run, Settings
+from gym_trace.training.network.forms import ActionForm, leaves_of
 from gym_trace.training.settings import settings_from
 
 TRAINING = (Path(__file__).parent.parent / "docs" / "TRAINING.md").read_text(encoding="utf-8")
@@ -31,6 +36,7 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
     [
         ([], "name an environment"),
         (["CartPole-v1", "--resume", "d"], "name an environment"),
+        (["CartPole-v1", "--make", "os:getcwd", "--steps", 5], "name an environment"),
         (["CartPole-v1"], "say how long"),
         (["--resume", "d", "--steps", 5], "--resume takes no --steps"),
         (["--verify", "d", "--seed", 5], "--verify takes no --seed"),
@@ -44,6 +50,48 @@ def test_what_means_nothing_is_refused(arguments: list[object], said: str) -> No
     refused = run("train", *arguments)
     assert refused.exit_code == 2
     assert said in refused.output
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lerning_rate": 1}, "did you mean learning_rate?"),
+        ({"learning_rate": "fast"}, "pass a number"),
+        ({"target_kl": "small"}, "pass a number or None"),
+        ({"anneal": 7}, "pass true or false"),
+        ({"hidden": "wide"}, "pass numbers such as 64,64"),
+    ],
+)
+def test_settings_that_are_none_are_refused_in_plain_words(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOption, match=re.escape(said)):
+        settings_from(given)
+
+
+TEXT, WHOLE = spaces.Text(5), spaces.Box(0, 5, (2,), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("find", "space", "said"),
+    [
+        (leaves_of, TEXT, "the observation is Text, which no network here takes"),
+        (leaves_of, spaces.Dict(seen=WHOLE, told=spaces.Tuple([TEXT])), "the observation, told/0, is Text"),
+        (ActionForm, TEXT, "the action is Text"),
+        (ActionForm, WHOLE, "the action is a Box of int64"),
+    ],
+)
+def test_a_space_that_no_network_takes_is_named(find: Any, space: Any, said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        find(space)
+
+
+def test_an_environment_is_said_as_it_was_named() -> None:
+    named = NamedEnvironment("ALE/Pong-v5", None, {"frameskip": 4}, ("ale_py",), ("my:Grey",), 99)
+    assert named.command_line() == (
+        "ALE/Pong-v5 --import ale_py --env-arg frameskip=4 --wrapper my:Grey --max-episode-steps 99"
+    )
+    assert NamedEnvironment(None, "my:make", {}).command_line() == "--make my:make"
+    assert trust_of(named) == trust_of(NamedEnvironment(None, "my:make", {})) == " --trust"
+    assert trust_of(NamedEnvironment("CartPole-v1", None, {})) == ""
 
 
 def test_options_may_be_in_a_file(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +52,15 @@ class NamedEnvironment:
             wrappers=self.wrappers,
             max_episode_steps=self.max_episode_steps,
         )
+
+    def command_line(self) -> str:
+        """As it is named on a command line."""
+        steps = self.max_episode_steps
+        words = ["--make", self.factory] if self.factory is not None else [str(self.env_id)]
+        arguments = [f"{name}={json.dumps(value)}" for name, value in self.env_args.items()]
+        named = ("--import", self.imports), ("--env-arg", arguments), ("--wrapper", self.wrappers)
+        words += [word for option, values in named for value in values for word in (option, value)]
+        return shlex.join([*words, *([] if steps is None else ["--max-episode-steps", f"{steps}"])])
 
     def described(self) -> dict[str, Any]:
         """What a run has to be resumed with."""

@@ -198,8 +198,11 @@ def command(
     of_workers = {name: value for name, value in of_workers.items() if value is not None}
     if workers is None and of_workers:
         raise click.UsageError(f"--{next(iter(of_workers)).replace('_', '-').replace('niceness', 'nice')} needs -j")
+    if workers is None and num_envs is not None and str(policy).startswith(("onnx:", "run:")):
+        workers = 1  # of those that act in single environments, each lane has one there
     if workers is not None and (vectorization or autoreset):
-        raise click.UsageError("-j excludes --vectorization-mode and --autoreset")
+        raise click.UsageError("-j, and a policy that acts in single environments, exclude --vectorization-mode and "
+                               "--autoreset")  # fmt: skip
     if num_envs is None and (vectorization or autoreset):
         raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
     if video is not None and (workers is not None or num_envs is not None):
@@ -267,8 +270,6 @@ def _record(
     from gym_trace.recording.provenance import provenance_of, recorded_by
     from gym_trace.storage.local import LocalStorage
 
-    if str(policy).startswith(("onnx:", "run:")) and hasattr(env, "single_action_space"):
-        raise click.UsageError(f"{policy} takes single observations; with --num-envs it needs -j, too")
     maker = policy_maker(policy)  # before there is a directory, so that nothing is left where it cannot be made
     made = None if policy == "random" else maker(env.observation_space, env.action_space)
     limits = {name: limit for name, limit in run.items() if name != "seed" and limit is not None}

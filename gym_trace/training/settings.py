@@ -49,7 +49,6 @@ _AT_MOST: dict[str, float] = {
     "rnn_size": 1 << 12,
     "learner_threads": 1024,
 }
-_TOLD = {"tuple[int, ...]": "numbers such as 64,64", "dict[str, float]": "numbers such as goal=1,step=-0.01, or None"}
 _MOST_SLOTS = 1 << 16  # which a message between processes can name
 _MOST_LAYERS, _WIDEST = 16, 1 << 12
 
@@ -200,6 +199,13 @@ class Settings:
         return {**asdict(self), "hidden": list(self.hidden)}
 
 
+_IN_WORDS = {
+    **{"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a name", "None": "None"},
+    "tuple[int, ...]": "numbers such as 64,64",
+    "dict[str, float]": "numbers such as goal=1,step=-0.01",
+}
+
+
 def settings_from(given: Mapping[str, Any]) -> Settings:
     """Settings of names and values, which may be texts, as a command line or a file has them. Raises InvalidOption."""
     types = {field.name: str(field.type) for field in fields(Settings)}
@@ -238,4 +244,4 @@ def _value(name: str, type_: str, value: Any) -> Any:
             return value
     except (KeyError, ValueError, TypeError, OverflowError, AttributeError):
         pass
-    raise InvalidOption(f"{name}={value!r}: pass {_TOLD.get(kinds[0], type_)}")
+    raise InvalidOption(f"{name}={value!r}: pass {' or '.join(_IN_WORDS[kind] for kind in kinds)}")

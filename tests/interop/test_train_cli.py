@@ -107,7 +107,9 @@ def test_a_version_acts_whether_there_is_a_checkpoint_of_it_or_not(trained: Path
         ok("record", "CartPole-v1", "-o", tmp_path / str(number), "--policy", name, "--episodes", 2, "--seed", 3)
     ok("record", "CartPole-v1", "-o", tmp_path / "j", "--policy", name, "--episodes", 2, "--seed", 3, "-j", 1,
        "--num-envs", 2)  # fmt: skip
-    assert "2 episodes, identical" in ok("diff", tmp_path / "2", tmp_path / "j").output
+    ok("record", "CartPole-v1", "-o", tmp_path / "n", "--policy", name, "--episodes", 2, "--seed", 3, "--num-envs", 2)
+    for other in ("j", "n"):
+        assert "2 episodes, identical" in ok("diff", tmp_path / "2", tmp_path / other).output
     said = [gym_trace.open_trace(tmp_path / n).readers[0].schema["provenance"]["policy"] for n in ("0", "1", "j")]
     assert said == [f"run:{trained}@8", f"run:{trained}@5", f"run:{trained}@5?sample"]
     for name, why in (("@99", "there is no version 99"), ("@best", "no version is the best yet")):
@@ -151,12 +153,16 @@ def test_an_environment_that_raises_ends_the_run_with_what_it_said(tmp_path: Pat
         "import gymnasium\n\n\nclass Falling(gymnasium.Wrapper):\n    def step(self, action):\n"
         "        raise ValueError('the floor is gone')\n"
     )
-    argv = ["--steps", 2048, "--workers", 1, "--max-restarts", 1, "--wrapper", "falling:Falling"]
+    argv = ["--steps", 2048, "--workers", 1, "--wrapper", "falling:Falling"]
     running = process("train", "CartPole-v1", "-o", tmp_path / "r", *argv, cwd=tmp_path)
     _, errors = running.communicate(timeout=120)
     assert running.returncode == 1
-    assert "error: worker 0: ValueError: the floor is gone" in errors
-    assert f"gym-trace train --resume {tmp_path / 'r'} goes on" in errors
+    assert "error: worker 0: ValueError: the floor is gone; it failed 4 times" in errors
+    assert "events.jsonl of the run has the traceback" in errors
+    assert f"gym-trace train --resume {tmp_path / 'r'} --trust goes on" in errors
+    events = (tmp_path / "r" / "events.jsonl").read_text()
+    assert "falling.py" in events
+    assert (events.count('"restart"'), events.count('"death"')) == (3, 1)
 
 
 def test_ctrl_c_saves_everything_and_resume_goes_on(tmp_path: Path) -> None:

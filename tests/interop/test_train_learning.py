@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -17,7 +17,7 @@ pytest.importorskip("safetensors")
 
 from gym_trace import open_trace  # noqa: E402
 from gym_trace.envs.clipping import clipping  # noqa: E402
-from gym_trace.errors import CorruptTrace, TrainingFailed  # noqa: E402
+from gym_trace.errors import CorruptTrace, InvalidOption, TrainingFailed  # noqa: E402
 from gym_trace.training.network import learning  # noqa: E402
 from gym_trace.training.network.forms import ActionForm, leaves_of  # noqa: E402
 from gym_trace.training.network.learning import Learner  # noqa: E402
@@ -44,6 +44,8 @@ SPACES: dict[str, tuple[Any, Any]] = {
 class Sampled(gymnasium.Env[Any, Any]):
     """Observations at random; short episodes, of which some are truncated."""
 
+    mask: ClassVar = [0, 1, 0]  # in any order
+
     def __init__(self, observation_space: Any, action_space: Any):
         self.observation_space, self.action_space = observation_space, action_space
 
@@ -56,7 +58,7 @@ class Sampled(gymnasium.Env[Any, Any]):
     def _seen(self) -> Any:
         seen = self.observation_space.sample()
         if isinstance(seen, dict) and "action_mask" in seen:
-            seen["action_mask"][:] = self.np_random.permutation([0, 1, 0])
+            seen["action_mask"][:] = self.np_random.permutation(self.mask)
             self._mask = seen["action_mask"]
         return seen
 
@@ -291,11 +293,24 @@ def test_statistics_merged_batch_by_batch_are_those_of_all_rows() -> None:
     torch.testing.assert_close(running.variance, rows.var(0, unbiased=False))
 
 
+def test_masks_that_leave_nothing_to_draw_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidOption, match=r"its shape is \(3,\), and there are 4 actions"):
+        ActorCritic(leaves_of(MASKED), ActionForm(spaces.Discrete(4)), Settings())
+    with pytest.raises(InvalidOption, match="nothing in it"):
+        ActorCritic(
+            leaves_of(spaces.Dict(action_mask=MASKED["action_mask"])), ActionForm(spaces.Discrete(3)), Settings()
+        )
+    monkeypatch.setattr(Sampled, "mask", [0, 0, 0])
+    with pytest.raises(TrainingFailed, match="action_mask allows no action"):
+        collected(tmp_path / "t", MASKED, spaces.Discrete(3))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e308])
 @pytest.mark.parametrize("where", ["rewards", "observations"])
 def test_what_is_not_finite_is_not_learnt_from(tmp_path: Path, where: str, value: float) -> None:
     found = collected(tmp_path / "t", *SPACES["discrete"])
     array = found.rollouts[0].rewards if where == "rewards" else found.rollouts[0].observations[0]
     array[3, 1] = value
-    with pytest.raises(TrainingFailed, match="finite"):
+    said = "finite" if np.isfinite(value) else f"{where.removesuffix('s')} is not finite"
+    with pytest.raises(TrainingFailed, match=said):
         found.learner.learn(found.rollouts[:1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -22,7 +23,7 @@ from gym_trace_cli.exit_codes import DIFFERS, FINE
 from gym_trace_cli.options import EnvArg, FactoryName, TextOption, env_args_option, imports_option, make_option
 from gym_trace_cli.record_config import config_option, drop_overruled
 from gym_trace_cli.stopping import StopSignals
-from gym_trace_cli.training.named import described, environment_of
+from gym_trace_cli.training.named import described, environment_of, trust_of
 from gym_trace_cli.training.progress import Plotted, dashboard, line_of, print_summary
 
 if TYPE_CHECKING:
@@ -176,8 +177,7 @@ def command(
     table: steps = 500000, set = {learning_rate = 3e-4, rnn = "gru"}; ENV_ID is called environment.
     """
     env_id, factory = drop_overruled(ctx, env_id=env_id, factory=factory)
-    modes = {"name an environment": env_id or factory, "--resume": resume, "--verify": verified}
-    if sum(bool(mode) for mode in modes.values()) != 1:
+    if sum(bool(mode) for mode in (env_id, factory, resume, verified)) != 1:
         raise click.UsageError(
             "name an environment, ENV_ID or --make MODULE:FUNCTION; or --resume DIR; or --verify DIR"
         )
@@ -231,6 +231,7 @@ def _train(
     told: dict[str, float | None] = {"steps": options.get("steps"), "seconds": seconds}
     limits: dict[str, float] = {name: limit for name, limit in told.items() if limit is not None}
     restarts = 0
+    going_on = show.printable(f"gym-trace train --resume {shlex.quote(str(directory))}{trust_of(named)} goes on")
     with StopSignals() as stop, show.ProgressLine(quiet=quiet) as line, ExitStack() as stack:
         plotted = Plotted(tensorboard, options.get("policies") or len(runs_in(directory)), stack)
 
@@ -248,8 +249,7 @@ def _train(
         try:
             done = train(named, directory, seconds=seconds, command=_COMMAND, on_progress=report, **options)
         except TrainingFailed:
-            where = show.printable(directory)
-            click.echo(f"what was learnt up to the error is saved; gym-trace train --resume {where} goes on", err=True)
+            click.echo(f"what was learnt up to the error is saved; {going_on}", err=True)
             raise
         plotted.add(done)
     if as_json:
@@ -257,8 +257,7 @@ def _train(
     elif not quiet:
         print_summary(done, directory, named)
     if done.stopped == "interrupted":
-        where = show.printable(directory)
-        click.echo(f"{stop.what_happened}; gym-trace train --resume {where} goes on", err=True)
+        click.echo(f"{stop.what_happened}; {going_on}", err=True)
         raise SystemExit(stop.exit_code)
 
 

@@ -49,6 +49,12 @@ def environment_of(directory: str, trust: bool) -> tuple[NamedEnvironment, dict[
     return named, about
 
 
+def trust_of(named: NamedEnvironment) -> str:
+    """What a run in it needs to be resumed: " --trust", or nothing."""
+    found = {"make": None, "wrappers": (), **named.described(), "imports": named.imports}
+    return " --trust" if _asked(found) else ""
+
+
 def _asked(found: dict[str, Any]) -> list[str]:
     """What only a trusted run may bring about, in words."""
     from gym_trace.envs.consent import may_act

@@ -13,6 +13,7 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.environments import NamedEnvironment
+from gym_trace_cli.training.named import trust_of
 
 if TYPE_CHECKING:
     from gym_trace.training import Trained
@@ -23,6 +24,8 @@ _WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning"
 
 def line_of(progress: Trained) -> str:
     """What matters least comes last, where a narrow terminal has no room."""
+    if not progress.steps and set(progress.workers) <= {"starting"}:
+        return "starting"
     told = [show.count(progress.steps, "step")]
     told += [] if progress.returns is None else [f"return {show.returned(progress.returns[0])}"]
     told += [f"{show.count(round(progress.speeds[0]))} steps/s", f"version {show.count(progress.version)}"]
@@ -108,7 +111,8 @@ def print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> No
     best = max(policies, key=lambda policy: _mean(policy))
     run = directory / best.directory.name if done.others else directory
     where, learnt, trace = (show.printable(shlex.quote(str(path))) for path in (directory, run, run / "trace"))
-    version = f"version {show.count(done.version)}, of {show.count(done.steps, 'step')}"
+    version = f"version {show.count(done.version)}"
+    version += f", of {show.count(done.steps, 'step')}" if done.new_steps != done.steps else ""
     if not done.new_steps and done.stopped == "done":
         click.echo(f"nothing to do: the run is done, at {version}")
     else:
@@ -126,10 +130,10 @@ def print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> No
     parts = [policy.directory / part for policy in policies for part in ("trace", "checkpoints")]
     size = sum(directory_bytes(part) for part in parts)
     click.echo(f"{show.printable(directory)}: {show.size(size)}, seed {done.seed}\n")
-    env = named.env_id if named.env_id is not None else f"--make {named.factory}"
-    click.echo(f"next:\n  gym-trace record {show.printable(env)} --policy run:{learnt}\n  gym-trace stats {trace}")
+    env = show.printable(named.command_line())
+    click.echo(f"next:\n  gym-trace record {env} --policy run:{learnt}\n  gym-trace stats {trace}")
     if done.stopped == "seconds":
-        click.echo(f"  gym-trace train --resume {where} --seconds {done.seconds:.0f}")
+        click.echo(f"  gym-trace train --resume {where}{trust_of(named)} --seconds {done.seconds:.0f}")
     else:
         click.echo(f"  gym-trace train --verify {where}")
 

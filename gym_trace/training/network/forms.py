@@ -28,24 +28,25 @@ class Leaf(NamedTuple):
         return self.path[-1:] == (MASK,)
 
 
-def leaves_of(space: Any) -> list[Leaf]:
-    """Raises InvalidOption if there is one that a network cannot have."""
-    return list(_leaves(space, ()))
+def leaves_of(space: Any, what: str = "observation") -> list[Leaf]:
+    """Raises InvalidOption if there is one that a network cannot have. what: whose space it is."""
+    return list(_leaves(space, (), what))
 
 
-def _leaves(space: Any, path: Path) -> Iterator[Leaf]:
+def _leaves(space: Any, path: Path, what: str) -> Iterator[Leaf]:
     if isinstance(space, spaces.Dict):
         for name, inner in space.spaces.items():
-            yield from _leaves(inner, (*path, name))
+            yield from _leaves(inner, (*path, name), what)
     elif isinstance(space, spaces.Tuple):
         for index, inner in enumerate(space.spaces):
-            yield from _leaves(inner, (*path, index))
+            yield from _leaves(inner, (*path, index), what)
     elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         yield Leaf(path, space, np.dtype(space.dtype), tuple(space.shape or ()))
     else:
-        name = "/".join(map(str, path)) or "the observation"
+        name = "/".join(map(str, path))
         raise InvalidOption(
-            f"{name} is {type(space).__name__}, which no network here takes; leave it out with a wrapper"
+            f"the {what}{f', {name},' * bool(name)} is {type(space).__name__}, which no network here takes; put a "
+            f"wrapper around the environment that {'leaves it out' if name else 'makes numbers of it'}"
         )
 
 
@@ -73,8 +74,7 @@ class ActionForm:
         self.choices: list[int] = []
         self.normals = 0
         self._space, self._parts = space, list[_Part]()
-        found = list(_leaves(space, ()))
-        for leaf in sorted(found, key=lambda leaf: isinstance(leaf.space, spaces.Box)):
+        for leaf in sorted(leaves_of(space, "action"), key=lambda leaf: isinstance(leaf.space, spaces.Box)):
             self._add(leaf)
 
     def _add(self, leaf: Leaf) -> None:
@@ -89,7 +89,8 @@ class ActionForm:
             self.normals += int(np.prod(leaf.shape))
         else:
             raise InvalidOption(
-                f"actions of {leaf.space}: a Box of whole numbers; make it MultiDiscrete with a wrapper"
+                f"the action is a Box of {leaf.dtype}, which no network here draws; put a wrapper around the "
+                "environment that takes a MultiDiscrete"
             )
         self._parts.append(_Part(leaf.path, leaf.space, slice(begin, self.columns)))
 

@@ -88,7 +88,7 @@ class Learner:
         logprob, values, next_values = self._evaluated(batch, seen)
         targets, advantages = self._targets(batch, logprob, values, next_values)
         if not (np.isfinite(targets).all() and np.isfinite(advantages).all()):
-            raise TrainingFailed("returns or values are not finite")
+            raise TrainingFailed(f"{_not_finite(batch)} not finite")
         returns = torch.from_numpy(targets.ravel())
         self.model.see_returns(returns.to(self._device))
         data = {
@@ -388,3 +388,11 @@ def _doubles(tensor: Tensor) -> Array:
 
 def _normalized(array: Array) -> Array:
     return np.asarray((array - array.mean()) / (array.std() + 1e-8))
+
+
+def _not_finite(batch: Rollout) -> str:
+    """What makes returns or values other than finite, in words."""
+    if not np.isfinite(batch.rewards).all():
+        return "a reward is"
+    leaves = [*batch.observations, *batch.finals]
+    return "returns or values are" if all(np.isfinite(leaf).all() for leaf in leaves) else "an observation is"

@@ -81,6 +81,8 @@ class Encoder(nn.Module):
                 size = _vector_size(leaf)
                 vector += size if leaf.dtype.kind == "f" else 0
                 features += size
+        if not features:
+            raise InvalidOption("the observation has nothing in it that a network could see")
         self.running = Running(vector) if vector and settings.normalize_observations else None
         self.features = features
 
@@ -224,6 +226,9 @@ class ActorCritic(nn.Module):
         self._masks = [number for number, leaf in enumerate(leaves) if leaf.is_mask]
         if self._masks and (len(form.choices) != 1 or form.normals):
             raise InvalidOption("action_mask: the actions are not one Discrete, which is all that can be masked")
+        for number in self._masks:
+            if (shape := leaves[number].shape) != (form.choices[0],):
+                raise InvalidOption(f"action_mask: its shape is {shape}, and there are {form.choices[0]} actions")
         self.encoder = _encoder(leaves, settings)
         share = settings.share
         if share is None:

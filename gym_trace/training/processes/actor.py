@@ -20,7 +20,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import episode_seed
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, TrainingFailed
 from gym_trace.model.returns import LaneReturns, Return
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
@@ -234,6 +234,7 @@ class Split:
             observed = [picked(self._observations, leaf.path) for leaf in self._leaves]
             for column, rows in zip(rollout.observations, observed):
                 column[step] = rows
+            self._check_masks(observed)
             acting.ask(self.number, observed, self._state)
             if acting.in_turns:
                 yield
@@ -276,6 +277,12 @@ class Split:
             pass
         there = printable(", ".join(key for key in self._infos if not key.startswith("_"))) or "nothing"
         raise InvalidOption(f"objective={name!r}: no number in the last info of an episode, which has {there}")
+
+    def _check_masks(self, observed: list[Array]) -> None:
+        """Raises TrainingFailed."""
+        for leaf, rows in zip(self._leaves, observed):
+            if leaf.is_mask and not rows.any(1).all():
+                raise TrainingFailed("action_mask allows no action, in an episode that is not over")
 
     def told(self) -> Collected:
         """Since it was told last."""

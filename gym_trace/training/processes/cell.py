@@ -284,13 +284,18 @@ class Cell:
         if member.fatal is not None:
             raise member.fatal(self.trouble)
         member.failures += 1
+        enough = ""
         if member.failures > _MOST_FAILURES:
-            raise TrainingFailed(f"{self.trouble}; it failed {member.failures} times without getting anything done")
-        if self.restarts >= self._max_restarts:
-            raise TrainingFailed(f"{self.trouble}; max_restarts={self._max_restarts} allows no more restarts")
+            enough = f"it failed {member.failures} times without getting anything done"
+        elif self.restarts >= self._max_restarts:
+            enough = f"max_restarts={self._max_restarts} allows no more restarts"
+        event = "death" if enough else "restart"
+        self._event(event, who=who, number=number, reason=reason, traceback=member.trouble)
+        if enough:
+            where = "; events.jsonl of the run has the traceback" if "Traceback" in member.trouble else ""
+            raise TrainingFailed(f"{self.trouble}; {enough}{where}")
         self.restarts += 1
         member.restarts += 1
-        self._event("restart", who=who, number=number, reason=reason, traceback=member.trouble)
 
     def _end_now(self, member: Member) -> None:
         if member.is_alive:
