@@ -17,6 +17,7 @@ import msgpack
 import numpy as np
 import zstandard
 from forgery import Forgery, Record, taken_apart
+from longer import LONG
 from telltale import record
 
 from gym_trace import TraceRecordingWrapper
@@ -26,6 +27,7 @@ from gym_trace.model.packing import pack
 
 REWARDS, INFOS, STARTS = ("rewards",), ("infos",), ("starts",)
 MB = 1 << 20
+THOUSANDS = 1500 if LONG else 400  # of what takes time
 BATCH, MANIFEST = "w.000000.gtb", "w.manifest.jsonl"
 LONG_NUMBER = 10**5000  # more digits than Python turns into text
 
@@ -416,7 +418,7 @@ def two_megabytes_of_headers_of_records_that_are_not_whole(place):
 @forgery
 def thousands_of_chunks_that_are_damaged(place):
     def change(forged):
-        for copy in repeated(forged, 1500):
+        for copy in repeated(forged, THOUSANDS):
             copy.metadata["columns"][0][7] ^= 1
 
     place.forge(change, sealed=False)
@@ -425,7 +427,7 @@ def thousands_of_chunks_that_are_damaged(place):
 @forgery
 def thousands_of_damaged_chunks_that_the_index_knows(place):
     forged = taken_apart(place.batch)
-    copies = repeated(forged, 1500)
+    copies = repeated(forged, THOUSANDS)
     data = bytearray(forged.data())
     at = 0
     for _ in copies:
@@ -438,7 +440,7 @@ def thousands_of_damaged_chunks_that_the_index_knows(place):
 @forgery
 def thousands_of_episodes_that_have_lost_their_beginning(place):
     def change(forged):
-        for number, copy in enumerate(repeated(forged, 1000)):
+        for number, copy in enumerate(repeated(forged, THOUSANDS)):
             row = {"steps": 1, "flags": 0, "first_step": 5, "episode": number // 2}
             copy.change_fragments(lambda table, row=row: _set(table, **row))
             for path, dtype, shape, size in (("observations", "<f4", [3], 12), ("actions", "<i8", [], 8)):
@@ -453,7 +455,7 @@ def thousands_of_episodes_that_have_lost_their_beginning(place):
 @forgery
 def padding_that_is_not_zero_behind_every_chunk(place):
     def change(forged):
-        repeated(forged, 1000)
+        repeated(forged, THOUSANDS)
 
     place.forge(change, sealed=False)
     path = place.trace / f"{BATCH}.part"

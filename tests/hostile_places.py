@@ -9,7 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hostile_forgeries import BATCH, INFOS, LONG_NUMBER, MANIFEST, MB, Place, first, forgery, infos, put_values, rows_of
+from hostile_forgeries import (
+    BATCH,
+    INFOS,
+    LONG_NUMBER,
+    MANIFEST,
+    MB,
+    THOUSANDS,
+    Place,
+    first,
+    forgery,
+    infos,
+    put_values,
+    rows_of,
+)
 
 from gym_trace.model.packing import pack
 
@@ -85,13 +98,13 @@ def a_manifest_that_nobody_else_wrote_for_another_writer(place):
 @forgery
 def a_manifest_of_many_lines(place):
     with open(place.manifest, "ab") as file:
-        file.write(b"{}\n" * (MB // 16))
+        file.write(b"{}\n" * (40 * THOUSANDS))
 
 
 @forgery
 def a_manifest_of_many_lines_that_are_none(place):
     with open(place.manifest, "ab") as file:
-        file.write(b"[\n" * (MB // 16))
+        file.write(b"[\n" * (40 * THOUSANDS))
 
 
 @forgery
@@ -133,7 +146,7 @@ def a_manifest_of_one_line_without_an_end(place):
 
 @forgery
 def a_thousand_writers_of_an_empty_batch(place):
-    for number in range(1_000):
+    for number in range(THOUSANDS):
         (place.trace / f"v{number}.000000.gtb").touch()
 
 

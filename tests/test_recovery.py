@@ -277,7 +277,7 @@ def test_a_manifest_that_is_missing_or_torn_is_no_damage(tmp_path):
     record(tmp_path / "t")
     manifest = tmp_path / "t" / "w.manifest.jsonl"
     whole = manifest.read_bytes()
-    for cut in range(0, len(whole), 7):
+    for cut in range(0, len(whole), 7 if LONG else 37):
         manifest.write_bytes(whole[:cut])
         report = check_trace(tmp_path / "t")
         assert report.damages == []

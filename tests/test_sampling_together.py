@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from drawing import drawn, firsts
+from longer import LONG
 from runs import record_lengths
 from test_sampling import LENGTHS, all_windows, check_window, same, streamed, windows
 from zoo import CountingEnv
@@ -57,7 +58,7 @@ def test_threads_and_workers_draw_the_same_at_once_while_the_trace_grows(
     batches = several()
     expected = [firsts(some, 3) for some in several()]
     workers, queues = [], []
-    for method in ["fork"] * 4 + ["spawn"] * 4:
+    for method in ["fork"] * 4 + ["spawn"] * (4 if LONG else 1):
         context = multiprocessing.get_context(method)
         queues.append(context.Queue())
         workers.append(context.Process(target=drawn, args=(batches, queues[-1])))
