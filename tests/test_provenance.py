@@ -152,3 +152,16 @@ def test_what_cannot_be_carried_to_workers_is_named_and_leaves_nothing(tmp_path:
     with pytest.raises(InvalidOption, match=f"{name} cannot be carried to a worker process.*frame"):
         collect(directory=tmp_path / "t", episodes=1, **given)
     assert not (tmp_path / "t").exists()
+
+
+class OneWay:
+    """Can be pickled, and not made again, which is what an old cloudpickle makes of a lambda in a newer Python."""
+
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
+
+
+def test_what_arrives_broken_at_workers_is_refused_before_there_are_any(tmp_path: Path) -> None:
+    one_way = OneWay()
+    with pytest.raises(InvalidOption, match="make_env cannot be carried to a worker process.*not a number"):
+        collect(lambda: one_way, tmp_path / "t", episodes=1)

@@ -178,7 +178,8 @@ def check_portable(make_env: Any, policy: Any) -> None:
     """Raises InvalidOption if one of them cannot be carried to another process."""
     for name, called in (("make_env", make_env), ("policy", policy)):
         try:
-            carried(called)
+            if isinstance(there := carried(called), _Carried):
+                ForkingPickler.loads(ForkingPickler.dumps(there))  # an old cloudpickle may not take what it gave
         except Exception as error:  # as above
             raise InvalidOption(
                 f"{name} cannot be carried to a worker process ({told(error)}): pass a function of a module, which "

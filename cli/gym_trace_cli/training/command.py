@@ -233,6 +233,7 @@ def _train(
     restarts = 0
     going_on = show.printable(f"gym-trace train --resume {shlex.quote(str(directory))}{trust_of(named)} goes on")
     with StopSignals() as stop, show.ProgressLine(quiet=quiet) as line, ExitStack() as stack:
+        line.update("starting")  # processes import PyTorch first
         plotted = Plotted(tensorboard, options.get("policies") or len(runs_in(directory)), stack)
 
         def report(progress: Trained) -> int:

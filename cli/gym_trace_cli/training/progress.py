@@ -115,6 +115,9 @@ def print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> No
     version += f", of {show.count(done.steps, 'step')}" if done.new_steps != done.steps else ""
     if not done.new_steps and done.stopped == "done":
         click.echo(f"nothing to do: the run is done, at {version}")
+    elif not done.steps:
+        click.echo("nothing is learnt yet")
+        return
     else:
         restarts = f", {show.count(done.restarts, 'restart')}" if done.restarts else ""
         click.echo(
