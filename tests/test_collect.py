@@ -350,3 +350,6 @@ def test_a_script_that_begins_a_run_when_it_is_imported_is_told_what_to_do(tmp_p
     assert ended.returncode == 1
     assert 'put what it does under if __name__ == "__main__":' in ended.stderr
     assert ended.stderr.count("Traceback") == 1
+    typed = subprocess.run([sys.executable, "-"], cwd=tmp_path, input=script.read_text(), text=True, timeout=60)
+    assert typed.returncode == 0  # of which there is no file to import
+    assert len(open_trace(tmp_path / "trace")) == 2

@@ -158,12 +158,12 @@ def end_if_unguarded() -> None:
     """Ends a worker that would begin a run while it imports the script, before it has anything to do."""
     process = multiprocessing.current_process()
     if getattr(process, "_inheriting", False) and process.name.startswith(WORKER_NAME):
-        raise SystemExit(UNGUARDED_CODE)
+        os._exit(UNGUARDED_CODE)  # a forkserver would take what is raised for another end
 
 
 def carried(called: Any) -> Any:
     """The callable, or a stand-in that another process can have. Raises whatever pickling it raises."""
-    if hasattr(sys.modules["__main__"], "__file__"):  # otherwise a fresh process would not find what is defined there
+    if _main_is_a_file():  # otherwise a fresh process would not find what is defined there
         try:
             ForkingPickler.dumps(called)
             return called
@@ -190,8 +190,23 @@ def check_portable(make_env: Any, policy: Any) -> None:
 @contextmanager
 def started_quietly() -> Iterator[None]:
     """Has processes that are started within it use a thread each, and not be ended by Ctrl-C before they settle()."""
-    with _environment(_ONE_THREAD), _held_back(_STOP_SIGNALS):
+    with _environment(_ONE_THREAD), _held_back(_STOP_SIGNALS), _without_false_main():
         yield
+
+
+def _main_is_a_file() -> bool:
+    return os.path.isfile(getattr(sys.modules["__main__"], "__file__", None) or "")
+
+
+@contextmanager
+def _without_false_main() -> Iterator[None]:
+    """Has processes that are started within it not look for a script that is no file, such as <stdin>."""
+    main = vars(sys.modules["__main__"])
+    hidden = {} if _main_is_a_file() or "__file__" not in main else {"__file__": main.pop("__file__")}
+    try:
+        yield
+    finally:
+        main.update(hidden)
 
 
 @contextmanager

@@ -97,12 +97,17 @@ class Run:
 
     def create(self, settings: Settings, seed: int, **about: Any) -> None:
         """Raises InvalidOption if there is a run, or something else."""
-        if self.path.exists() and any(self.path.iterdir()):
+        taken = self.path.exists() and any(self.path.iterdir())
+        try:
+            if not taken:
+                self.trace.mkdir(parents=True)
+        except FileExistsError:  # another process was as quick
+            taken = True
+        if taken:
             what = "go on with it (resume=True, or gym-trace train --resume), or train" if self.exists else "train"
             raise InvalidOption(
                 f"{self.path}: there is {'a run' if self.exists else 'something'} already; {what} elsewhere"
             )
-        self.trace.mkdir(parents=True)
         self.checkpoints.mkdir()
         with new_file(self._about) as staged:
             staged.write_text(json.dumps({"settings": settings.plain(), "seed": seed, **about}, indent=1) + "\n")

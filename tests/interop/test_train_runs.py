@@ -208,7 +208,7 @@ def test_workers_whose_environments_misbehave_are_started_again(tmp_path: Path) 
         (
             "nan",
             100,
-            r"learner 0: returns or values are not finite: update to version 1, of episodes 0, 1.* of .*trace",
+            r"learner 0: a reward is not finite: update to version 1, of episodes 0, 1.* of .*trace",
         ),
     ],
 )
@@ -238,6 +238,19 @@ def test_a_second_run_in_the_directory_of_one_that_goes_on_is_refused(tmp_path: 
 
     assert trained(tmp_path / "r", on_progress=report).stopped == "done"
     assert len(refused) == 2
+
+
+def test_a_script_that_begins_a_run_when_it_is_imported_is_told_what_to_do(tmp_path: Path) -> None:
+    script = "import gym_trace, test_train_runs as t\ngym_trace.train(t.Seen, 'r', steps=99)\n"
+    (tmp_path / "script.py").write_text(script)
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    ended = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert 'put what it does under if __name__ == "__main__":' in ended.stderr.splitlines()[-1]
+    assert '"restart"' not in (tmp_path / "r" / "events.jsonl").read_text()
 
 
 @pytest.fixture
