@@ -163,5 +163,5 @@ class OneWay:
 
 def test_what_arrives_broken_at_workers_is_refused_before_there_are_any(tmp_path: Path) -> None:
     one_way = OneWay()
-    with pytest.raises(InvalidOption, match="make_env cannot be carried to a worker process.*not a number"):
-        collect(lambda: one_way, tmp_path / "t", episodes=1)
+    with pytest.raises(InvalidOption, match=r"make_env cannot be carried .*not a number"):
+        collect(lambda: one_way, directory=tmp_path / "t", episodes=1)
