@@ -477,6 +477,10 @@ print(json.dumps(["peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1
 def test_hostile_files_bring_about_nothing_but_trace_errors_in_bounded_memory(hostile_traces):
     names = list(hostile_traces)
     root = hostile_traces[names[0]].parent
+    if not LONG:  # of what is there sealed and open one after the other, in turns the one and the other
+        names = [
+            name for number, name in enumerate(names) if not name.endswith(("-sealed", "-open")) or number % 4 in (0, 3)
+        ]
     room = 2 << 30
     process = subprocess.run(
         [sys.executable, "-W", "error", "-c", _READER, str(root), str(room), json.dumps(names)],

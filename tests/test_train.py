@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
+from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceNotFound
 from gym_trace.training.network.forms import ActionForm
 from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Origin, Shape
@@ -158,14 +158,14 @@ def test_an_update_that_does_not_fit_on_the_disk_leaves_the_log_as_it_was(run: R
             return int(self._file.write(data[: len(data) // 2]))
 
     data = log_of(run).read_bytes()
-    with run.open_log() as log, pytest.raises(OSError, match="No space"):
+    with run.open_log() as log, pytest.raises(RecordingError, match="No space"):
         append(Full(log), UPDATES[3])  # type: ignore[arg-type]
     assert log_of(run).read_bytes() == data
 
 
 def test_one_learner_at_a_time_writes_to_a_log(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.training.run._PATIENCE", 0.1)
-    with run.open_log(), pytest.raises(CorruptTrace, match="another process"):
+    with run.open_log(), pytest.raises(InvalidOption, match="a learner of before is still there"):
         run.open_log()
     run.open_log().close()
 
