@@ -22,6 +22,7 @@ from gym_trace.training.network import learning  # noqa: E402
 from gym_trace.training.network.forms import ActionForm, leaves_of  # noqa: E402
 from gym_trace.training.network.learning import Learner  # noqa: E402
 from gym_trace.training.network.model import ActorCritic, Distribution  # noqa: E402
+from gym_trace.training.processes import actor as worker  # noqa: E402
 from gym_trace.training.processes.actor import Actor, Split  # noqa: E402
 from gym_trace.training.processes.inference import OwnModel  # noqa: E402
 from gym_trace.training.processes.shared import Slots, Weights  # noqa: E402
@@ -78,7 +79,9 @@ class Collected:
     directory: Path
 
 
-def collected(directory: Path, observation_space: Any, action_space: Any, count: int = 3, **given: Any) -> Collected:
+def collected(
+    directory: Path, observation_space: Any, action_space: Any, count: int = 3, alive: Any = lambda: None, **given: Any
+) -> Collected:
     """Rollouts of a worker, in this process, of the weights of version 0."""
     settings = Settings(num_envs=3, rollout=11, workers=1, minibatches=1, hidden=(8,), rnn_size=5, **given)
     env = clipping(Sampled(observation_space, action_space))
@@ -93,7 +96,7 @@ def collected(directory: Path, observation_space: Any, action_space: Any, count:
     pipes: Any = dict.fromkeys(("free", "full", "control"), theirs)
     actor = Actor(number=0, life=0, make_env=make_env, settings=settings, shape=learner.shape, slots=slots,
                   weights=weights, directory=str(directory), seed=9, **pipes)  # fmt: skip
-    split = Split(actor, 0)
+    split = Split(actor, 0, alive)
     acting, origins = OwnModel(learner.shape, settings, weights, [split.seed]), []
     for slot in range(count):
         for _ in split.collect(slots.rollout(slot), acting, acting.begin(0, 0)):
@@ -144,6 +147,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(learning, "vtrace", vtrace)
     return calls
+
+
+def test_a_worker_gives_signs_of_life_while_a_rollout_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_LOOK_SECONDS", 0.0)
+    signs: list[None] = []
+    collected(tmp_path / "t", *SPACES["discrete"], count=1, alive=lambda: signs.append(None))
+    assert len(signs) >= 11
 
 
 @pytest.mark.parametrize("rnn", [None, "gru", "lstm"])
