@@ -19,7 +19,7 @@ from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, open_t
 from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream, targets
 from gym_trace.sampling.batches import Batches
-from gym_trace.sampling.draw import SumTree, drawn, permuted
+from gym_trace.sampling.draw import Stretch, SumTree, drawn, permuted
 from gym_trace.sampling.rows import Plan, Rows, in_memory
 from gym_trace.sampling.sampled import roots_of
 from gym_trace.sampling.store import Disk, Memory
@@ -619,6 +619,14 @@ def test_streams_of_small_traces_have_something_for_each_of_several_ranks(trace:
     lonely = trace.windows(2, 4, cache=None)
     lonely.share(99, 100)
     assert list(lonely) == []
+
+
+def test_a_stretch_is_found_whatever_their_lengths() -> None:
+    random = np.random.default_rng(0)
+    for lengths in ([3], [0, 0, 2, 0, 1], [1] * 900 + [100_000], [0] * 50 + [7] * 9, random.integers(0, 40, 500)):
+        ends = np.cumsum(lengths)
+        numbers = random.permutation(ends[-1])[:5000]
+        assert same(Stretch(ends).find(numbers), ends.searchsorted(numbers, side="right"))
 
 
 def test_what_is_streamed_has_no_items_by_number(trace: Trace) -> None:

@@ -17,6 +17,7 @@ _GOLDEN, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476
 _FEW = 512
 _ROUNDS = 4  # an even number, after which the parts are as wide as they were
 _ONE = np.uint64(1)
+_BEGINS = 4  # in the table of a search, for each stretch; and how many stretches are looked at one after the other
 
 
 def hashed(seed: int, places: Array) -> Array:
@@ -72,6 +73,34 @@ def _feistel(keys: list[Array], numbers: Array, bits: int) -> Array:
         low, high = high, low
     result: Array = left << low | right
     return result
+
+
+class Stretch:
+    """Finds in which of many stretches, one behind the other, numbers lie, by a table of where to begin to look (the
+    indexed search of Chen and Asau, 1974): a search by halves in many costs several times as much.
+    """
+
+    def __init__(self, ends: Array):
+        """ends: (n,) int64, where each ends."""
+        self._ends = ends
+        self._first: Array | None = None  # of each 1 << shift numbers the stretch of the lowest, made when it is needed
+        self._shift = 0
+
+    def find(self, numbers: Array) -> Array:
+        """(m,) int64: ``ends.searchsorted(numbers, side="right")``. numbers: each from 0 to below the last end."""
+        ends = self._ends
+        if self._first is None:
+            total = int(ends[-1]) if len(ends) else 0
+            self._shift = (total // (_BEGINS * len(ends) + 1)).bit_length()
+            self._first = ends.searchsorted(np.arange(0, total + 1, 1 << self._shift), side="right")
+        found: Array = self._first.take(numbers >> self._shift)
+        behind = np.flatnonzero(ends.take(found) <= numbers)
+        for _ in range(_BEGINS):
+            found[behind] += 1
+            behind = behind[ends.take(found.take(behind)) <= numbers.take(behind)]
+        if len(behind):
+            found[behind] = ends.searchsorted(numbers[behind], side="right")
+        return found
 
 
 class SumTree:

@@ -11,7 +11,7 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.layout import Branch, Layout
 from gym_trace.model.values import Array
-from gym_trace.sampling.draw import uniform
+from gym_trace.sampling.draw import Stretch, uniform
 from gym_trace.sampling.draws import Batch, Draws, Found
 from gym_trace.sampling.rows import Rows
 
@@ -87,8 +87,9 @@ class Transitions(Draws):
         goals: Hindsight | None = None,
     ):
         counts = rows.own[:, 1] - rows.own[:, 0]
-        self._ends = np.cumsum(counts)
-        item = rows.own[:, 0] - self._ends + counts
+        ends = np.cumsum(counts)
+        self._stretch = Stretch(ends)
+        item = rows.own[:, 0] - ends + counts
         # Of each piece, how much larger than an item its step, the row of that, the row before it, and first_step are.
         self._more = np.stack(
             [item + rows.offset, item + rows.steps, item + rows.seen, item + rows.offset + rows.begin], axis=1
@@ -99,7 +100,7 @@ class Transitions(Draws):
 
     def find(self, items: Array, places: Array) -> Found:
         rows = self.rows
-        piece = self._ends.searchsorted(items, side="right")
+        piece = self._stretch.find(items)
         more = self._more.take(piece, axis=0)
         at, seen, first = items + more[:, 1], items + more[:, 2], items + more[:, 3]
         ahead = self._ahead_of(at, piece)
@@ -138,7 +139,7 @@ class Transitions(Draws):
         return batch | {name: found[name].copy() for name in ("discount", "episode", "first_step")}
 
     def located(self, items: Array, places: Array) -> tuple[Array, Array]:
-        piece = self._ends.searchsorted(items, side="right")
+        piece = self._stretch.find(items)
         return piece, items + self._more[piece, 0]
 
     def _ahead_of(self, at: Array, piece: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gym_trace.model.values import Array
-from gym_trace.sampling.draw import uniform
+from gym_trace.sampling.draw import Stretch, uniform
 from gym_trace.sampling.draws import Batch, Draws, Found, Stretches, padded
 from gym_trace.sampling.rows import Rows
 
@@ -39,6 +39,7 @@ class Windows(Draws):
         self._length, self._stride = length, stride
         self._views = Stretches()
         self._ends = np.cumsum(counts)
+        self._stretch = Stretch(self._ends)
         self._begins = self._ends - counts
         self._episodes = np.flatnonzero(counts) if sampling == "episodes" else None
         items = int(counts.sum()) if self._episodes is None else len(self._episodes)
@@ -58,7 +59,7 @@ class Windows(Draws):
 
     def located(self, items: Array, places: Array) -> tuple[Array, Array]:
         if self._episodes is None:
-            piece = np.searchsorted(self._ends, items, side="right")
+            piece = self._stretch.find(items)
             chosen = items - self._begins[piece]
         else:
             piece = self._episodes[items]
