@@ -65,7 +65,7 @@ def test_failing_workers_are_said_and_exit_with_1(tmp_path: Path) -> None:
     [
         (["--resume"], "--resume needs -j"),
         (["--nice", 5], "--nice needs -j"),
-        (["-j", 2, "--num-envs", 2, "--autoreset", "disabled"], "-j excludes"),
+        (["-j", 2, "--num-envs", 2, "--autoreset", "disabled"], "exclude --vectorization-mode and --autoreset"),
         (["-j", 0], "-j"),
     ],
 )
