@@ -196,9 +196,9 @@ def test_rewards_are_weighed_as_a_population_finds_and_the_trace_says_how_in_eac
 
 
 def test_what_is_compared_has_to_be_in_the_last_info(tmp_path: Path) -> None:
-    exchange = Exchange(objective="luck")
+    exchange, options = Exchange(objective="luck"), {"workers": 1, "num_envs": 2, "reward_shaping": {"step": 1.0}}
     with pytest.raises(TrainingFailed, match=r"objective=.luck.*which has stood"):
-        train(weighed, tmp_path, steps=2000, seed=2, policies=2, exchange=exchange, reward_shaping={"step": 1.0})
+        train(weighed, tmp_path, steps=2000, seed=2, policies=2, exchange=exchange, **options)
 
 
 @pytest.mark.parametrize("wrong", [{"replaced": 0.6}, {"period": 0}, {"factor_least": 1.0}, {"objective": ""}])
