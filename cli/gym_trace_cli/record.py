@@ -14,7 +14,15 @@ from gym_trace.errors import InvalidOption, TraceError, TraceExists
 from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids, policies
 from gym_trace_cli.environments import NamedEnvironment, import_modules
-from gym_trace_cli.options import EnvArg, FactoryName, NamedCallable, env_args_option, imports_option, make_option
+from gym_trace_cli.options import (
+    EnvArg,
+    FactoryName,
+    NamedCallable,
+    env_args_option,
+    imports_option,
+    look_in_current_directory,
+    make_option,
+)
 from gym_trace_cli.record_config import config_options, drop_overruled, write_config
 from gym_trace_cli.record_workers import print_recorded_as_json, record_with_workers
 from gym_trace_cli.stopping import StopSignals, spared_children
@@ -216,6 +224,8 @@ def command(
     if new_config is not None:
         write_config(ctx, new_config, seed)
     acting = policy if _is_name(policy) else NamedCallable().convert(policy, None, None)
+    if str(policy).startswith("run:") and "trust" in str(policy).partition("?")[2]:
+        look_in_current_directory()  # which may have its model
     recording |= {"record_infos": infos}
     if workers is not None:
         recording |= {"metadata": given} if given else {}

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gym_trace.recording.provenance import provenance_of
 from gym_trace.training.driver import Driver, Plan, Trained, drive
 from gym_trace.training.learnt.versions import version_of
 from gym_trace.training.network.learning import Learner, made_with
+from gym_trace.training.network.model import check_device
 from gym_trace.training.population import Exchange, Population, first_settings, info_key, policy_seed
 from gym_trace.training.run import new_runs, runs_in, settings_now
 from gym_trace.training.settings import settings_from
@@ -125,7 +127,11 @@ def train(
     spaces = env.observation_space, env.action_space
     env.close()
     updates = None if limit is None else -(-int(limit) // chosen[0].batch_steps)
-    learners = [Learner(*spaces, own, own_seed, updates) for own, own_seed in zip(chosen, seeds)]
+    for own in chosen:
+        check_device(own.device)
+    learners = [  # on the CPU: this process is to use no GPU
+        Learner(*spaces, replace(own, device="cpu"), own_seed, updates) for own, own_seed in zip(chosen, seeds)
+    ]
     if not resume:
         other = None if begin_with is None else version_of(begin_with, trust)
         plain = {"steps": limit, "until_return": until_return, "environment": describe, "learn": learn}
@@ -150,11 +156,11 @@ def train(
         drivers = []
         now = [settings_now(run) for run in runs] if resume and len(runs) > 1 else chosen
         objective = None if exchange is None else info_key(exchange)
-        for number, (run, own_seed, learner) in enumerate(zip(runs, seeds, learners)):
+        for number, (run, own, own_seed, learner) in enumerate(zip(runs, chosen, seeds, learners)):
             began = run.about.get("begins") or {}
             plan = Plan(
-                make_env, learner, own_seed, updates, began, checkpoint_seconds, keep, milestone_seconds, stall_timeout,
-                max_restarts, None if cpus is None else list(cpus), niceness, origin, learn, objective
+                make_env, learner, own, own_seed, updates, began, checkpoint_seconds, keep, milestone_seconds,
+                stall_timeout, max_restarts, None if cpus is None else list(cpus), niceness, origin, learn, objective
             )  # fmt: skip
             cell = plan.cell(run, partial(events, policy=number), f"policy {number}" if len(runs) > 1 else "")
             cell.shape_rewards(now[number].reward_shaping)
@@ -171,7 +177,8 @@ def train(
             raise
         for run, driver in zip(runs, drivers):
             run.set_done(learn and driver.progress.stopped in ("done", "return"))
-        events("end", version=progress.version, steps=progress.steps, stopped=progress.stopped)
+        events("end", version=progress.version, steps=progress.steps, stopped=progress.stopped,
+               seconds=progress.seconds, shares=progress.shares)  # fmt: skip
         return progress
     finally:
         events.close()

@@ -20,6 +20,7 @@ from gym_trace.training.processes.actor import Actor
 from gym_trace.training.processes.cell import Cell
 from gym_trace.training.processes.learner import Learning
 from gym_trace.training.run import Run
+from gym_trace.training.settings import Settings
 
 _POLL_SECONDS = 0.1
 _FEW = 10  # episodes, before a policy is compared with others
@@ -67,7 +68,8 @@ class Plan:
     """What the processes of a policy are told; see train(), and Learning for updates and begins."""
 
     make_env: Callable[[], gymnasium.Env[Any, Any]]
-    learner: Learner  # as it is before it has learnt
+    learner: Learner  # as it is before it has learnt, on the CPU
+    settings: Settings
     seed: int
     updates: int | None
     begins: dict[str, Any]
@@ -91,7 +93,7 @@ class Plan:
             path=os.fspath(run.path),
             observation_space=observation_space,
             action_space=action_space,
-            settings=learner.settings,
+            settings=self.settings,
             shape=shape,
             seed=self.seed,
             updates=self.updates,
@@ -104,7 +106,7 @@ class Plan:
         actor = partial(
             Actor,
             make_env=self.make_env,
-            settings=learner.settings,
+            settings=self.settings,
             shape=shape,
             directory=os.fspath(run.trace),
             seed=self.seed,
@@ -114,7 +116,7 @@ class Plan:
         return Cell(
             learning,
             actor,
-            learner.settings,
+            self.settings,
             shape,
             len(learner.weights()),
             self.seed,

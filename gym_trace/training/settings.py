@@ -77,7 +77,8 @@ class Settings:
         reward_shaping: what each reset is given as options["reward_shaping"], numbers by name, for environments that
             weigh the parts of their reward by them; a population changes them.
         hidden: sizes of the layers. share: whether actor and critic share them; None: where there are pictures.
-        rnn: None, "gru" or "lstm", of rnn_size. model: "module:function" that makes an encoder; None: one by the space.
+        rnn: None, "gru" or "lstm", of rnn_size. model: "module:function" that makes an encoder, see
+            docs/TRAINING.md; None: one by the space.
         initial_std, adaptive_std: of continuous actions; adaptive: the network says it for each observation.
         inference: "actor": each worker has the policy; "server": a process acts for all of them (GPU, large networks).
         device: where is learnt, and a server acts. learner_threads: of PyTorch; what is learnt depends on it.

@@ -20,7 +20,15 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids
 from gym_trace_cli.environments import NamedEnvironment
 from gym_trace_cli.exit_codes import DIFFERS, FINE
-from gym_trace_cli.options import EnvArg, FactoryName, TextOption, env_args_option, imports_option, make_option
+from gym_trace_cli.options import (
+    EnvArg,
+    FactoryName,
+    TextOption,
+    env_args_option,
+    imports_option,
+    look_in_current_directory,
+    make_option,
+)
 from gym_trace_cli.record_config import config_option, drop_overruled
 from gym_trace_cli.stopping import StopSignals
 from gym_trace_cli.training.named import described, environment_of, trust_of
@@ -181,6 +189,8 @@ def command(
         raise click.UsageError(
             "name an environment, ENV_ID or --make MODULE:FUNCTION; or --resume DIR; or --verify DIR"
         )
+    if given["trust"] or "model" in dict(settings):
+        look_in_current_directory()
     if verified is not None:
         _refuse_others(ctx, "--verify", {"verified"} | _ALWAYS)
         ctx.exit(_verify(verified, given["as_json"], given["quiet"], given["trust"]))

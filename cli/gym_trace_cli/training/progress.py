@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gym_trace.training import Trained
 
 _LOSSES = {"policy_loss": "policy", "value_loss": "value", "entropy": "entropy", "kl": "KL", "clipped": "clipped"}
+_SCALAR_SECONDS = 5.0
 _WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")
 
 
@@ -65,7 +67,8 @@ def _facts(progress: Trained) -> list[tuple[str, str]]:
     facts.append(("losses", ", ".join(losses) or "-"))
     for number, other in enumerate(progress.others, 1):
         mean = "none yet" if other.returns is None else f"{show.returned(other.returns[0])} on average"
-        facts.append((f"policy {number}", f"return {mean}, version {show.count(other.version)}"))
+        speed = show.count(round(other.speeds[0]))
+        facts.append((f"policy {number}", f"return {mean}, {speed} steps/s, version {show.count(other.version)}"))
     facts.append(("time", f"{show.duration(progress.seconds)} so far"))
     if progress.trouble:
         facts.append(("restarted", progress.trouble))
@@ -78,6 +81,7 @@ class Plotted:
     def __init__(self, directory: str | None, policies: int, stack: ExitStack):
         """directory: None: there are to be none. Raises InvalidOption."""
         self._scalars: list[Any] = []
+        self._next = 0.0
         if directory is not None:
             from gym_trace.collecting.tensorboard import Scalars
 
@@ -86,6 +90,10 @@ class Plotted:
             self._scalars = [stack.enter_context(Scalars(place, "train")) for place in places]
 
     def add(self, progress: Trained) -> None:
+        """Every few seconds, and in the end."""
+        if time.monotonic() < self._next and not progress.stopped:
+            return
+        self._next = time.monotonic() + _SCALAR_SECONDS
         for scalars, policy in zip(self._scalars, [progress, *progress.others]):
             _plot(scalars, policy)
 

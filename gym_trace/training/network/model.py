@@ -374,3 +374,13 @@ def set_weights(model: nn.Module, weights: Array) -> None:
         part = torch.from_numpy(weights[at : at + size]).clone().view(tensor.dtype).view(tensor.shape)
         tensor.copy_(part)
         at += size
+
+
+def check_device(name: str) -> None:
+    """Whether it is there, without beginning to use it. Raises InvalidOption."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidOption(f"device={name!r}: {str(error).partition(chr(10))[0]}") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InvalidOption(f"device={name!r}: PyTorch finds {torch.cuda.device_count()} GPUs here; pass cpu")
