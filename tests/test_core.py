@@ -414,9 +414,10 @@ def test_no_reference_is_lost_or_kept() -> None:
 
     use()
     before = counted()
-    for _ in range(50):
+    for _ in range(300):
         use()
-    assert counted() == before
+    changes = [after - count for after, count in zip(counted(), before)]
+    assert max(map(abs, changes)) < 150, changes  # some are not ours alone, such as NumPy's dtypes
 
 
 @settings(max_examples=3 * settings().max_examples)
