@@ -2,7 +2,7 @@
 
     python benchmarks/waiting.py TRACE [--steps 1000] [--size 256] [--cache memory|disk|stream] [--workers 0]
 
-Behavioural cloning from transitions by a network of two hidden layers of 256, or of three convolutions for frames,
+Behavioural cloning from transitions by a network of two hidden layers of --width, or of three convolutions for frames,
 through a DataLoader of whole batches.
 """
 
@@ -20,9 +20,9 @@ import gym_trace
 from gym_trace.torch import BatchStream
 
 
-def network(observations: Any, outputs: int) -> Any:
+def network(observations: Any, outputs: int, width: int) -> Any:
     if observations.ndim < 3:
-        return nn.Sequential(nn.LazyLinear(256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, outputs))
+        return nn.Sequential(*(layer for _ in range(2) for layer in (nn.LazyLinear(width), nn.ReLU())), nn.LazyLinear(outputs))
     layers: list[Any] = []
     for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):  # of Mnih et al., 2015
         layers += [nn.LazyConv2d(channels, kernel, stride), nn.ReLU()]
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--cache", choices=("memory", "disk", "stream"), default="memory")
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--width", type=int, default=256, help="of hidden layers")
     options = parser.parse_args()
     trace = gym_trace.open_trace(options.trace)
     cache = None if options.cache == "stream" else options.cache
@@ -51,7 +52,7 @@ def main() -> None:
     batch = next(loader)
     actions = batch["actions"]
     discrete = not actions.is_floating_point()
-    model = network(batch["observations"], int(actions.max()) + 8 if discrete else actions[0].numel())
+    model = network(batch["observations"], int(actions.max()) + 8 if discrete else actions[0].numel(), options.width)
     model(prepared(batch["observations"]))
     optimizer = torch.optim.Adam(model.parameters(), 3e-4)
     waited = 0.0
