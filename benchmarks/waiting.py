@@ -22,7 +22,9 @@ from gym_trace.torch import BatchStream
 
 def network(observations: Any, outputs: int, width: int) -> Any:
     if observations.ndim < 3:
-        return nn.Sequential(*(layer for _ in range(2) for layer in (nn.LazyLinear(width), nn.ReLU())), nn.LazyLinear(outputs))
+        return nn.Sequential(
+            nn.LazyLinear(width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
+        )
     layers: list[Any] = []
     for channels, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):  # of Mnih et al., 2015
         layers += [nn.LazyConv2d(channels, kernel, stride), nn.ReLU()]
