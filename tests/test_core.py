@@ -412,12 +412,15 @@ def test_no_reference_is_lost_or_kept() -> None:
         gc.collect()
         return [sys.getrefcount(thing) for thing in held]
 
+    def changes() -> list[int]:
+        before = counted()
+        for _ in range(300):
+            use()
+        return [abs(after - count) for after, count in zip(counted(), before)]
+
     use()
-    before = counted()
-    for _ in range(300):
-        use()
-    changes = [after - count for after, count in zip(counted(), before)]
-    assert max(map(abs, changes)) < 150, changes  # some are not ours alone, such as NumPy's dtypes
+    leaked = np.min([changes() for _ in range(3)], 0)  # others take and leave NumPy's dtypes too, but not every time
+    assert leaked.max() < 150, leaked
 
 
 @settings(max_examples=3 * settings().max_examples)
