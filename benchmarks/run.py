@@ -40,6 +40,7 @@ def arguments() -> argparse.Namespace:
     given = parser.parse_args()
     if given.quick:
         given.repeats, given.steps_scale = 1, 0.03
+    given.output.mkdir(parents=True, exist_ok=True)  # now, not after an hour
     return given
 
 
