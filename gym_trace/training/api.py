@@ -89,7 +89,8 @@ def train(
         on_progress: called twice a second with what there is; a truthy result ends the run.
         describe: plain data that says what make_env makes.
         command, argv, git_diff: as those of collect().
-        settings: see training.settings.Settings.
+        settings: see training.settings.Settings. With workers=0 there are no processes: learner and one worker take
+            turns in this one, for a debugger.
 
     Raises:
         InvalidOption: also if another process trains in the directory.
@@ -97,6 +98,10 @@ def train(
         TrainingFailed: processes failed again and again, what is learnt is not finite, or nothing can be written.
     """
     end_if_unguarded()
+    if in_turns := settings.get("workers") in (0, "0"):
+        settings["workers"] = 1
+        if settings.get("inference") == "server":
+            raise InvalidOption("workers=0: there are no processes, so that none can act: pass inference='actor'")
     if resume:
         if settings or steps is not None or seed is not None or policies is not None:
             raise InvalidOption("a run is resumed with the settings, steps and seed that it was started with")
@@ -122,7 +127,8 @@ def train(
     for name, least in (("steps", limit), ("seconds", seconds)):
         if least is not None and not least > 0:
             raise InvalidOption(f"{name}={least!r}: pass more than 0")
-    check_portable(make_env, None)
+    if not in_turns:
+        check_portable(make_env, None)
     env = clipping(make_env())
     spaces = env.observation_space, env.action_space
     env.close()
@@ -160,7 +166,8 @@ def train(
             began = run.about.get("begins") or {}
             plan = Plan(
                 make_env, learner, own, own_seed, updates, began, checkpoint_seconds, keep, milestone_seconds,
-                stall_timeout, max_restarts, None if cpus is None else list(cpus), niceness, origin, learn, objective
+                stall_timeout, max_restarts, None if cpus is None else list(cpus), niceness, origin, learn,
+                objective, in_turns
             )  # fmt: skip
             cell = plan.cell(run, partial(events, policy=number), f"policy {number}" if len(runs) > 1 else "")
             cell.shape_rewards(now[number].reward_shaping)

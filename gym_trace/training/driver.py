@@ -19,6 +19,7 @@ from gym_trace.training.network.learning import Learner
 from gym_trace.training.processes.actor import Actor
 from gym_trace.training.processes.cell import Cell
 from gym_trace.training.processes.learner import Learning
+from gym_trace.training.processes.turns import Turns
 from gym_trace.training.run import Run
 from gym_trace.training.settings import Settings
 
@@ -83,8 +84,9 @@ class Plan:
     provenance: dict[str, Any]
     learn: bool = True
     objective: str | None = None  # see Actor
+    in_turns: bool = False  # whether there are to be no processes, see Turns
 
-    def cell(self, run: Run, events: Callable[..., None], name: str = "") -> Cell:
+    def cell(self, run: Run, events: Callable[..., None], name: str = "") -> Cell | Turns:
         """The processes of a policy whose run is this one. name: of the policy, in those of its processes."""
         learner, shape = self.learner, self.learner.shape
         observation_space, action_space = learner.spaces
@@ -113,7 +115,7 @@ class Plan:
             objective=self.objective,
             provenance=self.provenance,
         )
-        return Cell(
+        return (Turns if self.in_turns else Cell)(
             learning,
             actor,
             self.settings,
@@ -133,7 +135,7 @@ class Driver:
     """Hears the processes of a cell until its run is over."""
 
     def __init__(
-        self, cell: Cell, progress: Trained, seconds: float | None, until_return: float | None, save_best: bool
+        self, cell: Cell | Turns, progress: Trained, seconds: float | None, until_return: float | None, save_best: bool
     ):
         self.cell, self.progress = cell, progress
         self._seconds, self._until_return, self._save_best = seconds, until_return, save_best
@@ -256,7 +258,8 @@ def drive(
             driver.cell.start()
         while sum(not driver.cell.is_over for driver in drivers):
             try:
-                wait([thing for driver in drivers for thing in driver.cell.waitables()], _POLL_SECONDS)
+                if things := [thing for driver in drivers for thing in driver.cell.waitables()]:
+                    wait(things, _POLL_SECONDS)
                 for driver in drivers:
                     driver.hear()
                 if between is not None:

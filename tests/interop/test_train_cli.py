@@ -66,6 +66,47 @@ def test_scalars_are_written(trained: Path) -> None:
     assert importlib.util.find_spec("tensorboardX") is None or list((trained.parent / "board").iterdir())
 
 
+def test_a_population_of_a_file_in_one_process_has_curves_for_each_policy(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        'environment = "CartPole-v1"\nsteps = 600\nworkers = 0\npolicies = 2\nnum-envs = 4\nseed = 1\n'
+        'set = {hidden = "8", epochs = 1, reward_shaping = {alive = 1}}\n'
+        '[pbt]\nperiod = 200\nobjective = "length"\nmutated = 1\n'
+    )
+    argv = ["--config", tmp_path / "run.toml", "-o", tmp_path / "r", "--tensorboard", tmp_path / "board", "--json"]
+    done = json.loads(ok("train", *argv).stdout)
+    assert [policy["steps"] for policy in (done, *done["others"])] == [640, 640]
+    if importlib.util.find_spec("tensorboardX"):
+        for policy in ("policy-0", "policy-1"):
+            (file,) = (tmp_path / "board" / policy).iterdir()
+            for tag in (b"train/return/mean", b"train/length/max", b"train/steps_per_second", b"train/lag/mean"):
+                assert tag in file.read_bytes()
+    told = json.loads((tmp_path / "r" / "policy-1" / "run.json").read_text())
+    assert (told["exchange"]["objective"], told["exchange"]["period"]) == ("length", 200)
+    ok("train", "--verify", tmp_path / "r")
+
+
+def test_a_model_in_the_current_directory_learns_and_acts_once_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_nets.py").write_text(
+        "import torch\n\n\nclass Own(torch.nn.Module):\n    features = 6\n\n    def __init__(self, leaves, settings):\n"
+        "        super().__init__()\n        self.inner = torch.nn.Linear(leaves[0].shape[0], self.features)\n\n"
+        "    def forward(self, observations):\n        return self.inner(observations[0])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    ok("train", "CartPole-v1", "-o", "r", "--steps", 256, "--seed", 1, "--workers", 0, "--set", "model=own_nets:Own")
+    for argv in (
+        ["train", "--verify", "r"],
+        ["record", "CartPole-v1", "-o", "t", "--policy", "run:r", "--episodes", 1],
+    ):
+        refused = run(*argv)
+        assert refused.exit_code == 1
+        assert "own_nets:Own" in refused.output
+    ok("train", "--verify", "r", "--trust")
+    ok("record", "CartPole-v1", "-o", "t", "--policy", "run:r?trust", "--episodes", 1)
+
+
 def copy_of(trained: Path, to: Path) -> Path:
     subprocess.run(["cp", "-r", trained, to], check=True)
     return to

@@ -106,7 +106,8 @@ _seconds = click.FloatRange(min=0, min_open=True)
     help="Put MODULE:CALLABLE around each environment; each further one around those before.",
 )
 @click.option("--max-episode-steps", type=_positive, metavar="N", help="Truncate episodes after N steps.")
-@click.option("-j", "--workers", type=_positive, metavar="N", help="Processes that collect. Default: 2.")
+@click.option("-j", "--workers", type=click.IntRange(min=0), metavar="N", help="Processes that collect; 0: all in "
+              "this one, for a debugger. Default: 2.")  # fmt: skip
 @click.option("--num-envs", type=_positive, metavar="N", help="Environments that each steps side by side. Default: 16.")
 @click.option("--rollout", type=_positive, metavar="N", help="Steps of each that are handed over at a time. "
               "Default: 32.")  # fmt: skip

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -72,19 +72,23 @@ class Collected(NamedTuple):
 
 
 class Worker:
-    """Runs in a process of its own, until it is told to end."""
+    """Runs until it is told to end.
+
+    Attributes:
+        shaping: how rewards are to be shaped from now on, see Settings.
+    """
 
     def __init__(self, actor: Actor):
         self._actor = actor
         self._over = threading.Event()
-        self._shaping = actor.settings.reward_shaping
+        self.shaping = actor.settings.reward_shaping
         self._waiting: list[list[Token]] = [[] for _ in range(actor.settings.splits)]
 
     def listen(self) -> None:
         """Waits for the driver to say that it is over, or to be gone; or how rewards are shaped. In its own thread."""
         try:
             while (shaping := self._actor.control.recv()) is not None:
-                self._shaping = shaping
+                self.shaping = shaping
         except (EOFError, OSError):
             threading.Thread(target=_exit_soon, daemon=True).start()
         self._over.set()
@@ -95,7 +99,8 @@ class Worker:
         except OSError:
             self._over.set()
 
-    def run(self) -> None:
+    def rollouts(self) -> Generator[None]:
+        """Steps and hands rollouts over; yields behind each, or where another split has its turn."""
         actor = self._actor
         splits: list[Split] = []
         try:
@@ -107,6 +112,7 @@ class Worker:
                 next(rollouts)
                 if self._over.is_set():
                     break
+                yield
         except Stopped:
             pass
         finally:
@@ -127,7 +133,7 @@ class Worker:
             token = self._free_slot(split.number)
             split.seconds["waiting"] += time.perf_counter() - begin
             version = acting.begin(split.number, token.version)
-            split.shaping = self._shaping
+            split.shaping = self.shaping
             yield from split.collect(actor.slots.rollout(token.slot), acting, version)
             actor.slots.set_origin(token.slot, split.origin)
             split.envs.secure()
@@ -309,4 +315,5 @@ def act(actor: Actor) -> None:
         return
     worker = Worker(actor)
     threading.Thread(target=worker.listen, daemon=True).start()
-    worker.run()
+    for _ in worker.rollouts():
+        pass

@@ -101,6 +101,7 @@ class LearnerProcess:
     def __init__(self, told: Learning):
         self._told, self._settings = told, told.settings
         self._run = Run(told.path)
+        self._log = self._run.open_log()
         self._learner = Learner(told.observation_space, told.action_space, told.settings, told.seed, told.updates)
         self._lives = [0] * told.settings.workers
         splits = told.settings.workers * told.settings.splits
@@ -112,8 +113,13 @@ class LearnerProcess:
         self._began = self._saved_at = self._milestone_at = time.monotonic()
 
     def run(self) -> None:
+        self.begin()
+        while self.turn(1.0):
+            pass
+
+    def begin(self) -> None:
+        """Brings it to where the run is."""
         told, learner = self._told, self._learner
-        self._log = self._run.open_log()
         for staged in self._run.checkpoints.glob(".*.part"):  # of a learner that was killed
             staged.unlink()
         self._steps, self._seconds = restored(self._run, self._log, learner)
@@ -123,15 +129,33 @@ class LearnerProcess:
         for slot in range(self._settings.workers * self._settings.splits * self._settings.slots_per_split):
             self._free(slot)
         self.say("running", (learner.version, self._steps))
-        while told.updates is None or self._steps < told.updates * self._settings.batch_steps:
-            begin = time.perf_counter()
-            slots = self._gathered()
-            if slots is None:
-                break
-            self._update(slots, time.perf_counter() - begin)
-            self._save_when_due()
-        self._save()
-        self.say("ended", learner.version)
+        self._idle_since = time.perf_counter()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is to be another update."""
+        limit = self._told.updates
+        return not self._over and (limit is None or self._steps < limit * self._settings.batch_steps)
+
+    def turn(self, seconds: float = 0.0) -> bool:
+        """Makes an update if there is enough for one, or else waits so long; False: this was the last."""
+        self._listen(0.0)
+        if not self.goes_on:
+            self._save()
+            self.say("ended", self._learner.version)
+            return False
+        slots = self._next()
+        if slots is None:
+            self._listen(seconds)
+            return True
+        self._update(slots, time.perf_counter() - self._idle_since)
+        self._save_when_due()
+        self._idle_since = time.perf_counter()
+        return True
+
+    def close(self) -> None:
+        """Leaves the log to others."""
+        self._log.close()
 
     def say(self, kind: str, fact: Any) -> None:
         try:
@@ -140,17 +164,6 @@ class LearnerProcess:
             self._over = True
 
     # -- rollouts -----------------------------------------------------------------------------------------------------
-
-    def _gathered(self) -> list[int] | None:
-        """The slots of the next update, waiting for them; None when it is over."""
-        while True:
-            self._listen(0.0)
-            if self._over:
-                return None
-            found = self._next()
-            if found is not None:
-                return found
-            self._listen(1.0)
 
     def _listen(self, seconds: float) -> None:
         """Takes what there is to take of rollouts and orders."""
@@ -173,6 +186,7 @@ class LearnerProcess:
                 self._waiting[slot // self._settings.slots_per_split].append(slot)
 
     def _next(self) -> list[int] | None:
+        """The slots of the next update, if they are there."""
         each = self._settings.rollouts_per_batch
         self._drop()
         if self._settings.lag != ANY:
