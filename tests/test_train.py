@@ -244,6 +244,11 @@ def test_the_two_newest_versions_of_weights_are_there_and_older_ones_are_refused
         weights.read(room, 1)
 
 
+def test_memory_is_there_before_it_is_written_to() -> None:
+    weights = Weights(1 << 20)
+    assert os.fstat(weights._memory.fd).st_blocks * 512 >= 2 << 20  # else a full /dev/shm would be a SIGBUS
+
+
 def test_messages_come_out_as_they_were_put_in_and_an_end_is_an_end() -> None:
     reader, writer = Pipe(duplex=False)
     sent = [Token(0, 0, 0), Token(0xFFFF, 3, 7), Token(1, 0xFFFF, 1 << 31)]

@@ -33,7 +33,7 @@ class Rooms:
             self._fields[name] = shape, np.dtype(dtype), size
             size += -(-math.prod(shape) * np.dtype(dtype).itemsize // _ALIGNED) * _ALIGNED
         self._size = size
-        self._memory = Arena(max(1, size * count))
+        self._memory = _allocated(max(1, size * count))
 
     def array(self, room: int, name: str) -> Array:
         shape, dtype, offset = self._fields[name]
@@ -65,7 +65,7 @@ class Weights:
 
     def __init__(self, size: int):
         self.size = size  # bytes
-        self._memory = Arena(_ALIGNED + 2 * size)
+        self._memory = _allocated(_ALIGNED + 2 * size)
         self._versions[:] = -1
 
     @property
@@ -99,6 +99,14 @@ class Weights:
                     return wanted
             if version is not None:
                 raise LookupError(f"the weights of version {version} are gone, or were never there")
+
+
+def _allocated(size: int) -> Arena:
+    """Memory whose pages are there: a write into one that a full /dev/shm had to give later would kill the process."""
+    arena = Arena(size)
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        os.posix_fallocate(arena.fd, 0, size)
+    return arena
 
 
 class Token(NamedTuple):
