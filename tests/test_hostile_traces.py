@@ -29,7 +29,7 @@ def test_there_are_at_least_forty_forgeries() -> None:
 def test_a_forged_trace_costs_its_reader_nothing(number: int, name: str, tmp_path: Path) -> None:
     """By the library whole, and by every command or, where there is no time for that, by some in turns."""
     lines = hostile_run.COMMAND_LINES
-    (result,) = hostile_run.run([name], tmp_path, lines if LONG else lines[number % 7 :: 7])
+    (result,) = hostile_run.run([name], tmp_path, lines if LONG else lines[number % 11 :: 11])
     assert result.failures == []
     assert result.acted == []
     assert result.seconds < SECONDS + SECONDS_A_MB * result.bytes / (1 << 20)
