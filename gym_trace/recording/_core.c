@@ -23,7 +23,7 @@
 #error "slabs are little-endian"
 #endif
 
-#define ABI 6 /* of what Python expects of this module, in gym_trace/recording/core.py */
+#define ABI 7 /* of what Python expects of this module, in gym_trace/recording/core.py */
 
 enum { HEADER = 64, ENTRY = 56, COMMIT_AT = 48, RESERVE = 4 * ENTRY, HAS_LEAD = 1 };
 enum { START = 1, FLAG = 3, VALUE = 6, CHANGES = 7 };
@@ -1365,7 +1365,90 @@ static long number_in(const char *module, const char *name)
     return number;
 }
 
+/* -- lanes ---------------------------------------------------------------------------------------------------------- */
+
+/* Whether a batch is an array just like an item of a column. */
+static int is_like_item(PyObject *column, PyObject *batch)
+{
+    if (!PyArray_CheckExact(column) || !PyArray_CheckExact(batch)) {
+        return 0;
+    }
+    PyArrayObject *items = (PyArrayObject *)column, *array = (PyArrayObject *)batch;
+    PyArray_Descr *dtype = PyArray_DESCR(array), *other = PyArray_DESCR(items);
+    int dimensions = PyArray_NDIM(array);
+    return (dtype == other || (is_number(dtype) && PyArray_EquivTypes(dtype, other))) && is_number(other) &&
+           PyArray_NDIM(items) == dimensions + 1 &&
+           PyArray_CompareLists(PyArray_DIMS(array), PyArray_DIMS(items) + 1, dimensions);
+}
+
+/* The bytes of a row of a batch, if it and the item of the column have rows without gaps; otherwise 0. */
+static npy_intp bytes_in_a_row(PyArrayObject *column, PyArrayObject *batch)
+{
+    npy_intp bytes = PyArray_ITEMSIZE(batch);
+    if (!PyArray_IS_C_CONTIGUOUS(batch) || PyArray_NDIM(batch) < 1 || !PyArray_ISWRITEABLE(column)) {
+        return 0;
+    }
+    for (int i = PyArray_NDIM(column) - 1; i > 1; i--) {
+        if (PyArray_STRIDE(column, i) != bytes) {
+            return 0;
+        }
+        bytes *= PyArray_DIM(column, i);
+    }
+    return bytes;
+}
+
+static int put_batch(PyArrayObject *column, PyObject *time, npy_intp item, PyArrayObject *batch)
+{
+    npy_intp bytes = bytes_in_a_row(column, batch);
+    if (!bytes) {
+        return PyObject_SetItem((PyObject *)column, time, (PyObject *)batch);
+    }
+    char *to = PyArray_BYTES(column) + item * PyArray_STRIDE(column, 0);
+    const char *from = PyArray_BYTES(batch);
+    npy_intp count = PyArray_DIM(batch, 0), stride = PyArray_STRIDE(column, 1);
+    if (stride == bytes) {
+        memmove(to, from, (size_t)(bytes * count));
+        return 0;
+    }
+    for (npy_intp i = 0; i < count; i++) {
+        memcpy(to + i * stride, from + i * bytes, (size_t)bytes);
+    }
+    return 0;
+}
+
+/* put_batches(columns, time, batches), as in gym_trace/ring/lanes/slab.py. */
+static PyObject *put_batches(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3 || !PyTuple_CheckExact(args[0]) || !PyList_CheckExact(args[2]) ||
+        PyTuple_GET_SIZE(args[0]) != PyList_GET_SIZE(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "put_batches() takes a tuple of columns, a time, a list of as many batches");
+        return NULL;
+    }
+    Py_ssize_t time = PyLong_AsSsize_t(args[1]), number = PyTuple_GET_SIZE(args[0]);
+    if (time == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < number; i++) {
+        PyObject *column = PyTuple_GET_ITEM(args[0], i);
+        if (!is_like_item(column, PyList_GET_ITEM(args[2], i))) {
+            Py_RETURN_FALSE;
+        }
+        if (time < 0 || time >= PyArray_DIM((PyArrayObject *)column, 0)) {
+            PyErr_SetString(PyExc_IndexError, "the columns have no such time");
+            return NULL;
+        }
+    }
+    for (Py_ssize_t i = 0; i < number; i++) {
+        PyArrayObject *column = (PyArrayObject *)PyTuple_GET_ITEM(args[0], i);
+        if (put_batch(column, args[1], time, (PyArrayObject *)PyList_GET_ITEM(args[2], i)) < 0) {
+            return NULL;
+        }
+    }
+    Py_RETURN_TRUE;
+}
+
 static PyMethodDef functions[] = {
+    {"put_batches", (PyCFunction)(void (*)(void))put_batches, METH_FASTCALL, NULL},
     {"pcg64_state", (PyCFunction)(void (*)(void))pcg64_state, METH_FASTCALL, NULL},
     {"changed_words", (PyCFunction)(void (*)(void))changed_words, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any
 
 from gym_trace.model.values import Array
@@ -8,6 +9,7 @@ ABI: int
 
 def changed_words(before: Array, value: Array, most: int) -> bytes | None: ...
 def pcg64_state(bit_generator: Any, parts: tuple[bytes, ...]) -> bytes | None: ...
+def put_batches(columns: Sequence[Any], time: int, batches: Sequence[Any]) -> bool: ...
 
 class RowSlab:
     logged: int

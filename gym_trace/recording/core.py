@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from gym_trace.model.deltas import changed_words
+from gym_trace.ring.lanes.slab import put_batches
 from gym_trace.ring.row_slab import RowSlab
 
-__all__ = ["CORE", "RowSlab", "changed_words", "pcg64_state"]
+__all__ = ["CORE", "RowSlab", "changed_words", "pcg64_state", "put_batches"]
 
-_ABI = 6  # of the compiled core that this version of the package knows
+_ABI = 7  # of the compiled core that this version of the package knows
 
 CORE = "pure"  # or "compiled"
 
@@ -41,6 +42,6 @@ if os.environ.get("GYM_TRACE_PURE", "0") in ("", "0"):
     else:
         if _core.ABI == _ABI:  # else it was left over from another version
             RowSlab = _core.RowSlab  # type: ignore[assignment, misc]
-            changed_words, CORE = _core.changed_words, "compiled"
+            changed_words, put_batches, CORE = _core.changed_words, _core.put_batches, "compiled"
             if _as_numpy_says(_core.pcg64_state):
                 pcg64_state = _core.pcg64_state

@@ -13,6 +13,7 @@ from gym_trace.model.values import Array
 ENTRY = struct.Struct("<IIHHIqqqqQ")  # docs/FORMAT.md, section 8
 _COMMIT = struct.Struct("<Q")
 _COMMIT_AT = ENTRY.size - _COMMIT.size
+_SIZE, _put_entry, _put_commit = ENTRY.size, ENTRY.pack_into, _COMMIT.pack_into  # had sooner than attributes
 _LENGTH_AND_MARK = struct.Struct("<4xI40xQ")
 _NAMES = ("row", "length", "kind", "flags", "column", "a", "b", "c", "d", "mark")
 HEADER = np.dtype(list(zip(_NAMES, ("<u4", "<u4", "<u2", "<u2", "<u4", "<i8", "<i8", "<i8", "<i8", "<u8"))))
@@ -115,12 +116,22 @@ class LaneLog:
     def ask(self) -> None:
         """Appends that a step is asked for, all of whose actions are in their columns. Raises LogFull."""
         memory, at, mark = self._memory, self.position, self._mark + 1
-        following = at + ENTRY.size
-        if following + ENTRY.size > self.end:
-            raise LogFull(ENTRY.size)
-        _COMMIT.pack_into(memory, following + _COMMIT_AT, 0)
-        ENTRY.pack_into(memory, at, self.steps, 0, ASK, 0, 0, 0, 0, 0, 0, mark)
+        following = at + _SIZE
+        if following + _SIZE > self.end:
+            raise LogFull(_SIZE)
+        _put_commit(memory, following + _COMMIT_AT, 0)
+        _put_entry(memory, at, self.steps, 0, ASK, 0, 0, 0, 0, 0, 0, mark)
         self.position, self._mark = following, mark
+
+    def step(self, event: Any, column: int, c: int, d: int) -> None:
+        """As append() of a step without a payload."""
+        memory, at, mark, row = self._memory, self.position, self._mark + 1, self.steps
+        following = at + _SIZE
+        if following + _SIZE > self.end:
+            raise LogFull(_SIZE)
+        _put_commit(memory, following + _COMMIT_AT, 0)
+        _put_entry(memory, at, row, 0, STEP, 0, column, 0, 0, c, d, mark)
+        self.events[mark], self.position, self._mark, self.steps = event, following, mark, row + 1
 
     def append(self, kind: int, payload: bytes, event: Any, column: int, a: int, c: int, d: int, steps: int) -> None:
         """Appends an entry. event: what it says. steps: those that it completes. Raises LogFull."""

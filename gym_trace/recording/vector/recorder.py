@@ -13,6 +13,7 @@ from gym_trace.errors import UnstorableValue
 from gym_trace.format import wire
 from gym_trace.model.layout import Layout, Leaf, as_kept, integers_fit, taken_apart
 from gym_trace.model.values import Array
+from gym_trace.recording.core import put_batches
 from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder, not_to_be_interrupted
@@ -57,6 +58,7 @@ class LaneRecorder(Recorder):
     ):
         self._count = count
         leaves = list(observation.leaves()), list(action.leaves())
+        self._split_observations, self._split_actions = observation.split, action.split
         self.filters = LaneFilters(filters, mode, count) if filters.any else None
         sizes = [leaf.row_size for leaf in itertools.chain(*leaves)]
         if max(sizes, default=0) > wire.MAX_COLUMN // 4:
@@ -70,6 +72,7 @@ class LaneRecorder(Recorder):
             self._log_bytes += min(_MOST_BYTES, times * count * _INFO)
         self.largest_value = wire.MAX_VALUES // 2 // count
         self.expecting = False  # a step or reset has begun that was not told yet
+        self._asked: list[Rows] | LaneSlab | None = None  # actions that were not answered yet, or the slab they are in
         self._before_fork: LaneState | None = None
         chunk_bytes = 2 * (self._layout.log + self._log_bytes)  # a slab is one chunk, whatever is in it
         super().__init__(storage, schema, chunk_bytes, options, filters.summary, lazy)
@@ -79,7 +82,6 @@ class LaneRecorder(Recorder):
         self._slab: LaneSlab | None = None  # the one that is being filled
         self._state: LaneState | None = None  # of the lanes when it was begun
         self._next_state: LaneState | None = None  # that to begin the next one with
-        self._asked: list[Rows] | None = None  # the actions of a step that has not answered
         self._until = 0  # when the slab is to be turned, in nanoseconds of the monotonic clock
         if self.filters is not None:
             self.filters.forget()
@@ -104,7 +106,7 @@ class LaneRecorder(Recorder):
             # Copied before the memory of an earlier slab is used again.
             state = state._replace(recent=(Observed(lanes, state.observed(lanes)),))
         self._next_state = state
-        self._out.submit(slab.sequence, segments, pending_of(self._asked, state.lanes))
+        self._out.submit(slab.sequence, segments, pending_of(self.asked(), state.lanes))
 
     def _encoded(self, slab: LaneSlab) -> tuple[list[Segment], LaneState]:
         """What a slab holds, and the state of the lanes after it."""
@@ -132,9 +134,11 @@ class LaneRecorder(Recorder):
         if self.failed:
             return
         ring.sequence = done  # an interrupt may have come after it was counted
-        slab = LaneSlab(self._layout, *ring.next_slab(), packed)
-        if self._asked is not None:
-            slab.ask(self._asked)
+        slab = LaneSlab(self._layout, *ring.next_slab(), packed, put_batches)
+        asked = self.asked()
+        if asked is not None:
+            slab.ask(asked)
+            self._asked = slab if isinstance(self._asked, LaneSlab) else asked
         self._until = time.monotonic_ns() + int(min(1e9, self.flush_seconds) * 1e9)
         self._slab, self._state = slab, state
 
@@ -198,12 +202,46 @@ class LaneRecorder(Recorder):
         self._put(LaneSlab.ask, actions)
         self._asked = actions
 
+    def ask_usual(self, actions: Any) -> bool:
+        """As ask(), if all actions are arrays just as the space says; says whether they are."""
+        slab = self._slab
+        try:
+            if slab is None or not slab.ask_usual(self._split_actions(actions)):
+                return False
+        except Exception:  # of other people's making, or there is no room
+            return False
+        self._asked = slab
+        return True
+
+    def asked(self) -> list[Rows] | None:
+        """The actions of a step that has not answered, one for each leaf."""
+        return self._asked.asked_usual() if isinstance(self._asked, LaneSlab) else self._asked
+
+    def step_usual(
+        self, observations: Any, rewards: Any, terminations: Any, truncations: Any, utc: int, monotonic: int
+    ) -> bool:
+        """As add(), if all that the step has led to are arrays just as columns have them; says whether it is so."""
+        slab = self._slab
+        if slab is None or slab is not self._asked:
+            return False
+        try:
+            batches = [*self._split_observations(observations), rewards, terminations, truncations]
+            if not slab.step_usual(batches, utc, monotonic):
+                return False
+        except Exception:  # as above
+            return False
+        self._added(monotonic)
+        return True
+
     def add(self, event: Reset | Step) -> None:
         """Takes an event, whose arrays are the recorder's from now on."""
         self._put(LaneSlab.step if isinstance(event, Step) else LaneSlab.reset, event)
+        self._added(event.monotonic)
+
+    def _added(self, monotonic: int) -> None:
         self._asked = None
         self.expecting = False
-        if event.monotonic > self._until:
+        if monotonic > self._until:
             self._turn()
 
     def rooms(self) -> Rooms:

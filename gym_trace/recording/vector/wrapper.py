@@ -112,6 +112,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         self._count = envs.num_envs
         self._filters = options.filters()
         self._infos, self._info_keys = bool(record_infos), options.info_keys
+        self._has_more = self._filters.any or self._infos  # whether steps have more to put down than arrays
         self._schema = new_schema(
             options,
             envs,
@@ -188,14 +189,18 @@ class TraceRecordingVectorWrapper(_Wrapper):
         if not recorder.ready():
             return self.env.step(actions)
         recorder.expecting = True
-        try:
-            packed_actions = self._actions.step(actions, recorder.rooms().actions)
-        except Exception as error:  # anything: other people's objects, as below
-            self._cannot_tell("actions", error)
-            return self.env.step(actions)
-        recorder.ask(packed_actions)
+        if not recorder.ask_usual(actions):
+            try:
+                packed_actions = self._actions.step(actions, recorder.rooms().actions)
+            except Exception as error:  # anything: other people's objects, as below
+                self._cannot_tell("actions", error)
+                return self.env.step(actions)
+            recorder.ask(packed_actions)
         result = observations, rewards, terminations, truncations, infos = self.env.step(actions)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
+        has_more = self._has_more or self._notes
+        if not has_more and recorder.step_usual(observations, rewards, terminations, truncations, utc, monotonic):
+            return result
         try:
             rooms = recorder.rooms()
             packed_rewards: Rows = rooms.rewards
@@ -236,8 +241,10 @@ class TraceRecordingVectorWrapper(_Wrapper):
         notes, self._notes = self._notes, {}
         recorder.add(
             Step(
+                utc,
+                monotonic,
                 packed_observations,
-                packed_actions,
+                recorder.asked() or [],
                 packed_rewards,
                 terminated,
                 truncated,
@@ -247,8 +254,6 @@ class TraceRecordingVectorWrapper(_Wrapper):
                 notes,
                 ids,
                 kept,
-                utc,
-                monotonic,
             )
         )
         return result

@@ -150,6 +150,8 @@ class _Reading:
         self._steps += 1
         self.events.append(
             Step(
+                utc,
+                monotonic,
                 _rows(self._observations, more.observations, time),
                 _rows(self._actions, self._asked, time),
                 rewards,
@@ -161,8 +163,6 @@ class _Reading:
                 more.notes,
                 more.ids,
                 more.kept,
-                utc,
-                monotonic,
             )
         )
 

@@ -84,7 +84,7 @@ class _Encoding:
                 begin, time = time, time + len(alike)
                 rows = {path: column[:, begin:time] for path, column in columns.items()}
                 segments += [self._continued(), self._steps(alike, rows)]
-                self.recent = (alike[-1],)
+                self.recent = (self._last(alike[-1], rows),)
                 continue
             for event in alike:
                 if kind is Reset:
@@ -93,6 +93,13 @@ class _Encoding:
                 else:
                     segments.append(self._end(event))
         return [segment for segment in segments if len(segment.fragments)]
+
+    def _last(self, step: Step, rows: dict[Path, Array]) -> Step | Observed:
+        """The last of consecutive steps. rows: of these steps."""
+        if not step.is_usual:
+            return step
+        leaves = self._layout.observation_leaves
+        return Observed(np.arange(self._count), [rows[leaf.path][:, -1] for leaf in leaves])
 
     # -- resets and ends ----------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,22 +42,30 @@ class Reset(NamedTuple):
     monotonic: int
 
 
-class Step(NamedTuple):
-    """A step of all lanes."""
+_IN_COLUMNS: list[Any] = []
+_NO_FLAGS = np.zeros(0, np.bool_)
 
-    observations: list[Rows]  # one for each leaf, with a row for each lane
-    actions: list[Rows]
-    rewards: Rows
-    terminations: Array
-    truncations: Array
-    finals: tuple[Array, list[Rows]] | None  # lanes reset in the same step, and their last observations
-    infos: list[bytes] | None  # of the steps, one for each lane
-    reset_infos: list[bytes] | None  # of the episodes that began, one for each lane
-    notes: dict[str, Rows]  # annotations
-    ids: Array | None  # with filters: ids of the episodes that begin, one for each lane, or -1
-    kept: Array | None  # with filters: the lanes whose step is kept
+
+class Step(NamedTuple):
+    """A step of all lanes; of a usual one, the columns of the slab have all that there is to say but when it was."""
+
     utc: int
     monotonic: int
+    observations: list[Rows] = _IN_COLUMNS  # one for each leaf, with a row for each lane
+    actions: list[Rows] = _IN_COLUMNS
+    rewards: Rows = _IN_COLUMNS
+    terminations: Array = _NO_FLAGS
+    truncations: Array = _NO_FLAGS
+    finals: tuple[Array, list[Rows]] | None = None  # lanes reset in the same step, and their last observations
+    infos: list[bytes] | None = None  # of the steps, one for each lane
+    reset_infos: list[bytes] | None = None  # of the episodes that began, one for each lane
+    notes: Mapping[str, Rows] = MappingProxyType({})  # annotations
+    ids: Array | None = None  # with filters: ids of the episodes that begin, one for each lane, or -1
+    kept: Array | None = None  # with filters: the lanes whose step is kept
+
+    @property
+    def is_usual(self) -> bool:
+        return self.observations is _IN_COLUMNS
 
 
 class Interrupted(NamedTuple):
