@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -20,6 +20,7 @@ from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader, Storage
 
 _WORTH_A_CALL = 64 << 10  # bytes
+_NO_CRCS: Mapping[int, int] = {}
 _BLOCK = 1 << 20
 _MOST_METADATA = 2048  # bytes that a record and its metadata begin with, as a rule
 
@@ -154,7 +155,7 @@ class BatchWriter:
         blobs = [pieces for _, pieces in columns]
         if short > 0:  # a reader could take these for few bytes that stand for many
             blobs.append([bytes(short)])
-        self._record(wire.CHUNK, metadata, blobs)
+        self._record(wire.CHUNK, metadata, blobs, {id(p[0]): column.crc for column, p in columns if len(p) == 1})
         self._pending = pending
         if slab is not None:
             known = self._slab
@@ -223,17 +224,21 @@ class BatchWriter:
         """Closes the file as it is."""
         self._file.close()
 
-    def _record(self, kind: int, metadata: bytes, blobs: Sequence[Sequence[Piece]]) -> None:
+    def _record(
+        self, kind: int, metadata: bytes, blobs: Sequence[Sequence[Piece]], crcs: Mapping[int, int] = _NO_CRCS
+    ) -> None:
+        """crcs: those of pieces that are known, by their ids."""
         if len(metadata) > wire.MAX_METADATA:
             raise UnstorableValue(f"what describes columns takes {len(metadata)} bytes; at most {wire.MAX_METADATA}")
-        self._append(wire.pack_record(kind, metadata, blobs, self.size, self._sequence, self._file_id))
+        self._append(wire.pack_record(kind, metadata, blobs, self.size, self._sequence, self._file_id), crcs)
         self._sequence += 1
 
-    def _append(self, pieces: Sequence[Piece]) -> None:
+    def _append(self, pieces: Sequence[Piece], crcs: Mapping[int, int] = _NO_CRCS) -> None:
         start, size, crc = self.size, self.size, self.crc
         try:
             for group in _gathered(pieces):
-                crc = crc32(group, crc)
+                known = crcs.get(id(group))
+                crc = crc32(group, crc) if known is None else wire.joined_crc(crc, known, len(group))
                 size += len(group)
                 self._file.write(group)
         except OSError:

@@ -257,10 +257,11 @@ class _Encoding:
         return taken(rows, places[times, lanes])
 
     def _autoreset_starts(self, events: list[Step], lanes: Array, times: Array) -> list[bytes]:
-        starts = [NOTHING] * len(lanes)
-        if events[0].reset_infos is not None:
-            infos = [(events[time].reset_infos or [])[lane] for lane, time in zip(lanes.tolist(), times.tolist())]
-            starts = [start_with_info(info) for info in infos]
+        if events[0].reset_infos is None:
+            self.starts[lanes] = NOTHING
+            return [NOTHING] * len(lanes)
+        infos = [(events[time].reset_infos or [])[lane] for lane, time in zip(lanes.tolist(), times.tolist())]
+        starts = [start_with_info(info) for info in infos]
         self.starts[lanes] = starts  # of several in one lane the last one counts
         return starts
 
