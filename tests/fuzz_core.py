@@ -1,7 +1,7 @@
 """Gives the C core odd objects, and compares it with pure Python, for some time.
 
-python tests/fuzz_core.py SECONDS [SEED]. It prints a seed that fails, which odd_run() and odd_frames() of test_core
-take, and odd_tree_run() and odd_large_run() of test_core_trees.
+python tests/fuzz_core.py SECONDS [SEED]. It prints a seed that fails, which odd_run(), odd_frames() and odd_batches()
+of test_core take, and odd_tree_run() and odd_large_run() of test_core_trees.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import time
 
 import numpy as np
-from test_core import odd_frames, odd_run
+from test_core import odd_batches, odd_frames, odd_run
 from test_core_trees import odd_large_run, odd_tree_run
 
 
@@ -23,6 +23,7 @@ def fuzz(seconds: float, seed: int) -> int:
             odd_tree_run(seed + runs)
             odd_large_run(seed + runs)
             odd_frames(seed + runs)
+            odd_batches(seed + runs)
         except BaseException:
             print(f"seed {seed + runs}", file=sys.stderr)
             raise

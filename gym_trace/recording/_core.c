@@ -1367,6 +1367,8 @@ static long number_in(const char *module, const char *name)
 
 /* -- lanes ---------------------------------------------------------------------------------------------------------- */
 
+enum { MOST_COPIED = 256 << 10 }; /* bytes at once: NumPy lets go of the interpreter lock while it copies more */
+
 /* Whether a batch is an array just like an item of a column. */
 static int is_like_item(PyObject *column, PyObject *batch)
 {
@@ -1414,7 +1416,7 @@ static int put_batch(PyArrayObject *column, PyObject *time, npy_intp item, PyArr
 {
     npy_intp bytes = bytes_in_a_row(column, batch), width = PyArray_ITEMSIZE(batch);
     int is_matrix = PyArray_NDIM(batch) == 2 && (width == 4 || width == 8);
-    if (!bytes || !(PyArray_IS_C_CONTIGUOUS(batch) || is_matrix)) {
+    if (!bytes || !(PyArray_IS_C_CONTIGUOUS(batch) || is_matrix) || PyArray_NBYTES(batch) > MOST_COPIED) {
         return PyObject_SetItem((PyObject *)column, time, (PyObject *)batch);
     }
     char *to = PyArray_BYTES(column) + item * PyArray_STRIDE(column, 0);
