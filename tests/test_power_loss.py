@@ -24,9 +24,8 @@ from gym_trace.ring import memory
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts a file as a disk")
 
 MEGABYTES = 24
-COPIES = (
-    {"flush": 50, "close": 10} if LONG else {"flush": 4, "close": 4}
-)  # ext4 keeps what removed rings took for a while
+# Of what removed rings took, ext4 has the room again only later: that of many would fill the disk.
+COPIES = {"flush": 50, "close": 10} if LONG else {"flush": 4, "close": 4}
 VICTIM = """
 import sys
 import gymnasium
