@@ -173,7 +173,7 @@ class LaneSlab:
         log = self._log
         if not self._is_usual or not self._put_batches(self._usual_answers, log.steps, batches):
             return False
-        if self._layout.mode == SAME_STEP and b"\1" in batches[-2].tobytes() + batches[-1].tobytes():
+        if self._layout.mode == SAME_STEP and (batches[-2].tobytes() + batches[-1].tobytes()).strip(b"\0"):
             return False  # there are last observations to put down
         if self._reward_code is None:
             self._reward_code = self._usual_code
