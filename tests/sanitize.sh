@@ -10,7 +10,7 @@ PYTHON=${PYTHON:-.venv/bin/python}
 copy=$PWD/build/sanitized
 rm -rf "$copy"
 mkdir -p "$copy"
-cp -r gym_trace cli tests hatch_build.py pyproject.toml README.md CHANGELOG.md docs "$copy"
+cp -r gym_trace cli tests sample_traces examples hatch_build.py pyproject.toml README.md CHANGELOG.md docs "$copy"
 cd "$copy"
 rm -f gym_trace/recording/_core*.so
 

@@ -202,7 +202,9 @@ def test_workers_that_are_killed_lose_nothing_and_the_run_can_be_resumed(
     done = shell.process(*command, "--resume", env=variables)
     said = done.communicate(timeout=100)
     assert done.returncode == 0, said
-    assert len([part for part in open_trace(tmp_path / "t") if part.outcome != "lost"]) == 40
+    # A worker may have had the time to close its trace.
+    outcomes = [part.outcome for part in open_trace(tmp_path / "t")]
+    assert outcomes.count("terminated") + outcomes.count("truncated") == 40
 
 
 def _of_workers(directory: Path, diaries: Path) -> Verdict:
