@@ -30,7 +30,7 @@ lint: $(VENV)/.dev
 
 setup: $(VENV)/.dev
 
-$(VENV)/.installed: pyproject.toml hatch_build.py gym_trace/recording/_core.c
+$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard gym_trace/recording/c_core/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	touch $@

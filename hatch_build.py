@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent
-SOURCE = ROOT / "gym_trace" / "recording" / "_core.c"
+HOME = ROOT / "gym_trace" / "recording"
+SOURCE = HOME / "c_core" / "core.c"
 FILE = "_core" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 try:
@@ -27,7 +28,7 @@ class CoreBuildHook(BuildHookInterface):
     """Adds the compiled core to a wheel, or puts it beside its source for an editable install."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        in_place = SOURCE.with_name(FILE)
+        in_place = HOME / FILE
         if version == "editable":
             in_place.unlink(missing_ok=True)
         try:

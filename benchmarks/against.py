@@ -50,7 +50,7 @@ def other_package(rev: str, folder: Path) -> Any:
     subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(HERE.parent), str(checkout)], check=True)
     subprocess.run(["git", "-C", str(checkout), "checkout", "--quiet", rev], check=True)
     shutil.copytree(checkout / "gym_trace", folder / _OTHER)
-    for source in (path for path in (folder / _OTHER).rglob("*") if path.suffix in (".py", ".c")):
+    for source in (path for path in (folder / _OTHER).rglob("*") if path.suffix in (".py", ".c", ".h")):
         source.write_text(re.sub(r"\bgym_trace\b", _OTHER, source.read_text(encoding="utf-8")), encoding="utf-8")
     compile_core(checkout, folder / _OTHER)
     sys.path.insert(0, str(folder))
@@ -59,10 +59,12 @@ def other_package(rev: str, folder: Path) -> Any:
 
 def compile_core(checkout: Path, package: Path) -> None:
     """Compiles the C core of a package, if it has one and this checkout uses its own."""
-    source = package / "recording" / "_core.c"
-    if source.exists() and importlib.import_module("gym_trace.recording.core").CORE == "compiled":
-        shutil.copy(source, checkout / "gym_trace" / "recording")
-        subprocess.run([sys.executable, checkout / "hatch_build.py", source.parent], check=True, stdout=sys.stderr)
+    sources = [path for path in package.rglob("*") if path.suffix in (".c", ".h")]
+    if sources and importlib.import_module("gym_trace.recording.core").CORE == "compiled":
+        for source in sources:
+            shutil.copy(source, checkout / "gym_trace" / source.relative_to(package))
+        folder = package / "recording"
+        subprocess.run([sys.executable, checkout / "hatch_build.py", folder], check=True, stdout=sys.stderr)
 
 
 def taken(call: Callable[[], Any]) -> float:

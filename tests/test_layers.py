@@ -156,7 +156,7 @@ def test_files_of_traces_are_touched_by_a_storage_only() -> None:
 
 
 def test_no_file_is_too_long_to_be_read_at_once() -> None:
-    for path in [*sources(), *sorted(COMMANDS.glob("*.py"))]:
+    for path in [*sources(), *sorted(COMMANDS.glob("*.py")), *HOUSE.rglob("*.[ch]")]:
         assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES, path
         assert path.stem != "utils", path
 

@@ -53,7 +53,7 @@ def built(tmp_path: Path, **environ: str) -> tuple[Path, str]:
 
 def libraries_in(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
-        return [name for name in archive.namelist() if name.endswith((".so", ".c"))]
+        return [name for name in archive.namelist() if name.endswith((".so", ".c", ".h"))]
 
 
 def test_the_wheel_has_the_core_where_it_can_be_compiled(wheel: Path) -> None:

@@ -1,0 +1,106 @@
+/* Large values: what has changed since the one before. */
+#pragma once
+#include "slab.h"
+
+enum { BLOCK = 1024, PART = 64 }; /* bytes that are compared at once: first many, and of those that differ, few */
+
+static inline int64_t least(int64_t first, int64_t second)
+{
+    return first < second ? first : second;
+}
+
+/* The places of words of 1, 2, 4 or 8 bytes that differ. Returns how many; -1 if they are more than most. */
+static inline __attribute__((always_inline)) int64_t places_of_width(const char *old, const char *new, int64_t bytes,
+                                                                     const int width, uint32_t *places, int64_t most)
+{
+    int64_t count = 0;
+    for (int64_t block = 0; block < bytes; block += BLOCK) {
+        int64_t end = least(block + BLOCK, bytes);
+        if (!memcmp(old + block, new + block, (size_t)(end - block))) {
+            continue;
+        }
+        for (int64_t part = block; part < end; part += PART) {
+            int64_t stop = least(part + PART, end);
+            if (!memcmp(old + part, new + part, (size_t)(stop - part))) {
+                continue;
+            }
+            for (int64_t word = part; word < stop; word += width) {
+                if (memcmp(old + word, new + word, (size_t)width)) {
+                    if (count == most) {
+                        return -1;
+                    }
+                    places[count++] = (uint32_t)(word / width);
+                }
+            }
+        }
+    }
+    return count;
+}
+
+/* The same; to the compiler the width is a constant, so that words are compared without calls. */
+static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *places, int64_t most)
+{
+    switch (width) {
+    case 1:
+        return places_of_width(old, new, bytes, 1, places, most);
+    case 2:
+        return places_of_width(old, new, bytes, 2, places, most);
+    case 4:
+        return places_of_width(old, new, bytes, 4, places, most);
+    default:
+        return places_of_width(old, new, bytes, 8, places, most);
+    }
+}
+
+/* Copies the words in these places, and has the value before have them. */
+static void take_changes(char *old, const char *new, int width, const uint32_t *places, int64_t count, char *words)
+{
+    for (int64_t i = 0; i < count; i++, words += width) {
+        int64_t at = (int64_t)places[i] * width;
+        memcpy(words, new + at, (size_t)width);
+        memcpy(old + at, new + at, (size_t)width);
+    }
+}
+
+static PyObject *changed_words(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given)
+{
+    long long most = given == 3 ? PyLong_AsLongLong(args[2]) : 0;
+    if (most == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    PyArrayObject *old = given == 3 && PyArray_CheckExact(args[0]) ? (PyArrayObject *)args[0] : NULL;
+    PyArrayObject *new = given == 3 && PyArray_CheckExact(args[1]) ? (PyArrayObject *)args[1] : NULL;
+    if (old == NULL || new == NULL || !PyArray_ISCARRAY(old) || !PyArray_IS_C_CONTIGUOUS(new) ||
+        PyDataType_REFCHK(PyArray_DESCR(old)) || PyDataType_REFCHK(PyArray_DESCR(new)) ||
+        PyArray_NBYTES(old) != PyArray_NBYTES(new) || PyArray_NBYTES(old) > UINT32_MAX || most < 0) {
+        PyErr_SetString(PyExc_TypeError, "two contiguous arrays of as many bytes are needed, and a number");
+        return NULL;
+    }
+    int64_t bytes = PyArray_NBYTES(old);
+    int width = (int)PyArray_ITEMSIZE(old);
+    if ((width != 1 && width != 2 && width != 4 && width != 8) || bytes % width) {
+        PyErr_SetString(PyExc_TypeError, "words have 1, 2, 4 or 8 bytes");
+        return NULL;
+    }
+    most = most < bytes / width ? most : bytes / width;
+    uint32_t *places = PyMem_Malloc((size_t)(most ? most : 1) * sizeof(uint32_t));
+    if (places == NULL) {
+        return PyErr_NoMemory();
+    }
+    char *before = PyArray_DATA(old);
+    const char *value = PyArray_DATA(new);
+    int64_t count = find_changes(before, value, bytes, width, places, most);
+    PyObject *changes = NULL;
+    if (count >= 0) {
+        changes = PyBytes_FromStringAndSize(NULL, count * (4 + width));
+    }
+    if (changes != NULL) {
+        memcpy(PyBytes_AS_STRING(changes), places, (size_t)count * 4);
+        take_changes(before, value, width, places, count, PyBytes_AS_STRING(changes) + count * 4);
+    }
+    PyMem_Free(places);
+    if (count < 0) {
+        Py_RETURN_NONE;
+    }
+    return changes;
+}

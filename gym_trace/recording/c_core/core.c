@@ -1,0 +1,71 @@
+/* RowSlab of gym_trace/ring/row_slab.py in C: the same methods, the same answers, the same bytes in the slab.
+ *
+ * What each method does is told there, and what the bytes mean in docs/FORMAT.md, section 8. Here is only how.
+ *
+ * - Memory is written through put() and commit() alone, at offsets that row_at() or the log have checked against the buffer that
+ *   is held. The layout is checked when it comes in.
+ * - Other people's code (__bool__) runs before anything is looked at, and nothing that was looked at before is used after it.
+ * - A mark is stored after all that it vouches for, by the compiler and by the processor: other processes read along.
+ */
+#include "batches.h"
+#include "generators.h"
+#include "row_slab.h"
+
+#define ABI 7 /* of what Python expects of this module, in gym_trace/recording/core.py */
+
+static PyObject *found_in(const char *module, const char *name)
+{
+    PyObject *home = PyImport_ImportModule(module);
+    PyObject *found = home == NULL ? NULL : PyObject_GetAttrString(home, name);
+    Py_XDECREF(home);
+    return found;
+}
+
+static long number_in(const char *module, const char *name)
+{
+    PyObject *found = found_in(module, name);
+    long number = found == NULL ? -1 : PyLong_AsLong(found);
+    Py_XDECREF(found);
+    return number;
+}
+
+static PyMethodDef functions[] = {
+    {"put_batches", (PyCFunction)(void (*)(void))put_batches, METH_FASTCALL, NULL},
+    {"pcg64_state", (PyCFunction)(void (*)(void))pcg64_state, METH_FASTCALL, NULL},
+    {"changed_words", (PyCFunction)(void (*)(void))changed_words, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_core", .m_size = -1, .m_methods = functions};
+
+PyMODINIT_FUNC PyInit__core(void)
+{
+    import_array();
+    pcg64_type = found_in("numpy.random", "PCG64");
+    log_full = found_in("gym_trace.ring.log", "LogFull");
+    log_entries = found_in("gym_trace.ring.log", "entries");
+    leaf_type = found_in("gym_trace.model.layout", "Leaf");
+    flag_terminated = number_in("gym_trace.format.wire", "TERMINATED");
+    flag_truncated = number_in("gym_trace.format.wire", "TRUNCATED");
+    PyObject *outcomes = found_in("gym_trace.model.vocabulary", "Outcome");
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    PyObject *terminated = PyObject_GetAttrString(outcomes, "TERMINATED");
+    PyObject *truncated = PyObject_GetAttrString(outcomes, "TRUNCATED");
+    outcome_terminated = terminated == NULL ? -1 : PyLong_AsLong(terminated);
+    outcome_truncated = truncated == NULL ? -1 : PyLong_AsLong(truncated);
+    Py_XDECREF(terminated);
+    Py_XDECREF(truncated);
+    Py_DECREF(outcomes);
+    if (PyErr_Occurred() || PyType_Ready(&RowSlabType) < 0) {
+        return NULL;
+    }
+    PyObject *core = PyModule_Create(&module);
+    if (core == NULL || PyModule_AddIntConstant(core, "ABI", ABI) < 0 ||
+        PyModule_AddObjectRef(core, "RowSlab", (PyObject *)&RowSlabType) < 0) {
+        Py_XDECREF(core);
+        return NULL;
+    }
+    return core;
+}

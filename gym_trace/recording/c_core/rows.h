@@ -1,0 +1,245 @@
+/* Puts down rows: what is asked and answered in a step, and how episodes start. */
+#pragma once
+#include "log.h"
+
+static inline void complete_row(RowSlab *self, int64_t at)
+{
+    commit(self, at + self->done, self->tag | (self->rows + 1));
+    self->at = at - self->size;
+    self->rows += 1;
+}
+
+/* Puts the leaves of fixed size where a row has them, and zeros after them. */
+static void put_parts(RowSlab *self, int64_t at, const Tree *tree, const Parts *parts, int64_t room)
+{
+    const Value *value = parts->values;
+    int64_t end = at + room;
+    for (int i = 0; i < tree->count; i++) {
+        const Node *node = &tree->nodes[i];
+        if (node->children == IS_LEAF) {
+            put(self, at, value->bytes, node->leaf.size);
+            at += node->leaf.size;
+            value += 1;
+        }
+    }
+    put_padded(self, at, "", 0, end - at);
+}
+
+/* Whether there is room for a row at an offset, and so much in the log. */
+static inline int has_room_for(const RowSlab *self, int64_t at, int64_t log)
+{
+    return at >= 0 && at >= self->position + RESERVE + log;
+}
+
+static PyObject *ask(RowSlab *self, PyObject *action)
+{
+    Parts parts;
+    int64_t at = row_at(self);
+    if (at < 0 || at < self->floor || read_parts(&self->action, action, &parts) < 0) {
+        Py_RETURN_FALSE;
+    }
+    int accepted = has_room_for(self, at, parts.log), failed = accepted ? append_parts(self, &self->action, &parts) : 0;
+    if (accepted && !failed) {
+        put_parts(self, at, &self->action, &parts, self->asked);
+        commit(self, at + self->asked, self->tag | (self->rows + 1));
+    }
+    let_go(&parts);
+    return failed ? NULL : PyBool_FromLong(accepted);
+}
+
+static int read_answer(const RowSlab *self, PyObject *observation, PyObject *reward, Parts *parts, double *number)
+{
+    return read_reward(self, reward, number) < 0 ? -1 : read_parts(&self->observation, observation, parts);
+}
+
+/* Puts down a row with an observation; action and reward are there. Texts are in the log, from an offset on. */
+static void complete_with(RowSlab *self, int64_t at, const Parts *parts, int64_t noted, int64_t noted_end)
+{
+    put_parts(self, at + self->reward + 8, &self->observation, parts, self->done - self->reward - 8);
+    complete_row(self, at);
+    self->noted = noted;
+    self->noted_end = noted_end;
+    self->noted_rows = self->rows;
+}
+
+static PyObject *answer(RowSlab *self, PyObject *const *args, Py_ssize_t count)
+{
+    double reward;
+    Parts parts;
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "answer() takes observation, reward, terminated, truncated");
+        return NULL;
+    }
+    if (!is_plain_flag(args[2]) || !is_plain_flag(args[3])) { /* asked only of what is not declined, but before it is read */
+        if (read_answer(self, args[0], args[1], &parts, &reward) < 0) {
+            Py_RETURN_FALSE;
+        }
+        let_go(&parts);
+    }
+    int said = read_flags(args[2], args[3]);
+    if (said < 0) {
+        return NULL;
+    }
+    if (read_answer(self, args[0], args[1], &parts, &reward) < 0) {
+        Py_RETURN_FALSE;
+    }
+    int64_t at = row_at(self), noted = self->position, noted_end = noted;
+    int accepted = self->observation.logs ? has_room_for(self, at, parts.log + 2 * ENTRY) : at >= 0, failed = 0;
+    if (accepted) {
+        failed = append_parts(self, &self->observation, &parts) < 0;
+        noted_end = self->position;
+        failed = failed || (said && append_flag(self, said) < 0);
+    }
+    if (accepted && !failed) {
+        put(self, at + self->reward, &reward, 8);
+        complete_with(self, at, &parts, noted, noted_end);
+    }
+    let_go(&parts);
+    return failed ? NULL : PyBool_FromLong(accepted);
+}
+
+static PyObject *ask_packed(RowSlab *self, PyObject *action)
+{
+    Py_buffer bytes;
+    if (PyObject_GetBuffer(action, &bytes, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    int64_t at = row_at(self);
+    if (at >= 0) {
+        put_padded(self, at, bytes.buf, bytes.len, self->asked);
+        commit(self, at + self->asked, self->tag | (self->rows + 1));
+    }
+    PyBuffer_Release(&bytes);
+    if (at < 0) {
+        return no_room();
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *answer_packed(RowSlab *self, PyObject *args)
+{
+    Py_buffer bytes;
+    double number;
+    PyObject *terminated, *truncated;
+    if (!PyArg_ParseTuple(args, "y*dOO:answer_packed", &bytes, &number, &terminated, &truncated)) {
+        return NULL;
+    }
+    int said = read_flags(terminated, truncated), failed = said < 0;
+    int64_t at = row_at(self);
+    if (!failed && at < 0) {
+        no_room();
+        failed = 1;
+    }
+    if (!failed && said) {
+        failed = append_flag(self, said) < 0;
+    }
+    if (!failed) {
+        put(self, at + self->reward, &number, 8);
+        put_padded(self, at + self->reward + 8, bytes.buf, bytes.len, self->done - self->reward - 8);
+        complete_row(self, at);
+    }
+    PyBuffer_Release(&bytes);
+    if (failed) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *lead(RowSlab *self, PyObject *observation)
+{
+    Py_buffer bytes;
+    if (PyObject_GetBuffer(observation, &bytes, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    int64_t at = row_at(self);
+    if (at >= 0) {
+        put_padded(self, at, "", 0, self->reward + 8); /* no action, not asked, no reward */
+        put_padded(self, at + self->reward + 8, bytes.buf, bytes.len, self->done - self->reward - 8);
+        complete_row(self, at);
+        self->ended = 0;
+    }
+    PyBuffer_Release(&bytes);
+    if (at < 0) {
+        return no_room();
+    }
+    Py_RETURN_NONE;
+}
+
+/* start(episode, seed, utc, monotonic, kept, observation) */
+static PyObject *start(RowSlab *self, PyObject *const *args, Py_ssize_t count)
+{
+    Entry entry = {START, HAS_LEAD, 0, {0, 0, 0, 0}};
+    Parts parts;
+    if (count != 6 || !PyBytes_CheckExact(args[4])) {
+        PyErr_SetString(PyExc_TypeError, "start() takes episode, seed, two times, bytes, observation");
+        return NULL;
+    }
+    for (int i = 0; i < 4; i++) {
+        entry.numbers[i] = PyLong_AsLongLong(args[i]);
+    }
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    int64_t length = PyBytes_GET_SIZE(args[4]), at = row_at(self), noted = self->position;
+    if (!self->answers || length > self->buffer.len || read_parts(&self->observation, args[5], &parts) < 0) {
+        Py_RETURN_FALSE;
+    }
+    int accepted = has_room_for(self, at, parts.log + ENTRY + ((length + 7) & ~(int64_t)7)), failed = 0;
+    if (accepted) {
+        failed = append_parts(self, &self->observation, &parts) < 0;
+        int64_t noted_end = self->position;
+        failed = failed || append_entry(self, &entry, PyBytes_AS_STRING(args[4]), length) < 0;
+        if (!failed) {
+            put_padded(self, at, "", 0, self->reward + 8);
+            complete_with(self, at, &parts, noted, noted_end);
+            self->ended = 0;
+        }
+    }
+    let_go(&parts);
+    return failed ? NULL : PyBool_FromLong(accepted);
+}
+
+static PyObject *flag(RowSlab *self, PyObject *args)
+{
+    PyObject *terminated, *truncated;
+    if (!PyArg_ParseTuple(args, "OO:flag", &terminated, &truncated)) {
+        return NULL;
+    }
+    int said = read_flags(terminated, truncated);
+    if (said < 0 || append_flag(self, said) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *append(RowSlab *self, PyObject *args, PyObject *names)
+{
+    static char *words[] = {"kind", "payload", "flags", "column", "a", "b", "c", "d", NULL};
+    Entry entry = {0, 0, 0, {0, 0, 0, 0}};
+    long long kind, flags = 0, column = 0, n[4] = {0, 0, 0, 0};
+    Py_buffer payload = {0};
+    if (!PyArg_ParseTupleAndKeywords(args, names, "L|y*LLLLLL:append", words, &kind, &payload, &flags, &column, &n[0],
+                                     &n[1], &n[2], &n[3])) {
+        return NULL;
+    }
+    int failed = kind < 0 || kind > UINT16_MAX || flags < 0 || flags > UINT16_MAX || column < 0 || column > UINT32_MAX;
+    if (failed) {
+        PyErr_SetString(PyExc_OverflowError, "a number does not fit an entry of the log");
+    }
+    else {
+        entry.kind = (unsigned int)kind;
+        entry.flags = (unsigned int)flags;
+        entry.column = (unsigned int)column;
+        for (int i = 0; i < 4; i++) {
+            entry.numbers[i] = n[i];
+        }
+        failed = append_entry(self, &entry, payload.obj == NULL ? "" : payload.buf, payload.len);
+    }
+    if (payload.obj != NULL) {
+        PyBuffer_Release(&payload);
+    }
+    if (failed) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,214 @@
+/* The slab as a whole: the memory it holds, whether there is room, what was put down last. */
+#pragma once
+#include "log.h"
+
+static PyObject *log_entries; /* gym_trace.ring.log.entries */
+
+/* Holds other memory, a new reference to a memoryview, from now on. Returns -1 with an exception if it will not do. */
+static int hold_memory(RowSlab *self, PyObject *memory)
+{
+    Py_buffer buffer, before = self->buffer;
+    if (memory == NULL || PyObject_GetBuffer(memory, &buffer, PyBUF_WRITABLE) < 0) {
+        Py_XDECREF(memory);
+        return -1;
+    }
+    if (buffer.len < HEADER + ENTRY + 8 || buffer.len > MOST_BYTES || buffer.len % 8 || (uintptr_t)buffer.buf % 8) {
+        PyErr_SetString(PyExc_ValueError, "a slab is aligned, and has room for a header");
+        PyBuffer_Release(&buffer);
+        Py_DECREF(memory);
+        return -1;
+    }
+    PyObject *old = self->memory;
+    self->buffer = buffer;
+    self->memory = memory;
+    if (before.obj != NULL) {
+        PyBuffer_Release(&before);
+    }
+    Py_XDECREF(old);
+    return 0;
+}
+
+static PyObject *begin(RowSlab *self, PyObject *args)
+{
+    PyObject *memory;
+    unsigned long long sequence;
+    if (!PyArg_ParseTuple(args, "O!K:begin", &PyMemoryView_Type, &memory, &sequence)) {
+        return NULL;
+    }
+    if (sequence > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "a sequence number has 32 bits");
+        return NULL;
+    }
+    if (!self->size) {
+        return no_room();
+    }
+    Py_INCREF(memory);
+    if (hold_memory(self, memory) < 0) {
+        return NULL;
+    }
+    char zeros[64] = {0};
+    put(self, HEADER, zeros, 64);
+    commit(self, 0, sequence);
+    self->sequence = sequence;
+    self->tag = (uint64_t)sequence << 32;
+    self->rows = self->count = self->noted_rows = 0;
+    self->logged = -1;
+    self->ended = 0;
+    self->only_floats = 1;
+    self->at = self->buffer.len - self->size;
+    self->position = HEADER;
+    self->floor = self->least = NEVER;
+    Py_RETURN_NONE;
+}
+
+static PyObject *hold(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    self->floor = self->least = NEVER;
+    Py_RETURN_NONE;
+}
+
+static PyObject *release(RowSlab *self, PyObject *most_rows)
+{
+    long long most = PyLong_AsLongLong(most_rows);
+    if (most == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    if (!self->position) {
+        return no_room();
+    }
+    int64_t length = self->buffer.len;
+    if (self->asks) {
+        most = most < 0 ? 0 : most;
+        self->least = most > length / self->size ? 0 : length - most * self->size;
+        set_floor(self);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *has_room(RowSlab *self, PyObject *args)
+{
+    long long log_bytes = 0;
+    if (!PyArg_ParseTuple(args, "|L:has_room", &log_bytes)) {
+        return NULL;
+    }
+    return PyBool_FromLong(row_at(self) >= 0 && log_bytes <= MOST_BYTES &&
+                           self->at >= self->position + RESERVE + log_bytes);
+}
+
+static PyObject *only_floats(RowSlab *self, PyObject *only)
+{
+    int is_true = PyObject_IsTrue(only);
+    if (is_true < 0) {
+        return NULL;
+    }
+    self->only_floats = (char)is_true;
+    Py_RETURN_NONE;
+}
+
+static PyObject *drop(RowSlab *self, PyObject *most)
+{
+    unsigned long long count = PyLong_AsUnsignedLongLong(most);
+    if (count == (unsigned long long)-1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    int64_t at = HEADER;
+    uint32_t row = 0, length;
+    for (unsigned long long i = 0; i < count && at + ENTRY <= self->position; i++) {
+        memcpy(&row, (const char *)self->buffer.buf + at, 4);
+        memcpy(&length, (const char *)self->buffer.buf + at + 4, 4);
+        at += ENTRY + (((int64_t)length + 7) & ~(int64_t)7);
+    }
+    if (!self->position || count > self->count || at > self->position) {
+        PyErr_SetString(PyExc_ValueError, "there are not so many entries in the log");
+        return NULL;
+    }
+    commit(self, at + COMMIT_AT, 0);
+    self->position = at;
+    self->noted_rows = at < self->noted_end ? 0 : self->noted_rows;
+    self->count = count;
+    self->logged = count ? (long long)row : -1;
+    set_floor(self);
+    if (row_at(self) >= at + ENTRY) {
+        commit(self, self->at + self->asked, 0);
+        commit(self, self->at + self->done, 0);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *asked(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    uint64_t mark;
+    int64_t at = row_at(self);
+    if (at < self->position + ENTRY) {
+        Py_RETURN_NONE;
+    }
+    const char *row = (const char *)self->buffer.buf + at;
+    memcpy(&mark, row + self->asked, 8);
+    if (mark != (self->tag | (self->rows + 1))) {
+        Py_RETURN_NONE;
+    }
+    return PyBytes_FromStringAndSize(row, self->asked);
+}
+
+static PyObject *last_row(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    if (!self->rows) {
+        return PyBytes_FromStringAndSize(NULL, 0);
+    }
+    const char *row = (const char *)self->buffer.buf + self->at + self->size;
+    return PyBytes_FromStringAndSize(row + self->reward + 8, self->done - self->reward - 8);
+}
+
+static PyObject *last_texts(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    PyObject *texts = PyDict_New();
+    int is_noted = self->rows && self->noted_rows == self->rows;
+    for (int64_t at = self->noted; texts != NULL && is_noted && at + ENTRY <= self->noted_end;) {
+        uint32_t length, column;
+        uint16_t kind;
+        const char *entry = (const char *)self->buffer.buf + at;
+        memcpy(&length, entry + 4, 4);
+        memcpy(&kind, entry + 8, 2);
+        memcpy(&column, entry + 12, 4);
+        at += ENTRY + (((int64_t)length + 7) & ~(int64_t)7);
+        if (at > self->noted_end) {
+            break;
+        }
+        if (kind != VALUE) {
+            continue;
+        }
+        PyObject *number = PyLong_FromUnsignedLong(column);
+        PyObject *text = PyBytes_FromStringAndSize(entry + ENTRY, (Py_ssize_t)length);
+        if (number == NULL || text == NULL || PyDict_SetItem(texts, number, text) < 0) {
+            Py_CLEAR(texts);
+        }
+        Py_XDECREF(number);
+        Py_XDECREF(text);
+    }
+    return texts;
+}
+
+static PyObject *entries(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    if (self->memory == NULL) {
+        return PyList_New(0);
+    }
+    PyObject *found = PyObject_CallFunction(log_entries, "OiLK", self->memory, HEADER, (long long)self->position,
+                                            self->sequence);
+    PyObject *list = found == NULL ? NULL : PySequence_List(found);
+    Py_XDECREF(found);
+    return list;
+}
+
+static PyObject *orphan(RowSlab *self, PyObject *Py_UNUSED(ignored))
+{
+    if (self->memory != NULL) {
+        PyObject *copy = PyByteArray_FromStringAndSize(self->buffer.buf, self->buffer.len);
+        PyObject *memory = copy == NULL ? NULL : PyMemoryView_FromObject(copy);
+        Py_XDECREF(copy);
+        if (hold_memory(self, memory) < 0) {
+            return NULL;
+        }
+    }
+    Py_RETURN_NONE;
+}

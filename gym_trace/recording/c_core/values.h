@@ -1,0 +1,246 @@
+/* Reads values, observations, actions, rewards and flags, or declines them. */
+#pragma once
+#include "changes.h"
+
+/* Whether a dtype is one of NumPy's own numbers, which can be compared and copied without running other people's code. */
+static inline int is_number(const PyArray_Descr *dtype)
+{
+    return PyTypeNum_ISNUMBER(dtype->type_num) || PyTypeNum_ISBOOL(dtype->type_num);
+}
+
+/* Whether an array has the dtype and shape of a leaf. */
+static inline int fits(const Leaf *leaf, PyArrayObject *array)
+{
+    PyArray_Descr *dtype = PyArray_DESCR(array);
+    if (dtype != leaf->dtype && !(is_number(dtype) && PyArray_EquivTypes(dtype, leaf->dtype))) {
+        return 0;
+    }
+    return PyArray_NDIM(array) == leaf->dimensions &&
+           PyArray_CompareLists(PyArray_DIMS(array), leaf->shape, leaf->dimensions);
+}
+
+/* The bytes of a value, as long as it is held. */
+typedef struct {
+    const void *bytes;
+    int64_t length; /* of a text; of changes, how many words */
+    PyObject *held; /* what they belong to, if nobody else holds it */
+    char scalar[32]; /* of two long doubles, at most */
+} Value;
+
+/* An int of Python, where the leaf is an integer. */
+static int read_integer(const Leaf *leaf, PyObject *object, Value *value)
+{
+    if (leaf->scalar == NULL || !PyTypeNum_ISINTEGER(leaf->dtype->type_num)) {
+        return -1;
+    }
+    int overflow, bits = (int)leaf->size * 8, is_signed = PyTypeNum_ISSIGNED(leaf->dtype->type_num) != 0;
+    long long number = PyLong_AsLongLongAndOverflow(object, &overflow);
+    uint64_t bytes = (uint64_t)number;
+    if (overflow > 0 && !is_signed && bits == 64) {
+        bytes = PyLong_AsUnsignedLongLong(object);
+        if (PyErr_Occurred()) {
+            PyErr_Clear();
+            return -1;
+        }
+    }
+    else if (overflow || (!is_signed && number < 0)) {
+        return -1;
+    }
+    else if (bits < 64) {
+        long long limit = 1LL << (bits - is_signed);
+        if (number >= limit || number < -limit) {
+            return -1;
+        }
+    }
+    memcpy(value->scalar, &bytes, 8);
+    return 0;
+}
+
+static int read_text(PyObject *object, Value *value)
+{
+    if (!PyUnicode_CheckExact(object)) {
+        return -1;
+    }
+    Py_ssize_t length;
+    value->bytes = PyUnicode_AsUTF8AndSize(object, &length);
+    if (value->bytes == NULL) { /* it has surrogates */
+        PyErr_Clear();
+        return -1;
+    }
+    value->length = length;
+    return length > MOST_TEXT ? -1 : 0;
+}
+
+/* Finds what has changed of a large value. */
+static int read_large(const Leaf *leaf, PyObject *object, Value *value)
+{
+    PyArrayObject *array = (PyArrayObject *)object;
+    if (leaf->before == NULL || !*(npy_bool *)PyArray_DATA(leaf->ready) || !PyArray_CheckExact(object) ||
+        !fits(leaf, array) || !PyArray_IS_C_CONTIGUOUS(array)) {
+        return -1;
+    }
+    value->bytes = PyArray_DATA(array);
+    value->length = find_changes(PyArray_DATA(leaf->before), value->bytes, leaf->large,
+                                 (int)PyArray_ITEMSIZE(leaf->before), leaf->changes, leaf->most);
+    return value->length < 0 ? -1 : 0;
+}
+
+/* Reads a value that is exactly as its leaf says, and if it is large, like the one before. Returns -1, with nothing held, of any other: it is declined. */
+static int read_value(const Leaf *leaf, PyObject *object, Value *value)
+{
+    value->held = NULL;
+    value->bytes = value->scalar;
+    if (leaf->dtype == NULL) {
+        return read_text(object, value);
+    }
+    if (leaf->large) {
+        return read_large(leaf, object, value);
+    }
+    if (PyLong_CheckExact(object)) {
+        return read_integer(leaf, object, value);
+    }
+    if (PyArray_CheckExact(object)) {
+        PyArrayObject *array = (PyArrayObject *)object;
+        if (!fits(leaf, array)) {
+            return -1;
+        }
+        if (!PyArray_IS_C_CONTIGUOUS(array)) {
+            array = (PyArrayObject *)PyArray_NewCopy(array, NPY_CORDER);
+            if (array == NULL) {
+                PyErr_Clear();
+                return -1;
+            }
+            value->held = (PyObject *)array;
+        }
+        value->bytes = PyArray_DATA(array);
+        return 0;
+    }
+    if (leaf->scalar == NULL || Py_TYPE(object) != leaf->scalar) {
+        return -1;
+    }
+    PyArray_ScalarAsCtype(object, value->scalar);
+    return 0;
+}
+
+/* Bytes of a text as MessagePack. */
+static inline int64_t text_bytes(int64_t length)
+{
+    return length + (length < 32 ? 1 : length < 256 ? 2 : 3);
+}
+
+/* Bytes that a value takes of the log. */
+static inline int64_t log_bytes(const Leaf *leaf, const Value *value)
+{
+    if (leaf->dtype != NULL && !leaf->large) {
+        return 0;
+    }
+    int64_t bytes = leaf->large ? value->length * (4 + PyArray_ITEMSIZE(leaf->before)) : text_bytes(value->length);
+    return ENTRY + ((bytes + 7) & ~(int64_t)7);
+}
+
+/* The leaves of an observation or action. */
+typedef struct {
+    Value values[MOST_NODES];
+    int count;
+    int64_t log; /* bytes of the log that they take */
+} Parts;
+
+static void let_go(Parts *parts)
+{
+    for (int i = 0; i < parts->count; i++) {
+        Py_XDECREF(parts->values[i].held);
+    }
+}
+
+/* Whether a dict can be asked for any text or integer without running other people's code. */
+static int has_plain_keys(PyObject *dict)
+{
+    Py_ssize_t at = 0;
+    PyObject *key;
+    while (PyDict_Next(dict, &at, &key, NULL)) {
+        if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+static int read_part(const Tree *tree, int *next, PyObject *object, Parts *parts)
+{
+    const Node *node = &tree->nodes[(*next)++];
+    if (node->children == IS_LEAF) {
+        Value *value = &parts->values[parts->count];
+        if (read_value(&node->leaf, object, value) < 0) {
+            return -1;
+        }
+        parts->count += 1;
+        parts->log += log_bytes(&node->leaf, value);
+        return 0;
+    }
+    if (node->keys != NULL) {
+        if (!PyDict_CheckExact(object) || PyDict_GET_SIZE(object) != node->children || !has_plain_keys(object)) {
+            return -1;
+        }
+    }
+    else if (!(PyTuple_CheckExact(object) || PyList_CheckExact(object)) ||
+             PySequence_Fast_GET_SIZE(object) != node->children) {
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < node->children; i++) {
+        PyObject *part = node->keys == NULL ? PySequence_Fast_GET_ITEM(object, i)
+                                            : PyDict_GetItemWithError(object, PyTuple_GET_ITEM(node->keys, i));
+        if (part == NULL) {
+            PyErr_Clear();
+            return -1;
+        }
+        if (read_part(tree, next, part, parts) < 0) {
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Reads a value whose leaves are all exactly as they should be. Returns -1, with nothing held, of any other: it is declined. */
+static int read_parts(const Tree *tree, PyObject *object, Parts *parts)
+{
+    int next = 0;
+    parts->count = 0;
+    parts->log = 0;
+    if (!tree->count || read_part(tree, &next, object, parts) < 0) {
+        let_go(parts);
+        return -1;
+    }
+    return 0;
+}
+
+static int read_reward(const RowSlab *self, PyObject *reward, double *number)
+{
+    if (!self->only_floats || !self->answers) {
+        return -1;
+    }
+    if (PyFloat_CheckExact(reward) || Py_TYPE(reward) == &PyDoubleArrType_Type) {
+        *number = PyFloat_AS_DOUBLE(reward);
+        return 0;
+    }
+    if (PyLong_CheckExact(reward)) {
+        int overflow;
+        long long exact = PyLong_AsLongLongAndOverflow(reward, &overflow);
+        *number = (double)exact;
+        return overflow || exact > EXACT_INTEGERS || exact < -EXACT_INTEGERS ? -1 : 0;
+    }
+    return -1;
+}
+
+/* Whether an object can be asked whether it is true without running other people's code. */
+static inline int is_plain_flag(PyObject *flag)
+{
+    return PyBool_Check(flag) || Py_TYPE(flag) == &PyBoolArrType_Type;
+}
+
+/* Reads both flags. Returns what they say, SAYS_TERMINATED | SAYS_TRUNCATED; -1 with an exception. */
+static inline int read_flags(PyObject *terminated, PyObject *truncated)
+{
+    int first = terminated == Py_False ? 0 : PyObject_IsTrue(terminated);
+    int second = first < 0 ? -1 : truncated == Py_False ? 0 : PyObject_IsTrue(truncated);
+    return second < 0 ? -1 : first * SAYS_TERMINATED | second * SAYS_TRUNCATED;
+}
