@@ -62,7 +62,7 @@ def _bars(axis: Any, found: dict[str, float], label: str, names: bool) -> None:
     for name, value in found.items():
         place = len(rows) - rows.index(name)
         axis.barh(place, max(value, 0.05), color=OUR_COLOUR if name == OURS else PEER_COLOUR, height=0.7)
-        text = f" {value:,.0f}" if value >= 100 else f" {value:.3g}"
+        text = f" {value:,.0f}" if value >= 100 else f" {value:.3g}" if value > 0 else " in the noise"
         axis.text(
             1.04 * max(value, 0.05), place, text, va="center", weight="bold" if name == OURS else "normal", fontsize=8
         )
