@@ -535,9 +535,11 @@ def test_memory_is_flat_over_many_steps() -> None:
     slab, memory = core.RowSlab(layout), memoryview(bytearray(1 << 18))
     observations = [np.zeros(4, "f4"), np.zeros(8, "f4")[::2], np.zeros(3)]
     rewards, over = [1.0, np.float64(2.0), 3, None], [False] * 90 + [True, np.True_, Flag(lambda: True)]
-    peaks = []
+    random, columns = np.random.default_rng(0), (np.zeros((3, 4)), np.zeros((3, 4, 5, 2), "f4"), np.zeros((3, 4), bool))
+    batches, peaks = [batches_like(random, columns) for _ in range(97)], []
     for _ in range(10):
         for i in range(int(os.environ["GYM_TRACE_STEPS"]) // 10):
+            core.put_batches(columns, i % 3, batches[i % 97])
             if not slab.rows or not slab.ask(i):
                 slab.begin(memory, 1 + i % 1000)
                 slab.release(1 << 62)
