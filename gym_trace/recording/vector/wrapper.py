@@ -186,6 +186,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps all lanes and records the step."""
         recorder = self._recorder
+        notes, self._notes = self._notes, {}  # of this step, whatever becomes of it
         if not recorder.ready():
             return self.env.step(actions)
         recorder.expecting = True
@@ -198,7 +199,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             recorder.ask(packed_actions)
         result = observations, rewards, terminations, truncations, infos = self.env.step(actions)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
-        has_more = self._has_more or self._notes
+        has_more = self._has_more or notes
         if not has_more and recorder.step_usual(observations, rewards, terminations, truncations, utc, monotonic):
             return result
         try:
@@ -238,7 +239,6 @@ class TraceRecordingVectorWrapper(_Wrapper):
         except Exception as error:
             self._cannot_tell("observations and infos", error)
             return result
-        notes, self._notes = self._notes, {}
         recorder.add(
             Step(
                 utc,
