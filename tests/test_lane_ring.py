@@ -238,6 +238,25 @@ def test_slabs_do_not_depend_on_what_the_recorder_remembers(
     assert rebuilt(tmp_path / "r", run.recorder._schema, *slabs) == closed
 
 
+@modes
+def test_whatever_byte_a_true_flag_is_a_ring_has_it(tmp_path: Path, mode: Any) -> None:
+    run = Run(tmp_path / "t", mode, "box", False, "plain")
+    step = run.env.step
+
+    def step_with_masks(actions: Any) -> Any:
+        observations, rewards, terminations, *rest = step(actions)
+        return observations, rewards, (terminations.view(np.uint8) * np.uint8(255)).view(np.bool_), *rest
+
+    run.env.step = step_with_masks  # type: ignore[method-assign]
+    for _ in range(7):
+        run.play("step")
+    segments, _ = in_ring(tmp_path / "t")
+    found = rebuilt(tmp_path / "r", run.recorder._schema, segments)
+    run.wrapped.close()
+    assert found == parts_of(tmp_path / "t")
+    assert "terminated" in {part["outcome"] for part in found}
+
+
 def test_an_entry_that_does_not_fit_goes_into_a_larger_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vector_recorder, "_LEAST_LOG", 8 << 10)
     monkeypatch.setattr(vector_recorder, "_LEAST_BYTES", 1 << 10)
