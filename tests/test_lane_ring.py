@@ -21,7 +21,7 @@ from telling import COUNT, MODES, SPACES, TellingEnv, plain
 from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
-from gym_trace.errors import CorruptTrace, TraceError
+from gym_trace.errors import CorruptTrace, RecordingError, TraceError, UnstorableValue
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.packing import pack, unpack
 from gym_trace.recording.vector import recorder as vector_recorder
@@ -238,6 +238,25 @@ def test_slabs_do_not_depend_on_what_the_recorder_remembers(
     assert rebuilt(tmp_path / "r", run.recorder._schema, *slabs) == closed
 
 
+@modes
+def test_whatever_byte_a_true_flag_is_a_ring_has_it(tmp_path: Path, mode: Any) -> None:
+    run = Run(tmp_path / "t", mode, "box", False, "plain")
+    step = run.env.step
+
+    def step_with_masks(actions: Any) -> Any:
+        observations, rewards, terminations, *rest = step(actions)
+        return observations, rewards, (terminations.view(np.uint8) * np.uint8(255)).view(np.bool_), *rest
+
+    run.env.step = step_with_masks  # type: ignore[method-assign]
+    for _ in range(7):
+        run.play("step")
+    segments, _ = in_ring(tmp_path / "t")
+    found = rebuilt(tmp_path / "r", run.recorder._schema, segments)
+    run.wrapped.close()
+    assert found == parts_of(tmp_path / "t")
+    assert "terminated" in {part["outcome"] for part in found}
+
+
 def test_an_entry_that_does_not_fit_goes_into_a_larger_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vector_recorder, "_LEAST_LOG", 8 << 10)
     monkeypatch.setattr(vector_recorder, "_LEAST_BYTES", 1 << 10)
@@ -256,6 +275,24 @@ def test_an_entry_that_does_not_fit_goes_into_a_larger_ring(tmp_path: Path, monk
     assert not pending
     notes = [note for part in open_trace(tmp_path / "t") for note in part.annotations.get("large", [])]
     assert {len(note) for note in notes if isinstance(note, np.ndarray)} == {1000, 10_000, 100_000, 1_000_000}
+
+
+def test_more_than_readers_take_of_a_ring_is_refused_before_it_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_recorder, "MOST_SLAB_BYTES", 2 << 20)
+    with pytest.raises(UnstorableValue, match="at most 2097152 can be kept"):
+        Run(tmp_path / "frames", NEXT_STEP, "frames", False, "plain")
+    run = Run(tmp_path / "t", NEXT_STEP, "box", False, "plain")
+    run.play("step")
+    run.wrapped.annotate(large=np.zeros((COUNT, 30_000)))
+    run.play("step")  # into a ring that is larger, as far as it can be
+    run.wrapped.annotate(large=np.zeros((COUNT, 90_000)))
+    run.play("step")
+    with pytest.raises(RecordingError, match="at most 2097152 can be kept"):
+        run.play("step")
+    assert max(map(len, open_trace(tmp_path / "t"))) == 2
+    run.wrapped.close()
 
 
 @modes

@@ -260,6 +260,22 @@ def test_annotations_have_one_row_a_lane(tmp_path: Path) -> None:
     assert other.annotations["word"].tolist() == [f"b{t}" for t in range(5)]
 
 
+def test_annotations_of_a_step_that_is_not_recorded_do_not_go_to_the_next_one(tmp_path: Path) -> None:
+    envs = _OddlyRewarding(np.zeros(2))
+    env = TraceRecordingVectorWrapper(envs, tmp_path)
+    env.reset()
+    env.annotate(value=np.array([1.0, 2.0]))
+    envs.rewards = np.zeros(5)
+    env.step(np.zeros(2, np.int64))
+    envs.rewards = np.zeros(2)
+    with pytest.warns(UserWarning, match="not one a lane"):
+        env.reset(options={"reset_mask": np.ones(2, np.bool_)})
+    env.step(np.zeros(2, np.int64))
+    env.close()
+    found = [(len(episode), dict(episode.annotations)) for episode in open_trace(tmp_path)]
+    assert found == [(0, {}), (0, {}), (1, {}), (1, {})]
+
+
 def test_annotations_stay_typed_columns_where_lanes_are_reset_between_steps(tmp_path: Path) -> None:
     envs = made("sync", vector.AutoresetMode.DISABLED, True, SPACES["box"], spaces.Discrete(2))
     env = TraceRecordingVectorWrapper(envs, tmp_path)

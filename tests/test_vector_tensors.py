@@ -211,6 +211,32 @@ def test_actions_that_are_not_one_a_lane_reach_the_environment(tmp_path: Path) -
     assert [len(episode) for episode in open_trace(tmp_path / "t")] == [0] * 3
 
 
+class OnDevice(Tensor):
+    """As tensors are that have to be asked for their array."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise TypeError("lies on a device")
+
+    def detach(self) -> OnDevice:
+        return self
+
+    def numpy(self) -> Any:
+        return self._array
+
+
+def test_a_reset_mask_that_is_a_tensor_says_which_lanes_are_reset(tmp_path: Path) -> None:
+    env = TraceRecordingVectorWrapper(Saying(), tmp_path / "t", episode_filter=lambda _: True)
+    env.reset()
+    env.reset(options={"reset_mask": OnDevice([True, False, True])})
+    env.step(np.zeros(3, np.int64))
+    env.reset(options={"reset_mask": np.ones(7, np.bool_)})
+    with pytest.warns(UserWarning, match="the flags in a reset_mask are not one a lane"):
+        env.step(np.zeros(3, np.int64))
+    env.close()
+    found = [(episode.lane, episode.outcome, len(episode)) for episode in open_trace(tmp_path / "t")]
+    assert sorted(found) == [(0, "cut", 0), (0, "cut", 1), (1, "cut", 1), (2, "cut", 0), (2, "cut", 1)]
+
+
 def test_rewards_each_of_another_shape_are_kept(tmp_path: Path) -> None:
     rewards = [np.zeros(2), np.zeros(3), 1.0]
     env = TraceRecordingVectorWrapper(Saying(rewards=rewards), tmp_path / "t")
@@ -224,7 +250,7 @@ def test_rewards_each_of_another_shape_are_kept(tmp_path: Path) -> None:
 def test_an_annotation_that_has_no_rows_is_refused(tmp_path: Path) -> None:
     env = TraceRecordingVectorWrapper(Saying(), tmp_path / "t")
     env.reset()
-    for value in (1.0, Tensor(1.0), None):
+    for value in (1.0, Tensor(1.0), None, {"mean": 1, "std": 2, "entropy": 3}, "abc", {1, 2, 3}):
         with pytest.raises(InvalidOption, match="pass one a lane"):
             env.annotate(value=value)
     env.close()

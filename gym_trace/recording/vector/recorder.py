@@ -25,7 +25,7 @@ from gym_trace.ring.lanes.events import LANE, End, Interrupted, LaneState, Obser
 from gym_trace.ring.lanes.layout import LaneLayout, row_bytes
 from gym_trace.ring.lanes.slab import LaneSlab, Rooms, log_bytes_for, rooms_of_no_slab
 from gym_trace.ring.log import LogFull
-from gym_trace.ring.memory import LANES, Ring
+from gym_trace.ring.memory import LANES, MOST_SLAB_BYTES, Ring
 from gym_trace.ring.segment import Rows, Segment
 from gym_trace.storage.protocol import Storage
 
@@ -70,6 +70,7 @@ class LaneRecorder(Recorder):
         self._log_bytes = max(_LEAST_LOG, capacity // 8) + (LANE.itemsize + row_size * filters.steps) * count
         if options.record_infos:
             self._log_bytes += min(_MOST_BYTES, times * count * _INFO)
+        _demand_room(self._layout.log + self._log_bytes + count * row_size)  # a reset, or last observations, in the log
         self.largest_value = wire.MAX_VALUES // 2 // count
         self.expecting = False  # a step or reset has begun that was not told yet
         self._asked: list[Rows] | LaneSlab | None = None  # actions that were not answered yet, or the slab they are in
@@ -90,6 +91,7 @@ class LaneRecorder(Recorder):
 
     def _new_ring(self, slab_bytes: int) -> Ring:
         size = max(slab_bytes, self._layout.log + self._log_bytes)
+        _demand_room(size)
         return Ring(self._storage, self.writer_id, LANES, self._layout.described(), _SLABS, size)
 
     def _submit(self) -> None:
@@ -130,7 +132,7 @@ class LaneRecorder(Recorder):
         done = 0 if before is None else before.sequence
         self._out.wait(min(self._out.submitted, done - _AHEAD))
         if len(ring.slabs[0]) < size:
-            ring = self._larger_ring(ring, size + size // 4)
+            ring = self._larger_ring(ring, max(size, min(size + size // 4, MOST_SLAB_BYTES)))
         if self.failed:
             return
         ring.sequence = done  # an interrupt may have come after it was counted
@@ -293,6 +295,11 @@ class LaneRecorder(Recorder):
 
 
 not_to_be_interrupted(__file__)
+
+
+def _demand_room(slab_bytes: int) -> None:
+    if slab_bytes > MOST_SLAB_BYTES:  # nobody would read it
+        raise UnstorableValue(f"a step of all lanes takes {slab_bytes} bytes; at most {MOST_SLAB_BYTES} can be kept")
 
 
 class BatchPacker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,12 +158,16 @@ class TraceRecordingVectorWrapper(_Wrapper):
             recorder.warn_if_unrecorded()
             return self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         mask = None if options is None else options.get("reset_mask")  # before Gymnasium takes it out of options
+        recorder.expecting = True
+        try:
+            lanes = np.arange(self._count) if mask is None else self._lanes_in(mask)
+        except Exception as error:  # anything: other people's objects
+            self._cannot_tell("flags in a reset_mask", error)
+            return self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         given = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
         packed_options = recorder.packed("reset", given) if given else None
-        lanes = np.arange(self._count) if mask is None else np.flatnonzero(mask)
         if mask is None:
             self._notes = {}
-        recorder.expecting = True
         ids = None if recorder.filters is None else recorder.filters.reset(lanes)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         result = observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
@@ -176,7 +180,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
                 for lane in lanes.tolist()
             ]
             batch = self._observations.batch(observations, None if mask is None else lanes)
-        except Exception as error:  # anything: other people's objects
+        except Exception as error:  # as above
             self._cannot_tell("observations and infos of a reset", error)
             return result
         seeds = np.array([start.seed for start in starts], np.int64)
@@ -186,6 +190,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps all lanes and records the step."""
         recorder = self._recorder
+        notes, self._notes = self._notes, {}  # of this step, whatever becomes of it
         if not recorder.ready():
             return self.env.step(actions)
         recorder.expecting = True
@@ -193,12 +198,12 @@ class TraceRecordingVectorWrapper(_Wrapper):
             try:
                 packed_actions = self._actions.step(actions, recorder.rooms().actions)
             except Exception as error:  # anything: other people's objects, as below
-                self._cannot_tell("actions", error)
+                self._cannot_tell("actions of a step", error)
                 return self.env.step(actions)
             recorder.ask(packed_actions)
         result = observations, rewards, terminations, truncations, infos = self.env.step(actions)
         utc, monotonic = time.time_ns(), time.monotonic_ns()
-        has_more = self._has_more or self._notes
+        has_more = self._has_more or notes
         if not has_more and recorder.step_usual(observations, rewards, terminations, truncations, utc, monotonic):
             return result
         try:
@@ -213,7 +218,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
                 rewards = self._rewards(rewards)
                 packed_rewards = self._packed_rewards(rewards)
         except Exception as error:
-            self._cannot_tell("rewards, terminations and truncations", error)
+            self._cannot_tell("rewards, terminations and truncations of a step", error)
             return result
         ids: Array | None = None
         kept: Array | None = None
@@ -236,9 +241,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
                     step_infos = [final or info for final, info in zip(last, reset_infos)]
             packed_observations = self._observations.step(observations, rooms.observations)
         except Exception as error:
-            self._cannot_tell("observations and infos", error)
+            self._cannot_tell("observations and infos of a step", error)
             return result
-        notes, self._notes = self._notes, {}
         recorder.add(
             Step(
                 utc,
@@ -276,7 +280,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
         """
         for name, value in values.items():
             rows = plain_array(value)
-            count = len(rows) if getattr(rows, "shape", True) and hasattr(rows, "__len__") else "no"
+            has_rows = getattr(rows, "shape", True) and hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
+            count = len(rows) if has_rows and not isinstance(rows, (str, bytes, Mapping)) else "no"
             if count != self._count:
                 raise InvalidOption(f"annotate({name}=...): {count} rows for {self._count} lanes; pass one a lane")
             self._notes[name] = np.array(rows) if _is_numeric(rows) else [_packed_note(name, row) for row in rows]
@@ -302,8 +307,15 @@ class TraceRecordingVectorWrapper(_Wrapper):
         return values
 
     def _cannot_tell(self, what: str, error: Exception) -> None:
-        """Says that a step cannot be recorded, which is taken as an exception that came out of it."""
-        self._recorder.complain("lanes", f"the {what} of a step are not one a lane; it is left out ({error!r:.200})")
+        """Says that a step or reset cannot be recorded, which is taken as an exception that came out of it."""
+        self._recorder.complain("lanes", f"the {what} are not one a lane; it is left out ({error!r:.200})")
+
+    def _lanes_in(self, mask: Any) -> Array:
+        """The lanes that a mask is true for."""
+        flags = np.asarray(plain_array(mask))
+        if flags.size != self._count:
+            raise ValueError(f"{flags.size} flags for {self._count} lanes")
+        return np.flatnonzero(flags)
 
     def _finals(self, observations: Any, infos: dict[str, Any], ended: list[int]) -> tuple[Array, list[Rows]]:
         """The last observations of lanes that were reset in the same step."""

@@ -98,12 +98,12 @@ class _Reading:
     def __init__(self, layout: LaneLayout, slab: memoryview):
         self._layout, self._slab = layout, slab
         self.columns = layout.arrays(slab)
+        for path in (TERMINATIONS, TRUNCATIONS):  # of which any byte but 0 is true
+            self.columns[path] = self.columns[path].view(np.uint8) != 0
         by_time = {path: column.swapaxes(0, 1) for path, column in self.columns.items()}  # an item is had sooner
         self._observations = [by_time.get(leaf.path) for leaf in layout.observation_leaves]
         self._actions = [by_time.get(leaf.path) for leaf in layout.action_leaves]
         self._terminations, self._truncations = by_time[TERMINATIONS], by_time[TRUNCATIONS]
-        for flags in (self._terminations, self._truncations):
-            _demand_flags(flags)
         self._nothing = UnpackedStep(NOTHING, layout)
         self._rewards: dict[int, Array] = {}
         self._reward_type: int | None = None
@@ -193,11 +193,6 @@ def _rows(columns: list[Array | None], odd: OddRows, time: int) -> list[Rows]:
     if not odd:
         return [column[time] for column in columns]  # type: ignore[index]
     return [odd[number] if number in odd else column[time] for number, column in enumerate(columns)]  # type: ignore[index]
-
-
-def _demand_flags(flags: Array) -> None:
-    if flags.view(np.uint8).max(initial=0) > 1:
-        raise CorruptTrace("a flag of a ring is neither true nor false")
 
 
 def pending_of(asked: list[Rows] | None, lanes: Array) -> list[Pending]:
