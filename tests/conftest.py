@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 import os
 import signal
 import sys
 
 import hypothesis
 import pytest
+from longer import LONG
 
 collect_ignore = ["strangers", "interop"]  # which have environments of their own: make strangers, test-interop
 
@@ -17,6 +20,10 @@ os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 # Hundreds of processes import gym_trace: each would compile it for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+if not LONG:  # thousands of recordings wait for the disk, and have memory prepared that they never use
+    os.fsync = os.fstat  # type: ignore[assignment]  # of this process: those that lose their disk are others
+    vars(mmap).pop("MAP_POPULATE", None)
 
 _QUIET = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
 hypothesis.settings.register_profile(
@@ -31,6 +38,11 @@ hypothesis.settings.register_profile(
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_finish() -> None:
+    """What all tests are made of is there to stay: whoever collects garbage need not look at it."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
