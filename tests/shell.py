@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cradle
 import gymnasium
 import pytest
 from click.testing import CliRunner, Result
@@ -104,7 +105,7 @@ def process(*args: object, **kwargs: Any) -> subprocess.Popen[str]:
     """The command in a process of its own."""
     command = [sys.executable, "-c", "from gym_trace_cli.main import cli; cli()", *map(str, args)]
     kwargs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **kwargs}
-    return subprocess.Popen(command, text=True, **kwargs)
+    return cradle.Popen(command, text=True, **kwargs)
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -7,13 +7,13 @@ import os
 import re
 import select
 import struct
-import subprocess
 import sys
 import termios
 import time
 from collections.abc import Iterable
 from typing import Any
 
+import cradle
 from gym_trace_cli.player.terminal import Abilities
 from rich.cells import cell_len
 
@@ -97,7 +97,7 @@ class Scripted:
 
 
 class Console:
-    """A process whose terminal is a real one. A context manager; ends the process.
+    """A process of Python whose terminal is a real one. A context manager; ends the process.
 
     answer: what the terminal says when it is asked what it is.
     """
@@ -116,12 +116,9 @@ class Console:
         self.modes = termios.tcgetattr(self.slave)
         self.raw = b""
         named = {"TERM": "xterm-256color", "COLORTERM": "", "NO_COLOR": "", "PYTHONIOENCODING": "utf-8"}
-        place = os.ttyname(self.slave)
-        self.process: Any = subprocess.Popen(  # the terminal that a new session opens first is the one that controls it
-            ["/bin/sh", "-c", f'exec "$0" "$@" <{place} >{place} 2>&1', *command],
-            start_new_session=True,
-            env={**os.environ, **named, **(environ or {})},
-        )
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), self.slave)
+        environ = {**os.environ, **named, **(environ or {})}
+        self.process: Any = cradle.Popen(command, start_new_session=True, env=environ, **streams)
 
     def __enter__(self) -> Console:
         return self

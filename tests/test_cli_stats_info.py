@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cradle
 import gymnasium
 import numpy as np
 import pytest
@@ -255,7 +255,7 @@ def test_info_reports_a_killed_writer_and_its_lost_episode(tmp_path: Path) -> No
         "env = TraceRecordingWrapper(CountingEnv(), sys.argv[1])\n"
         "env.reset(); env.step(0); env.step(1); env.flush(); os.kill(os.getpid(), 9)\n"
     )
-    killed = subprocess.run(
+    killed = cradle.run(
         [sys.executable, "-c", script, str(tmp_path)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
         check=False,

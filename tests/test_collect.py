@@ -14,6 +14,7 @@ from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
+import cradle
 import gymnasium
 import pytest
 from hypothesis import given
@@ -307,7 +308,7 @@ PARENT = """
 def test_workers_end_with_their_parent_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(textwrap.dedent(PARENT))
-    parent = subprocess.Popen([sys.executable, str(script), str(tmp_path / "a")], stdout=subprocess.PIPE, text=True)
+    parent = cradle.Popen([sys.executable, str(script), str(tmp_path / "a")], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     while int(parent.stdout.readline() or 10**9) < 50:
         pass
@@ -346,7 +347,7 @@ def test_a_script_that_begins_a_run_when_it_is_imported_is_told_what_to_do(tmp_p
     script = tmp_path / "script.py"
     made = "import gymnasium, gym_trace\ngym_trace.collect(make_env, None, 'trace', episodes=2, workers=2)\n"
     script.write_text(made.replace("make_env", "lambda: gymnasium.make('CartPole-v1')"))
-    ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    ended = cradle.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1
     assert 'put what it does under if __name__ == "__main__":' in ended.stderr
     assert ended.stderr.count("Traceback") == 1

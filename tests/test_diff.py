@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import cradle
 import gymnasium
 import numpy as np
 import pytest
@@ -155,7 +155,7 @@ os._exit(1)
 
 
 def test_what_a_killed_process_left_does_not_hide_that_the_rest_is_the_same(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED, tmp_path / "a"], check=False)
+    cradle.run([sys.executable, "-c", KILLED, tmp_path / "a"], check=False)
     for name, seeds in (("a", [3, 4, 5]), ("b", [4, 5, 3])):
         env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / name, on_exist="append")
         for seed in seeds:

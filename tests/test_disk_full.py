@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cradle
 import pytest
 import victim
 from zoo import CountingEnv
@@ -75,7 +76,7 @@ def record_until_full(directory: Path, *limits: int, how: str = "step", **option
     """What each run told: one into the directory, several each into one whose number is appended to its name."""
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
     command = [sys.executable, "-c", _SCRIPT, str(directory), json.dumps(limits), json.dumps(options), how]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    process = cradle.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
     assert process.stderr == ""
     found: list[dict[str, Any]] = json.loads(process.stdout)
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cradle
 import gymnasium
 import numpy as np
 import pytest
@@ -267,7 +267,7 @@ for _ in range(3):
     env.step(0)
 raise ValueError('no close')
 """
-    subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    cradle.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
     assert [entry["type"] for entry in manifest_entries(tmp_path)] == ["writer", "batch", "closed"]
     assert len(open_trace(tmp_path)[0]) == 3
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cradle
 import numpy as np
 import pytest
 from longer import LONG
@@ -295,7 +296,7 @@ SLOW = """
 
 def _slow(trace: Path, out: Path, seconds: float = 60) -> subprocess.Popen[str]:
     script = textwrap.dedent(SLOW).format(tests=str(TESTS), seconds=seconds, trace=str(trace), out=str(out))
-    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return cradle.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_an_export_that_is_killed_leaves_nothing_under_its_name_and_can_be_made_again(
@@ -388,7 +389,7 @@ def test_a_full_disk_is_an_error_of_one_line_and_leaves_nothing(traces: dict[str
     }
     for call, told in calls.items():
         script = textwrap.dedent(limited).format(tests=str(TESTS), most=1000, call=call)
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+        done = cradle.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
         assert done.stdout.startswith("RecordingError"), done.stderr
         assert told in done.stdout
         assert len(done.stdout.splitlines()) == 1

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cradle
 import gymnasium
 import numpy as np
 import pytest
@@ -61,11 +62,11 @@ def command_of(script: str, directory: Path, *words: object) -> list[str]:
 
 def start_script(script: str, directory: Path, *words: object) -> subprocess.Popen[str]:
     command = command_of(script, directory, *words)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return cradle.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_script(script: str, directory: Path) -> str:
-    ended = subprocess.run(command_of(script, directory), capture_output=True, text=True, timeout=60)
+    ended = cradle.run(command_of(script, directory), capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     return ended.stdout
 
@@ -216,7 +217,7 @@ if __name__ == "__main__":
     steps(env, 2)
 """
     )
-    subprocess.run([sys.executable, tmp_path / "script.py", tmp_path / "t"], check=True, timeout=60)
+    cradle.run([sys.executable, tmp_path / "script.py", tmp_path / "t"], check=True, timeout=60)
     assert recorded(tmp_path / "t") == expected((0, 0, 0, 1, 4), (0, 1, 0, 3, 7))
 
 
@@ -262,7 +263,7 @@ print("stepped", flush=True)
 sys.stdin.read()
 """
     command = [sys.executable, "-c", _PREAMBLE + script, str(tmp_path / "t")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with cradle.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "stepped\n"
         patience = time.monotonic() + 30

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cradle
 import numpy as np
 import pytest
 from gymnasium import vector
@@ -307,7 +307,7 @@ for _ in range(5):
 TellingEnv.step = lambda *_: os._exit(9)
 run.play("step")
 """
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    assert cradle.run([sys.executable, "-c", script], check=False).returncode == 9
     segments, pending = in_ring(tmp_path / "t")
     other = Run(tmp_path / "other", mode, "box", False, "infos")
     for _ in range(5):

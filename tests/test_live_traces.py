@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cradle
 import gymnasium
 import pytest
 from gymnasium.vector import SyncVectorEnv
@@ -258,7 +259,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 os._exit(9)
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with cradle.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == b"ready\n"

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cradle
 import gymnasium
 import pytest
 from painted import painted
@@ -56,7 +57,7 @@ def listed(directory: Path) -> list[tuple[int, str, int]]:
 
 def run(script: str, directory: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
+    return cradle.run(
         [sys.executable, "-W", "error", "-c", script, str(directory)],
         capture_output=True,
         text=True,

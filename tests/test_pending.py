@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cradle
 import gymnasium
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def crashed(directory: Path, end: str = "segfault") -> Path:
     """The trace of a recording that came to this end."""
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_pending as t"
     script += f"\nt.record({str(directory)!r}, {end!r})"
-    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, timeout=120)
+    done = cradle.run([sys.executable, "-c", script], stderr=subprocess.PIPE, timeout=120)
     assert done.returncode == {"kill": -9, "segfault": -11, "exit": 3}[end], done.stderr.decode()
     return directory
 

@@ -138,7 +138,8 @@ def test_what_an_environment_says_meanwhile_is_shown_afterwards_and_once(loud: t
 @pytest.mark.usefixtures("trace")
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs a shell with jobs")
 def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on() -> None:
-    with Console("bash", "--norc", "--noediting", "-i") as shell:
+    bash = "import os; os.execlp('bash', 'bash', '--norc', '--noediting', '-i')"
+    with Console(sys.executable, "-c", bash) as shell:
         command = f"{sys.executable} -c 'from gym_trace_cli.main import cli; cli()' replay t --from observations --step"
         shell.send(command + "\n")
         shell.wait_for("reset")

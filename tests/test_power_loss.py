@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cradle
 import pytest
 from longer import LONG
 
@@ -97,7 +98,7 @@ def test_what_was_flushed_to_a_disk_or_closed_outlives_the_power(
     subprocess.run(["mkfs.ext4", "-q", image], check=True)
     place = mounted(image)
     found = []
-    with subprocess.Popen(
+    with cradle.Popen(
         [sys.executable, "-c", VICTIM, place / "t", way, "30"], stdout=subprocess.PIPE, text=True
     ) as victim:
         assert victim.stdout is not None

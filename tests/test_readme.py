@@ -4,10 +4,10 @@ import importlib.util
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
+import cradle
 import gymnasium
 import pytest
 from shell import ok
@@ -61,9 +61,7 @@ def test_everything_it_shows_runs_in_its_order_in_one_directory(
             assert ok(*shlex.split(snippet)[1:]).stdout
         else:
             (tmp_path / "program.py").write_text(snippet.replace("\n    ...", "\n    pass"))
-            ran = subprocess.run(
-                [sys.executable, "-W", "error", "program.py"], capture_output=True, text=True, timeout=120
-            )
+            ran = cradle.run([sys.executable, "-W", "error", "program.py"], capture_output=True, text=True, timeout=120)
             assert ran.returncode == 0, f"{snippet}: {ran.stdout}{ran.stderr}"
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cradle
 import gymnasium
 import numpy as np
 import pytest
@@ -124,7 +125,7 @@ env = TraceRecordingWrapper(CountingEnv(), {str(tmp_path)!r}, on_exist="append")
 print(flush=True)
 sys.stdin.read()
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with cradle.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(TraceExists, match="another process"):

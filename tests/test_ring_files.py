@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cradle
 import numpy as np
 import pytest
 import rings
@@ -58,7 +59,7 @@ def test_a_ring_that_was_copied_without_its_empty_pages_is_read(tmp_path: Path) 
 def test_a_recording_is_read_to_its_last_step_while_it_runs(tmp_path: Path) -> None:
     times = victim.new_progress(tmp_path / "progress")
     command = [sys.executable, victim.__file__, "cartpole", str(tmp_path / "t"), str(tmp_path / "progress"), "0.5"]
-    process = subprocess.Popen(command)
+    process = cradle.Popen(command)
     try:
         while not times[0] and process.poll() is None:
             time.sleep(0.001)

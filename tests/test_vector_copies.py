@@ -6,13 +6,13 @@ import copy
 import itertools
 import os
 import pickle
-import subprocess
 import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cradle
 import numpy as np
 import pytest
 from gymnasium import vector
@@ -184,7 +184,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 def run_script(script: str, directory: Path, mode: Any) -> None:
     command = [sys.executable, "-c", _PREAMBLE + script, str(directory), mode.value]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = cradle.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import cradle
 import numpy as np
 import pytest
 from gymnasium import vector
@@ -50,7 +51,7 @@ for action in actions:
     env.step(action)
     time.sleep(0.002)
 """
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    process = cradle.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -109,7 +110,7 @@ print(json.dumps(told))
 def record_until_full(directory: Path, limit: int, how: str, **options: Any) -> dict[str, Any]:
     pytest.importorskip("resource")
     command = [sys.executable, "-c", _SCRIPT, str(directory), str(limit), json.dumps(options), how]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    ended = cradle.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.stderr == ""
     told: dict[str, Any] = json.loads(ended.stdout)
     return told

@@ -1,0 +1,192 @@
+"""Processes that need not import anything: forked from one that has imported what tests use.
+
+Popen and run do for `python [-W error] -c CODE …` and `python FILE …` what those of subprocess do; each process has a
+__main__ and an end of its own. What depends on the imports, the memory or the settings of a process is started by
+subprocess itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import gc
+import importlib
+import io
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import warnings
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+_HERE = str(Path(__file__).parent)
+_SERVER = "import cradle; code = cradle.serve(); del cradle; exec(code)"
+
+
+class Popen(subprocess.Popen):  # type: ignore[type-arg]
+    """Asks the server for a process instead of starting one; its keeper there tells how it ended."""
+
+    def _execute_child(self, args: Any, *given: Any) -> None:
+        cwd, environ, session, pipes = given[4], given[5], given[20], given[9:15]
+        asked = {
+            "words": [os.fspath(word) for word in args[1:]],
+            "cwd": os.path.abspath(cwd or "."),
+            "environ": dict(os.environ if environ is None else environ),
+            "session": bool(session),
+        }
+        streams = [own if fd == -1 else fd for own, fd in enumerate((pipes[0], pipes[3], pipes[5]))]
+        self._keeper, theirs = _pair()
+        with theirs:
+            socket.send_fds(_server(os.getpid()), [b"."], [theirs.fileno(), *streams])
+        self._keeper.send(json.dumps(asked).encode())
+        self.pid = int(self._keeper.recv(99))
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        if flags and not select.select([self._keeper], [], [], 0)[0]:
+            return 0, 0
+        with self._keeper:
+            return self.pid, int(self._keeper.recv(99))
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        if self.returncode is None and (told := self._try_wait(os.WNOHANG))[0]:
+            self._handle_exitstatus(told[1])  # type: ignore[attr-defined]
+        return self.returncode
+
+
+if not sys.platform.startswith("linux"):
+    Popen = subprocess.Popen  # type: ignore[misc, assignment]
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(type=socket.SOCK_SEQPACKET)
+
+
+def run(
+    command: Any, *, capture_output: bool = False, timeout: float = 100, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Popen(command, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+    done = subprocess.CompletedProcess(command, process.returncode, output, errors)
+    if check:
+        done.check_returncode()
+    return done
+
+
+@functools.lru_cache(1)
+def _server(_: int) -> socket.socket:
+    """What the server of this process listens to, until nobody holds it any more."""
+    ours, theirs = _pair()
+    path = os.pathsep.join([_HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, "-c", _SERVER, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": path},
+            cwd="/",
+        )
+
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    atexit.register(end)
+    return ours
+
+
+# -- in the server ----------------------------------------------------------------------------------------------------
+
+
+def serve() -> CodeType:
+    """Forks a process for everybody who asks. Returns only in these: the code that they are to execute."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _import_all()
+    gc.freeze()
+    asking = socket.socket(fileno=int(sys.argv[1]))
+    while True:
+        told, fds, *_ = socket.recv_fds(asking, 1, 4)
+        if not told:
+            os._exit(0)
+        if not os.fork():
+            break
+        for fd in fds:
+            os.close(fd)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    asking.close()
+    with socket.socket(fileno=fds[0]) as keeper:
+        asked = json.loads(keeper.recv(1 << 20))
+        if child := os.fork():
+            _keep(child, keeper, fds[1:])
+    for own, fd in enumerate(fds[1:]):
+        os.dup2(fd, own)
+        os.close(fd)
+    return _born(**asked)
+
+
+def _import_all() -> None:
+    import gym_trace
+
+    with contextlib.suppress(ImportError):
+        for module in ("gymnasium.wrappers", "gymnasium.envs.classic_control", "hypothesis", "pytest", "telling"):
+            importlib.import_module(module)
+    for name in set(gym_trace.__all__) - {"train"}:
+        getattr(gym_trace, name)
+    from gym_trace_cli.main import COMMANDS
+
+    for command in set(COMMANDS) - {"train"}:
+        importlib.import_module(COMMANDS[command][0])
+    sys.path.remove(_HERE)
+
+
+def _keep(child: int, keeper: socket.socket, fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+    keeper.send(b"%d" % child)
+    status = os.waitpid(child, 0)[1]
+    with contextlib.suppress(OSError):  # nobody wants to know any more
+        keeper.send(b"%d" % status)
+    os._exit(0)
+
+
+def _born(words: list[str], cwd: str, environ: dict[str, str], session: bool) -> CodeType:
+    """Makes this process what a started one would be."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if session:
+        os.setsid()
+        if os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environ)
+    encoding = environ.get("PYTHONIOENCODING", "utf-8")
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding)
+    output = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
+    sys.stdout = sys.__stdout__ = io.TextIOWrapper(output, encoding, line_buffering=os.isatty(1))
+    while words[0] == "-W":
+        warnings.simplefilter(words[1])  # type: ignore[arg-type]
+        sys.warnoptions.append(words[1])
+        words = words[2:]
+    sys.path[1:1] = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        return compile(words[1], "<string>", "exec")
+    sys.argv = words
+    sys.path[0] = os.path.dirname(words[0])
+    sys.modules["__main__"].__file__ = words[0]
+    return compile(Path(words[0]).read_bytes(), words[0], "exec")
