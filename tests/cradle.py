@@ -140,17 +140,17 @@ def serve() -> CodeType:
 
 
 def _import_all() -> None:
+    """But for what is not installed, or needs newer versions than there are."""
     import gym_trace
-
-    with contextlib.suppress(ImportError):
-        for module in ("gymnasium.wrappers", "gymnasium.envs.classic_control", "hypothesis", "pytest", "telling"):
-            importlib.import_module(module)
-    for name in set(gym_trace.__all__) - {"train"}:
-        getattr(gym_trace, name)
     from gym_trace_cli.main import COMMANDS
 
-    for command in set(COMMANDS) - {"train"}:
-        importlib.import_module(COMMANDS[command][0])
+    commands = [module for module, _ in COMMANDS.values()]
+    for module in ("hypothesis", "pytest", "zoo", "gymnasium.wrappers", "gymnasium.envs.classic_control", *commands):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    for name in set(gym_trace.__all__) - {"train"}:  # of which a child is to take no threads
+        with contextlib.suppress(ImportError):
+            getattr(gym_trace, name)
     sys.path.remove(_HERE)
 
 
