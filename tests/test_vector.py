@@ -243,6 +243,15 @@ def test_a_full_reset_cuts_what_is_open_and_closing_closes_it(tmp_path: Path) ->
     ]  # fmt: skip
 
 
+def test_the_seed_of_lanes_that_are_seeded_together_is_the_one_that_was_given(tmp_path: Path) -> None:
+    for kind, seeds in (("vector_entry_point", [5, 5, 5]), ("sync", [5, 6, 7])):
+        envs = gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode=kind)
+        env = TraceRecordingVectorWrapper(envs, tmp_path / kind)
+        env.reset(seed=5)
+        env.close()
+        assert [episode.seed for episode in open_trace(tmp_path / kind)] == seeds
+
+
 def test_annotations_have_one_row_a_lane(tmp_path: Path) -> None:
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2)
     env = TraceRecordingVectorWrapper(envs, tmp_path)

@@ -110,6 +110,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         super().__init__(envs)
         self._mode = vector_mode(envs)
         self._count = envs.num_envs
+        self._seed_step = int(isinstance(envs.unwrapped, (vector.SyncVectorEnv, vector.AsyncVectorEnv)))  # lane by lane
         self._filters = options.filters()
         self._infos, self._info_keys = bool(record_infos), options.info_keys
         self._has_more = self._filters.any or self._infos  # whether steps have more to put down than arrays
@@ -172,7 +173,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         result = observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         if seed is None or isinstance(seed, (int, np.integer)):
-            seed = [None if seed is None else int(seed) + lane for lane in range(self._count)]
+            seed = [None if seed is None else int(seed) + lane * self._seed_step for lane in range(self._count)]
         try:
             packed_infos = self._packed_infos(infos, lanes.tolist()) if self._infos else [None] * self._count
             starts = [
