@@ -373,6 +373,23 @@ def test_what_is_stepped_after_an_error_is_recorded_from_the_next_episodes_on(tm
     assert Counter(part.lane for part in trace if len(part)) == {0: 3, 1: 3, 2: 3}
 
 
+def test_a_recorder_that_is_closed_while_the_environment_is_stepped_does_not_stop_it(tmp_path: Path) -> None:
+    env = made("sync", NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
+    wrapped, told = TraceRecordingVectorWrapper(env, tmp_path, record_infos=True), env.step
+    wrapped.reset(seed=11)
+    step(wrapped)
+
+    def step_and_close(actions: Any) -> Any:
+        said = told(actions)
+        wrapped._recorder.close()
+        return said
+
+    env.step = step_and_close
+    step(wrapped)
+    step(wrapped)
+    assert look_at(open_trace(tmp_path)) == {(lane, 0, 0): 1 for lane in range(COUNT)}
+
+
 def test_after_closing_the_environment_goes_on_unrecorded_with_one_warning(tmp_path: Path) -> None:
     env = record_small(tmp_path, NEXT_STEP)
     env.close()

@@ -353,7 +353,10 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def _packed_infos(self, infos: Any, used: Iterable[int]) -> list[bytes]:
         """The infos of all lanes as MessagePack; nothing for lanes that are not used."""
         packed, finals = [b""] * self._count, (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
-        by_lane = infos_by_lane(infos, self._count, self._info_keys, finals)
+        try:
+            by_lane = infos_by_lane(infos, self._count, self._info_keys, finals)
+        except Exception:  # anything: other people's maps, or one that has itself in it
+            by_lane = [infos] * self._count
         for lane in used:
             packed[lane] = self._recorder.packed("infos", by_lane[lane])
         return packed
