@@ -141,8 +141,9 @@ def serve() -> CodeType:
 
 def _import_all() -> None:
     """But for what is not installed, or needs newer versions than there are."""
-    import gym_trace
     from gym_trace_cli.main import COMMANDS
+
+    import gym_trace
 
     commands = [module for module, _ in COMMANDS.values()]
     for module in ("hypothesis", "pytest", "zoo", "gymnasium.wrappers", "gymnasium.envs.classic_control", *commands):
