@@ -27,7 +27,8 @@ from gym_trace.model.packing import pack
 
 REWARDS, INFOS, STARTS = ("rewards",), ("infos",), ("starts",)
 MB = 1 << 20
-THOUSANDS = 1500 if LONG else 400  # of what takes time
+THOUSANDS = 1500 if LONG else 200  # of what takes time
+LESS = 1 if LONG else 4  # of what is more than any limit, here smaller ones
 BATCH, MANIFEST = "w.000000.gtb", "w.manifest.jsonl"
 LONG_NUMBER = 10**5000  # more digits than Python turns into text
 
@@ -251,29 +252,29 @@ def an_info_of_twelve_million_empty_maps_in_little(place):
 @forgery
 def an_info_of_many_lists_of_many_lists(place):
     inner = b"\xdc" + (4096).to_bytes(2, "big") + b"\x90" * 4096
-    place.forge(infos(b"\xdc" + (3_000).to_bytes(2, "big") + inner * 3_000))
+    place.forge(infos(b"\xdc" + (3_000 // LESS).to_bytes(2, "big") + inner * (3_000 // LESS)))
 
 
 @forgery
 def infos_that_are_one_large_value_for_every_row(place):
     def change(forged):
-        chunk = first(forged)
+        chunk, rows = first(forged), 600 // LESS
         value = pack({"a": [[]] * 20_000})
-        chunk.store(INFOS, value, dtype="msgpack", shape=[], rows=600, encoding=CONSTANT, raw=len(value))
-        chunk.change_fragments(lambda table: _set(table[:1], flags=wire.LEADS, steps=600))
+        chunk.store(INFOS, value, dtype="msgpack", shape=[], rows=rows, encoding=CONSTANT, raw=len(value))
+        chunk.change_fragments(lambda table: _set(table[:1], flags=wire.LEADS, steps=rows))
         keep = [0, chunk.columns[INFOS]]
         chunk.metadata["columns"] = [chunk.metadata["columns"][i] for i in keep]
         chunk.blobs = [chunk.blobs[i] for i in keep]
         for path, dtype, shape, size in (("observations", "<f4", [3], 12), ("actions", "<i8", [], 8)):
-            constant(chunk, [path], dtype, shape, 600 + (path == "observations"), bytes(size))
-        constant(chunk, ["rewards"], "<f8", [], 600, bytes(8))
+            constant(chunk, [path], dtype, shape, rows + (path == "observations"), bytes(size))
+        constant(chunk, ["rewards"], "<f8", [], rows, bytes(8))
 
     place.forge(change)
 
 
 @forgery
 def a_schema_of_millions_of_empty_lists(place):
-    many = msgpack.ExtType(4, b"\xdd" + MB.to_bytes(4, "big") + b"\x90" * MB)
+    many = msgpack.ExtType(4, b"\xdd" + (MB // LESS).to_bytes(4, "big") + b"\x90" * (MB // LESS))
     place.schema(metadata=many)
 
 
@@ -284,7 +285,7 @@ def a_manifest_line_of_millions_of_empty_lists(place):
 
 @forgery
 def a_column_descriptor_of_a_million_dimensions(place):
-    place.forge(lambda forged: first(forged).describe(REWARDS, shape=[1 << 31] * 300_000))
+    place.forge(lambda forged: first(forged).describe(REWARDS, shape=[1 << 31] * (300_000 // LESS)))
 
 
 @forgery
