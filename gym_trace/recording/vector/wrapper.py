@@ -190,8 +190,9 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps all lanes and records the step."""
-        recorder = self._recorder
-        notes, self._notes = self._notes, {}  # of this step, whatever becomes of it
+        recorder, notes = self._recorder, self._notes
+        if notes:  # of this step, whatever becomes of it
+            self._notes = {}
         if not recorder.ready():
             return self.env.step(actions)
         recorder.expecting = True
@@ -256,7 +257,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
                 finals,
                 step_infos,
                 reset_infos,
-                notes,
+                notes or {},  # the other one may get those of the next step
                 ids,
                 kept,
             )
