@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 
+import cradle
 import hypothesis
 import pytest
 from longer import LONG
@@ -24,6 +25,8 @@ sys.dont_write_bytecode = False
 if not LONG:  # thousands of recordings wait for the disk, and have memory prepared that they never use
     os.fsync = os.fstat  # type: ignore[assignment]  # of this process: those that lose their disk are others
     vars(mmap).pop("MAP_POPULATE", None)
+    if sys.platform.startswith("linux"):
+        cradle.fork_workers()
 
 _QUIET = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
 hypothesis.settings.register_profile(

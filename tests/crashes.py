@@ -264,15 +264,17 @@ def main() -> None:
     import gym_trace
     from gym_trace.recording.core import CORE
 
-    with contextlib.suppress(ImportError, gymnasium.error.Error):
-        mortals.made("cheetah")
     with tempfile.TemporaryDirectory() as place:  # what is done once in a process, such as asking for versions
         env = gym_trace.TraceRecordingWrapper(mortals.made("cartpole"), Path(place, "t"))
         env.reset()
         env.close()
     print(CORE, flush=True)
     for line in sys.stdin:
-        print(json.dumps(crashed([Crash(**fields) for fields in json.loads(line)])), flush=True)
+        crashes = [Crash(**fields) for fields in json.loads(line)]
+        if any(crash.kind == "cheetah" for crash in crashes):
+            with contextlib.suppress(ImportError, gymnasium.error.Error):
+                mortals.made("cheetah")  # which imports a lot: once
+        print(json.dumps(crashed(crashes)), flush=True)
 
 
 class Undertaker:

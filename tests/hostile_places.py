@@ -12,6 +12,7 @@ import numpy as np
 from hostile_forgeries import (
     BATCH,
     INFOS,
+    LESS,
     LONG_NUMBER,
     MANIFEST,
     MB,
@@ -141,7 +142,7 @@ def a_manifest_nested_deep_and_numbers_that_are_none(place):
 
 @forgery
 def a_manifest_of_one_line_without_an_end(place):
-    place.manifest.write_bytes(b'{"type":"writer","a":"' + b"x" * (40 * MB))
+    place.manifest.write_bytes(b'{"type":"writer","a":"' + b"x" * (40 * MB // LESS))
 
 
 @forgery

@@ -165,6 +165,8 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [plain(item) for item in value]
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.size > 1000:
+        return value.shape, value.tobytes()
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
 
 

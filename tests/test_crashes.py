@@ -36,8 +36,8 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ne
 
 def ways(chance: random.Random, lanes: bool) -> dict[str, dict[str, Any]]:
     """How a recording may end, by what it is called."""
-    most = 0.3 if LONG else 0.08  # seconds, whose steps all are judged
-    at, rows = chance.randrange(1, 60 if lanes and not LONG else 300), chance.randrange(1, 6)
+    most = 0.3 if LONG else 0.02 if lanes else 0.08  # seconds, whose steps all are judged
+    at, rows = chance.randrange(1, 30 if lanes and not LONG else 300), chance.randrange(1, 6)
     found: dict[str, dict[str, Any]] = {
         "killed": {"seconds": chance.uniform(0, most)},
         "killed-while-turning": {"near": True, "line": chance.randrange(1, 1500), "rows": rows},

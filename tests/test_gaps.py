@@ -240,7 +240,7 @@ def test_ctrl_c_at_any_line_glues_nothing(tmp_path: Path, first: int, what: str)
         if not interrupts.line:
             break
         functions.add(interrupts.line.split(",")[0])
-        number += 1 if LONG else 211 if what == "frames" else 97
+        number += 1 if LONG else 311 if what == "frames" else 149
     assert len(functions) > 5
     assert not LONG or functions > {"step", "reset"}
 

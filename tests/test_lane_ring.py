@@ -224,7 +224,9 @@ def test_slabs_do_not_depend_on_what_the_recorder_remembers(
     monkeypatch.setattr(vector_recorder, "_MOST_BYTES", bytes_)
     run = Run(tmp_path / "t", mode, "box", False, options)
     found: dict[int, list[Any]] = {}
-    plays = itertools.islice(itertools.cycle(["step", "step", "note", "step", "raise", "step", "some", "step"]), 60)
+    plays = itertools.islice(
+        itertools.cycle(["step", "step", "note", "step", "raise", "step", "some", "step"]), 60 if bytes_ > 300 else 40
+    )
     for play in plays:
         run.play(play)
         image = read_ring(LocalStorage(tmp_path / "t"), "w", alive=False)

@@ -53,8 +53,8 @@ def sources() -> list[Path]:
 
 
 @functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))))
 
 
 def module_of(path: Path) -> str:
@@ -66,7 +66,7 @@ def module_of(path: Path) -> str:
 def imports_of(path: Path) -> list[str]:
     """The absolute names of all that is imported anywhere in a file, also in functions."""
     found: list[str] = []
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -139,7 +139,7 @@ def test_the_library_knows_nothing_of_the_command_line_or_of_pickles() -> None:
 
 def test_no_source_text_is_run_and_nothing_is_printed() -> None:
     for path in sources():
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in NEVER_CALLED, f"{path}, line {node.lineno}"
             if isinstance(node, ast.keyword):
@@ -148,7 +148,7 @@ def test_no_source_text_is_run_and_nothing_is_printed() -> None:
 
 def test_files_of_traces_are_touched_by_a_storage_only() -> None:
     for path in (path for path in sources() if path.parent.name in BEHIND_STORAGE):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
                 assert called not in FILE_CALLS, f"{path}, line {node.lineno}"

@@ -13,6 +13,7 @@ from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
 from gym_trace.errors import InvalidOption
+from gym_trace.model.values import Unstored
 
 vector_wrappers = pytest.importorskip("gymnasium.wrappers.vector")
 modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
@@ -209,6 +210,40 @@ def test_actions_that_are_not_one_a_lane_reach_the_environment(tmp_path: Path) -
     env.close()
     assert envs.steps == 2
     assert [len(episode) for episode in open_trace(tmp_path / "t")] == [0] * 3
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "SAME_STEP", "same_step", vector.AutoresetMode.SAME_STEP, None])
+def test_the_autoreset_mode_may_be_a_word(tmp_path: Path, mode: Any) -> None:
+    envs = Saying(ends=np.ones(3, np.bool_), infos={"final_obs": np.ones((3, 2), np.float32)})
+    envs.metadata = {"autoreset_mode": mode}
+    env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    env.reset()
+    env.step(np.zeros(3, np.int64))
+    env.step(np.zeros(3, np.int64))
+    env.close()
+    steps = [1, 0] if mode is None else [1, 1, 0]  # which is NEXT_STEP
+    assert [len(episode) for episode in open_trace(tmp_path / "t") if episode.lane == 0] == steps
+
+
+def test_an_autoreset_mode_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    envs = Saying()
+    envs.metadata = {"autoreset_mode": "sometimes"}
+    with pytest.raises(
+        InvalidOption, match=r"Saying has the autoreset_mode 'sometimes' .* NextStep, SameStep, Disabled"
+    ):
+        TraceRecordingVectorWrapper(envs, tmp_path / "t")
+
+
+def test_infos_that_cannot_be_taken_apart_lose_no_step(tmp_path: Path) -> None:
+    infos: dict[str, Any] = {}
+    infos["itself"] = infos
+    env = TraceRecordingVectorWrapper(Saying(infos=infos), tmp_path / "t", record_infos=True)
+    env.reset()
+    env.step(np.zeros(3, np.int64))
+    with pytest.warns(UserWarning, match="infos: a value of type builtins.dict cannot be stored"):
+        env.close()
+    found = [(len(episode), type(episode.infos[0])) for episode in open_trace(tmp_path / "t")]
+    assert found == [(1, Unstored)] * 3
 
 
 class OnDevice(Tensor):

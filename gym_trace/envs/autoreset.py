@@ -8,6 +8,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.envs.spaces import is_of_supersuit
+from gym_trace.errors import InvalidOption
 from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
 
 # Keys of the last observation and info in the infos of a SAME_STEP: of Gymnasium 1, before it, of SuperSuit.
@@ -22,14 +23,28 @@ _WRAPPERS = tuple(
     getattr(gymnasium.wrappers, name) for name in ("Autoreset", "AutoResetWrapper") if hasattr(gymnasium.wrappers, name)
 )  # of Gymnasium 1, NEXT_STEP, and of 0.29, SAME_STEP
 
+_MODES = {mode.lower(): mode for mode in (NEXT_STEP, SAME_STEP, DISABLED)}
+
 
 # -- vector environments ----------------------------------------------------------------------------------------------
 
 
 def vector_mode(envs: Any) -> str:
-    """The mode of a vector environment; one that does not say is taken to have NEXT_STEP, as most do."""
-    mode = (envs.metadata or {}).get("autoreset_mode", SAME_STEP if is_of_supersuit(envs) else NEXT_STEP)
-    return str(getattr(mode, "value", mode))
+    """The mode of a vector environment; one that does not say is taken to have NEXT_STEP, as most do.
+
+    Raises:
+        InvalidOption: it says something else.
+    """
+    mode = (envs.metadata or {}).get("autoreset_mode")
+    if mode is None:
+        return SAME_STEP if is_of_supersuit(envs) else NEXT_STEP
+    found = _MODES.get(str(getattr(mode, "value", mode)).replace("_", "").lower())
+    if found is None:
+        raise InvalidOption(
+            f"{type(envs.unwrapped).__name__} has the autoreset_mode {mode!r} in its metadata; "
+            f"set one of {', '.join(_MODES.values())} before it is recorded"
+        )
+    return found
 
 
 # -- single environments ----------------------------------------------------------------------------------------------

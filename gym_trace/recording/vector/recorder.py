@@ -237,6 +237,8 @@ class LaneRecorder(Recorder):
 
     def add(self, event: Reset | Step) -> None:
         """Takes an event, whose arrays are the recorder's from now on."""
+        if self._closed:  # while the environment was at it
+            return
         self._put(LaneSlab.step if isinstance(event, Step) else LaneSlab.reset, event)
         self._added(event.monotonic)
 

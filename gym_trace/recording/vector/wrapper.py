@@ -190,8 +190,9 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps all lanes and records the step."""
-        recorder = self._recorder
-        notes, self._notes = self._notes, {}  # of this step, whatever becomes of it
+        recorder, notes = self._recorder, self._notes
+        if notes:  # of this step, whatever becomes of it
+            self._notes = {}
         if not recorder.ready():
             return self.env.step(actions)
         recorder.expecting = True
@@ -256,7 +257,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
                 finals,
                 step_infos,
                 reset_infos,
-                notes,
+                notes or {},  # the other one may get those of the next step
                 ids,
                 kept,
             )
@@ -353,7 +354,10 @@ class TraceRecordingVectorWrapper(_Wrapper):
     def _packed_infos(self, infos: Any, used: Iterable[int]) -> list[bytes]:
         """The infos of all lanes as MessagePack; nothing for lanes that are not used."""
         packed, finals = [b""] * self._count, (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
-        by_lane = infos_by_lane(infos, self._count, self._info_keys, finals)
+        try:
+            by_lane = infos_by_lane(infos, self._count, self._info_keys, finals)
+        except Exception:  # anything: other people's maps, or one that has itself in it
+            by_lane = [infos] * self._count
         for lane in used:
             packed[lane] = self._recorder.packed("infos", by_lane[lane])
         return packed
