@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
 from gym_trace.printable import key_text
 from gym_trace_cli import show
@@ -67,7 +68,7 @@ def _rows(trace: Trace, chosen: Sequence[int] | Array) -> Iterator[dict[str, Any
         table = trace.episodes[places]
         columns = {name: table[name].tolist() for name in _STORED}
         for name in ("start_time", "end_time"):
-            columns[name] = table[name].astype("M8[us]").astype(str).tolist()
+            columns[name] = np.datetime_as_string(table[name], "us").tolist()
         columns["return"] = _returns(trace, places, columns["return"])
         for values in zip(*columns.values()):
             yield _plain(trace, dict(zip(columns, values)))

@@ -45,7 +45,7 @@ def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 def moment(time: Any) -> str:
     """A datetime64, to the second: 2026-11-01 20:15:00."""
-    return "unknown" if np.isnat(time) else str(time.astype("M8[s]")).replace("T", " ")
+    return "unknown" if np.isnat(time) else str(np.datetime_as_string(time, "s")).replace("T", " ")
 
 
 def seed_of(row: Any) -> str:

@@ -248,7 +248,7 @@ def _text(value: Any) -> str:
 
 def _day(times: Any, which: Any) -> str:
     there = times[~np.isnat(times)]
-    return str(which(there).astype("M8[D]")) if len(there) else ""
+    return str(np.datetime_as_string(which(there), "D")) if len(there) else ""
 
 
 def _mean(group: dict[str, Any]) -> str:

@@ -111,4 +111,4 @@ def _id_of(environment: dict[str, Any]) -> str | None:
 
 def _time(times: Array, which: Callable[[Array], Any]) -> str | None:
     known = times[~np.isnat(times)]
-    return f"{which(known).astype('M8[us]')}Z" if len(known) else None
+    return f"{np.datetime_as_string(which(known), 'us')}Z" if len(known) else None

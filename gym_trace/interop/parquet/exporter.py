@@ -194,7 +194,7 @@ class _Tables:
         for name in ("episode_id", "lane", "first_step"):
             yield pa.array(table[name].astype(np.int64))
         for name in ("start_time", "end_time"):
-            yield pa.array(table[name].astype("M8[us]"), _TIME)
+            yield pa.array(table[name]).cast(_TIME, safe=False)
         yield pa.array(identities, pa.string())
 
     def _returns(self, table: Array) -> pa.Array:
