@@ -82,6 +82,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
+    if name in ("torch", "torchrl"):  # gym_trace.torch.BatchStream, without an import of its own
+        return importlib.import_module(f"gym_trace.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -114,6 +115,21 @@ def test_an_environment_that_cannot_be_made_is_one_line(here: Path, arguments: l
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
     assert not Path("t").exists()
+
+
+def test_a_run_of_several_processes_that_is_there_already_can_be_resumed_and_the_error_says_so(here: Path) -> None:
+    arguments = ["record", "CartPole-v1", "-o", "t", "--episodes", 1]
+    ok(*arguments)
+    result = run(*arguments, "-j", 1)
+    assert "pass --on-exist append" in result.stderr
+    assert "on_exist" not in result.stderr
+    shutil.rmtree("t")
+    ok(*arguments, "-j", 1)
+    result = run(*arguments, "-j", 1)
+    assert result.exit_code == 1
+    assert "pass --resume to go on" in result.stderr
+    assert "--on-exist append" in result.stderr
+    assert "on_exist" not in result.stderr
 
 
 def test_a_trace_that_is_there_already_is_not_touched_unless_told_so(here: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gym_trace
-from gym_trace.errors import InvalidOption, TraceError, TraceExists
+from gym_trace.errors import InvalidOption, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids, policies
 from gym_trace_cli.environments import NamedEnvironment, import_modules
@@ -24,7 +24,7 @@ from gym_trace_cli.options import (
     make_option,
 )
 from gym_trace_cli.record_config import config_options, drop_overruled, write_config
-from gym_trace_cli.record_workers import print_recorded_as_json, record_with_workers
+from gym_trace_cli.record_workers import in_words_of_options, print_recorded_as_json, record_with_workers
 from gym_trace_cli.stopping import StopSignals, spared_children
 
 if TYPE_CHECKING:
@@ -331,12 +331,8 @@ def _recorder(env: Any, directory: Path, **options: Any) -> Any:
 
     vector = isinstance(env, VectorEnv)
     wrapper: Any = gym_trace.TraceRecordingVectorWrapper if vector else gym_trace.TraceRecordingWrapper
-    try:
+    with in_words_of_options():
         return wrapper(env, directory, **options)
-    except TraceExists as error:
-        # The library speaks of its arguments, the command line of its options.
-        words = str(error).replace('on_exist="append"', "--on-exist append")
-        raise TraceExists(words.replace('on_exist="replace"', "--on-exist replace")) from error
 
 
 def _plot(scalars: Any, progress: RolloutProgress) -> None:

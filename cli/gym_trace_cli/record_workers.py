@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gym_trace
+from gym_trace.errors import TraceExists
 from gym_trace_cli import show
 from gym_trace_cli.environments import NamedEnvironment
 from gym_trace_cli.exit_codes import ERROR
@@ -57,7 +59,8 @@ def record_with_workers(
             return stop.received
 
         described = named.described()
-        done = gym_trace.collect(named, policy, directory, describe=described, on_progress=report, **options)
+        with in_words_of_options(directory):
+            done = gym_trace.collect(named, policy, directory, describe=described, on_progress=report, **options)
     if as_json:
         print_recorded_as_json(directory, done.seed)
     elif not quiet and done.episodes:
@@ -74,6 +77,21 @@ def record_with_workers(
         if done.trouble and not done.failed and all(worker.state != "given up" for worker in done.workers):
             click.echo(show.printable(f"not everything could be recorded: {done.trouble}"), err=True)
         raise SystemExit(ERROR)
+
+
+@contextmanager
+def in_words_of_options(interrupted: Path | None = None) -> Iterator[None]:
+    """The library speaks of its arguments, the command line of its options; of --resume where a run can go on there."""
+    from gym_trace.collecting.run_log import settings_of
+
+    try:
+        yield
+    except TraceExists as error:
+        first = "--on-exist append"
+        if interrupted is not None and settings_of(interrupted) is not None:
+            first = f"--resume to go on with the run that is in it, {first}"
+        words = str(error).replace('on_exist="append"', first)
+        raise TraceExists(words.replace('on_exist="replace"', "--on-exist replace")) from error
 
 
 def print_recorded_as_json(directory: Path, seed: int) -> None:

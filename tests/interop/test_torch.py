@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,11 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
 from gym_trace.torch import BatchStream, Items, collated, tensors  # noqa: E402
+
+
+def test_gym_trace_torch_is_there_without_an_import_of_its_own() -> None:
+    script = "import gym_trace, sys; assert 'torch' not in sys.modules; gym_trace.torch.BatchStream"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.fixture(scope="module")

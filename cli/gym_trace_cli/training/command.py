@@ -188,7 +188,7 @@ def command(
     env_id, factory = drop_overruled(ctx, env_id=env_id, factory=factory)
     if sum(bool(mode) for mode in (env_id, factory, resume, verified)) != 1:
         raise click.UsageError(
-            "name an environment, ENV_ID or --make MODULE:FUNCTION; or --resume DIR; or --verify DIR"
+            "name an environment, ENV_ID or --make MODULE:FUNCTION; or --resume DIR; or --verify DIR: one of these"
         )
     if given["trust"] or "model" in dict(settings):
         look_in_current_directory()
