@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import gc
-import mmap
 import os
 import signal
 import sys
 
-import cradle
 import hypothesis
 import pytest
-from longer import LONG
 
 collect_ignore = ["strangers", "interop"]  # which have environments of their own: make strangers, test-interop
 
@@ -21,12 +18,6 @@ os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 # Hundreds of processes import gym_trace: each would compile it for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-
-if not LONG:  # thousands of recordings wait for the disk, and have memory prepared that they never use
-    os.fsync = os.fstat  # type: ignore[assignment]  # of this process: those that lose their disk are others
-    vars(mmap).pop("MAP_POPULATE", None)
-    if sys.platform.startswith("linux"):
-        cradle.fork_workers()
 
 _QUIET = [hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large]
 hypothesis.settings.register_profile(

@@ -15,7 +15,6 @@ import gc
 import importlib
 import io
 import json
-import multiprocessing
 import os
 import select
 import signal
@@ -24,7 +23,6 @@ import subprocess
 import sys
 import termios
 import warnings
-from multiprocessing import forkserver
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -108,20 +106,6 @@ def _server(_: int) -> socket.socket:
 
     atexit.register(end)
     return ours
-
-
-def fork_workers() -> None:
-    """Has processes that multiprocessing would spawn come from such a server, too: its own."""
-    usual, modules = multiprocessing.get_context, ["gym_trace.collecting.vector_worker", "gym_trace.replay.verify"]
-
-    def context(method: str | None = None) -> Any:
-        if method != "spawn":
-            return usual(method)
-        multiprocessing.set_forkserver_preload([*modules, "gymnasium.envs.classic_control"])
-        forkserver.ensure_running()  # before anybody holds back signals
-        return usual("forkserver")
-
-    multiprocessing.get_context = context  # type: ignore[assignment]
 
 
 # -- in the server ----------------------------------------------------------------------------------------------------
