@@ -22,6 +22,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, Traini
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.training.driver import Driver, Plan, Trained, drive
 from gym_trace.training.learnt.versions import version_of
+from gym_trace.training.network.forms import demand_in_reach
 from gym_trace.training.network.learning import Learner, made_with
 from gym_trace.training.network.model import check_device
 from gym_trace.training.population import Exchange, Population, first_settings, info_key, policy_seed
@@ -129,7 +130,10 @@ def train(
             raise InvalidOption(f"{name}={least!r}: pass more than 0")
     if not in_turns:
         check_portable(make_env, None)
-    env = clipping(make_env())
+    env = make_env()
+    if not resume:
+        demand_in_reach(env.action_space, min(own.initial_std for own in chosen))
+    env = clipping(env)
     spaces = env.observation_space, env.action_space
     env.close()
     updates = None if limit is None else -(-int(limit) // chosen[0].batch_steps)

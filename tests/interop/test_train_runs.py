@@ -226,6 +226,20 @@ def test_an_environment_that_cannot_be_carried_to_a_worker_is_refused(tmp_path: 
     assert not (tmp_path / "r").exists()
 
 
+class FarOff(Seen):
+    """Takes actions of which none is near 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Box(100, 200, (2,), np.float32)
+
+
+def test_actions_that_would_all_be_clipped_to_the_same_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=r"a Box from 100 to 200, .* put gymnasium.wrappers.RescaleAction"):
+        trained(tmp_path / "r", FarOff)
+    assert not (tmp_path / "r").exists()
+
+
 def test_a_second_run_in_the_directory_of_one_that_goes_on_is_refused(tmp_path: Path) -> None:
     refused = []
 

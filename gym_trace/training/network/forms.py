@@ -109,6 +109,18 @@ class ActionForm:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
 
 
+def demand_in_reach(action_space: Any, std: float) -> None:
+    """Raises InvalidOption where hardly an action drawn around 0 is within bounds: all would be clipped to the same."""
+    for leaf in leaves_of(action_space, "action"):
+        if isinstance(leaf.space, spaces.Box):
+            low, high = leaf.space.low, leaf.space.high
+            if np.maximum(low, -high).max(initial=0) > 3 * std:
+                raise InvalidOption(
+                    f"the action is a Box from {low.min():g} to {high.max():g}, and actions are drawn around 0 "
+                    f"(initial_std={std:g}); put gymnasium.wrappers.RescaleAction(env, -1.0, 1.0) around it"
+                )
+
+
 def _as_actions(space: Any, rows: Array) -> Array:
     if isinstance(space, spaces.Discrete):
         return np.asarray(rows[:, 0].astype(space.dtype) + space.start)
