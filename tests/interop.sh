@@ -6,6 +6,10 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=0
 only="${ONLY:-main lerobot tfds}"
+# On the PATH, or installed by pyenv.
+for candidate in "${LEROBOT_PYTHON:-python3.12}" "$HOME/.pyenv/versions/3.12".*/bin/python; do
+    "$candidate" -c 'import venv' 2>/dev/null && lerobot_python="$candidate" && break
+done
 envs=('gymnasium[classic-control,mujoco,toy-text]>=1.3' 'ale-py>=0.12' 'minigrid>=3.2')
 tools=(hatchling 'setuptools>=61' pytest pytest-timeout pytest-xdist hypothesis)
 
@@ -42,7 +46,7 @@ for name in $only; do
             suite main tests/interop --ignore tests/interop/test_lerobot.py --ignore tests/interop/test_rlds.py "$@" || failed=1
         ;;
     lerobot)
-        environment lerobot "${LEROBOT_PYTHON:-python3.12}" lerobot 'lerobot[dataset,av-dep]==0.6.1' && # an older PyAV than [video]
+        environment lerobot "${lerobot_python:-python3.12}" lerobot 'lerobot[dataset,av-dep]==0.6.1' && # an older PyAV than [video]
             suite lerobot tests/interop/test_conformance.py tests/interop/test_lerobot.py "$@" || failed=1
         ;;
     tfds)
