@@ -82,11 +82,11 @@ def record_with_workers(
 @contextmanager
 def in_words_of_options(interrupted: Path | None = None) -> Iterator[None]:
     """The library speaks of its arguments, the command line of its options; of --resume where a run can go on there."""
-    from gym_trace.collecting.run_log import settings_of
-
     try:
         yield
     except TraceExists as error:
+        from gym_trace.collecting.run_log import settings_of
+
         first = "--on-exist append"
         if interrupted is not None and settings_of(interrupted) is not None:
             first = f"--resume to go on with the run that is in it, {first}"

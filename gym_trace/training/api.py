@@ -131,11 +131,11 @@ def train(
     if not in_turns:
         check_portable(make_env, None)
     env = make_env()
-    if not resume:
-        demand_in_reach(env.action_space, min(own.initial_std for own in chosen))
-    env = clipping(env)
+    bounded, env = env.action_space, clipping(env)
     spaces = env.observation_space, env.action_space
     env.close()
+    if not resume:
+        demand_in_reach(bounded, min(own.initial_std for own in chosen))
     updates = None if limit is None else -(-int(limit) // chosen[0].batch_steps)
     for own in chosen:
         check_device(own.device)
