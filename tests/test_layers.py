@@ -38,7 +38,6 @@ LAYERS = [
     {"wrappers", "replay_env", "edit", "torch"},  # public paths
     {"torchrl"},
 ]
-MOST_MODULES, MOST_FILES, MOST_LINES = 8, 12, 400
 EXCHANGING = "storage.exchange"  # which asks the C library for what Python does not offer
 PACKING = {"format.wire", "ring.memory", "ring.log", "ring.row_slab"}
 NEVER_LOADED = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "ctypes"}
@@ -112,13 +111,6 @@ def test_imports_point_downwards() -> None:
             assert other == room or below < layer, f"{module} must not know {imported}"
 
 
-def test_rooms_are_small() -> None:
-    assert len([path for path in HOUSE.glob("*.py") if path.stem != "__init__"]) <= MOST_MODULES
-    for folder in {path.parent for path in [*sources(), *COMMANDS.glob("*.py")]}:
-        files = [path for path in folder.glob("*.py") if path.stem != "__init__"]
-        assert len(files) <= (MOST_FILES if folder != COMMANDS else 30), folder
-
-
 def test_no_module_knows_itself_by_a_detour() -> None:
     graph = {module_of(path): own_imports_of(path) - {module_of(path)} for path in sources() if module_of(path)}
     try:
@@ -155,10 +147,8 @@ def test_files_of_traces_are_touched_by_a_storage_only() -> None:
                 assert called.rpartition(".")[2] not in PATH_CALLS, f"{path}, line {node.lineno}"
 
 
-def test_no_file_is_too_long_to_be_read_at_once() -> None:
-    for path in [*sources(), *sorted(COMMANDS.glob("*.py")), *HOUSE.rglob("*.[ch]")]:
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= MOST_LINES, path
-        assert path.stem != "utils", path
+def test_no_module_is_called_utils() -> None:
+    assert not [path for path in [*sources(), *COMMANDS.rglob("*.py")] if path.stem in ("utils", "helpers", "common")]
 
 
 def modules_after(script: str) -> set[str]:
