@@ -25,11 +25,6 @@ class Own(NamedTuple):
     part: Mapping[str, float] = MappingProxyType({})
 
 
-def _ends(episode: Any) -> tuple[bool, bool]:
-    terminated = bool(episode.terminations[-1])
-    return terminated, not terminated
-
-
 def _minari(data_format: str) -> Callable[[Trace, Path, str], None]:
     def write(trace: Trace, out: Path, workload: str) -> None:
         from minari.data_collector.episode_buffer import EpisodeBuffer
