@@ -1,6 +1,6 @@
 """Export beside the library's own writer of each format: the same trace in turns, each time in a process of its own.
 
-    python benchmarks/exporting.py [--only minari,d3rlpy] [--repeats 3] [--scale 0.01] [--lerobot-python PYTHON]
+    python benchmarks/exporting.py [--only minari,parquet] [--repeats 3] [--scale 0.01] [--lerobot-python PYTHON]
 
 A million steps of CartPole with 45,000 short episodes, and 10,000 frames of Pong. Both read the trace, ours with all
 that it says besides. Wall and CPU seconds without what importing packages takes, the memory that the process had at

@@ -25,11 +25,6 @@ class Own(NamedTuple):
     part: Mapping[str, float] = MappingProxyType({})
 
 
-def _ends(episode: Any) -> tuple[bool, bool]:
-    terminated = bool(episode.terminations[-1])
-    return terminated, not terminated
-
-
 def _minari(data_format: str) -> Callable[[Trace, Path, str], None]:
     def write(trace: Trace, out: Path, workload: str) -> None:
         from minari.data_collector.episode_buffer import EpisodeBuffer
@@ -54,26 +49,6 @@ def _minari(data_format: str) -> Callable[[Trace, Path, str], None]:
         storage.update_episodes(buffers())
 
     return write
-
-
-def _d3rlpy(trace: Trace, out: Path, workload: str) -> None:
-    from d3rlpy.dataset import Episode, io
-
-    def frames(observations: Any) -> Any:
-        return np.moveaxis(observations, -1, 1) if workload == "pong" else observations
-
-    episodes = [
-        Episode(
-            np.ascontiguousarray(frames(episode.observations[:-1])),
-            episode.actions[:, None],
-            episode.rewards[:, None].astype(np.float32),
-            _ends(episode)[0],
-        )
-        for episode in trace
-        if len(episode)
-    ]
-    with open(out, "w+b") as file:
-        io.dump(episodes, file)
 
 
 def _lerobot(trace: Trace, out: Path, workload: str) -> None:
@@ -138,72 +113,11 @@ def _parquet(trace: Trace, out: Path, workload: str) -> None:
     writer.close()
 
 
-def _torchrl(trace: Trace, out: Path, workload: str) -> None:
-    """A ReplayBuffer on the disk, which episodes are added to."""
-    from tensordict import TensorDict
-    from torchrl.data import LazyMemmapStorage, ReplayBuffer
-
-    size = int(trace.episodes["steps"].sum())
-    buffer = ReplayBuffer(storage=LazyMemmapStorage(size, scratch_dir=str(out)))
-    for number, episode in enumerate(trace):
-        steps, (terminated, truncated) = len(episode), _ends(episode)
-        flags = {name: np.zeros((steps, 1), np.bool_) for name in ("done", "terminated", "truncated")}
-        ended = {name: flag.copy() for name, flag in flags.items()}
-        for name, flag in (("done", True), ("terminated", terminated), ("truncated", truncated)):
-            ended[name][-1] = flag
-        rows = {
-            "observation": episode.observations[:-1],
-            "action": episode.actions,
-            "episode": np.full(steps, number),
-            **flags,
-            "next": {"observation": episode.observations[1:], "reward": episode.rewards[:, None], **ended},
-        }
-        buffer.extend(TensorDict.from_dict(rows, batch_size=[steps]))
-
-
-def _rllib(trace: Trace, out: Path, workload: str) -> None:
-    """The states of SingleAgentEpisodes, as OfflineSingleAgentEnvRunner packs them; 32 MiB a row group."""
-    import msgpack
-    import msgpack_numpy
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-
-    schema = pa.schema({"item": pa.binary()})
-    out.mkdir()
-    with pq.ParquetWriter(out / "0.parquet", schema, compression="snappy") as writer:
-        items: list[bytes] = []
-        size = 0
-        for number, episode in enumerate(trace):
-            terminated, truncated = _ends(episode)
-            made = SingleAgentEpisode(
-                id_=str(number),
-                observations=list(episode.observations),
-                observation_space=trace.observation_space,
-                actions=list(episode.actions),
-                action_space=trace.action_space,
-                rewards=episode.rewards.tolist(),
-                infos=[{}] * (len(episode) + 1),
-                terminated=terminated,
-                truncated=truncated,
-                len_lookback_buffer=0,
-            )
-            items.append(msgpack.packb(made.get_state(), default=msgpack_numpy.encode))
-            size += len(items[-1])
-            if size > 32 << 20:
-                writer.write_table(pa.table({"item": items}, schema))
-                items, size = [], 0
-        writer.write_table(pa.table({"item": items}, schema))
-
-
 OWN = {
     "minari": Own("Minari's MinariStorage, hdf5", _minari("hdf5"), {"cartpole": 0.1}),
     "minari-arrow": Own("Minari's MinariStorage, arrow", _minari("arrow"), {"cartpole": 0.1}),
     "minari-parquet": Own("Minari's MinariStorage, parquet", _minari("parquet"), {"cartpole": 0.1}),
-    "d3rlpy": Own("d3rlpy's dump", _d3rlpy),
     "lerobot": Own("LeRobotDataset.add_frame, PNG", _lerobot, {"cartpole": 0.01}),
-    "torchrl": Own("LazyMemmapStorage, an episode at a time", _torchrl),
-    "rllib": Own("SingleAgentEpisode.get_state", _rllib, {"cartpole": 0.2}),
     "parquet": Own("pyarrow, a table an episode", _parquet),
 }
 # Which of ours is measured beside it: a format, and its options.

@@ -90,7 +90,7 @@ def ours(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterat
 def torch_loader(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
     from torch.utils.data import DataLoader
 
-    from gym_trace.torch import BatchStream, Items, collated
+    from gym_trace.adapters.torch import BatchStream, Items, collated
 
     loaders = [
         iter(DataLoader(BatchStream(batches), batch_size=None))
@@ -108,23 +108,24 @@ def torch_loader(trace: gym_trace.Trace, folder: Path, length: int, size: int) -
 
 
 def torchrl(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
-    from tensordict import TensorDict
-    from torchrl.data import ReplayBuffer, SliceSampler, TensorStorage
+    """A storage of TorchRL's own, filled from the trace."""
+    from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler
 
-    gym_trace.export(trace, folder / "torchrl", "torchrl")
-    storage = TensorStorage(TensorDict.load_memmap(folder / "torchrl"))
+    from gym_trace.adapters.torchrl import TraceStorage
+
+    recorded = TraceStorage(trace.transitions())
+    storage = LazyTensorStorage(len(recorded))
     sampler = SliceSampler(slice_len=length, traj_key="episode", cache_values=True)
     windows = ReplayBuffer(storage=storage, sampler=sampler, batch_size=size * length)
+    for start in range(0, len(recorded), 10_000):
+        windows.extend(recorded[start : start + 10_000])
     transitions = ReplayBuffer(storage=storage, batch_size=size)
     yield "TorchRL", windows.sample, transitions.sample
 
 
 def d3rlpy(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
-    import d3rlpy
 
-    gym_trace.export(trace, folder / "d3rlpy.h5", "d3rlpy")
-    with open(folder / "d3rlpy.h5", "rb") as file:
-        buffer = d3rlpy.dataset.ReplayBuffer.load(file, d3rlpy.dataset.InfiniteBuffer())
+    buffer = gym_trace.adapters.d3rlpy.replay_buffer(trace)
     yield (
         "d3rlpy",
         lambda: buffer.sample_trajectory_batch(size, length),

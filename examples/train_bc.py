@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import gym_trace
-from gym_trace.torch import tensors
+from gym_trace.adapters.torch import tensors
 
 
 class Balancing:

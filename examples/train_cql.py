@@ -16,7 +16,7 @@ from torch import nn
 from train_bc import Balancing, Network, evaluated, options, recorded, timed
 
 import gym_trace
-from gym_trace.torch import tensors
+from gym_trace.adapters.torch import tensors
 
 GAMMA, CONSERVATIVE, MOVED = 0.99, 0.5, 0.01  # the weight of what is not in the data; how fast the target follows
 

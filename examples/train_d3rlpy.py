@@ -1,14 +1,12 @@
 """Trains d3rlpy's CQL, or DiscreteCQL, on a trace: python examples/train_d3rlpy.py TRACE [STEPS]
 
-Takes d3rlpy and gym-trace[hdf5]. Prints what was loaded, and the loss before and after.
+Takes d3rlpy. Prints what was loaded, and the loss before and after.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import tempfile
-from pathlib import Path
 
 import d3rlpy
 import numpy as np
@@ -21,13 +19,9 @@ def train(trace: str, steps: int = 60) -> tuple[float, float]:
     """Returns the mean loss (of the critic) of the first and of the last tenth of the steps."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     d3rlpy.seed(0)
-    with tempfile.TemporaryDirectory() as place:
-        report = gym_trace.export(trace, Path(place) / "data.h5", "d3rlpy")
-        loaded: dict[str, d3rlpy.dataset.ReplayBuffer] = {}
-        exec(report.how_to_load, loaded)  # the lines that gym-trace export prints
-        dataset = loaded["dataset"]
+    dataset = gym_trace.adapters.d3rlpy.replay_buffer(trace)
     info = dataset.dataset_info
-    print(f"{report.episodes} episodes, {dataset.transition_count} transitions of {info.observation_signature.shape}")
+    print(f"{dataset.size()} episodes, {dataset.transition_count} transitions of {info.observation_signature.shape}")
     is_discrete = info.action_space == d3rlpy.ActionSpace.DISCRETE
     made = d3rlpy.algos.DiscreteCQLConfig if is_discrete else d3rlpy.algos.CQLConfig
     algorithm = made(batch_size=64).create(device="cpu")

@@ -1,18 +1,16 @@
 """Clones what acted in a trace with imitation's BC: python examples/train_imitation.py TRACE [BATCHES]
 
-Takes imitation and gym-trace[imitation]. Prints what was loaded, and the loss before and after.
+Takes imitation. Prints what was loaded, and the loss before and after.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import torch
 from imitation.algorithms import bc
-from imitation.data import rollout, serialize
+from imitation.data import rollout
 from imitation.util import logger as imitation_logger
 
 import gym_trace
@@ -22,10 +20,9 @@ def train(trace: str, batches: int = 200) -> tuple[float, float]:
     """Returns the negative log probability of the recorded actions before and after."""
     torch.manual_seed(0)
     env = gym_trace.open_trace(trace).make_env()
-    with tempfile.TemporaryDirectory() as place:
-        report = gym_trace.export(trace, Path(place) / "data", "imitation")
-        transitions = rollout.flatten_trajectories(list(serialize.load(report.path)))
-    print(f"{report.episodes} episodes, {len(transitions)} transitions of {transitions.obs.shape[1:]}")
+    trajectories = gym_trace.adapters.imitation.trajectories(trace)
+    transitions = rollout.flatten_trajectories(trajectories)
+    print(f"{len(trajectories)} episodes, {len(transitions)} transitions of {transitions.obs.shape[1:]}")
     trainer = bc.BC(
         observation_space=env.observation_space,
         action_space=env.action_space,

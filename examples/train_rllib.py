@@ -1,6 +1,6 @@
 """Trains one of RLlib's offline algorithms on a trace: BC, MARWIL, or CQL where actions are of a Box.
 
-    python examples/train_rllib.py traces/cartpole [BC | MARWIL | CQL] [episodes | rows]
+    python examples/train_rllib.py traces/cartpole [BC | MARWIL | CQL]
 
 Takes ray[rllib], torch and msgpack-numpy, and no more than two processes.
 """
@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgpack
+import msgpack_numpy
 import ray
 
 import gym_trace
@@ -20,7 +22,7 @@ import gym_trace
 UPDATES = 20
 
 
-def config_of(algorithm: str, trace: gym_trace.Trace, data: Path, kind: str) -> Any:
+def config_of(algorithm: str, trace: gym_trace.Trace, data: Path) -> Any:
     """The configuration of the algorithm, all of it in this process."""
     made = getattr(importlib.import_module(f"ray.rllib.algorithms.{algorithm.lower()}"), f"{algorithm}Config")()
     spaces = {"observation_space": trace.observation_space, "action_space": trace.action_space}
@@ -29,7 +31,6 @@ def config_of(algorithm: str, trace: gym_trace.Trace, data: Path, kind: str) -> 
         made = made.training(lr=None, actor_lr=1e-3, critic_lr=1e-3, alpha_lr=1e-3)
     else:
         made = made.environment(**spaces)
-    read = {"input_read_episodes": True, "input_read_batch_size": 16} if kind == "episodes" else {}
     return (
         made.env_runners(num_env_runners=0)
         .learners(num_learners=0)
@@ -37,19 +38,27 @@ def config_of(algorithm: str, trace: gym_trace.Trace, data: Path, kind: str) -> 
         .offline_data(
             input_=[str(data)],
             input_compress_columns=[],
+            input_read_episodes=True,
+            input_read_batch_size=16,
             dataset_num_iters_per_learner=UPDATES,
             map_batches_kwargs={"concurrency": 1, "num_cpus": 1},
-            **read,
         )
         .evaluation(evaluation_interval=None)
         .debugging(seed=0)
     )
 
 
-def trained(trace: gym_trace.Trace, algorithm: str, kind: str, data: Path) -> tuple[list[float], int]:
+def written(trace: gym_trace.Trace, data: Path) -> None:
+    """Write the episodes as RLlib's own env runners do."""
+    states = (episode.get_state() for episode in gym_trace.adapters.rllib.episodes(trace))
+    items = [msgpack.packb(state, default=msgpack_numpy.encode) for state in states]
+    ray.data.from_items(items).write_parquet(str(data))
+
+
+def trained(trace: gym_trace.Trace, algorithm: str, data: Path) -> tuple[list[float], int]:
     """The loss after each of two times so many updates, and how many steps these were of. Ray is to be running."""
     ray.data.DataContext.get_current().enable_progress_bars = False
-    learner = config_of(algorithm, trace, data, kind).build_algo()
+    learner = config_of(algorithm, trace, data).build_algo()
     losses, steps = [], 0
     for _ in range(2):
         told = learner.train()["learners"]["default_policy"]
@@ -59,14 +68,13 @@ def trained(trace: gym_trace.Trace, algorithm: str, kind: str, data: Path) -> tu
     return losses, steps
 
 
-def main(directory: str, algorithm: str = "BC", kind: str = "episodes") -> None:
+def main(directory: str, algorithm: str = "BC") -> None:
     trace = gym_trace.open_trace(directory)
     with tempfile.TemporaryDirectory() as folder:
-        report = gym_trace.export(trace, Path(folder) / "data", "rllib", kind=kind)
-        print(f"exported {report.steps} steps of {report.episodes} episodes as {kind}")
         ray.init(num_cpus=2, object_store_memory=200 << 20, include_dashboard=False, log_to_driver=False)
         try:
-            losses, steps = trained(trace, algorithm, kind, report.path)
+            written(trace, Path(folder) / "data")
+            losses, steps = trained(trace, algorithm, Path(folder) / "data")
         finally:
             ray.shutdown()
     print(f"{algorithm}: {losses[0]:.4f}, then {losses[1]:.4f}, after {UPDATES} updates each, of {steps} steps in all")

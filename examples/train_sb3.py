@@ -7,8 +7,6 @@ that were recorded.
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -17,22 +15,20 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.utils import polyak_update
 
 import gym_trace
-from gym_trace.interop.sb3 import load_replay_buffer
 
 AT_A_TIME = 20  # gradient steps
 
 
 def train(trace: str, steps: int = 60) -> tuple[float, float]:
     """Returns the mean loss (of the critic) of the first and of the last steps."""
-    env = gym_trace.open_trace(trace).make_env()
+    recorded = gym_trace.open_trace(trace)
+    env, steps_recorded = recorded.make_env(), int(recorded.episodes["steps"].sum())
     is_discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
     policy = "MultiInputPolicy" if isinstance(env.observation_space, gymnasium.spaces.Dict) else "MlpPolicy"
-    model = (DQN if is_discrete else SAC)(policy, env, buffer_size=1, seed=0, device="cpu")
+    model = (DQN if is_discrete else SAC)(policy, env, buffer_size=steps_recorded, seed=0, device="cpu")
     model.set_logger(configure(None, []))  # which learn() does otherwise
-    with tempfile.TemporaryDirectory() as place:
-        report = gym_trace.export(trace, Path(place) / "data.npz", "sb3")
-        buffer = load_replay_buffer(report.path, model)
-    print(f"{report.episodes} episodes, {buffer.size()} transitions, of which {int(buffer.timeouts.sum())} timed out")
+    buffer = gym_trace.adapters.sb3.replay_buffer(recorded, model)
+    print(f"{len(recorded)} episodes, {buffer.size()} transitions, of which {int(buffer.timeouts.sum())} timed out")
     losses = []
     for _ in range(max(2, steps // AT_A_TIME)):
         model.train(gradient_steps=AT_A_TIME, batch_size=64)

@@ -8,28 +8,18 @@ Takes torchrl; the observations are to be numbers in one array.
 from __future__ import annotations
 
 import sys
-import tempfile
-from pathlib import Path
 
 import torch
-from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
-from torchrl.data import Bounded, ReplayBuffer, SliceSampler, TensorStorage
-from torchrl.envs.transforms import DoubleToFloat
+from torchrl.data import Bounded, ReplayBuffer
 from torchrl.modules import ProbabilisticActor, QValueActor, TanhNormal, ValueOperator
 from torchrl.objectives import CQLLoss, DQNLoss, LossModule, SoftUpdate
 
 import gym_trace
+from gym_trace.adapters.torchrl import TraceStorage
 
 UPDATES = 200
-
-
-def loaded(path: Path) -> ReplayBuffer:
-    """256 steps at a time, in slices of 8 that are of one episode each."""
-    sampler = SliceSampler(slice_len=8, traj_key="episode", strict_length=False)
-    storage = TensorStorage(TensorDict.load_memmap(path))
-    return ReplayBuffer(storage=storage, sampler=sampler, batch_size=256, transform=DoubleToFloat())
 
 
 def network(inputs: int, outputs: int) -> nn.Sequential:
@@ -71,24 +61,23 @@ class Concatenated(nn.Module):
 def main(directory: str) -> None:
     torch.manual_seed(0)
     trace = gym_trace.open_trace(directory)
-    with tempfile.TemporaryDirectory() as folder:
-        report = gym_trace.export(trace, Path(folder) / "ted", "torchrl")
-        buffer = loaded(report.path)
-        print(f"loaded {len(buffer)} steps of {report.episodes} episodes")
-        loss = loss_for(trace)
-        loss.make_value_estimator(gamma=0.99)
-        history: list[float] = []
-        target = SoftUpdate(loss, tau=0.01)
-        optimiser = torch.optim.Adam(loss.parameters(), 1e-3)
-        for _ in range(UPDATES):
-            losses = loss(buffer.sample())
-            total = sum(value for key, value in losses.items() if key.startswith("loss"))
-            optimiser.zero_grad()
-            total.backward()
-            optimiser.step()
-            target.step()
-            history.append(total.item())
-        print(f"{type(loss).__name__}: {history[0]:.4f} before, {history[-1]:.4f} after {UPDATES} updates")
+    storage = TraceStorage(trace.transitions(), dtype=torch.float32)
+    buffer = ReplayBuffer(storage=storage, batch_size=256, collate_fn=torch.nn.Identity())
+    print(f"loaded {len(buffer)} steps of {len(trace)} episodes")
+    loss = loss_for(trace)
+    loss.make_value_estimator(gamma=0.99)
+    history: list[float] = []
+    target = SoftUpdate(loss, tau=0.01)
+    optimiser = torch.optim.Adam(loss.parameters(), 1e-3)
+    for _ in range(UPDATES):
+        losses = loss(buffer.sample())
+        total = sum(value for key, value in losses.items() if key.startswith("loss"))
+        optimiser.zero_grad()
+        total.backward()
+        optimiser.step()
+        target.step()
+        history.append(total.item())
+    print(f"{type(loss).__name__}: {history[0]:.4f} before, {history[-1]:.4f} after {UPDATES} updates")
 
 
 if __name__ == "__main__":

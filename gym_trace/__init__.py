@@ -82,8 +82,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-    if name in ("torch", "torchrl"):  # gym_trace.torch.BatchStream, without an import of its own
-        return importlib.import_module(f"gym_trace.{name}")
+    if name == "adapters":  # gym_trace.adapters.sb3.replay_buffer, without an import of its own
+        return importlib.import_module("gym_trace.adapters")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

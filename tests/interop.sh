@@ -37,7 +37,7 @@ suite() { # name, pytest arguments ...
 for name in $only; do
     case "$name" in
     main)
-        environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,imitation,mcap,rerun,train \
+        environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,mcap,rerun,train \
             'torch==2.13.0' 'torchrl==0.14.1' 'minari[hdf5,arrow,create]==0.5.4' 'stable-baselines3==2.9.2' 'ray[data]==2.60.0' \
             'duckdb>=2.0' 'polars>=2.1' 'pandas>=2' 'pyspark==4.3.0' 'pyarrow==26.0.1' 'h5py>=3.14' \
             structlog colorama tqdm dataclasses_json datasets sacred 'huggingface_sb3' scikit-learn dm-tree msgpack-numpy ormsgpack tensorboardX \

@@ -136,7 +136,7 @@ def test_what_there_is_not_is_refused_before_anything_is_written(
 
 def test_what_is_exported_alone_is_said_to_be_when_it_is_imported(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("episode,step\n")
-    for name in ("csv", "d3rlpy"):
+    for name in ("csv", "rerun"):
         with pytest.raises(InvalidOption, match=f"'{name}' is exported to alone; what can be imported is .*minari"):
             import_trace(tmp_path / "steps.csv", tmp_path / "out", name)
 
@@ -349,7 +349,7 @@ def test_a_second_ctrl_c_while_the_first_is_obeyed_leaves_nothing_either(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-@pytest.mark.parametrize("form", ["d4rl", "d3rlpy", "minari"])
+@pytest.mark.parametrize("form", ["d4rl", "minari"])
 def test_ctrl_c_within_hdf5_leaves_no_file_open_that_crashes_at_the_end(
     traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
@@ -530,5 +530,5 @@ def test_many_files_are_made_durable_at_once_or_not_there_at_all(
 
 def test_a_file_that_cannot_come_back_is_said_not_to(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("episode,step\n")
-    with pytest.raises(TraceNotFound, match=r"What was exported as csv, d3rlpy, .* does not come back"):
+    with pytest.raises(TraceNotFound, match=r"What was exported as csv, mcap, .* does not come back"):
         import_trace(tmp_path / "steps.csv", tmp_path / "trace")

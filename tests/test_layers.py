@@ -33,10 +33,9 @@ LAYERS = [
     {"sampling"},
     {"playback"},
     {"integrity", "replay", "statistics", "editing"},
-    {"video", "collecting", "interop"},
+    {"video", "collecting", "interop", "adapters"},
     {"training"},
-    {"wrappers", "replay_env", "edit", "torch"},  # public paths
-    {"torchrl"},
+    {"wrappers", "replay_env", "edit"},  # public paths
 ]
 EXCHANGING = "storage.exchange"  # which asks the C library for what Python does not offer
 PACKING = {"format.wire", "ring.memory", "ring.log", "ring.row_slab"}

@@ -34,11 +34,7 @@ class Entry(NamedTuple):
 
 _EXPORTERS: dict[str, Entry] = {
     "csv": Entry("gym_trace.interop.steps.exporters:CsvExporter", "", "CSV, a line a step"),
-    "d3rlpy": Entry("gym_trace.interop.learners.d3rlpy:D3rlpyExporter", "hdf5", "d3rlpy 2, an HDF5 file"),
     "d4rl": Entry("gym_trace.interop.hdf5.d4rl_out:D4RLExporter", "hdf5", "an HDF5 file as D4RL has it"),
-    "imitation": Entry(
-        "gym_trace.interop.learners.imitation:ImitationExporter", "imitation", "imitation, a data set of Hugging Face"
-    ),
     "jsonl": Entry("gym_trace.interop.steps.exporters:JsonLinesExporter", "", "JSON lines, as docs/STEPS.md has them"),
     "lerobot": Entry("gym_trace.interop.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot data set, version 3"),
     "mcap": Entry("gym_trace.interop.viewing.mcap_out:McapExporter", "mcap", "MCAP, which Foxglove opens"),
@@ -53,11 +49,6 @@ _EXPORTERS: dict[str, Entry] = {
     ),
     "rerun": Entry("gym_trace.interop.viewing.rerun_out:RerunExporter", "rerun", "Rerun, an .rrd file of its viewer"),
     "rlds": Entry("gym_trace.interop.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
-    "rllib": Entry(
-        "gym_trace.interop.rllib.exporting:RLlibExporter", "rllib", "RLlib: Parquet of episodes, or of rows"
-    ),
-    "sb3": Entry("gym_trace.interop.learners.sb3:ReplayBufferExporter", "", "Stable-Baselines3, for a replay buffer"),
-    "torchrl": Entry("gym_trace.interop.torchrl.exporting:TorchRLExporter", "", "TorchRL: a memory-mapped TensorDict"),
 }
 _IMPORTERS: dict[str, Entry] = {
     "d4rl": Entry("gym_trace.interop.hdf5.d4rl_in:D4RLImporter", "hdf5", "an HDF5 file as D4RL has it"),
@@ -68,13 +59,9 @@ _IMPORTERS: dict[str, Entry] = {
         "gym_trace.interop.steps.jsonl_importer:JsonLinesImporter", "", "JSON lines, as docs/STEPS.md has them"
     ),
     "lerobot": Entry("gym_trace.interop.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot data set, version 3"),
-    "mcap": Entry("gym_trace.interop.viewing.mcap_in:McapImporter", "mcap", "MCAP that gym-trace has exported"),
     "minari": Entry("gym_trace.interop.minari.importer:MinariImporter", "minari", "a data set of Minari of any kind"),
     "parquet": Entry(
         "gym_trace.interop.parquet.importer:ParquetImporter", "parquet", "Parquet that gym-trace has exported"
-    ),
-    "rerun": Entry(
-        "gym_trace.interop.viewing.rerun_in:RerunImporter", "rerun", "an .rrd file that gym-trace has exported"
     ),
     "rlds": Entry("gym_trace.interop.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
     "rllib": Entry("gym_trace.interop.rllib.importing:RLlibImporter", "rllib", "RLlib: Parquet of episodes"),

@@ -1,34 +1,21 @@
-"""RLlib: what Ray gives of an export, that BC, MARWIL and CQL train on it, and what is made of what Ray wrote."""
+"""RLlib: BC, MARWIL and CQL train on episodes of a trace, and what Ray writes is imported."""
 
 from __future__ import annotations
 
 import importlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import local_ray
-import msgpack
-import msgpack_numpy
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-import ray
-from ray.data.block import BlockAccessor
 from ray.rllib.algorithms.bc import BCConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
 
 import gym_trace
-from gym_trace.interop.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
-from gym_trace.interop.identity import KEY
-from gym_trace.interop.rllib.encoding import packed
-from gym_trace.interop.rllib.exporting import RLlibExporter
-from gym_trace.interop.rllib.importing import RLlibImporter
-from gym_trace.interop.rllib.shards import IDENTITIES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -37,113 +24,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def running() -> None:
     """Ray."""
     local_ray.start()
-
-
-# -- episodes ---------------------------------------------------------------------------------------------------------
-
-
-def episodes_in(path: Path) -> list[SingleAgentEpisode]:
-    """As OfflinePreLearner makes them of what Ray Data gives."""
-    items = pq.read_table(path)["item"].to_pylist()
-    return [SingleAgentEpisode.from_state(msgpack.unpackb(item, object_hook=msgpack_numpy.decode)) for item in items]
-
-
-def load_episodes(path: Path) -> Iterator[Loaded]:
-    for episode in episodes_in(path):
-        assert episode.is_done
-        flags = np.zeros((2, len(episode)), np.bool_)
-        flags[:, -1:] = [[episode.is_terminated], [episode.is_truncated]]
-        infos = episode.get_infos()
-        yield Loaded(
-            as_recorded(episode.get_observations()),
-            as_recorded(episode.get_actions()),
-            episode.get_rewards(),
-            *flags,
-            infos=infos[1:],
-            annotations={name: rows.data for name, rows in episode.extra_model_outputs.items()},
-            identity=episode.custom_data[KEY],
-        )
-
-
-def as_recorded(tree: Any) -> Any:
-    """Lists, which Tuples become, as tuples."""
-    if isinstance(tree, dict):
-        return {key: as_recorded(part) for key, part in tree.items()}
-    return tuple(map(as_recorded, tree)) if isinstance(tree, list) else tree
-
-
-def test_rllib_reads_episodes_as_recorded_and_finds_what_is_wrong(tmp_path: Path) -> None:
-    assert not check_exporter(RLlibExporter(), load_episodes, tmp_path)
-
-
-def test_episodes_come_back_bit_for_bit(tmp_path: Path) -> None:
-    assert not check_importer(RLlibExporter(), RLlibImporter(), tmp_path)
-
-
-def test_rllib_reads_what_real_environments_said(real: Path, tmp_path: Path) -> None:
-    check_export(RLlibExporter(), load_episodes, real, tmp_path / "out")
-    check_round_trip(RLlibExporter(), RLlibImporter(), real, tmp_path / "again", tmp_path / "back")
-
-
-def test_an_import_is_simulated_again(record: Callable[[str], Path], tmp_path: Path) -> None:
-    gym_trace.export(record("CartPole"), tmp_path / "out", "rllib")
-    gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
-    assert not any(one.difference for one in gym_trace.verify_trace(tmp_path / "back"))
-
-
-def test_no_two_episodes_have_one_id(cartpole: Path, tmp_path: Path) -> None:
-    trace = gym_trace.open_trace(cartpole)
-    gym_trace.export(trace[[0, 1, 0, 2, 0]], tmp_path / "out", "rllib")
-    names = [episode.id_ for episode in episodes_in(tmp_path / "out")]
-    assert len(set(names)) == 5
-
-
-# -- rows -------------------------------------------------------------------------------------------------------------
-
-
-def load_rows(path: Path) -> Iterator[Loaded]:
-    """As Ray Data makes batches of tables, in this process."""
-    return episodes_of(BlockAccessor.for_block(pq.read_table(path)).to_batch_format("numpy"), path)
-
-
-def load_rows_by_ray(path: Path) -> Iterator[Loaded]:
-    """As Ray Data gives batches to OfflinePreLearner."""
-    batches = list(ray.data.read_parquet([str(path)]).iter_batches(batch_size=None, batch_format="numpy"))
-    return episodes_of({name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}, path)
-
-
-def episodes_of(columns: dict[str, Any], path: Path) -> Iterator[Loaded]:
-    """Of rows, whose last new_obs is what was observed last."""
-    identities = []
-    for file in sorted(path.iterdir()):
-        told = pq.ParquetFile(file).metadata.metadata.get(IDENTITIES.encode(), b"").decode()
-        identities += told.splitlines()
-    names = list(dict.fromkeys(columns["eps_id"].tolist()))
-    for name, identity in zip(names, identities, strict=True):
-        mine = columns["eps_id"] == name
-        observations, after = columns["obs"][mine], columns["new_obs"][mine]
-        assert observations[1:].tobytes() == after[:-1].tobytes()
-        assert (np.diff(columns["t"][mine]) == 1).all()
-        yield Loaded(
-            np.concatenate([observations, after[-1:]]),
-            columns["actions"][mine],
-            columns["rewards"][mine],
-            columns["terminateds"][mine],
-            columns["truncateds"][mine],
-            identity=identity,
-        )
-
-
-def test_rllib_reads_rows_as_recorded_and_finds_what_is_wrong(tmp_path: Path) -> None:
-    refused = check_exporter(RLlibExporter(kind="rows"), load_rows, tmp_path)
-    assert set(refused) == {"dict", "tuple", "text"}
-
-
-@pytest.mark.parametrize("name", ["CartPole", "Pendulum", "continuing", "HalfCheetah", "Taxi", "Pong"])
-def test_ray_data_reads_rows_of_real_environments(
-    running: None, name: str, record: Callable[[str], Path], tmp_path: Path
-) -> None:
-    check_export(RLlibExporter(kind="rows"), load_rows_by_ray, record(name), tmp_path / "out")
 
 
 # -- training ---------------------------------------------------------------------------------------------------------
@@ -174,21 +54,20 @@ def test_the_example_trains(cartpole: Path) -> None:
     assert "BC: " in done.stdout
 
 
-@pytest.mark.parametrize("kind", ["episodes", "rows"])
 @pytest.mark.parametrize(
     ("name", "algorithm"), [("CartPole-v1", "BC"), ("CartPole-v1", "MARWIL"), ("Pendulum-v1", "CQL")]
 )
 def test_its_algorithms_train(
-    running: None, name: str, algorithm: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: None, name: str, algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     train_rllib = importlib.import_module("train_rllib")
     monkeypatch.setattr(train_rllib, "UPDATES", 3)
-    trace = recorded(name, 8, tmp_path / "trace")
-    report = gym_trace.export(trace, tmp_path / "out", "rllib", kind=kind)
-    losses, steps = train_rllib.trained(gym_trace.open_trace(trace), algorithm, kind, report.path)
+    trace = gym_trace.open_trace(recorded(name, 8, tmp_path / "trace"))
+    train_rllib.written(trace, tmp_path / "out")
+    losses, steps = train_rllib.trained(trace, algorithm, tmp_path / "out")
     assert np.isfinite(losses).all()
-    assert 0 < steps <= 2 * 3 * 256  # rows end with a batch that is not full
+    assert 0 < steps <= 2 * 3 * 256
 
 
 # -- what Ray has written ---------------------------------------------------------------------------------------------
@@ -228,12 +107,3 @@ def test_what_ray_has_written_is_imported(running: None, whole: bool, tmp_path: 
         assert episode.outcome == ("terminated" if several[-1].is_terminated else "cut")
         assert episode.seed is None
         assert len(episode.annotations["weights_seq_no"]) == len(episode)
-
-
-def test_ours_is_msgpack_numpy() -> None:
-    values = [np.arange(6.0).reshape(2, 3).T, np.float32(2), np.array(["a", "bé"]), np.bool_(True), {"a": [1, "b"]}]
-    found = msgpack.unpackb(packed(values), object_hook=msgpack_numpy.decode)
-    theirs = msgpack.unpackb(msgpack.packb(values, default=msgpack_numpy.encode), object_hook=msgpack_numpy.decode)
-    for ours, other in zip(found, theirs):
-        assert type(ours) is type(other)
-        assert np.array_equal(ours, other)

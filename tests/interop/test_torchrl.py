@@ -1,92 +1,22 @@
-"""TorchRL: what load_memmap, a ReplayBuffer and SliceSampler give of an export, and that its losses train on it."""
+"""TorchRL: a trace is a storage of its ReplayBuffer, and its losses train on it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict, TensorDictBase
-from torchrl.data import (
-    LazyMemmapStorage,
-    ReplayBuffer,
-    SamplerWithoutReplacement,
-    SliceSampler,
-    TensorStorage,
-)
+from torchrl.data import ReplayBuffer, SamplerWithoutReplacement
 from torchrl.envs import GymEnv
 
 import gym_trace
+from gym_trace.adapters.torchrl import TraceStorage
 from gym_trace.errors import InvalidOption
-from gym_trace.interop.conformance import Loaded, check_export, check_exporter
-from gym_trace.interop.torchrl.exporting import EPISODES, TorchRLExporter
-from gym_trace.torchrl import TraceStorage
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NOT_OBSERVED = {"action", "annotations", "done", "episode", "next", "reward", "terminated", "truncated"}
-
-
-def load(path: Path) -> Iterator[Loaded]:
-    """Each episode by its number; what was observed last is under "next"."""
-    data = TensorDict.load_memmap(path)
-    counts = torch.bincount(data["episode"]).tolist()
-    assert not data["done"].any()
-    for episode, identity in zip(data.split(counts), (path / EPISODES).read_text().splitlines(), strict=True):
-        assert (episode["episode"] == episode["episode"][0]).all()
-        after = episode["next"]
-        assert torch.equal(after["done"], after["terminated"] | after["truncated"])
-        names = sorted(set(episode.keys()) - NOT_OBSERVED)
-        first, then = ({name: values(part[name]) for name in names} for part in (episode, after))
-        check_next(first, then)
-        rewards = after["reward"].numpy()
-        yield Loaded(
-            alone(joined(first, then)),
-            values(episode["action"]),
-            rewards[:, 0] if rewards.shape[1] == 1 else rewards,
-            after["terminated"].numpy()[:, 0],
-            after["truncated"].numpy()[:, 0],
-            annotations=values(episode["annotations"]) if "annotations" in episode.keys() else None,  # noqa: SIM118
-            identity=identity,
-        )
-
-
-def values(found: Any) -> Any:
-    if isinstance(found, TensorDictBase):
-        return {name: values(found[name]) for name in sorted(found.keys())}
-    return found.numpy()
-
-
-def alone(tree: dict[str, Any]) -> Any:
-    return tree["observation"] if set(tree) == {"observation"} else tree
-
-
-def check_next(first: Any, then: Any) -> None:
-    """What came after a step is what was there before the one after it."""
-    if isinstance(first, dict):
-        for name in first:
-            check_next(first[name], then[name])
-    else:
-        assert first[1:].tobytes() == then[:-1].tobytes()
-
-
-def joined(first: Any, then: Any) -> Any:
-    if isinstance(first, dict):
-        return {name: joined(first[name], then[name]) for name in first}
-    return np.concatenate([first, then[-1:]])
-
-
-def test_torchrl_reads_what_was_recorded_and_finds_what_is_wrong(tmp_path: Path) -> None:
-    assert not check_exporter(TorchRLExporter(), load, tmp_path)
-
-
-def test_torchrl_reads_what_real_environments_said(real: Path, tmp_path: Path) -> None:
-    check_export(TorchRLExporter(), load, real, tmp_path / "out")
 
 
 @pytest.fixture
@@ -105,44 +35,6 @@ def recorded(name: str, episodes: int, directory: Path) -> Path:
             done = terminated or truncated
     env.close()
     return directory
-
-
-@pytest.mark.parametrize("kind", [TensorStorage, LazyMemmapStorage])
-def test_slices_are_of_one_episode_each_and_follow_one_another(cartpole: Path, kind: Any, tmp_path: Path) -> None:
-    report = gym_trace.export(cartpole, tmp_path / "ted", "torchrl")
-    data = TensorDict.load_memmap(report.path)
-    sampler = SliceSampler(slice_len=5, traj_key="episode", strict_length=True)
-    if kind is TensorStorage:
-        buffer = ReplayBuffer(storage=TensorStorage(data), sampler=sampler, batch_size=50)
-    else:
-        buffer = ReplayBuffer(storage=LazyMemmapStorage(len(data)), sampler=sampler, batch_size=50)
-        buffer.extend(data)
-    assert len(buffer) == report.steps
-    trace = gym_trace.open_trace(cartpole)
-    for part in buffer.sample().split(5):
-        (number,) = set(part["episode"].tolist())
-        assert torch.equal(part["observation"][1:], part["next", "observation"][:-1])
-        rows = trace[number].observations
-        assert part["observation"][0].numpy().tobytes() in [row.tobytes() for row in rows]
-
-
-def test_slices_end_at_the_flags_too(cartpole: Path, tmp_path: Path) -> None:
-    gym_trace.export(cartpole, tmp_path / "ted", "torchrl")
-    data = TensorDict.load_memmap(tmp_path / "ted")
-    sampler = SliceSampler(slice_len=5, end_key=("next", "done"), strict_length=True)
-    buffer = ReplayBuffer(storage=TensorStorage(data), sampler=sampler, batch_size=200)
-    for part in buffer.sample().split(5):
-        assert len(set(part["episode"].tolist())) == 1
-
-
-def test_a_step_has_the_keys_that_one_of_gym_env_has(cartpole: Path, tmp_path: Path) -> None:
-    gym_trace.export(cartpole, tmp_path / "ted", "torchrl")
-    data = TensorDict.load_memmap(tmp_path / "ted")
-    rollout = GymEnv("CartPole-v1", categorical_action_encoding=True).rollout(3)
-    ours, theirs = data[:3].exclude("episode"), rollout
-    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
-    for key in theirs.keys(True, True):
-        assert ours[key].shape == theirs[key].shape, key
 
 
 @pytest.mark.parametrize(("name", "loss"), [("CartPole-v1", "DQNLoss"), ("Pendulum-v1", "CQLLoss")])

@@ -16,7 +16,7 @@ there, bit for bit, but for what the exporter says is lost. Then it exports trac
 shifted by a step, and makes sure that each of them would have been found out.
 """
 
-from gym_trace.interop.conformance.checks import check_export, check_exporter, check_wrong
+from gym_trace.interop.conformance.checks import check_adapter, check_export, check_exporter, check_wrong
 from gym_trace.interop.conformance.comparing import Loaded, difference, loaded_from
 from gym_trace.interop.conformance.importers import check_importer, check_round_trip
 from gym_trace.interop.conformance.wrong import WRONG, wrong_trace
@@ -25,6 +25,7 @@ from gym_trace.interop.conformance.zoo import make_zoo
 __all__ = [
     "WRONG",
     "Loaded",
+    "check_adapter",
     "check_export",
     "check_exporter",
     "check_importer",

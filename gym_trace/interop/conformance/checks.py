@@ -86,6 +86,40 @@ def check_export(exporter: Exporter, load: Load, trace: Trace | str | Path, out:
     return report
 
 
+def check_adapter(
+    load: Callable[[Trace], Iterable[Loaded]], directory: Path, *, lost: Collection[str], only: Collection[str] = ()
+) -> dict[str, str]:
+    """Convert traces of every kind, right ones and wrong ones, to objects of a library, and compare their steps.
+
+    Args:
+        load: converts a trace and yields the episodes of the result. Raises InvalidOption for spaces that the library
+            does not support.
+        directory: an empty one for all that is written.
+        lost: what the objects cannot hold (see contract.LOSSES).
+        only: names of the traces (see zoo.py); none: all.
+
+    Returns:
+        The rejected traces by name, with the reason.
+
+    Raises AssertionError if an object differs from its trace, or if a wrong trace gives the same object.
+    """
+    rejected: dict[str, str] = {}
+    for name, path in make_zoo(directory / "traces", only).items():
+        source = Source(as_trace(path))
+        try:
+            problem = difference(source, load(source.trace), lost, only_steps=True)
+        except InvalidOption as error:
+            rejected[name] = str(error)
+            continue
+        _must(not problem, f"{name}: {problem}")
+        for number, (what, wrong) in enumerate(WRONG.items() if name in FOR_WRONG else ()):
+            place = directory / f"{name}-wrong-{number}"
+            if wrong.hidden_by.isdisjoint(lost) and wrong_trace(source.trace, what, place):
+                shown = difference(source, load(as_trace(place)), lost, only_steps=True)
+                _must(bool(shown), f"{name}: {what} goes unnoticed")
+    return rejected
+
+
 def check_wrong(
     exporter: Exporter, load: Load, trace: Trace | str | Path, directory: Path, *, suffix: str = ""
 ) -> list[str]:

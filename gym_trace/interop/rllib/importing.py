@@ -1,4 +1,4 @@
-"""RLlib's episodes, as its env runners or this package write them, as a trace."""
+"""RLlib's episodes, as its env runners write them, as a trace."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
-from gym_trace.interop.identity import KEY, read_identity
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.interop.rllib.encoding import unpacked
-from gym_trace.interop.rllib.episodes import EXACT_INFOS, EXACT_NOTES
 from gym_trace.interop.rllib.items import Header, Items, header_of, is_episodes, parquet_files, pieces_of_episodes
 from gym_trace.interop.rllib.spaces import space_told
 from gym_trace.model.layout import Branch, Layout, Leaf, PlainSpace
-from gym_trace.model.packing import unpack
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array
 from gym_trace.reading.assembly import densified
@@ -73,33 +70,27 @@ class _Reader:
 
     def imported(self) -> Imported:
         """What the trace is to be."""
-        about = self._items.about().get(KEY.encode())
         steps = int(self._headers[self._order, _STEPS].sum())
-        notes = [] if about is not None else [_NOT_TOLD]
+        notes = [_NOT_TOLD]
         if again := len(self._headers) - len(self._order):
             notes.append(f"{again:,} rows that are there more than once were read once")
         firsts = self._order[np.cumsum(self._counts) - self._counts]
         if late := int(np.count_nonzero(self._headers[firsts, _STARTED])):
             notes.append(f"of {late:,} episodes the first steps are missing")
-        text = None if about is None else about.decode(errors="replace")
         with self._reading(0):
-            return imported(_KIND, self._read(), self._schema, text, notes=notes, steps=steps)
+            return imported(_KIND, self._read(), self._schema, notes=notes, steps=steps)
 
     def _read(self) -> Iterator[NewEpisode]:
         end = 0
         for count in self._counts.tolist():
             run, end = self._order[end : end + count], end + count
             first = self._state(int(run[0]))
-            identity, reset_info = _map(first["custom_data"]).get(KEY), None
             with self._reading(int(run[0])):
-                if isinstance(identity, str):
-                    read_identity(identity)
-                else:
-                    identity, infos = None, _infos(first)
-                    reset_info = infos[0] if infos and isinstance(infos[0], dict) else None
+                infos = _infos(first)
+            reset_info = infos[0] if infos and isinstance(infos[0], dict) else None
             states = chain([first], (self._state(int(number)) for number in run[1:]))
             steps = int(self._headers[run, _STEPS].sum())
-            yield NewEpisode(steps, self._parts(states, run), reset_info=reset_info, identity=identity)
+            yield NewEpisode(steps, self._parts(states, run), reset_info=reset_info)
 
     def _parts(self, states: Iterator[dict[str, Any]], run: Array) -> Iterator[NewSteps]:
         """The steps of an episode, of which each piece has its states."""
@@ -113,16 +104,10 @@ class _Reader:
         observations = _tree(self._layouts.observations, state["observations"])
         actions = _tree(self._layouts.actions, state["actions"])
         rewards = _leaf(_rows(state["rewards"]))
-        infos, custom = _infos(state), _map(state["custom_data"])
+        infos = _infos(state)
         notes = {name: _tree(_ANY, buffer) for name, buffer in _map(state["extra_model_outputs"]).items()}
-        exact = _map(custom.get(EXACT_NOTES)).items()
-        notes |= {name: rows if isinstance(rows, np.ndarray) else [unpack(row) for row in rows] for name, rows in exact}
         if len(rewards) != steps or _length(observations) != steps + 1 or len(infos) != steps + 1:
             raise UnreadableRecording(f"an episode of {steps} steps that has other numbers of rows")
-        taken: list[Any] | None = infos[1:]
-        if EXACT_INFOS in custom:
-            kept = custom[EXACT_INFOS]
-            taken = None if kept is None else [unpack(info) for info in kept]
         flags = np.zeros((2, steps), np.bool_)
         if last and steps:
             flags[:, -1] = bool(state["is_terminated"]), bool(state["is_truncated"])
@@ -135,7 +120,7 @@ class _Reader:
                 rewards[begin:end],
                 flags[0, begin:end],
                 flags[1, begin:end],
-                None if taken is None else taken[begin:end],
+                infos[1 + begin : 1 + end],
                 {name: _cut(rows, begin, end) for name, rows in notes.items()},
             )
 
@@ -150,7 +135,7 @@ class _Reader:
             state = unpacked(self._items[number])
             if not isinstance(state, dict) or not state.keys() >= _NEEDED:
                 raise UnreadableRecording("no state of a SingleAgentEpisode")
-            return {"custom_data": None, **state}
+            return state
 
     def _space(self, told: Any) -> Any:
         with self._reading(0):

@@ -70,10 +70,6 @@ class Items:
     def __len__(self) -> int:
         return int(self._firsts[-1])
 
-    def about(self) -> dict[bytes, bytes]:
-        """What the first of the files says of itself."""
-        return dict(_opened(self.files[0]).metadata.metadata or {})
-
     def path_of(self, number: int) -> Path:
         """The file that a value is in."""
         return self.files[self._groups[self._group_of(number)][0]]

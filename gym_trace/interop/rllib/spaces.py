@@ -17,53 +17,6 @@ _MOST_BYTES = 64 << 20  # of one array
 _DEEPEST = 32
 
 
-def space_as_told(space: Any) -> dict[str, Any] | None:
-    """The space as RLlib has it in MessagePack; None for one that it has no words for."""
-    if isinstance(space, spaces.Dict):
-        members = {key: space_as_told(member) for key, member in space.spaces.items()}
-        known = all(isinstance(key, str) for key in members) and None not in members.values()
-        return {"space": "dict", "spaces": members} if known else None
-    if isinstance(space, spaces.Tuple):
-        parts = [space_as_told(part) for part in space.spaces]
-        return None if None in parts else {"space": "tuple", "spaces": parts}
-    told = _TOLD.get(type(space))
-    return None if told is None else told(space)
-
-
-def _box(space: spaces.Box) -> dict[str, Any]:
-    return {
-        "space": "box",
-        "low": _array_as_told(space.low),
-        "high": _array_as_told(space.high),
-        "shape": list(space.shape),
-        "dtype": np.dtype(space.dtype).str,
-    }
-
-
-_TOLD: dict[type, Any] = {
-    spaces.Box: _box,
-    spaces.Discrete: lambda space: {"space": "discrete", "n": int(space.n), "start": int(space.start)},
-    spaces.MultiBinary: lambda space: {"space": "multi-binary", "n": np.asarray(space.n).tolist()},
-    spaces.MultiDiscrete: lambda space: {
-        "space": "multi-discrete",
-        "nvec": _array_as_told(space.nvec),
-        "dtype": np.dtype(space.dtype).str,
-    },
-    spaces.Text: lambda space: {
-        "space": "text",
-        "min_length": space.min_length,
-        "max_length": space.max_length,
-        "charset": space.characters,
-    },
-}
-
-
-def _array_as_told(array: Array) -> str:
-    written = io.BytesIO()
-    np.lib.format.write_array(written, np.asarray(array))
-    return base64.b64encode(zlib.compress(written.getvalue())).decode("ascii")
-
-
 def space_told(told: Any) -> Space[Any] | None:
     """The space that RLlib has told; None where it told none, or one that is not known here.
 

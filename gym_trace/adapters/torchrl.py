@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from gym_trace.adapters.torch import tensors
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.sampling.batches import Batches
-from gym_trace.torch import tensors
 
 try:
     import torch
@@ -45,7 +45,9 @@ class TraceStorage(Storage):  # type: ignore[misc]  # whose package need not be 
         if missing := wanted - first.keys():
             raise InvalidOption(f"columns: TorchRL needs {', '.join(sorted(missing))} as well")
         if any(isinstance(first[name], tuple) for name in ("observations", "actions")):
-            raise InvalidOption("a TensorDict has no tuples, as spaces of this trace have; keep to gym_trace.torch")
+            raise InvalidOption(
+                "a TensorDict has no tuples, as spaces of this trace have; use gym_trace.adapters.torch"
+            )
 
     def __len__(self) -> int:
         return self._batches.items

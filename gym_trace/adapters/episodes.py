@@ -1,0 +1,69 @@
+"""Episodes as learning libraries take them: numbers only, one array per leaf."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.model.episode import Episode
+from gym_trace.model.values import Array
+from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.printable import printable
+
+
+def finished(trace: Trace | str | os.PathLike[str]) -> Trace:
+    """Return the episodes that have ended and have steps. Raises InvalidOption if there are none."""
+    opened = as_trace(trace)
+    chosen = opened[(opened.episodes["outcome"] != "running") & (opened.episodes["steps"] > 0)]
+    if not len(chosen):
+        raise InvalidOption(f"{opened.directory}: no finished episodes with steps; record or select some")
+    return chosen
+
+
+def arrays(rows: Any, what: str = "observations") -> Any:
+    """Return rows whose leaves are all numeric arrays; Dict and Tuple structure stays. Raises InvalidOption."""
+    if isinstance(rows, dict):
+        return {key: arrays(part, f"{what}[{key!r}]") for key, part in rows.items()}
+    if isinstance(rows, tuple):
+        return tuple(arrays(part, f"{what}[{number}]") for number, part in enumerate(rows))
+    if rows.dtype.kind not in "biuf":
+        raise InvalidOption(
+            f"{printable(what)}: not numbers of one dtype and shape; choose a numeric part of the space"
+        )
+    return rows
+
+
+def array(rows: Any, what: str) -> Array:
+    """Return rows that are one numeric array. Raises InvalidOption for Dict, Tuple, text and objects."""
+    found = arrays(rows, what)
+    if not isinstance(found, np.ndarray):
+        raise InvalidOption(f"{what}: has several parts; this library takes one array")
+    return found
+
+
+def leaves(rows: Any) -> list[Array]:
+    """Return the arrays of a structure, in the order of the space."""
+    if isinstance(rows, np.ndarray):
+        return [rows]
+    return [leaf for part in (rows.values() if isinstance(rows, dict) else rows) for leaf in leaves(part)]
+
+
+def rewards_of(episode: Episode) -> Array:
+    """Return rewards of shape (steps,). Raises InvalidOption if they are not one number per step."""
+    found = array(episode.rewards, "rewards")
+    if found.size != len(found):
+        raise InvalidOption(f"rewards: shape {found.shape[1:]} per step; this library takes one number per step")
+    return found.reshape(-1)
+
+
+def part_of(rows: Any, key: str | None) -> Any:
+    """Return one leaf of Dict observations ("state/image"), or all of them for None. Raises InvalidOption."""
+    for name in key.split("/") if key else ():
+        if not isinstance(rows, dict) or name not in rows:
+            there = ", ".join(map(str, rows)) if isinstance(rows, dict) else "no keys"
+            raise InvalidOption(f"observation={key!r}: not in the observations; they have {printable(there)}")
+        rows = rows[name]
+    return rows

@@ -1,1 +1,0 @@
-"""What offline reinforcement learning and imitation learning train from: d3rlpy, imitation, Stable-Baselines3."""

@@ -1,1 +1,0 @@
-"""TorchRL: steps as a memory-mapped TensorDict."""

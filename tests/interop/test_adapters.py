@@ -1,0 +1,304 @@
+"""Objects of learning libraries hold the steps of the trace, bit for bit, and their algorithms train on them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from gym_trace import Trace, TraceRecordingWrapper, open_trace
+from gym_trace.errors import InvalidOption
+from gym_trace.interop.conformance import Loaded, check_adapter
+from gym_trace.model.episode import infos_of
+
+NO_ARRAYS = {"text"}
+
+
+def ends_of(count: int, terminated: bool, truncated: bool) -> np.ndarray:
+    ends = np.zeros((2, count), np.bool_)
+    ends[:, -1] = terminated, truncated
+    return ends
+
+
+# -- d3rlpy -----------------------------------------------------------------------------------------------------------
+
+
+def d3rlpy_episodes(trace: Trace) -> Iterator[Loaded]:
+    from gym_trace.adapters.d3rlpy import replay_buffer
+
+    for episode in replay_buffer(trace).episodes:
+        assert episode.rewards.dtype == np.float32
+        observations = episode.observations
+        if isinstance(observations, np.ndarray) and observations.ndim == 4:
+            observations = np.moveaxis(observations, 1, -1)
+        elif not isinstance(observations, np.ndarray):
+            observations = tuple(np.moveaxis(rows, 1, -1) if rows.ndim == 4 else rows for rows in observations)
+        flags = ends_of(len(episode), episode.terminated, not episode.terminated)
+        yield Loaded(observations, episode.actions, episode.rewards[:, 0], *flags)
+
+
+def test_d3rlpy_holds_the_trace(tmp_path: Path) -> None:
+    pytest.importorskip("d3rlpy")
+    lost = {"final_observation", "structure", "dtype", "flags", "empty_episode"}
+    rejected = check_adapter(d3rlpy_episodes, tmp_path, lost=lost)
+    assert set(rejected) == NO_ARRAYS | {"dict", "integers", "several-rewards"}
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [("CartPole", "DiscreteCQL"), ("Pendulum", "CQL")])
+def test_d3rlpy_trains(name: str, algorithm: str, record: Callable[[str], Path]) -> None:
+    d3rlpy = pytest.importorskip("d3rlpy")
+    from gym_trace.adapters.d3rlpy import replay_buffer
+
+    buffer = replay_buffer(record(name))
+    made = getattr(d3rlpy.algos, f"{algorithm}Config")(batch_size=32).create()
+    nowhere = d3rlpy.logging.NoopAdapterFactory()
+    made.fit(buffer, n_steps=20, n_steps_per_epoch=10, show_progress=False, logger_adapter=nowhere)
+    assert made.predict(buffer.episodes[0].observations[:4]).shape[0] == 4
+
+
+def test_d3rlpy_makes_no_transition_across_episodes(record: Callable[[str], Path]) -> None:
+    pytest.importorskip("d3rlpy")
+    from gym_trace.adapters.d3rlpy import replay_buffer
+
+    trace = open_trace(record("CartPole"))
+    terminated = np.count_nonzero(trace.episodes["outcome"] == "terminated")
+    assert replay_buffer(trace).transition_count == trace.episodes["steps"].sum() - len(trace) + terminated
+
+
+def test_d3rlpy_takes_one_image_of_a_dict(record: Callable[[str], Path]) -> None:
+    pytest.importorskip("d3rlpy")
+    from gym_trace.adapters.d3rlpy import replay_buffer
+
+    buffer, trace = replay_buffer(record("nested"), observation="camera"), open_trace(record("nested"))
+    images = trace[0].observations["camera"][:-1]
+    assert np.array_equal(np.moveaxis(buffer.episodes[0].observations, 1, -1), images)
+    with pytest.raises(InvalidOption, match="camera"):
+        replay_buffer(trace, observation="picture")
+
+
+# -- imitation --------------------------------------------------------------------------------------------------------
+
+
+def imitation_trajectories(trace: Trace) -> Iterator[Loaded]:
+    from gym_trace.adapters.imitation import trajectories
+
+    ended = trace[trace.episodes["steps"] > 0]
+    for trajectory, episode in zip(trajectories(trace), ended, strict=True):
+        assert trajectory.terminal == bool(episode.terminations[-1] or episode.truncations[-1])
+        observations = trajectory.obs if isinstance(trajectory.obs, np.ndarray) else dict(trajectory.obs.items())
+        infos = None if trajectory.infos is None else list(trajectory.infos)
+        assert repr(infos) == repr(infos_of(episode))
+        yield Loaded(observations, trajectory.acts, trajectory.rews, episode.terminations, episode.truncations)
+
+
+def test_imitation_holds_the_trace(tmp_path: Path) -> None:
+    pytest.importorskip("imitation")
+    rejected = check_adapter(imitation_trajectories, tmp_path, lost={"empty_episode"})
+    assert set(rejected) == NO_ARRAYS | {"dict", "tuple", "several-rewards"}
+
+
+def test_imitation_clones(record: Callable[[str], Path]) -> None:
+    bc = pytest.importorskip("imitation.algorithms.bc")
+    from gym_trace.adapters.imitation import trajectories
+
+    trace = open_trace(record("CartPole"))
+    trainer = bc.BC(
+        observation_space=trace.observation_space,
+        action_space=trace.action_space,
+        demonstrations=trajectories(trace),
+        rng=np.random.default_rng(0),
+        batch_size=16,
+    )
+    trainer.train(n_batches=10, progress_bar=False)
+    assert trace.action_space.contains(trainer.policy.predict(trace[0].observations[0])[0])
+
+
+# -- Stable-Baselines3 ------------------------------------------------------------------------------------------------
+
+
+def sb3_transitions(trace: Trace) -> Iterator[Loaded]:
+    from gym_trace.adapters.sb3 import replay_buffer
+
+    buffer = replay_buffer(trace)
+    assert buffer.full
+    stops = (np.flatnonzero(buffer.dones[:, 0]) + 1).tolist()
+    scale = buffer.action_space if isinstance(buffer.action_space, spaces.Box) else None
+    for start, stop in zip([0, *stops], stops):
+        at = slice(start, stop)
+        observations = sb3_rows(buffer.observations, buffer.next_observations, at)
+        actions = buffer.actions[at, 0]
+        if scale is not None:
+            assert (scale.low == -1).all()
+            assert (scale.high == 1).all()
+        timeouts = buffer.timeouts[at, 0] > 0
+        terminated = (buffer.dones[at, 0] > 0) & ~timeouts
+        yield Loaded(observations, actions, buffer.rewards[at, 0], terminated, timeouts)
+
+
+def sb3_rows(before: Any, after: Any, at: slice) -> Any:
+    """All observations of an episode, of which the last is that which the last step led to."""
+    if isinstance(before, dict):
+        return {key: sb3_rows(rows, after[key], at) for key, rows in before.items()}
+    assert before[at, 0][1:].tobytes() == after[at, 0][:-1].tobytes()
+    rows = np.concatenate((before[at, 0], after[at, 0][-1:]))
+    return np.moveaxis(rows, 1, -1) if rows.ndim == 4 else rows
+
+
+def test_sb3_holds_the_trace(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3")
+    lost = {"structure", "dtype", "flags", "empty_episode"}
+    rejected = check_adapter(sb3_transitions, tmp_path, lost=lost)
+    assert set(rejected) == NO_ARRAYS | {"dict", "tuple", "integers", "several-rewards"}
+
+
+class Goals(gymnasium.Env[Any, Any]):
+    """Goal-based, with infos that its reward is computed from."""
+
+    observation_space = spaces.Dict(
+        {key: spaces.Box(-9, 9, (2,)) for key in ("observation", "achieved_goal", "desired_goal")}
+    )
+    action_space = spaces.Box(np.float32([-3, 0]), np.float32([1, 10]))
+
+    def __init__(self) -> None:
+        self.random = np.random.default_rng(0)
+
+    def _observed(self) -> dict[str, Any]:
+        return {key: self.random.normal(size=2).astype(np.float32) for key in self.observation_space}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.count = 0
+        return self._observed(), {}
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        ended = self.count == 7
+        info = {"scale": float(self.count)}
+        return self._observed(), float(action.sum()), ended and action[0] > 0, ended and action[0] <= 0, info
+
+    def compute_reward(self, achieved: Any, desired: Any, infos: Any) -> Any:
+        assert all("scale" in info for info in infos)
+        return -np.linalg.norm(achieved - desired, axis=-1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("make", "algorithm", "policy", "options"),
+    [
+        (lambda: gymnasium.make("CartPole-v1", max_episode_steps=25), "DQN", "MlpPolicy", {}),
+        (lambda: gymnasium.make("Pendulum-v1"), "SAC", "MlpPolicy", {}),
+        (Goals, "SAC", "MultiInputPolicy", {}),
+        (Goals, "SAC", "MultiInputPolicy", {"her": True}),
+    ],
+)
+def test_sb3_gets_what_it_would_have_collected_itself(
+    make: Callable[[], Any], algorithm: str, policy: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    from gym_trace.adapters.sb3 import replay_buffer
+
+    common: dict[str, Any] = {"buffer_size": 420, "learning_starts": 421, "seed": 0, "device": "cpu"}
+    if options.get("her"):
+        common |= {"replay_buffer_class": sb3.HerReplayBuffer, "replay_buffer_kwargs": {"copy_info_dict": True}}
+    recorder = TraceRecordingWrapper(make(), tmp_path / "trace", record_infos=True)
+    collector = getattr(sb3, algorithm)(policy, recorder, **common)
+    collector.learn(420)
+    recorder.close()
+    model = getattr(sb3, algorithm)(policy, make(), **common)
+    own, filled = collector.replay_buffer, replay_buffer(tmp_path / "trace", model)
+    assert filled is model.replay_buffer
+    assert (own.pos, own.full) == (filled.pos, filled.full)
+    names = ["observations", "next_observations", "actions", "rewards", "dones", "timeouts"]
+    for name in names + (["ep_start", "ep_length"] if options.get("her") else []):
+        one, other = getattr(own, name), getattr(filled, name)
+        for key in one if isinstance(one, dict) else [None]:
+            mine, theirs = (array if key is None else array[key] for array in (one, other))
+            assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+            if name in ("dones", "timeouts", "ep_length"):  # the last episode goes on there, and is cut in the trace
+                mine, theirs = mine[:400], theirs[:400]
+            assert np.allclose(mine, theirs, rtol=0, atol=5e-7) if name == "actions" else np.array_equal(mine, theirs)
+    model.set_logger(sb3.common.logger.configure(None, []))
+    model.train(gradient_steps=3, batch_size=16)
+
+
+def test_sb3_divides_the_steps_among_environments(record: Callable[[str], Path]) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    from gym_trace.adapters.sb3 import replay_buffer
+
+    model = sb3.DQN("MlpPolicy", sb3.common.env_util.make_vec_env("CartPole-v1", 7), device="cpu", buffer_size=700)
+    with pytest.warns(UserWarning, match="skipped the last 3 steps"):
+        buffer = replay_buffer(record("CartPole"), model)
+    flat = np.concatenate([episode.observations[:-1] for episode in open_trace(record("CartPole"))])[:217]
+    assert np.array_equal(buffer.observations[:31].swapaxes(0, 1).reshape(217, 4), flat)
+    assert (buffer.pos, buffer.full) == (31, False)
+
+
+def test_sb3_has_images_as_cnn_policies_see_them(record: Callable[[str], Path]) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    from gym_trace.adapters.sb3 import replay_buffer
+
+    trace = open_trace(record("Pong"))[:1]
+    steps = len(trace[0])
+    model = sb3.DQN("CnnPolicy", trace.make_env(), buffer_size=steps, device="cpu")
+    buffer = replay_buffer(trace, model)
+    assert np.array_equal(np.moveaxis(buffer.observations[:, 0], 1, -1), trace[0].observations[:-1])
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda sb3: sb3.SAC("MlpPolicy", "Pendulum-v1"), "does not fit"),
+        (lambda sb3: sb3.DQN("MlpPolicy", "MountainCar-v0"), "does not fit"),
+        (lambda sb3: sb3.PPO("MlpPolicy", "CartPole-v1"), "PPO has no replay buffer"),
+        (lambda sb3: sb3.DQN("MlpPolicy", "CartPole-v1", buffer_size=219), "buffer_size=220"),
+        (lambda sb3: sb3.DQN("MlpPolicy", sb3.common.env_util.make_vec_env("CartPole-v1", 221)), "221 environments"),
+    ],
+)
+def test_sb3_models_that_do_not_fit_are_rejected(
+    make: Callable[[Any], Any], problem: str, record: Callable[[str], Path]
+) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    from gym_trace.adapters.sb3 import replay_buffer
+
+    model = make(sb3)
+    with pytest.raises(InvalidOption, match=problem):
+        replay_buffer(record("CartPole"), model)
+    if getattr(model, "replay_buffer", None) is not None:
+        assert not model.replay_buffer.size()
+
+
+def test_a_trace_without_finished_steps_is_rejected(tmp_path: Path) -> None:
+    pytest.importorskip("imitation")
+    from gym_trace.adapters.imitation import trajectories
+
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "trace")
+    env.reset(seed=0)
+    env.close()
+    with pytest.raises(InvalidOption, match="no finished episodes"):
+        trajectories(tmp_path / "trace")
+
+
+# -- RLlib ------------------------------------------------------------------------------------------------------------
+
+
+def rllib_episodes(trace: Trace) -> Iterator[Loaded]:
+    from gym_trace.adapters.rllib import episodes
+
+    ended = trace[trace.episodes["steps"] > 0]
+    for made, episode in zip(episodes(trace), ended, strict=True):
+        assert made.is_done
+        assert made.is_terminated == bool(episode.terminations[-1])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parts = [made.get_observations(), made.get_actions(), made.get_rewards()]
+        yield Loaded(*parts, *ends_of(len(episode), made.is_terminated, made.is_truncated))
+
+
+def test_rllib_holds_the_trace(tmp_path: Path) -> None:
+    pytest.importorskip("ray.rllib")
+    rejected = check_adapter(rllib_episodes, tmp_path, lost={"flags", "empty_episode"})
+    assert set(rejected) == set()
