@@ -17,7 +17,8 @@ from gym_trace.printable import printable
 def finished(trace: Trace | str | os.PathLike[str]) -> Trace:
     """Return the episodes that have ended and have steps. Raises InvalidOption if there are none."""
     opened = as_trace(trace)
-    chosen = opened[(opened.episodes["outcome"] != "running") & (opened.episodes["steps"] > 0)]
+    has_ended: Array = (opened.episodes["outcome"] != "running") & (opened.episodes["steps"] > 0)
+    chosen = opened[has_ended]
     if not len(chosen):
         raise InvalidOption(f"{opened.directory}: no finished episodes with steps; record or select some")
     return chosen
