@@ -19,8 +19,11 @@ import pytest
 import ray
 from ray.data.block import BlockAccessor
 from ray.rllib.algorithms.bc import BCConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
+from ray.tune.registry import register_env
 
 import gym_trace
 from gym_trace.interop.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
@@ -237,3 +240,32 @@ def test_ours_is_msgpack_numpy() -> None:
     for ours, other in zip(found, theirs):
         assert type(ours) is type(other)
         assert np.array_equal(ours, other)
+
+
+# -- recorded environments --------------------------------------------------------------------------------------------
+
+
+def test_an_env_runner_steps_recorded_environments(tmp_path: Path) -> None:
+    def make(_: Any) -> gym_trace.TraceRecordingWrapper:
+        env = gymnasium.make("CartPole-v1")
+        return gym_trace.TraceRecordingWrapper(env, tmp_path / "trace", on_exist="append")
+
+    register_env("recorded-cartpole", make)
+    config = PPOConfig().environment("recorded-cartpole").env_runners(num_env_runners=0, num_envs_per_env_runner=3)
+    runner = SingleAgentEnvRunner(config=config)
+    sampled = runner.sample(num_episodes=9, random_actions=True)
+    runner.stop()
+    recorded = {
+        (episode.observations.tobytes(), episode.actions.tobytes(), episode.rewards.tobytes(), episode.outcome)
+        for episode in gym_trace.open_trace(tmp_path / "trace")
+    }
+    for episode in sampled:
+        rows = (episode.get_observations(), episode.get_actions().astype(np.int64), episode.get_rewards())
+        observations, actions, rewards = (np.asarray(column) for column in rows)
+        assert episode.is_terminated
+        assert (
+            observations.tobytes(),
+            actions.tobytes(),
+            rewards.astype(np.float64).tobytes(),
+            "terminated",
+        ) in recorded
