@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo_trace
 
-.PHONY: demo test test-long check lint setup compat strangers test-interop sanitize flat samples wheel bench bench-against bench-batches bench-training clean
+.PHONY: demo test test-long check check-extras lint setup compat strangers test-interop sanitize flat samples wheel bench bench-against bench-batches bench-training clean
 
 demo: $(VENV)/.installed
 	rm -rf $(DEMO)
@@ -15,6 +15,11 @@ demo: $(VENV)/.installed
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 3 -q
 	@echo "make test-long passed last: $$(cat $(VENV)/.test-long 2>/dev/null || echo never here)"
+
+# mypy with every extra, the training tests, and the real loaders of Minari, Parquet, Stable-Baselines3 and TorchRL, in an environment
+# of their own (3 GB).
+check-extras:
+	PYTHON=$(PYTHON) ONLY=ci bash tests/interop.sh
 
 # The same with all that takes long: every byte flipped, a thousand crashes, ten times the examples, and not the same ones each time.
 test-long: $(VENV)/.dev

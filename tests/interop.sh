@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Loads what export writes with the packages that people train with, in environments of their own: .venv-interop-main,
 # .venv-interop-lerobot (Python 3.12) and .venv-interop-tfds. Prints their versions at the end of each.
-# ONLY="main tfds": of these; LEROBOT_PYTHON: a Python 3.12. Arguments go to pytest, such as -k minari.
+# ONLY="main tfds": of these; ONLY=ci: what every change has to pass, in .venv-interop-ci (make check-extras).
+# LEROBOT_PYTHON: a Python 3.12. Arguments go to pytest, such as -k minari.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 failed=0
@@ -12,6 +13,8 @@ for candidate in "${LEROBOT_PYTHON:-python3.12}" "$HOME/.pyenv/versions/3.12".*/
 done
 envs=('gymnasium[classic-control,mujoco,toy-text]>=1.3' 'ale-py>=0.12' 'minigrid>=3.2')
 tools=(hatchling 'setuptools>=61' pytest pytest-timeout pytest-xdist hypothesis)
+loaders=('torch==2.13.0' 'torchrl==0.14.1' 'minari[hdf5,arrow,create]==0.5.4' 'stable-baselines3==2.9.2'
+    'duckdb>=2.0' 'polars>=2.1' 'pandas>=2' 'pyarrow==26.0.1' 'h5py>=3.14')
 
 environment() { # name, python, extras of gym-trace, requirements ...
     local directory=".venv-interop-$1" python="$2" extras="$3"
@@ -36,10 +39,17 @@ suite() { # name, pytest arguments ...
 
 for name in $only; do
     case "$name" in
+    ci) # mypy with every extra, the training tests, the loaders, and the tests of make test that need an extra
+        environment ci "${PYTHON:-python3}" dev,train,sb3,rerun "${loaders[@]}" array-api-compat && {
+            .venv-interop-ci/bin/mypy || failed=1
+            suite ci -n 2 tests/interop/test_{train_*,minari,parquet,adapters,torch,torchrl}.py "$@"
+            .venv-interop-ci/bin/python -m pytest -q -n 2 \
+                tests/test_{public_api,readme,layers,train,train_options,vector_tensors,interop_rerun,interop_strangers}.py || failed=1
+        } || failed=1
+        ;;
     main)
         environment main "${PYTHON:-python3}" video,minari,hdf5,parquet,mcap,rerun,train \
-            'torch==2.13.0' 'torchrl==0.14.1' 'minari[hdf5,arrow,create]==0.5.4' 'stable-baselines3==2.9.2' 'ray[data]==2.60.0' \
-            'duckdb>=2.0' 'polars>=2.1' 'pandas>=2' 'pyspark==4.3.0' 'pyarrow==26.0.1' 'h5py>=3.14' \
+            "${loaders[@]}" 'ray[data]==2.60.0' 'pyspark==4.3.0' \
             structlog colorama tqdm dataclasses_json datasets sacred 'huggingface_sb3' scikit-learn dm-tree msgpack-numpy ormsgpack tensorboardX \
             rlax 'jax[cpu]' scipy lz4 pyyaml gymnasium-robotics &&
             without_dependencies main 'd3rlpy==2.8.1' 'gym==0.26.2' gym_notices 'imitation==1.0.1' 'ray[rllib]==2.60.0' &&
@@ -54,7 +64,7 @@ for name in $only; do
             suite tfds tests/interop/test_conformance.py tests/interop/test_rlds.py "$@" || failed=1
         ;;
     *)
-        echo "interop: there is no $name; there are main, lerobot and tfds"
+        echo "interop: there is no $name; there are main, lerobot, tfds and ci"
         exit 2
         ;;
     esac

@@ -1,6 +1,6 @@
 """What other people's code and scripts may rely on, as text: names, signatures, attributes, commands, options.
 
-    python tests/public_api.py > tests/public_api.txt            after a change of them that is meant
+    python tests/public_api.py > tests/public_api.txt      after a change of them that is meant; PyTorch must be there
 
 Annotations are those of the source, so that the text is the same on every Python and Gymnasium. The classes of what the
 public functions return are public, too.
@@ -167,4 +167,6 @@ def text() -> str:
 
 
 if __name__ == "__main__":
+    if importlib.util.find_spec("torch") is None:
+        sys.exit("public_api.py: without PyTorch the names of training would be lost; pip install -e '.[train]'")
     print(text(), end="")

@@ -133,6 +133,69 @@ def test_a_vector_environment_that_does_not_say_what_a_lane_has_is_refused_with_
     env.close()
 
 
+class OfEnvPool(gymnasium.vector.VectorEnv):  # type: ignore[type-arg]
+    """Lane l counts from 100 * l on, three steps an episode. A masked reset answers with the lanes it has reset."""
+
+    metadata = {"autoreset_mode": "NextStep"}  # noqa: RUF012
+    single_observation_space = spaces.Box(0, 1000, (1,), np.float32)
+    single_action_space = spaces.Discrete(2)
+
+    def __init__(self, num_envs: int = 4, batch_size: int = 4):
+        self.num_envs, self.config = num_envs, {"num_envs": num_envs, "batch_size": batch_size}
+        self.counts = np.zeros(num_envs, np.int64)
+
+    @property
+    def is_async(self) -> bool:
+        return self.config["batch_size"] != self.num_envs
+
+    def _told(self, lanes: Any) -> tuple[Any, dict[str, Any]]:
+        observations = (100 * lanes + self.counts[lanes]).astype(np.float32)[:, None]
+        return observations, {"env_id": lanes.astype(np.int32), "players": {"env_id": lanes.astype(np.int32)}}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        lanes = np.arange(self.num_envs) if options is None else np.flatnonzero(options["reset_mask"])
+        self.counts[lanes] = 0
+        return self._told(lanes)
+
+    def step(self, actions: Any) -> Any:
+        over = self.counts == 3
+        self.counts = np.where(over, 0, self.counts + 1)
+        observations, infos = self._told(np.arange(self.num_envs))
+        return observations, np.ones(self.num_envs), self.counts == 3, np.zeros(self.num_envs, np.bool_), infos
+
+
+@needs_vectors
+def test_an_asynchronous_envpool_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    from gym_trace import TraceRecordingVectorWrapper
+
+    with pytest.raises(InvalidOption, match=r"2 of its 4 environments.*batch_size=num_envs"):
+        TraceRecordingVectorWrapper(OfEnvPool(batch_size=2), tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+
+
+@needs_vectors
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_masked_reset_that_answers_with_the_lanes_it_reset_is_recorded(tmp_path: Path, filtered: bool) -> None:
+    from gym_trace import TraceRecordingVectorWrapper
+
+    more: dict[str, Any] = {"episode_filter": lambda episode: True} if filtered else {}
+    envs = TraceRecordingVectorWrapper(OfEnvPool(), tmp_path / "t", record_infos=True, **more)
+    envs.reset()
+    envs.step(np.zeros(4, np.int64))
+    envs.reset(options={"reset_mask": np.array([False, True, False, True])})
+    for _ in range(3):
+        envs.step(np.zeros(4, np.int64))
+    envs.close()
+    kept = sorted(open_trace(tmp_path / "t"), key=lambda episode: (episode.lane, episode.episode_id))
+    counts = [(0, [0, 1, 2, 3]), (0, [0]), (1, [0, 1]), (1, [0, 1, 2, 3])]
+    counts += [(lane + 2, told) for lane, told in counts]
+    assert [(e.lane, (e.observations[:, 0] - 100 * e.lane).tolist()) for e in kept] == counts
+    outcomes = ["terminated", "closed", "cut", "terminated"] * 2
+    assert [episode.outcome for episode in kept] == outcomes
+    assert [episode.reset_info["env_id"] for episode in kept] == [episode.lane for episode in kept]
+    assert {(e.lane, info["players"]["env_id"]) for e in kept for info in e.infos} == {(n, n) for n in range(4)}
+
+
 @needs_vectors
 @pytest.mark.parametrize("where", ["of another kind", "in its arguments"])
 def test_a_spec_that_cannot_be_copied_is_described_as_far_as_it_goes(tmp_path: Path, where: str) -> None:

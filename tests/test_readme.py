@@ -30,7 +30,8 @@ MODULES = {
 
 # What takes its time, and shows no more than a shorter one.
 SHORTER = {
-    "--steps 10000": "--steps 50",
+    "--steps 10000": "--steps 50",  # and 100000: 500
+    "--steps 200000": "--steps 1000",
     "--episodes 100": "--episodes 60",
     "--episodes 2000": "--episodes 20",
     "--episodes 3000": "--episodes 30",

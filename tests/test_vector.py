@@ -228,6 +228,14 @@ def test_an_environment_that_keeps_last_observations_to_itself_is_told_of(tmp_pa
     assert bits(first.observations[1]) == bits(second.observations[0])
 
 
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_the_autoreset_mode_is_where_vector_environments_have_it(tmp_path: Path, mode: Any) -> None:
+    envs = made("sync", mode, True, SPACES["box"], SPACES["discrete"])
+    env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
+    assert env.autoreset_mode is envs.autoreset_mode is mode
+    env.close()
+
+
 def test_a_full_reset_cuts_what_is_open_and_closing_closes_it(tmp_path: Path) -> None:
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
     env = TraceRecordingVectorWrapper(envs, tmp_path)

@@ -43,7 +43,7 @@ def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else None, non_blocking=True)
 
 
-class BatchStream(IterableDataset[Any]):  # type: ignore[misc]  # whose package need not be installed
+class BatchStream(IterableDataset[Any]):
     """Whole batches, as dicts of tensors: for a DataLoader with batch_size=None.
 
     Processes of torch.distributed have a share each. Workers of the DataLoader take turns: what comes is the same, in
@@ -83,7 +83,7 @@ class BatchStream(IterableDataset[Any]):  # type: ignore[misc]  # whose package 
             self._batches.share(rank, world_size)
 
 
-class Items(Dataset[Any]):  # type: ignore[misc]  # whose package need not be installed
+class Items(Dataset[Any]):
     """Windows, transitions or episodes by their number: for a DataLoader with a sampler of its own.
 
     With ``collate_fn=collated`` a batch is gathered at once; without, PyTorch puts it together once more.

@@ -25,7 +25,7 @@ __all__ = ["TraceStorage"]
 _ENDS = ("terminated", "truncated")
 
 
-class TraceStorage(Storage):  # type: ignore[misc]  # whose package need not be installed
+class TraceStorage(Storage):
     """Transitions, windows or episodes of a trace, an item each, which any sampler may draw; they cannot be changed.
 
     An item is a TensorDict as TorchRL's collectors give, of windows with a dimension for steps: observation (or the

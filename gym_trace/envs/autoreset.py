@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -45,6 +46,18 @@ def vector_mode(envs: Any) -> str:
             f"set one of {', '.join(_MODES.values())} before it is recorded"
         )
     return found
+
+
+def demand_all_lanes(envs: Any) -> None:
+    """Raises InvalidOption for an EnvPool in its asynchronous mode, which answers for some of its lanes at a time."""
+    pool = envs.unwrapped
+    config = getattr(pool, "config", None)
+    if getattr(pool, "is_async", False) is not True or not isinstance(config, Mapping) or "batch_size" not in config:
+        return
+    raise InvalidOption(
+        f"batch_size: an EnvPool that answers for {config['batch_size']} of its {pool.num_envs} environments at a time "
+        f"cannot be recorded; make it with batch_size=num_envs"
+    )
 
 
 # -- single environments ----------------------------------------------------------------------------------------------

@@ -12,8 +12,11 @@ import local_ray
 import numpy as np
 import pytest
 from ray.rllib.algorithms.bc import BCConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.offline.offline_env_runner import OfflineSingleAgentEnvRunner
+from ray.tune.registry import register_env
 
 import gym_trace
 
@@ -107,3 +110,32 @@ def test_what_ray_has_written_is_imported(running: None, whole: bool, tmp_path: 
         assert episode.outcome == ("terminated" if several[-1].is_terminated else "cut")
         assert episode.seed is None
         assert len(episode.annotations["weights_seq_no"]) == len(episode)
+
+
+# -- recorded environments --------------------------------------------------------------------------------------------
+
+
+def test_an_env_runner_steps_recorded_environments(tmp_path: Path) -> None:
+    def make(_: Any) -> gym_trace.TraceRecordingWrapper:
+        env = gymnasium.make("CartPole-v1")
+        return gym_trace.TraceRecordingWrapper(env, tmp_path / "trace", on_exist="append")
+
+    register_env("recorded-cartpole", make)
+    config = PPOConfig().environment("recorded-cartpole").env_runners(num_env_runners=0, num_envs_per_env_runner=3)
+    runner = SingleAgentEnvRunner(config=config)
+    sampled = runner.sample(num_episodes=9, random_actions=True)
+    runner.stop()
+    recorded = {
+        (episode.observations.tobytes(), episode.actions.tobytes(), episode.rewards.tobytes(), episode.outcome)
+        for episode in gym_trace.open_trace(tmp_path / "trace")
+    }
+    for episode in sampled:
+        rows = (episode.get_observations(), episode.get_actions().astype(np.int64), episode.get_rewards())
+        observations, actions, rewards = (np.asarray(column) for column in rows)
+        assert episode.is_terminated
+        assert (
+            observations.tobytes(),
+            actions.tobytes(),
+            rewards.astype(np.float64).tobytes(),
+            "terminated",
+        ) in recorded

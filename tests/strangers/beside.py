@@ -129,6 +129,8 @@ class VectorLog(Log):
         self.spaces = tuple(getattr(envs, f"single_{name}", getattr(envs, name, None)) for name in names)
         mode = (getattr(envs, "metadata", None) or {}).get("autoreset_mode", "NextStep")
         self.mode = str(getattr(mode, "value", mode))
+        kinds = (vector.SyncVectorEnv, vector.AsyncVectorEnv)
+        self.seed_step = int(isinstance(getattr(envs, "unwrapped", None), kinds))  # others are seeded as a whole
 
     def _lanes(self, space: Any, batch: Any) -> list[Any]:
         return rows_of_batch(space, batch, self.count)
@@ -136,10 +138,14 @@ class VectorLog(Log):
     def reset(self, result: Any, seed: Any, options: Any) -> None:
         observations, infos = deepcopy(result)
         mask = None if options is None else options.get("reset_mask")
-        rows = self._lanes(self.spaces[0], observations)
+        if seed is None or isinstance(seed, int):
+            seed = [None if seed is None else seed + lane * self.seed_step for lane in range(self.count)]
+        told = infos.get("env_id") if isinstance(infos, Mapping) else None  # of EnvPool: whose rows there are
+        lanes = list(range(self.count)) if told is None else told.tolist()
+        rows = rows_of_batch(self.spaces[0], observations, len(lanes))
         for lane in range(self.count) if mask is None else np.flatnonzero(mask).tolist():
-            one = seed[lane] if isinstance(seed, (list, tuple)) else None if seed is None else seed + lane
-            self.began(lane, rows[lane], of_lane(infos, lane, self.count), one)
+            place = lanes.index(lane)
+            self.began(lane, rows[place], of_lane(infos, place, len(lanes)), seed[lane])
 
     def step(self, actions: Any, result: Any) -> None:
         observations, rewards, terminations, truncations, infos = deepcopy(result)

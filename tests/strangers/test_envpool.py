@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from beside import record_vector
+from beside import BesideVector, compare, record_vector
 
 envpool = pytest.importorskip("envpool")
 
-from gym_trace import open_trace, verify_trace  # noqa: E402
+from gym_trace import TraceRecordingVectorWrapper, open_trace, verify_trace  # noqa: E402
+from gym_trace.errors import InvalidOption  # noqa: E402
 
 ENVIRONMENTS = ["CartPole-v1", "Pendulum-v1", "Taxi-v3", "Blackjack-v1", "Pong-v5", "HalfCheetah-v4", "FrozenLake-v1"]
 
@@ -40,3 +41,22 @@ def test_vector(tmp_path: Path, name: str) -> None:
 def test_short_episodes(tmp_path: Path) -> None:
     result = record_vector(lambda: pool("CartPole-v1", max_episode_steps=5), tmp_path, 60, act)
     assert result.episodes >= 40
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "HalfCheetah-v4"])
+def test_lanes_are_reset_by_a_mask(tmp_path: Path, name: str) -> None:
+    env = BesideVector(TraceRecordingVectorWrapper(pool(name, max_episode_steps=7), tmp_path, record_infos=True))
+    env.reset()
+    random = np.random.default_rng(5)
+    for step in range(60):
+        env.step(act(env))
+        if step % 4 == 3:
+            env.reset(options={"reset_mask": random.permutation(4) < 1 + step // 4 % 4})
+    env.close()
+    assert compare(env.log, tmp_path).episodes >= 40
+
+
+def test_the_asynchronous_mode_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="batch_size=num_envs"):
+        TraceRecordingVectorWrapper(pool("CartPole-v1", batch_size=2), tmp_path / "t")
+    assert not (tmp_path / "t").exists()

@@ -9,10 +9,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from beside import record_single, record_vector, verify
+from beside import Beside, BesideVector, compare, record_single, record_vector, verify
 from gymnasium import wrappers
-from gymnasium.vector import AutoresetMode
+from gymnasium.utils import RecordConstructorArgs
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as vector_wrappers
+
+from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper
 
 ENVIRONMENTS = [
     "Acrobot-v1", "Blackjack-v1", "CartPole-v1", "CliffWalking-v1", "FrozenLake-v1", "MountainCar-v0",
@@ -169,3 +173,55 @@ def test_vector_of_jax(tmp_path: Path, target: str) -> None:
         return actions if target == "NumPy" else torch.tensor(actions)
 
     record_vector(make, tmp_path, act=act)
+
+
+class Checked(Beside, RecordConstructorArgs):
+    """check_env makes the environment again, which takes the arguments of each wrapper."""
+
+    def __init__(self, env: Any):
+        RecordConstructorArgs.__init__(self)
+        Beside.__init__(self, env)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
+def test_the_checker_of_environments(tmp_path: Path, name: str) -> None:
+    inner = Checked(gymnasium.make(name))
+    env = TraceRecordingWrapper(inner, tmp_path, record_infos=True)
+    check_env(env, skip_render_check=True)
+    env.close()
+    assert compare(inner.log, tmp_path).episodes >= 5
+
+
+def test_the_wrappers_of_cleanrl(tmp_path: Path) -> None:
+    inner = Beside(
+        TraceRecordingWrapper(
+            wrappers.RecordEpisodeStatistics(wrappers.FlattenObservation(gymnasium.make("Pendulum-v1"))),
+            tmp_path,
+            record_infos=True,
+        )
+    )
+    env = wrappers.NormalizeReward(wrappers.NormalizeObservation(wrappers.ClipAction(inner)))
+    envs = SyncVectorEnv([lambda: env])
+    envs.action_space.seed(7)
+    envs.reset(seed=1)
+    for _ in range(450):
+        envs.step(envs.action_space.sample())
+    envs.close()
+    assert compare(inner.log, tmp_path).steps == 448  # the step after an end is a reset
+    verify(tmp_path, None, ignore=("infos",))
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+def test_statistics_of_vectors_around_and_below(tmp_path: Path, mode: Any) -> None:
+    below = vector_wrappers.RecordEpisodeStatistics(cartpoles(mode), stats_key="below")
+    inner = BesideVector(TraceRecordingVectorWrapper(below, tmp_path, record_infos=True))
+    env = vector_wrappers.RecordEpisodeStatistics(inner)
+    env.action_space.seed(7)
+    env.reset(seed=2)
+    for _ in range(60):
+        _, _, terminations, truncations, _ = env.step(env.action_space.sample())
+        over = terminations | truncations
+        if mode == AutoresetMode.DISABLED and over.any():
+            env.reset(options={"reset_mask": over})
+    env.close()
+    assert compare(inner.log, tmp_path).steps >= 150

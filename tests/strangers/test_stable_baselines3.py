@@ -11,8 +11,16 @@ from beside import Beside, compare, verify
 
 stable_baselines3 = pytest.importorskip("stable_baselines3")
 
+from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
+from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
 from stable_baselines3.common.monitor import Monitor  # noqa: E402
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize  # noqa: E402
+from stable_baselines3.common.vec_env import (  # noqa: E402
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
 
 from gym_trace import TraceRecordingWrapper, open_trace  # noqa: E402
 
@@ -53,6 +61,24 @@ def test_monitor_below_and_vector_wrappers_above(tmp_path: Path) -> None:
     for number, env in enumerate(made):
         assert compare(env.log, tmp_path / str(number)).steps >= 128
         verify(tmp_path / str(number), lambda: gymnasium.make("CartPole-v1"), ignore=("infos",))
+
+
+def test_make_vec_env_and_monitors_around(tmp_path: Path) -> None:
+    made: list[Beside] = []
+
+    def wrap(env: Any) -> Any:
+        made.append(Beside(TraceRecordingWrapper(env, tmp_path / str(len(made)), record_infos=True)))
+        return made[-1]
+
+    envs = VecMonitor(make_vec_env("CartPole-v1", 3, seed=5, wrapper_class=wrap))
+    model = stable_baselines3.PPO("MlpPolicy", envs, seed=5, n_steps=32)
+    model.learn(192)
+    assert envs.env_is_wrapped(TraceRecordingWrapper) == [True] * 3
+    assert envs.get_attr("directory") == [tmp_path / str(number) for number in range(3)]
+    evaluate_policy(model, envs, 3)
+    envs.close()
+    for number, env in enumerate(made):
+        assert compare(env.log, tmp_path / str(number)).steps >= 64
 
 
 class Processes:

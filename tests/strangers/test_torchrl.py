@@ -12,7 +12,7 @@ from beside import Beside, BesideVector, compare, verify
 torchrl = pytest.importorskip("torchrl")
 torch = pytest.importorskip("torch")
 
-from gymnasium.wrappers.vector import RecordEpisodeStatistics  # noqa: E402
+from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 from torchrl.collectors import Collector  # noqa: E402
 from torchrl.envs import GymWrapper, StepCounter, TransformedEnv, check_env_specs  # noqa: E402
 
@@ -56,15 +56,12 @@ def test_transforms_and_a_collector(tmp_path: Path) -> None:
     assert compare(inner.log, tmp_path).steps >= 200
 
 
-def test_vector(tmp_path: Path) -> None:
-    envs: Any = gymnasium.make_vec("CartPole-v1", 3, "sync")
-    try:
-        GymWrapper(RecordEpisodeStatistics(envs))
-    except AttributeError as error:
-        pytest.skip(f"TorchRL takes no vector wrapper, not even Gymnasium's: {error}")
-    inner = BesideVector(TraceRecordingVectorWrapper(envs, tmp_path, record_infos=True))
-    env = GymWrapper(inner)
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_vector(tmp_path: Path, mode: Any) -> None:
+    envs = BesideVector(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3, autoreset_mode=mode))
+    env = GymWrapper(TraceRecordingVectorWrapper(envs, tmp_path, record_infos=True))
     env.set_seed(3)
-    env.rollout(60, break_when_any_done=False)
+    rollout = env.rollout(60, break_when_any_done=False)
     env.close()
-    assert compare(inner.log, tmp_path).steps
+    assert rollout.shape == (3, 60)
+    assert compare(envs.log, tmp_path).steps >= 180

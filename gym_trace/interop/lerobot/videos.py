@@ -17,6 +17,8 @@ from gym_trace.model.values import Array
 # H.264 of RGB without loss; a picture that can be decoded by itself every so often, for those who read at random.
 _OPTIONS = {"qp": "0", "g": "8", "bf": "0", "preset": "veryfast"}
 _CODEC = "libx264rgb"
+# Metadata that is not UTF-8 does not matter; PyAV 19 decodes any bytes, and has no such option.
+_READING: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
 _ERRORS = (av.FFmpegError, OSError, ValueError)  # of what FFmpeg cannot read
 INFO = {"video.codec": "h264", "video.pix_fmt": "gbrp", "video.g": 8, "has_audio": False, "is_depth_map": False}
 
@@ -65,7 +67,7 @@ class VideoReader:
         self._container: Any = None
         try:
             # A play list, or what FFmpeg takes for the address of something, could have other files opened.
-            self._container = av.open(str(path.absolute()), format="mp4", metadata_errors="replace")
+            self._container = av.open(str(path.absolute()), format="mp4", **_READING)
             self._frames = self._decoded(self._container.streams.video[0])
         except (*_ERRORS, IndexError) as error:
             self.close()

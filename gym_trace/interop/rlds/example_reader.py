@@ -166,7 +166,7 @@ class RowReader:
     def raw(self, count: int, size: int) -> Array:
         """The next so many values, of so many bytes each: (count, size) uint8."""
         head = np.frombuffer(bytes([_TEXT]) + varint(size), np.uint8)
-        values = np.frombuffer(self._read(count * (len(head) + size), "bytes"), np.uint8)
+        values: Array = np.frombuffer(self._read(count * (len(head) + size), "bytes"), np.uint8)
         values = values.reshape(count, len(head) + size)
         if not (values[:, : len(head)] == head).all():
             raise MalformedExample(f"values that do not all have {size} bytes")

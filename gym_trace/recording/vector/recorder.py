@@ -338,23 +338,31 @@ class BatchPacker:
         if room is not None and type(part) is np.ndarray and (part.dtype, part.shape) == usual:
             room[...] = part
             return room  # type: ignore[no-any-return]
-        return self._rows(leaf, part, None)
+        return self._rows(leaf, part, None, self._count)
 
-    def batch(self, value: Any, lanes: Array | None = None) -> list[Rows]:
-        """Rows of a value for all lanes, or of those lanes in it."""
+    def has_rows(self, value: Any, count: int) -> bool:
+        """Whether each leaf of a batch has so many rows."""
         try:
             parts = self._layout.split(value)
-            return [self._rows(leaf, part, lanes) for leaf, part in zip(self._leaves, parts)]
+            return len(parts) > 0 and all(len(part) == count for part in parts)
+        except Exception:  # as above
+            return False
+
+    def batch(self, value: Any, chosen: Array | None, count: int) -> list[Rows]:
+        """The chosen rows of a batch of count rows; None: all of them."""
+        try:
+            parts = self._layout.split(value)
+            return [self._rows(leaf, part, chosen, count) for leaf, part in zip(self._leaves, parts)]
         except Exception:  # as above
             values = self._iterate(value)
-            return self.single(values if lanes is None else [values[lane] for lane in lanes])
+            return self.single(values if chosen is None else [values[row] for row in chosen])
 
     def single(self, values: list[Any]) -> list[Rows]:
         """Rows of one value a lane."""
         columns = zip(*[taken_apart(self._layout, value) for value in values])
         return [self._stacked(leaf, list(column)) for leaf, column in zip(self._leaves, columns)]
 
-    def _rows(self, leaf: Leaf, part: Any, lanes: Array | None) -> Rows:
+    def _rows(self, leaf: Leaf, part: Any, chosen: Array | None, count: int) -> Rows:
         if leaf.dtype is not None:
             part = array = self._recorder.plain(leaf.column, part)
             plain = isinstance(array, (list, tuple)) and leaf.dtype.kind in "iub"
@@ -363,16 +371,16 @@ class BatchPacker:
                 is_integer = array.dtype.kind in "iu"
                 if is_integer and integers_fit(leaf.dtype, int(array.min(initial=0)), int(array.max(initial=0))):
                     array = array.astype(leaf.dtype)
-            if type(array) is np.ndarray and array.shape == (self._count, *leaf.shape):
-                chosen = array if lanes is None else array[lanes]
+            if type(array) is np.ndarray and array.shape == (count, *leaf.shape):
+                array = array if chosen is None else array[chosen]
                 if array.dtype != leaf.dtype and array.dtype.kind == leaf.dtype.kind and array.dtype.isnative:
                     self._complain_of(leaf)
-                    return np.array(chosen, order="C", subok=False)
+                    return np.array(array, order="C", subok=False)
                 if array.dtype == leaf.dtype:
-                    return np.array(chosen, leaf.dtype, order="C", subok=False)
-        if len(part) != self._count:
+                    return np.array(array, leaf.dtype, order="C", subok=False)
+        if len(part) != count:
             raise LookupError
-        return self._stacked(leaf, list(part) if lanes is None else [part[lane] for lane in lanes])
+        return self._stacked(leaf, list(part) if chosen is None else [part[row] for row in chosen])
 
     def _stacked(self, leaf: Leaf, values: list[Any]) -> Rows:
         if leaf.dtype is None:

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import vector
 from gymnasium.vector.utils import batch_space, iterate
 
-from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION, vector_mode
+from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION, demand_all_lanes, vector_mode
 from gym_trace.envs.spaces import lane_space
 from gym_trace.errors import InvalidOption, UnstorableValue
 from gym_trace.format import wire
@@ -69,7 +69,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     Raises:
         TraceExists: the directory holds a trace and on_exist is "error".
-        InvalidOption: an argument does not make sense.
+        InvalidOption: an argument does not make sense, or envs is an EnvPool in its asynchronous mode.
     """
 
     directory: Path
@@ -108,6 +108,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             on_error=on_error,
         )
         super().__init__(envs)
+        demand_all_lanes(envs)
         self._mode = vector_mode(envs)
         self._count = envs.num_envs
         self._seed_step = int(isinstance(envs.unwrapped, (vector.SyncVectorEnv, vector.AsyncVectorEnv)))  # lane by lane
@@ -150,6 +151,11 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     # -- the environment's methods ------------------------------------------------------------------------------------
 
+    @property
+    def autoreset_mode(self) -> vector.AutoresetMode:
+        """The autoreset mode of the vector environment."""
+        return vector.AutoresetMode(self._mode)
+
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -175,12 +181,15 @@ class TraceRecordingVectorWrapper(_Wrapper):
         if seed is None or isinstance(seed, (int, np.integer)):
             seed = [None if seed is None else int(seed) + lane * self._seed_step for lane in range(self._count)]
         try:
-            packed_infos = self._packed_infos(infos, lanes.tolist()) if self._infos else [None] * self._count
+            # EnvPool answers a masked reset with rows of the lanes it has reset, Gymnasium with rows of all lanes.
+            own = self._observations.has_rows(observations, len(lanes))
+            count, rows = (len(lanes), range(len(lanes))) if own else (self._count, lanes.tolist())
+            packed_infos = self._packed_infos(infos, rows, count) if self._infos else [None] * count
             starts = [
-                recorder.start(lane, seed[lane], packed_options, None, packed_infos[lane], utc, monotonic)
-                for lane in lanes.tolist()
+                recorder.start(lane, seed[lane], packed_options, None, packed_infos[row], utc, monotonic)
+                for lane, row in zip(lanes.tolist(), rows)
             ]
-            batch = self._observations.batch(observations, None if mask is None else lanes)
+            batch = self._observations.batch(observations, None if own else lanes, count)
         except Exception as error:  # as above
             self._cannot_tell("observations and infos of a reset", error)
             return result
@@ -236,10 +245,10 @@ class TraceRecordingVectorWrapper(_Wrapper):
                 finals = self._finals(observations, infos, ended) if ended else None
             if self._infos:  # those of the lanes that are stepped, and of those that are reset
                 used = range(self._count) if ids is None or kept is None else np.flatnonzero(kept | (ids >= 0)).tolist()
-                step_infos = reset_infos = self._packed_infos(infos, used)
+                step_infos = reset_infos = self._packed_infos(infos, used, self._count)
                 last_infos = last_of(infos, FINAL_INFO, self._count) if ended else None
                 if last_infos is not None:
-                    last = self._packed_infos(last_infos, sorted({*ended} & {*used}))
+                    last = self._packed_infos(last_infos, sorted({*ended} & {*used}), self._count)
                     step_infos = [final or info for final, info in zip(last, reset_infos)]
             packed_observations = self._observations.step(observations, rooms.observations)
         except Exception as error:
@@ -328,7 +337,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             finals = observations
         if isinstance(finals, list) or (isinstance(finals, np.ndarray) and finals.dtype == object):
             return lanes, self._observations.single([finals[lane] for lane in ended])
-        return lanes, self._observations.batch(finals, lanes)
+        return lanes, self._observations.batch(finals, lanes, self._count)
 
     def _rewards(self, values: Any) -> Array:
         """Rewards as an array with a row for each lane."""
@@ -351,13 +360,13 @@ class TraceRecordingVectorWrapper(_Wrapper):
             return np.array(rewards)
         return [self._recorder.packed("rewards", reward) for reward in rewards]
 
-    def _packed_infos(self, infos: Any, used: Iterable[int]) -> list[bytes]:
-        """The infos of all lanes as MessagePack; nothing for lanes that are not used."""
-        packed, finals = [b""] * self._count, (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
+    def _packed_infos(self, infos: Any, used: Iterable[int], count: int) -> list[bytes]:
+        """The infos of count lanes as MessagePack; nothing for lanes that are not used."""
+        packed, finals = [b""] * count, (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
         try:
-            by_lane = infos_by_lane(infos, self._count, self._info_keys, finals)
+            by_lane = infos_by_lane(infos, count, self._info_keys, finals)
         except Exception:  # anything: other people's maps, or one that has itself in it
-            by_lane = [infos] * self._count
+            by_lane = [infos] * count
         for lane in used:
             packed[lane] = self._recorder.packed("infos", by_lane[lane])
         return packed

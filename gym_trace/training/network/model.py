@@ -261,7 +261,8 @@ class ActorCritic(nn.Module):
                     nn.init.orthogonal_(module.weight, gain)
                 else:
                     nn.init.xavier_uniform_(module.weight, gain)
-                nn.init.zeros_(module.bias)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
         nn.init.orthogonal_(self.policy.weight, 0.01)
         nn.init.orthogonal_(self.baseline.weight, 1.0)
 

@@ -216,8 +216,8 @@ def _answer(told: Serving, model: ActorCritic, generator: torch.Generator, token
     found = drawn(model, observed, state, generator, version)
     for number, token in enumerate(tokens):
         rows = slice(number * lanes, (number + 1) * lanes)
-        for name, column in zip(Drawn._fields[:4], found):
-            array(token.slot, name)[...] = column[rows]
+        for name in Drawn._fields[:4]:
+            array(token.slot, name)[...] = getattr(found, name)[rows]
         array(token.slot, "version")[...] = version
         worker = token.slot // told.settings.splits
         try:
