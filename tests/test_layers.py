@@ -22,6 +22,7 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 LAYERS = [
     {"printable"},
     {"errors"},
+    {"child_processes"},
     {"selecting", "showing"},  # of tables; what is a table of a trace, playback says
     {"model"},
     {"storage"},
