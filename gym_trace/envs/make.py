@@ -14,12 +14,15 @@ from gym_trace.envs.autoreset import SPEC_WITHOUT
 from gym_trace.envs.consent import (
     asked_of_arguments,
     asked_of_sizes,
+    called,
     checked_arguments,
     harmless_wrapper,
     is_left_out,
+    named,
     shown,
+    together,
     trusted_wrapper,
-)  # fmt: skip
+)
 from gym_trace.envs.recipe import Arguments, Recipe, Wrappers, argument, recorded_recipe, recorded_wrappers
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 
@@ -27,7 +30,6 @@ _WAYS = (
     "name another environment (--env ID), or what makes it: --make MODULE:FUNCTION on the command line, "
     "make_env= in Python"
 )
-_MOST_ASKED = 10  # things that are told one by one
 _MADE_BY_GYMNASIUM = ("HumanRendering", "RenderCollection")  # what make() puts around one for its render mode
 
 
@@ -51,8 +53,9 @@ def make_environment(
     recipe, overriding = _overridden(recipe, dict(kwargs or {}))
     wrappers = _to_make(recipe.wrappers)
     asked = _asked_of_base(recipe)
+    would = together(asked + _asked_of_wrappers(wrappers))
     if asked and not trust:
-        raise _untrusted(recipe, asked + _asked_of_wrappers(wrappers))
+        raise _untrusted(recipe, would)
     try:
         env = _wrapped(recipe, _base(recipe, overriding), wrappers, trust)
     except TraceError:
@@ -140,28 +143,18 @@ def _asked_of_base(recipe: Recipe) -> list[str]:
             f"{shown(recipe.id, plain=True)} is not registered with gymnasium, and the trace does not say what made "
             f"it: import the package that registers it first (--import MODULE), or {_WAYS}"
         )
-    module, call = recipe.entry_point.partition(":")[0], shown(recipe.entry_point, plain=True)
+    module, call = recipe.entry_point.partition(":")[0], called(recipe.entry_point, recipe.kwargs)
     return [
-        f"import {shown(module, plain=True)} and call {call}, because {shown(recipe.id, plain=True)} is not registered "
-        "with gymnasium (--import MODULE imports the package that registers it)",
+        f"import {named(module)} and call {call}, because {named(recipe.id)} is not registered with gymnasium "
+        "(--import MODULE imports the package that registers it)",
         *asked_of_arguments(recipe.kwargs, {}),
     ]
 
 
 def _asked_of_wrappers(wrappers: Wrappers) -> list[str]:
-    asked = []
-    for name, arguments in wrappers:
-        if not _is_harmless(name):
-            given = ", ".join(f"{shown(key, plain=True)}={_told(stored)}" for key, stored in (arguments or {}).items())
-            asked.append(f"import and call the wrapper {shown(name, plain=True)}({given})")
+    others = [wrapper for wrapper in wrappers if not _is_harmless(wrapper[0])]
+    asked = [f"import and call the wrapper {called(*wrapper)}" for wrapper in others]
     return asked + asked_of_sizes(wrapper for wrapper in wrappers if _is_harmless(wrapper[0]))
-
-
-def _told(stored: Any) -> str:
-    try:
-        return shown(argument(stored))
-    except (LookupError, TraceError) as error:
-        return shown(error, plain=True)
 
 
 def _is_harmless(name: str) -> bool:
@@ -171,11 +164,9 @@ def _is_harmless(name: str) -> bool:
         return True
 
 
-def _untrusted(recipe: Recipe, asked: list[str]) -> EnvironmentUnavailable:
-    more = f"; and {len(asked) - _MOST_ASKED} more" if len(asked) > _MOST_ASKED else ""
-    would = "; ".join(asked[:_MOST_ASKED]) + more
+def _untrusted(recipe: Recipe, would: str) -> EnvironmentUnavailable:
     return EnvironmentUnavailable(
-        f"{shown(recipe.id, plain=True)} is not made because a trace says so. It would {would}. If you "
+        f"{named(recipe.id)} is not made because a trace says so. It would {would}. If you "
         f"trust this trace, say --trust (trust=True in Python); or {_WAYS}"
     )
 
@@ -210,7 +201,7 @@ def _wrapped(
         wrappers = wrappers[len(there) :]
         asked = _asked_of_wrappers(wrappers)
         if asked and not trust:
-            raise _untrusted(recipe, asked)
+            raise _untrusted(recipe, together(asked))
         for name, arguments in wrappers:
             inner = _around(inner, name, arguments)
         return inner if shows is None else shows(inner)
