@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 
 from gym_trace.envs.clipping import ClipActionParts
-from gym_trace.envs.recipe import Arguments, argument
+from gym_trace.envs.recipe import Arguments, alike, argument
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 from gym_trace.model import values
 
@@ -118,7 +118,7 @@ def asked_of_arguments(kwargs: Arguments, known: Mapping[str, Any]) -> list[str]
     values = {}
     for name, stored in kwargs.items():
         try:
-            values[name] = argument(stored)
+            values[name] = argument(stored, known.get(name))
         except (LookupError, TraceError):
             continue
     asked = {name: asked_of_argument(name, value, known.get(name)) for name, value in values.items()}
@@ -127,7 +127,7 @@ def asked_of_arguments(kwargs: Arguments, known: Mapping[str, Any]) -> list[str]
 
 def asked_of_argument(name: str, value: Any, known: Any = None) -> str:
     """What an argument of an environment may do, in words; or nothing. known: what is registered under its name."""
-    if known is not None and _same(known, value):
+    if known is not None and alike(known, value):
         return ""
     if may_act(name, value):
         return "may name a file or a module"
@@ -247,13 +247,6 @@ def shown(value: Any, plain: bool = False) -> str:
     text = str(value) if plain else values.shown(value)
     text = text if len(text) <= 200 else text[:200] + "…"
     return text if text.isprintable() else ascii(text)[1:-1]
-
-
-def _same(known: Any, value: Any) -> bool:
-    try:
-        return bool(type(known) is type(value) and known == value)
-    except (TypeError, ValueError):  # arrays
-        return False
 
 
 def _is_of_gymnasium(module: str) -> bool:

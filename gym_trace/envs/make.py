@@ -26,6 +26,7 @@ from gym_trace.envs.consent import (
 from gym_trace.envs.recipe import Arguments, Recipe, Wrappers, argument, recorded_recipe, recorded_wrappers
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 
+_NOTHING: Mapping[str, Any] = {}
 _WAYS = (
     "name another environment (--env ID), or what makes it: --make MODULE:FUNCTION on the command line, "
     "make_env= in Python"
@@ -178,9 +179,9 @@ def _base(recipe: Recipe, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     """The environment as its entry point makes it."""
     if recipe.id not in gymnasium.registry:
         _import_for(recipe)
-    arguments = {**_made(recipe.kwargs, recipe.id), **kwargs}
     registered = gymnasium.registry.get(recipe.id)
     spec = registered or gymnasium.envs.registration.EnvSpec(id=recipe.id, entry_point=recipe.entry_point)
+    arguments = {**_made(recipe.kwargs, recipe.id, spec.kwargs), **kwargs}
     alone: dict[str, Any] = {"order_enforce": False, "disable_env_checker": True, "max_episode_steps": None}
     kwargs = {**spec.kwargs, **arguments}
     return gymnasium.make(dataclasses.replace(spec, kwargs=kwargs, additional_wrappers=(), **alone, **SPEC_WITHOUT))
@@ -226,11 +227,11 @@ def _around(env: Any, name: str, arguments: Arguments | None) -> Any:
     return kind(env, **checked_arguments(kind, _made(arguments, name)))
 
 
-def _made(arguments: Arguments, owner: str) -> dict[str, Any]:
+def _made(arguments: Arguments, owner: str, registered: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
     made = {}
     for name, stored in arguments.items():
         try:
-            made[name] = argument(stored)
+            made[name] = argument(stored, registered.get(name))
         except LookupError as error:
             raise EnvironmentUnavailable(
                 f"{shown(owner, plain=True)} was made with {shown(name, plain=True)}, which could not be stored: "

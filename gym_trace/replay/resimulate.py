@@ -15,7 +15,7 @@ from gym_trace.envs.consent import may_act, takes_much, together, whole
 from gym_trace.envs.seeding import restore_generator
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
 from gym_trace.model.episode import Episode
-from gym_trace.model.values import Unstored, row_of
+from gym_trace.model.values import EnumMember, Unstored, row_of
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
@@ -363,7 +363,9 @@ def _has_unstored(value: Any) -> bool:
         return any(map(_has_unstored, value.values()))
     if isinstance(value, np.ndarray):
         return value.dtype == object and any(map(_has_unstored, value.ravel().tolist()))
-    return isinstance(value, Unstored) or (isinstance(value, (list, tuple)) and any(map(_has_unstored, value)))
+    return isinstance(value, (EnumMember, Unstored)) or (
+        isinstance(value, (list, tuple)) and any(map(_has_unstored, value))
+    )
 
 
 def _is_restorable(episode: Episode) -> bool:
