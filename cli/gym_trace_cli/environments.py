@@ -52,6 +52,12 @@ class NamedEnvironment:
             max_episode_steps=self.max_episode_steps,
         )
 
+    @property
+    def imported(self) -> tuple[str, ...]:
+        """The modules that making it imports by name, which the trace says."""
+        module, colon, _ = (self.env_id or "").partition(":")
+        return (*self.imports, module) if colon else self.imports
+
     def command_line(self) -> str:
         """As it is named on a command line."""
         steps = self.max_episode_steps

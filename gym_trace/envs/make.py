@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -27,6 +29,7 @@ from gym_trace.envs.recipe import Arguments, Recipe, Wrappers, argument, recorde
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 
 _NOTHING: Mapping[str, Any] = {}
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _WAYS = (
     "name another environment (--env ID), or what makes it: --make MODULE:FUNCTION on the command line, "
     "make_env= in Python"
@@ -53,12 +56,13 @@ def make_environment(
         )
     recipe, overriding = _overridden(recipe, dict(kwargs or {}))
     wrappers = _to_make(recipe.wrappers)
-    asked = _asked_of_base(recipe)
+    imports = [] if recipe.id in gymnasium.registry else _imports(description)
+    asked = _asked_of_base(recipe, imports)
     would = together(asked + _asked_of_wrappers(wrappers))
     if asked and not trust:
-        raise _untrusted(recipe, would)
+        raise _untrusted(recipe, would, imports)
     try:
-        env = _wrapped(recipe, _base(recipe, overriding), wrappers, trust)
+        env = _wrapped(recipe, _base(recipe, overriding, imports), wrappers, trust)
     except TraceError:
         raise
     except Exception as error:  # anything: other people's code runs here
@@ -102,6 +106,13 @@ def completed(env: gymnasium.Env[Any, Any], description: Mapping[str, Any], lane
     return env
 
 
+def _imports(description: Mapping[str, Any]) -> list[str]:
+    """The modules that were imported by name for the recording, such as those that register environments."""
+    told = description.get("imports")
+    names = told if isinstance(told, list) else []
+    return [name for name in names if isinstance(name, str) and _MODULE.fullmatch(name)]
+
+
 def _differing_class(recipe: Recipe, env: gymnasium.Env[Any, Any]) -> str:
     """In words, that an environment is not of the recorded class; empty if it is."""
     recorded, made = recipe.class_name, type(env.unwrapped)
@@ -136,9 +147,12 @@ def _to_make(wrappers: Wrappers) -> Wrappers:
 # -- what there is to trust -------------------------------------------------------------------------------------------
 
 
-def _asked_of_base(recipe: Recipe) -> list[str]:
+def _asked_of_base(recipe: Recipe, imports: list[str]) -> list[str]:
     if recipe.id in gymnasium.registry:
         return asked_of_arguments(recipe.kwargs, gymnasium.registry[recipe.id].kwargs)
+    asked = [f"import {module}, as was done for the recording (--import {module})" for module in imports]
+    if recipe.entry_point is None and asked:
+        return [*asked, *asked_of_arguments(recipe.kwargs, {})]
     if recipe.entry_point is None:
         raise EnvironmentUnavailable(
             f"{shown(recipe.id, plain=True)} is not registered with gymnasium, and the trace does not say what made "
@@ -146,6 +160,7 @@ def _asked_of_base(recipe: Recipe) -> list[str]:
         )
     module, call = recipe.entry_point.partition(":")[0], called(recipe.entry_point, recipe.kwargs)
     return [
+        *asked,
         f"import {named(module)} and call {call}, because {named(recipe.id)} is not registered with gymnasium "
         "(--import MODULE imports the package that registers it)",
         *asked_of_arguments(recipe.kwargs, {}),
@@ -165,20 +180,23 @@ def _is_harmless(name: str) -> bool:
         return True
 
 
-def _untrusted(recipe: Recipe, would: str) -> EnvironmentUnavailable:
+def _untrusted(recipe: Recipe, would: str, imports: Sequence[str] = ()) -> EnvironmentUnavailable:
+    missing = [module for module in imports if importlib.util.find_spec(module.partition(".")[0]) is None]
+    told = f" {', '.join(missing)} is not installed here." if missing else ""
     return EnvironmentUnavailable(
-        f"{named(recipe.id)} is not made because a trace says so. It would {would}. If you "
-        f"trust this trace, say --trust (trust=True in Python); or {_WAYS}"
+        f"{named(recipe.id)} is not made because a trace says so. It would {would}.{told} If you "
+        f"trust this trace, say --trust (trust=True in Python); or {_WAYS}",
+        imports=() if missing else tuple(imports),
     )
 
 
 # -- making -----------------------------------------------------------------------------------------------------------
 
 
-def _base(recipe: Recipe, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+def _base(recipe: Recipe, kwargs: Mapping[str, Any], imports: list[str]) -> gymnasium.Env[Any, Any]:
     """The environment as its entry point makes it."""
     if recipe.id not in gymnasium.registry:
-        _import_for(recipe)
+        _import_for(recipe, imports)
     registered = gymnasium.registry.get(recipe.id)
     spec = registered or gymnasium.envs.registration.EnvSpec(id=recipe.id, entry_point=recipe.entry_point)
     arguments = {**_made(recipe.kwargs, recipe.id, spec.kwargs), **kwargs}
@@ -240,11 +258,14 @@ def _made(arguments: Arguments, owner: str, registered: Mapping[str, Any] = _NOT
     return made
 
 
-def _import_for(recipe: Recipe) -> None:
-    """Imports the module of an environment, its top-level package first, which is what registers most of them."""
-    module = str(recipe.entry_point).partition(":")[0]
+def _import_for(recipe: Recipe, imports: list[str]) -> None:
+    """Imports what was imported for the recording, or else the module of an environment, its top-level package first,
+    which is what registers most of them."""
+    module = (recipe.entry_point or "").partition(":")[0]
+    own = [module.partition(".")[0], module] if module else []
     try:
-        for wanted in dict.fromkeys([module.partition(".")[0], module]):
+        for wanted in dict.fromkeys([*imports, *own]):
+            module = wanted
             importlib.import_module(wanted)
             if recipe.id in gymnasium.registry:
                 return
@@ -252,6 +273,8 @@ def _import_for(recipe: Recipe) -> None:
         raise EnvironmentUnavailable(
             f"{shown(recipe.id, plain=True)} needs the module {shown(module)}, which is not installed: {error}"
         ) from error
+    if recipe.entry_point is None:
+        raise EnvironmentUnavailable(f"{named(recipe.id)} is not registered by {', '.join(imports)} here; {_WAYS}")
 
 
 def _classes_around(env: Any) -> list[str]:

@@ -48,16 +48,21 @@ def recorded_by(provenance: dict[str, Any] | None) -> Iterator[None]:
         _known.reset(token)
 
 
-def provenance_of(command: str, policy: str | None = None, argv: bool = False, diff: bool = False) -> dict[str, Any]:
+def provenance_of(
+    command: str, policy: str | None = None, argv: bool = False, diff: bool = False, make_env: Any = None
+) -> dict[str, Any]:
     """command (its name), policy (its name, if known), gym_trace (version), and of the git repository that the current
     directory is in, if it is in one, commit and dirty: whether files that it knows were changed since, if git can say
     so without the filters of the repository.
 
+    make_env: what makes the environment; its attribute imported, if it has one, names the modules that it imports.
     argv: as it is, on demand. diff: likewise the uncommitted changes, and diff_is_whole: whether these are all.
     """
     found: dict[str, Any] = {"command": command, "policy": policy, "gym_trace": gym_trace.__version__}
     if policy is None:
         del found["policy"]
+    if imports := list(getattr(make_env, "imported", ())):
+        found["imports"] = imports
     found |= _of_repository(diff)
     if argv:
         found["argv"] = list(map(str, sys.argv))
