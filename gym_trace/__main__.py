@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
+# Python looks for modules in the current directory first when it is run with -m, and this may be a stranger's.
+if sys.path[:1] == [os.getcwd()] and not __file__.startswith(os.path.join(os.getcwd(), "gym_trace", "")):
+    del sys.path[0]
+
 from gym_trace_cli.main import cli
 
 if __name__ == "__main__":

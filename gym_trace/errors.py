@@ -125,7 +125,15 @@ class InvalidOption(TraceError, ValueError):
 
 
 class EnvironmentUnavailable(TraceError):
-    """The recorded environment cannot be made on this machine."""
+    """The recorded environment cannot be made on this machine.
+
+    Attributes:
+        imports: installed modules that were imported for the recording, if importing them here may help.
+    """
+
+    def __init__(self, *args: object, imports: tuple[str, ...] = ()):
+        super().__init__(*args)
+        self.imports = imports
 
 
 class RenderingError(TraceError):

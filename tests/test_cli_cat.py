@@ -28,7 +28,7 @@ from gym_trace.interop.steps import windows
 from gym_trace.interop.steps.choice import choose
 from gym_trace.model.layout import Leaf
 from gym_trace.model.tensors import RawArray
-from gym_trace.model.values import ABSENT, Unstored
+from gym_trace.model.values import ABSENT, EnumMember, Unstored
 
 SAMPLES = Path(__file__).parent.parent / "sample_traces" / "format-1.1"
 NAMES = sorted(path.name for path in SAMPLES.iterdir() if path.name != "damaged")
@@ -88,6 +88,7 @@ def value(said: Any) -> Any:
         "$float": lambda: float(number(of, np.dtype(float))),
         "$complex": lambda: complex(*map(value, of)),
         "$value": lambda: value(of),
+        "$enum": lambda: EnumMember(*of[:2], value(of[2])),
         "$unstored": lambda: Unstored(*of),
         "$absent": lambda: ABSENT,
         "$extension": lambda: msgpack.ExtType(of[0], base64.b64decode(of[1])),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from shell import in_directory, ok, run
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper
+from gym_trace.errors import EnvironmentUnavailable
 
 FACTORY = """
 import gymnasium
@@ -177,3 +179,69 @@ def test_of_many_that_cannot_be_verified_for_one_reason_some_are_told_and_the_ot
     assert told[3].startswith("2 more episodes cannot be verified: steps before")
     assert told[4].endswith("5 that cannot be verified")
     assert '"reason": "steps before' in run("verify", "t", "--json").stdout.splitlines()[9]
+
+
+@pytest.fixture
+def imported(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Records t in an environment that --import registers; gives what makes this process a new one."""
+
+    def forget() -> None:
+        gymnasium.registry.pop("CliClock-v0", None)
+        sys.modules.pop("clicks", None)
+
+    ok("record", "CliClock-v0", "--import", "clicks", "-o", "t", "--episodes", 1, "--seed", 1)
+    monkeypatch.setattr(sys, "argv", ["gym-trace", "verify", "t", "--json"])
+    forget()
+    return forget
+
+
+def test_what_was_imported_for_the_recording_is_the_line_to_run(imported: Callable[[], None]) -> None:
+    result = run("verify", "t")
+    assert result.exit_code == 1
+    assert "It would import clicks, as was done for the recording (--import clicks)" in result.output
+    assert result.output.endswith("\nto import what was imported for the recording: gym-trace verify t --json --import "
+                                  "clicks\n")  # fmt: skip
+    assert "clicks" not in sys.modules
+    ok("verify", "t", "--import", "clicks")
+
+
+def test_what_was_imported_for_the_recording_is_imported_with_trust(imported: Callable[[], None]) -> None:
+    ok("verify", "t", "--trust")
+    imported()
+    ok("verify", "t", "--trust", "--workers", 2)
+
+
+def test_a_module_that_is_not_installed_is_no_line_to_run(
+    imported: Callable[[], None], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(here)])
+    result = run("verify", "t")
+    assert "clicks is not installed here" in result.output
+    assert "gym-trace verify" not in result.output
+
+
+@pytest.mark.parametrize("imports", [3, ["os; x"], [["os"]], ["../os"], [".os"]], ids=str)
+def test_imports_that_are_no_modules_are_left_out(
+    imported: Callable[[], None], monkeypatch: pytest.MonkeyPatch, imports: Any
+) -> None:
+    trace = gym_trace.open_trace("t")
+    monkeypatch.setitem(trace.readers[0].schema["environment"], "imports", imports)
+    with pytest.raises(EnvironmentUnavailable, match="does not say what made it"):
+        trace.make_env(trust=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["CliClock-v0", "--import", "clicks"], ["clicks"]),
+        (["clicks:CliClock-v0"], ["clicks"]),
+        (["clicks:CliClock-v0", "-j", 1], ["clicks"]),
+        (["CartPole-v1"], None),
+    ],
+    ids=str,
+)
+def test_a_trace_says_what_was_imported_for_it(here: Path, words: list[object], expected: Any) -> None:
+    ok("record", *words, "-o", "t", "--episodes", 1)
+    reader = gym_trace.open_trace("t").readers[0]
+    assert reader.schema["environment"].get("imports") == expected
+    assert "imports" not in reader.schema["provenance"]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import enum
 import warnings
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from runs import recorded
+from runs import play, recorded
 from zoo import CountingEnv, ScriptedEnv, Told, bits
 
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.errors import UnstorableValue
+from gym_trace.interop.steps.plain import tagged
+from gym_trace.interop.steps.untagged import untagged
+from gym_trace.model.packing import pack, unpack
+from gym_trace.model.values import EnumMember, unstored
 
 # -- infos -------------------------------------------------------------------------------------------------------------
 
@@ -79,6 +85,46 @@ def test_an_episode_of_no_step_says_the_same_whatever_shares_its_chunk(tmp_path:
             assert empty.observations.shape == (1, 2)
         assert (noted.infos, list(noted.annotations)) == ([{"count": 1}], ["value"])
         assert unnoted.infos == [{"count": 1}]
+
+
+class Position(enum.Enum):
+    SHORT, LONG = 0, 1
+
+
+class Trading(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, told: Any = lambda member: member):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self._told = told
+
+    def step(self, action: Any) -> Any:
+        *told, info = super().step(action)
+        return *told, {**info, "position": self._told(Position.LONG), "past": [{"was": self._told(Position.SHORT)}]}
+
+
+def record_trading(directory: Path, env: Trading) -> Any:
+    recorder = TraceRecordingWrapper(env, directory, record_infos=True)
+    play(recorder, 1)
+    recorder.close()
+    return open_trace(directory)
+
+
+def test_members_of_enums_keep_class_name_and_value(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace = record_trading(tmp_path, Trading())
+    info = trace[0].infos[-1]
+    name = f"{__name__}.Position"
+    assert info["position"] == EnumMember(name, "LONG", 1)
+    assert info["past"] == [{"was": EnumMember(name, "SHORT", 0)}]
+    assert unpack(pack(info)) == info
+    assert untagged(tagged(info)) == info
+    assert [verdict.verdict for verdict in verify_trace(trace, make_env=Trading)] == ["identical"]
+
+
+def test_members_of_enums_of_which_an_older_version_kept_the_repr_are_the_same(tmp_path: Path) -> None:
+    trace = record_trading(tmp_path, Trading(unstored))
+    assert type(trace[0].infos[-1]["position"]).__name__ == "Unstored"
+    assert [verdict.verdict for verdict in verify_trace(trace, make_env=Trading)] == ["identical"]
 
 
 def test_infos_that_were_not_recorded_are_asked_for_in_vain(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 LAYERS = [
     {"printable"},
     {"errors"},
+    {"child_processes"},
     {"selecting", "showing"},  # of tables; what is a table of a trace, playback says
     {"model"},
     {"storage"},
@@ -190,6 +191,10 @@ def test_public_names_exist_and_are_documented(name: str) -> None:
         for member, value in vars(thing).items():
             if not member.startswith("_") and (callable(value) or isinstance(value, property)):
                 assert value.__doc__ or member in thing.__doc__, f"{name}.{member} has no docstring"
+
+
+def test_the_public_names_are_all_that_is_listed() -> None:
+    assert [name for name in dir(gym_trace) if not name.startswith("__")] == gym_trace.__all__
 
 
 def test_what_is_not_there_is_said_as_python_says_it() -> None:

@@ -90,13 +90,113 @@ def test_a_script_is_named_by_what_it_records_and_asks_git_once(here: Path, comm
     (here / "bin").mkdir()
     (here / "bin" / "git").write_text(f'#!/bin/sh\necho "$@" >> asked\nexec {shutil.which("git")} "$@"\n')
     (here / "bin" / "git").chmod(0o755)
-    settings = {**os.environ, "PATH": f"{here / 'bin'}:{os.environ['PATH']}"}
+    settings = {**os.environ, "PATH": f"{here / 'bin'}:{os.environ['PATH']}", "GIT_CONFIG_GLOBAL": os.devnull}
     subprocess.run([sys.executable, *command, "SECRET-ARGUMENT"], check=True, env=settings)
     name = {"of/mine.py": "mine.py", "-m": "of.mine", "-c": "python"}[command[0]]
     commit = git("rev-parse", "HEAD").strip()
     expected = {"command": name, "gym_trace": gym_trace.__version__, "commit": commit, "dirty": False}
     assert said_of("a") == said_of("b") == expected
-    assert len((here / "asked").read_text().splitlines()) == 2
+    asked = (here / "asked").read_text().splitlines()
+    assert len(asked) == 3  # for the commit, for filters, for changes: once, not for each trace
+
+
+def marking(here: Path, name: str) -> str:
+    """A shell command that leaves a file of this name in ran/, and passes its input on."""
+    (here / "ran").mkdir(exist_ok=True)
+    return f"sh -c 'touch {here}/ran/{name}; cat'"
+
+
+def a_strangers_repository(here: Path) -> Path:
+    """A repository whose configuration names a program wherever git has a place for one."""
+    data = here / "data"
+    data.mkdir()
+    git("-C", "data", "init", "-q")
+    git("init", "-q", "data/inner")
+    for folder in (data / "inner", data):
+        (folder / "a.txt").write_text("one\n")
+        (folder / "b.bin").write_text("one\n")
+        (folder / "c.md").write_text("one\n")
+        (folder / ".gitattributes").write_text("*.txt filter=clean diff=own\n*.bin filter=process\n*.md diff=own\n")
+        git("-C", str(folder), "add", ".")
+        git("-C", str(folder), "commit", "-q", "-m", "all")
+        for path in folder.glob("?.*"):
+            path.write_text("two\n")
+        settings = {
+            "filter.clean.clean": marking(here, "clean"),
+            "filter.clean.required": "true",
+            "filter.process.process": marking(here, "process"),
+            "core.fsmonitor": marking(here, "fsmonitor"),
+            "core.hooksPath": str(here / "hooks"),
+            "core.pager": marking(here, "pager"),
+            "pager.status": "true",
+            "diff.external": marking(here, "external"),
+            "diff.own.command": marking(here, "command"),
+            "diff.own.textconv": marking(here, "textconv"),
+            "diff.submodule": "diff",
+            "status.submoduleSummary": "true",
+            "extensions.partialClone": "origin",
+            "core.repositoryFormatVersion": "1",
+            "remote.origin.url": str(here),
+            "remote.origin.promisor": "true",
+            "remote.origin.uploadpack": marking(here, "uploadpack"),
+        }
+        for name, value in settings.items():
+            git("-C", str(folder), "config", name, value)
+    (here / "hooks").mkdir()
+    for hook in ("post-index-change", "fsmonitor-watchman"):
+        (here / "hooks" / hook).write_text(f"#!/bin/sh\ntouch {here}/ran/{hook}\n")
+        (here / "hooks" / hook).chmod(0o755)
+    return data
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_no_program_is_run_that_the_configuration_of_a_repository_names(
+    here: Path, monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    data = a_strangers_repository(here)
+    if missing:  # which a promisor is asked for
+        tree = git("-C", "data", "rev-parse", "HEAD^{tree}").strip()
+        (data / ".git" / "objects" / tree[:2] / tree[2:]).unlink()
+    monkeypatch.chdir(data)
+    found = provenance.provenance_of("a command", diff=True)
+    assert not list((here / "ran").iterdir())
+    assert len(found["commit"]) == 40
+    assert found.get("dirty") is (None if missing else True)
+    if not missing:
+        assert "+++ b/c.md" in found["diff"]
+        assert "a.txt" not in found["diff"]
+        assert found["diff_is_whole"] is False
+
+
+def test_a_filter_that_cannot_be_turned_off_leaves_it_open_whether_files_were_changed(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = a_strangers_repository(here)
+    (data / ".gitattributes").write_text("*.txt filter=a=b\n")
+    git("-C", "data", "config", "filter.a=b.clean", marking(here, "odd"))
+    monkeypatch.chdir(data)
+    assert set(provenance.provenance_of("a command", diff=True)) == {"command", "gym_trace", "commit"}
+    assert not list((here / "ran").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [([], False), (["plain.txt"], True), (["large.bin"], None), (["plain.txt", "large.bin"], True)],
+    ids=str,
+)
+def test_whether_files_were_changed_is_known_of_those_without_a_filter(
+    here: Path, changed: list[str], expected: bool | None
+) -> None:
+    git("init", "-q")
+    git("config", "filter.lfs.clean", "cat")
+    (here / ".gitattributes").write_text("*.bin filter=lfs\n")
+    for name in ("plain.txt", "large.bin"):
+        (here / name).write_text("one")
+    git("add", ".gitattributes", "plain.txt", "large.bin")
+    git("commit", "-q", "-m", "all")
+    for name in changed:
+        (here / name).write_text("other")
+    assert provenance.provenance_of("a command").get("dirty") is expected
 
 
 def test_where_no_git_can_be_asked_recording_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given
 from zoo import OddSpace, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, open_trace
-from gym_trace.envs.spaces import describe, restore
+from gym_trace.envs.spaces import StandIn, describe, restore
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
 from gym_trace.model.layout import from_array_map, layout_of, put_together, taken_apart, to_array_map
 from gym_trace.model.packing import pack, unpack
@@ -234,3 +234,13 @@ def test_a_custom_space_says_what_it_was() -> None:
     plain = describe(OddSpace())
     assert plain["class"] == "zoo.OddSpace"
     assert "OddSpace" in plain["repr"]
+
+
+def test_a_custom_space_among_others_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    space = spaces.Dict({"odd": OddSpace(), "box": spaces.Box(-1, 1, (2,), np.float32)})
+    TraceRecordingWrapper(ScriptedEnv(space, OddSpace(), []), tmp_path).close()
+    trace = open_trace(tmp_path)
+    assert trace.observation_space["box"] == space["box"]
+    assert trace.observation_space["odd"] == StandIn("zoo.OddSpace") == trace.action_space
+    with pytest.raises(EnvironmentUnavailable, match=r"zoo\.OddSpace is not known well enough to draw from it"):
+        trace.action_space.sample()

@@ -6,12 +6,13 @@ import importlib.util
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from gym_trace_cli.environments import NamedEnvironment
-from gym_trace_cli.training.named import trust_of
+from gym_trace_cli.training.named import environment_of, trust_of
 from gymnasium import spaces
 from shell import ok, run
 
@@ -92,6 +93,20 @@ def test_an_environment_is_said_as_it_was_named() -> None:
     assert NamedEnvironment(None, "my:make", {}).command_line() == "--make my:make"
     assert trust_of(named) == trust_of(NamedEnvironment(None, "my:make", {})) == " --trust"
     assert trust_of(NamedEnvironment("CartPole-v1", None, {})) == ""
+
+
+def test_a_run_that_is_resumed_shows_every_argument_of_a_call_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = {"environment": {"make": "subprocess:call", "kwargs": {"args": ["sh", "-c", "echo"]}}}
+    monkeypatch.setattr("gym_trace.training.run.runs_in", lambda directory: [SimpleNamespace(about=about)])
+    with pytest.raises(InvalidOption) as caught:
+        environment_of("somewhere", trust=False)
+    assert "call subprocess:call(args=['sh', '-c', 'echo'])" in str(caught.value)
+    assert environment_of("somewhere", trust=True)[0].factory == "subprocess:call"
+
+
+def test_a_run_with_a_large_number_needs_trust_to_be_resumed() -> None:
+    assert trust_of(NamedEnvironment("CartPole-v1", None, {"size": 8})) == ""
+    assert trust_of(NamedEnvironment("CartPole-v1", None, {"size": 20_000})) == " --trust"
 
 
 def test_options_may_be_in_a_file(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from shell import run
 import gym_trace
 import gym_trace.replay_env
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
-from gym_trace.envs import identity, seeding
+from gym_trace.envs import consent, identity, seeding
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.video.window import play_for_humans
 
@@ -329,7 +329,109 @@ def test_what_is_asked_is_said_in_a_line_that_a_terminal_can_bear(forge: Forge) 
     with pytest.raises(EnvironmentUnavailable) as caught:
         trace.make_env()
     assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 2000
+    assert "y" * 10_000 in str(caught.value)
+
+
+def test_every_argument_of_a_call_is_shown(forge: Forge) -> None:
+    trace = open_trace(forge(id="Own-v0", entry_point="subprocess:call", args=["sh", "-c", "echo"], shell=True, n=3))
+    with pytest.raises(EnvironmentUnavailable) as caught:
+        trace.make_env()
+    assert "import subprocess and call subprocess:call(args=['sh', '-c', 'echo'], shell=True, n=3)" in str(caught.value)
+
+
+def test_everything_that_is_asked_is_shown_whole(forge: Forge) -> None:
+    long = "long." * 60 + "module:Wrapper"
+    names = [*(f"module_{number}:Wrapper" for number in range(30)), long]
+    trace = open_trace(forge(*((name, {"text": "x" * 300 + "THE END"}) for name in names)))
+    with pytest.raises(EnvironmentUnavailable) as caught:
+        trace.make_env()
+    assert all(name in str(caught.value) for name in names)
+    assert str(caught.value).count("THE END") == len(names)
+
+
+def test_arrays_are_shown_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path).close()
+    trace = open_trace(tmp_path)
+    weights = np.full(1500, 1, np.uint8)
+    weights[700] = 77
+    made = {"id": "Own-v0", "entry_point": "own:Env", "kwargs": {"x": ["value", [weights]]}, "wrappers": []}
+    monkeypatch.setitem(trace.readers[0].schema["environment"], "made", made)
+    with pytest.raises(EnvironmentUnavailable, match=r"own:Env.*77"):
+        trace.make_env()
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_more_than_anybody_reads_is_not_done(forge: Forge, trust: bool) -> None:
+    names = [(f"module_{number}:Wrapper", {"text": "x" * 1000}) for number in range(30)]
+    with pytest.raises(EnvironmentUnavailable, match="characters to say") as caught:
+        open_trace(forge(*names)).make_env(trust=trust)
+    assert len(str(caught.value)) < 500
+
+
+def test_what_does_not_look_like_a_name_is_quoted(forge: Forge) -> None:
+    trace = open_trace(forge(("os:system(); it is harmless", None), id="Own; v0", entry_point="own:Env and more"))
+    with pytest.raises(EnvironmentUnavailable) as caught:
+        trace.make_env()
+    for text in ("'os:system(); it is harmless'", "'Own; v0'", "'own:Env and more'"):
+        assert text in str(caught.value)
+
+
+LARGE = [
+    {"size": 20_000},
+    {"size": -20_000},
+    {"frame_skip": 2**30},
+    {"skip": 1e9},
+    {"duration": float("inf")},
+    {"dt": 1e-300},
+    {"shape": [4096, 4096, 4096]},
+    {"config": {"lanes": [1, {"vehicles": 10**6}]}},
+    {"config": {"20": {10**7: 1}}},
+]
+
+
+@pytest.mark.parametrize("arguments", LARGE, ids=str)
+def test_a_large_number_among_the_arguments_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any
+) -> None:
+    TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path).close()
+    trace = open_trace(tmp_path)
+    made = {"id": "CartPole-v1", "entry_point": None, "kwargs": value(**arguments), "wrappers": []}
+    monkeypatch.setitem(trace.readers[0].schema["environment"], "made", made)
+    with pytest.raises(EnvironmentUnavailable, match=r"may take much memory or time.*--trust"):
+        trace.make_env()
+    with pytest.raises(EnvironmentUnavailable, match="unexpected keyword"):
+        trace.make_env(trust=True)
+
+
+def test_an_option_of_a_reset_that_is_a_large_number_is_asked_for(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
+    env.reset(seed=1, options={"size": 10**6})
+    env.close()
+    assert "size" in next(verify_trace(tmp_path)).reason
+    assert next(verify_trace(tmp_path, trust=True)).verdict == "identical"
+
+
+ORDINARY = [
+    {"render_mode": "rgb_array", "continuous": True, "map_name": "8x8", "lap_complete_percent": 0.95, "size": 8},
+    {"gravity": -11.99, "wind_power": 20.0, "enable_wind": True, "domain_randomize": False, "obs_type": "rgb"},
+    {"width": 1920, "height": 1080, "frame_skip": 5, "healthy_z_range": (0.7, 100.0), "contact_cost_weight": 5e-7},
+    {"desc": ["SFFF", "FHFH"], "goal": np.arange(600.0).reshape(2, 300), "seed": 2**63, "env_seed": 123456789},
+    {"config": {"duration": 40, "screen_width": 600, "screen_height": 150, "offset": [5.0, 5.0], "seed": 10**9}},
+    {"nothing": None, "nan": float("nan"), "flags": np.ones((40, 40), bool), "kind": np.uint8, "empty": []},
+]
+
+
+@pytest.mark.parametrize("arguments", ORDINARY, ids=lambda arguments: next(iter(arguments)))
+def test_arguments_that_people_use_every_day_are_no_question(arguments: Any) -> None:
+    assert not [name for name, argument in arguments.items() if consent.asked_of_argument(name, argument)]
+
+
+def test_a_number_may_be_as_large_as_the_registered_one() -> None:
+    assert not consent.asked_of_argument("max_frames", 108_000, 108_000)
+    assert not consent.asked_of_argument("max_frames", 50_000, 108_000)
+    assert consent.asked_of_argument("max_frames", 200_000, 108_000)
+    assert not consent.asked_of_argument("config", {"frames": 50_000, "lanes": 3}, {"frames": 108_000, "lanes": 2})
+    assert consent.asked_of_argument("config", {"frames": 5, "lanes": 50_000}, {"frames": 108_000, "lanes": 2})
 
 
 @pytest.mark.parametrize(
@@ -366,7 +468,7 @@ def test_what_is_nested_or_long_without_end_is_refused_in_a_few_words(
         monkeypatch.setitem(trace.readers[0].schema["environment"], "made", hostile)
         with pytest.raises(EnvironmentUnavailable) as caught:
             trace.make_env()
-        assert len(str(caught.value)) < 2000
+        assert len(str(caught.value)) < 4000
 
 
 def test_harmless_wrappers_are_made_again_as_they_were(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.model.packing import pack, pack_lenient, unpack
 from gym_trace.model.returns import number_of
 from gym_trace.model.tensors import RawArray
-from gym_trace.model.values import ABSENT, Misfit, Unstored, copied, is_plain_dtype, objects
+from gym_trace.model.values import ABSENT, EnumMember, Misfit, Unstored, copied, is_plain_dtype, objects
 
 dtypes = st.one_of(
     stnp.boolean_dtypes(),
@@ -195,6 +195,26 @@ def test_a_lenient_packer_keeps_all_but_what_has_no_form(value: Any) -> None:
         (placeholder,) = placeholder
     assert isinstance(placeholder, Unstored)
     assert len(placeholder.text) <= 1000
+
+
+class Listed(enum.Enum):
+    SOME = [1, 2]  # noqa: RUF012
+
+
+class Rights(enum.Flag):
+    READ, WRITE = 1, 2
+
+
+@pytest.mark.parametrize("member", [Listed.SOME, Rights.READ, Rights.READ | Rights.WRITE, Rights(0)], ids=str)
+def test_members_of_enums_come_back_as_class_name_and_value(member: Any) -> None:
+    expected = EnumMember(f"{__name__}.{type(member).__name__}", member.name, member.value)
+    assert unpack(pack([member])) == [expected]
+    assert unpack(pack(expected)) == copied(expected) == expected
+    if type(member.value) is list:
+        with pytest.raises(UnstorableValue):  # it would be no key when it is read
+            pack({member: 1})
+    else:
+        assert unpack(pack({member: 1})) == {expected: 1}
 
 
 def test_a_value_that_contains_itself_is_refused() -> None:

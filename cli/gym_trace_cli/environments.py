@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption
-from gym_trace_cli.options import NamedCallable, import_here, look_in_current_directory
+from gym_trace_cli.options import NamedCallable, find_here, import_here, look_in_current_directory
 
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _REGISTERED_BY = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
@@ -22,7 +22,6 @@ _REGISTERED_BY = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigri
 
 def import_modules(modules: Sequence[str]) -> None:
     """Imports what --import names. Raises EnvironmentUnavailable."""
-    look_in_current_directory()  # also for ids of the form MODULE:ENV_ID
     for module in modules:
         try:
             import_here(module)
@@ -53,6 +52,12 @@ class NamedEnvironment:
             max_episode_steps=self.max_episode_steps,
         )
 
+    @property
+    def imported(self) -> tuple[str, ...]:
+        """The modules that making it imports by name, which the trace says."""
+        module, colon, _ = (self.env_id or "").partition(":")
+        return (*self.imports, module) if colon else self.imports
+
     def command_line(self) -> str:
         """As it is named on a command line."""
         steps = self.max_episode_steps
@@ -69,10 +74,19 @@ class NamedEnvironment:
 
 
 def making_arguments(
-    env_id: str | None, factory: str | None, env_args: Sequence[tuple[str, Any]], imports: Sequence[str]
+    env_id: str | None,
+    factory: str | None,
+    env_args: Sequence[tuple[str, Any]],
+    imports: Sequence[str],
+    trust: bool,
 ) -> dict[str, Any]:
-    """What --env, --make, --env-arg and --import say, as arguments of the library's functions."""
+    """What --env, --make, --env-arg and --import say, as arguments of the library's functions.
+
+    trust: whether modules may be imported that only the trace names, also from the current directory.
+    """
     import_modules(imports)
+    if trust:
+        look_in_current_directory()
     if env_id is not None and factory is not None:
         raise click.UsageError("--env and --make exclude each other")
     if factory is not None:
@@ -142,6 +156,8 @@ def make_env(
     if wrappers and vectorization == "vector_entry_point":
         raise InvalidOption("--wrapper goes around single environments: pass --vectorization-mode sync or async")
     env_id = str(env_id)
+    if ":" in env_id:  # MODULE:ENV_ID
+        find_here(env_id.partition(":")[0])
     if max_episode_steps is not None:
         env_args = {**env_args, "max_episode_steps": max_episode_steps}
     try:

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import select
+import shlex
 import sys
 import traceback
 import warnings
@@ -15,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 import gym_trace
-from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound, told
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError, TraceNotFound, told
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, TABLE
 
@@ -102,6 +103,10 @@ def describe(error: Exception) -> str:
     """What is wrong, mostly in one line. Of an error that is not ours, also where it came from."""
     if isinstance(error, TraceNotFound) and error.directory is not None:
         return f"{error}{importlib.import_module('gym_trace_cli.ls').hint(error.directory)}"
+    if isinstance(error, EnvironmentUnavailable) and error.imports:
+        words = [word for module in error.imports for word in ("--import", module)]
+        line = shlex.join(["gym-trace", *sys.argv[1:], *words])
+        return f"{error}\nto import what was imported for the recording: {line}"
     if isinstance(error, TraceError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

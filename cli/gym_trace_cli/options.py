@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -63,7 +64,7 @@ class EnvArg(TextOption):
 
 
 class NamedCallable(TextOption):
-    """A callable as MODULE:NAME. Modules in the current directory are found."""
+    """A callable as MODULE:NAME. Modules in the current directory are found. A shell that completes imports none."""
 
     name = "module:name"
 
@@ -71,6 +72,8 @@ class NamedCallable(TextOption):
         module_name, colon, name = value.partition(":")
         if not (module_name and colon and name):
             self.fail(f"{value!r} is not of the form MODULE:NAME, such as agents:greedy", param, ctx)
+        if ctx is not None and ctx.resilient_parsing:
+            return value
         try:
             found: Any = import_here(module_name)
             for part in name.split("."):
@@ -78,7 +81,7 @@ class NamedCallable(TextOption):
         except ImportError as error:
             self.fail(f"cannot import {module_name!r}: {error}", param, ctx)
         except AttributeError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
+            self.fail(f"{value!r}: {error}{_hiding(module_name)}", param, ctx)
         if not callable(found):
             self.fail(f"{value!r} cannot be called, its type is {type(found).__name__}", param, ctx)
         return found
@@ -138,13 +141,37 @@ def recorded_env_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def import_here(module_name: str) -> ModuleType:
-    """Imports a module as a script in the current directory would."""
-    look_in_current_directory()
+    """Import a module that the user named: an installed one, or else one in the current directory."""
+    find_here(module_name)
     return importlib.import_module(module_name)
 
 
+def find_here(module_name: str) -> None:
+    """Have a module that the user named found in the current directory if it is not installed."""
+    top = module_name.partition(".")[0]
+    if not top or top in sys.modules:
+        return
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:  # a directory without an __init__.py gives way to a module
+        look_in_current_directory()
+
+
 def look_in_current_directory() -> None:
-    """Has modules in the current directory found, which Python does for scripts and not for installed commands."""
+    """Have modules in the current directory found, after all others.
+
+    Only for a module that the user named, or a trace that the user trusts: the current directory may be a stranger's,
+    and a logging.py in it must not be run.
+    """
     here = os.getcwd()
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)
+
+
+def _hiding(module_name: str) -> str:
+    """In words, that a module in the current directory is not the one that was imported; or nothing."""
+    top = module_name.partition(".")[0]
+    path = getattr(sys.modules.get(top), "__file__", None)
+    here = [name for name in (f"{top}.py", os.path.join(top, "__init__.py")) if os.path.exists(name)]
+    if not here or (path is not None and os.path.samefile(path, here[0])):
+        return ""
+    return f"; {here[0]} in the current directory is hidden by {path or 'a module of Python'}: rename it"

@@ -241,7 +241,7 @@ def command(
     with spared_children() if vectorization == "async" else nullcontext():
         env = named(num_envs, vectorization, autoreset)
     run = {"seed": seed, **limits}
-    _record(env, acting, directory, quiet, as_json, tensorboard, (argv, git_diff), facts, run, recording)
+    _record(env, named, acting, directory, quiet, as_json, tensorboard, (argv, git_diff), facts, run, recording)
 
 
 def _is_name(policy: Any) -> bool:
@@ -261,6 +261,7 @@ def _seed(given: int | None, directory: Path, resume: bool) -> int:
 
 def _record(
     env: Any,
+    named: NamedEnvironment,
     policy: Any,
     directory: Path,
     quiet: bool,
@@ -285,7 +286,7 @@ def _record(
     limits = {name: limit for name, limit in run.items() if name != "seed" and limit is not None}
     with (
         StopSignals() as stop,
-        recorded_by(provenance_of(_COMMAND, maker.name, *private)),
+        recorded_by(provenance_of(_COMMAND, maker.name, *private, named)),
         ExitStack() as stack,
     ):
         scalars = None

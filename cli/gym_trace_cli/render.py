@@ -55,6 +55,7 @@ def command(
     env_args: Sequence[tuple[str, Any]],
     imports: Sequence[str],
     source: str,
+    trust: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -72,7 +73,7 @@ def command(
         raise click.UsageError("--schedule, --best and --worst exclude each other")
     if source == "simulation":
         without_display()
-    making = making_arguments(env_id, factory, env_args, imports)
+    making = making_arguments(env_id, factory, env_args, imports, trust)
     trace = gym_trace.open_trace(directory)
     chosen = _chosen(selection.some(trace), schedule, best, worst)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
@@ -91,6 +92,7 @@ def command(
             chosen,
             source=source,
             on_frame=count_frame,
+            trust=trust,
             **making,
             **options,
         ):

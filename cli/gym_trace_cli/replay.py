@@ -123,7 +123,7 @@ def _play(
     without_display()
     player = Player(trace, chosen, source, speed, stepwise)
     with ended_by_signals(), Terminal() as terminal:
-        player.run(terminal, Making(trust=trust, **making_arguments(env_id, factory, env_args, imports)))
+        player.run(terminal, Making(trust=trust, **making_arguments(env_id, factory, env_args, imports, trust)))
     for note in player.notes:
         click.echo(show.printable(f"note: {note}"), err=True)
     for damage in player.damages:
@@ -145,7 +145,7 @@ def _show_to_humans(
 ) -> None:
     from gym_trace.video.window import play_for_humans
 
-    making = making_arguments(env_id, factory, env_args, imports)
+    making = making_arguments(env_id, factory, env_args, imports, trust)
     for verdict in play_for_humans(trace, chosen, speed=speed, trust=trust, **making):
         click.echo(f"episode {verdict.index}: {show.count(verdict.steps, 'step')}, {verdict.verdict}")
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
+from gym_trace.child_processes import started_safely
 from gym_trace_cli.exit_codes import SIGNALLED
 
 _NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -19,7 +21,16 @@ _OUTPUTS = (1, 2)
 
 @contextmanager
 def spared_children() -> Iterator[None]:
-    """Processes begun within it do not hear the Ctrl-C that a terminal sends to all: we end them in good order."""
+    """Processes begun within it do not hear the Ctrl-C that a terminal sends to all: we end them in good order.
+
+    Nor do they import modules of the current directory while they start, where they are not forked.
+    """
+    with nullcontext() if multiprocessing.get_start_method() == "fork" else started_safely(), _without_interrupts():
+        yield
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -108,7 +108,7 @@ def verify(
     reasons: Counter[str] = Counter()
     with ended_by_signals():
         try:
-            options |= making_arguments(env_id, factory, env_args, imports)
+            options |= making_arguments(env_id, factory, env_args, imports, options["trust"])
             _play(trace, chosen, as_json, options, outcome, reports, reasons)
         except CorruptTrace as error:
             outcome.ended, outcome.message = "damaged", str(error)

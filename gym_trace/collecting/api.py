@@ -131,7 +131,7 @@ def collect(
         if resume:
             await_writers(place, run)
         done = finished(place, run, seed) if resume else {}
-        origin = provenance_of(command, make_policy.name, argv, git_diff)
+        origin = provenance_of(command, make_policy.name, argv, git_diff, make_env)
         about = {"provenance": origin, **machine()}
         events("start", settings=settings, limits=asdict(limits), workers=workers, resumed=len(done), **about)
         metadata = {**_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}

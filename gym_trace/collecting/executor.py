@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from gymnasium.vector.utils import CloudpickleWrapper
 
+from gym_trace.child_processes import forget_safe_path, started_safely, variables_set
 from gym_trace.collecting.worker import Report, Setup, Worker
 from gym_trace.errors import InvalidOption, told
 
@@ -134,6 +135,7 @@ def work(connection: Connection, setup: Setup) -> None:
 
 def settle(niceness: int = 0, cpu: int | None = None) -> None:
     """Has a process that was started quietly leave signals to its parent, and run where it is to run."""
+    forget_safe_path()
     for number in _STOP_SIGNALS:  # the parent tells us
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
@@ -190,7 +192,7 @@ def check_portable(make_env: Any, policy: Any) -> None:
 @contextmanager
 def started_quietly() -> Iterator[None]:
     """Has processes that are started within it use a thread each, and not be ended by Ctrl-C before they settle()."""
-    with _environment(_ONE_THREAD), _held_back(_STOP_SIGNALS), _without_false_main():
+    with variables_set(_ONE_THREAD), started_safely(), _held_back(_STOP_SIGNALS), _without_false_main():
         yield
 
 
@@ -207,18 +209,6 @@ def _without_false_main() -> Iterator[None]:
         yield
     finally:
         main.update(hidden)
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Has processes that are started within it find these variables, where they are not set already."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 @contextmanager

@@ -1,7 +1,9 @@
 """What a trace may bring about when its environment is made again, and what only its reader may allow.
 
-Ids that are registered here and plain arguments are data, and so are Gymnasium's own wrappers that only compute. All
-else that a trace names would act because a stranger wrote it down: modules to import, classes to call, files.
+Ids that are registered here are data, and so are arguments that are registered, too, or neither name a file nor hold a
+large number, and Gymnasium's own wrappers that only compute. All else that a trace names would act because a stranger
+wrote it down: modules to import, classes to call, files, sizes. The reader is shown all of it, whole, before any of it
+is done; what is too long to be read is not done at all.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import importlib
 import inspect
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
@@ -18,7 +21,7 @@ import gymnasium
 import numpy as np
 
 from gym_trace.envs.clipping import ClipActionParts
-from gym_trace.envs.recipe import Arguments, argument
+from gym_trace.envs.recipe import Arguments, alike, argument
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 from gym_trace.model import values
 
@@ -52,6 +55,10 @@ _LARGEST = {
     **dict.fromkeys(("screen_size", "shape"), 1 << 24),
     "bins": 1 << 16,  # each
 }
+# Of arguments of environments: a number alone, the sizes of an array together, and a step of time or space.
+_LARGEST_NUMBER, _MOST_ELEMENTS, _SMALLEST = 1 << 12, 1 << 24, 1e-7
+_MOST_SHOWN = 1 << 14  # characters of what a trace would bring about
+_NAME = re.compile(r"[\w.:/-]+")
 
 
 def is_left_out(name: str) -> bool:
@@ -107,16 +114,53 @@ def checked_arguments(kind: type[Any], arguments: Mapping[str, Any]) -> dict[str
 
 
 def asked_of_arguments(kwargs: Arguments, known: Mapping[str, Any]) -> list[str]:
-    """Which arguments may name a file or a module, in words. known: those of the registry, which are no question."""
-    asked = []
+    """Which arguments may act, in words. known: those of the registry, which are no question."""
+    values = {}
     for name, stored in kwargs.items():
         try:
-            value = argument(stored)
+            values[name] = argument(stored, known.get(name))
         except (LookupError, TraceError):
             continue
-        if not (name in known and _same(known[name], value)) and may_act(name, value):
-            asked.append(f"pass {shown(name, plain=True)}={shown(value)}, which may name a file or a module")
-    return asked
+    asked = {name: asked_of_argument(name, value, known.get(name)) for name, value in values.items()}
+    return [f"pass {named(name)}={whole(values[name])}, which {why}" for name, why in asked.items() if why]
+
+
+def asked_of_argument(name: str, value: Any, known: Any = None) -> str:
+    """What an argument of an environment may do, in words; or nothing. known: what is registered under its name."""
+    if known is not None and alike(known, value):
+        return ""
+    if may_act(name, value):
+        return "may name a file or a module"
+    return "may take much memory or time" if takes_much(name, value, known) else ""
+
+
+def takes_much(name: Any, value: Any, known: Any = None) -> bool:
+    """Whether a number in an argument, or in an option of a reset, is large enough to take much memory or time.
+
+    known: what is registered under its name, which it may be as large as. A seed may be any number.
+    """
+    if str(name).endswith("seed"):
+        return False
+    if isinstance(value, Mapping):
+        inner = known if isinstance(known, Mapping) else {}
+        return any(takes_much(key, item, inner.get(key)) or takes_much("", key) for key, item in value.items())
+    largest = max([_LARGEST_NUMBER, *_magnitudes(known)])
+    if any(0 < size < _SMALLEST or size > largest for size in _magnitudes(value)):
+        return True
+    several = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(several, (list, tuple)):
+        return False
+    sizes = [size for size in several if type(size) is int]  # (640, 480) is a shape; a long list is none
+    return (len(sizes) <= 4 and abs(math.prod(sizes)) > _MOST_ELEMENTS) or any(takes_much("", item) for item in several)
+
+
+def _magnitudes(value: Any) -> Iterable[float]:
+    """How far from zero the numbers in a value are, but for those in maps."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if isinstance(value, (int, float, complex)):
+        return () if value != value else (abs(value),)
+    return (size for item in value for size in _magnitudes(item)) if isinstance(value, (list, tuple)) else ()
 
 
 def asked_of_sizes(wrappers: Iterable[tuple[str, Arguments | None]]) -> list[str]:
@@ -133,7 +177,7 @@ def asked_of_sizes(wrappers: Iterable[tuple[str, Arguments | None]]) -> list[str
                 continue
             totals[name] *= max(1, _size(value, max if name == "bins" else math.prod))
             if totals[name] > _LARGEST[name]:
-                asked.append(f"make {kind} with {name}={shown(value)}, which takes much memory or time")
+                asked.append(f"make {kind} with {name}={whole(value)}, which takes much memory or time")
     return asked
 
 
@@ -159,18 +203,50 @@ def may_act(name: Any, value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(may_act(name, item) for item in value)
 
 
-def shown(value: Any, plain: bool = False) -> str:
-    """Something out of a trace, fit to be printed."""
-    text = str(value) if plain else values.shown(value)
-    text = text if len(text) <= 200 else text[:200] + "…"
+def called(name: str, arguments: Arguments | None) -> str:
+    """A call of what a trace names, with all of its arguments."""
+    given = []
+    for key, stored in (arguments or {}).items():
+        try:
+            given.append(f"{named(key)}={whole(argument(stored))}")
+        except (LookupError, TraceError) as error:
+            given.append(f"{named(key)}: {shown(error, plain=True)}")
+    return f"{named(name)}({', '.join(given)})"
+
+
+def together(asked: list[str]) -> str:
+    """All that there is to trust in a line. Raises EnvironmentUnavailable if that is more than anybody reads."""
+    said = "; ".join(asked)
+    if len(said) > _MOST_SHOWN:
+        raise EnvironmentUnavailable(
+            f"what the trace would do takes {len(said)} characters to say, more than {_MOST_SHOWN}: it is not done, "
+            "even with --trust (trust=True in Python)"
+        )
+    return said
+
+
+def named(name: Any) -> str:
+    """A name out of a trace, as it is, or quoted if it does not look like one."""
+    text = str(name)
+    return text if _NAME.fullmatch(text) and text.isprintable() else ascii(text)
+
+
+def whole(value: Any) -> str:
+    """All of an argument, fit to be printed. Raises EnvironmentUnavailable for what cannot be shown."""
+    try:
+        with np.printoptions(threshold=sys.maxsize):
+            text = hex(value) if type(value) is int and value.bit_length() > 1000 else repr(value)
+    except (ValueError, RecursionError) as error:  # of more digits, or levels, than Python prints
+        raise EnvironmentUnavailable(f"the trace names an argument that cannot be shown: {error}") from error
+    text = values.without_addresses(text)
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
-def _same(known: Any, value: Any) -> bool:
-    try:
-        return bool(type(known) is type(value) and known == value)
-    except (TypeError, ValueError):  # arrays
-        return False
+def shown(value: Any, plain: bool = False) -> str:
+    """Something out of a trace, fit to be printed, of 200 characters at most: for what is not asked."""
+    text = str(value) if plain else values.shown(value)
+    text = text if len(text) <= 200 else text[:200] + "…"
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def _is_of_gymnasium(module: str) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -14,20 +16,24 @@ from gym_trace.envs.autoreset import SPEC_WITHOUT
 from gym_trace.envs.consent import (
     asked_of_arguments,
     asked_of_sizes,
+    called,
     checked_arguments,
     harmless_wrapper,
     is_left_out,
+    named,
     shown,
+    together,
     trusted_wrapper,
-)  # fmt: skip
+)
 from gym_trace.envs.recipe import Arguments, Recipe, Wrappers, argument, recorded_recipe, recorded_wrappers
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 
+_NOTHING: Mapping[str, Any] = {}
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _WAYS = (
     "name another environment (--env ID), or what makes it: --make MODULE:FUNCTION on the command line, "
     "make_env= in Python"
 )
-_MOST_ASKED = 10  # things that are told one by one
 _MADE_BY_GYMNASIUM = ("HumanRendering", "RenderCollection")  # what make() puts around one for its render mode
 
 
@@ -50,11 +56,13 @@ def make_environment(
         )
     recipe, overriding = _overridden(recipe, dict(kwargs or {}))
     wrappers = _to_make(recipe.wrappers)
-    asked = _asked_of_base(recipe)
+    imports = [] if recipe.id in gymnasium.registry else _imports(description)
+    asked = _asked_of_base(recipe, imports)
+    would = together(asked + _asked_of_wrappers(wrappers))
     if asked and not trust:
-        raise _untrusted(recipe, asked + _asked_of_wrappers(wrappers))
+        raise _untrusted(recipe, would, imports)
     try:
-        env = _wrapped(recipe, _base(recipe, overriding), wrappers, trust)
+        env = _wrapped(recipe, _base(recipe, overriding, imports), wrappers, trust)
     except TraceError:
         raise
     except Exception as error:  # anything: other people's code runs here
@@ -98,6 +106,13 @@ def completed(env: gymnasium.Env[Any, Any], description: Mapping[str, Any], lane
     return env
 
 
+def _imports(description: Mapping[str, Any]) -> list[str]:
+    """The modules that were imported by name for the recording, such as those that register environments."""
+    told = description.get("imports")
+    names = told if isinstance(told, list) else []
+    return [name for name in names if isinstance(name, str) and _MODULE.fullmatch(name)]
+
+
 def _differing_class(recipe: Recipe, env: gymnasium.Env[Any, Any]) -> str:
     """In words, that an environment is not of the recorded class; empty if it is."""
     recorded, made = recipe.class_name, type(env.unwrapped)
@@ -132,36 +147,30 @@ def _to_make(wrappers: Wrappers) -> Wrappers:
 # -- what there is to trust -------------------------------------------------------------------------------------------
 
 
-def _asked_of_base(recipe: Recipe) -> list[str]:
+def _asked_of_base(recipe: Recipe, imports: list[str]) -> list[str]:
     if recipe.id in gymnasium.registry:
         return asked_of_arguments(recipe.kwargs, gymnasium.registry[recipe.id].kwargs)
+    asked = [f"import {module}, as was done for the recording (--import {module})" for module in imports]
+    if recipe.entry_point is None and asked:
+        return [*asked, *asked_of_arguments(recipe.kwargs, {})]
     if recipe.entry_point is None:
         raise EnvironmentUnavailable(
             f"{shown(recipe.id, plain=True)} is not registered with gymnasium, and the trace does not say what made "
             f"it: import the package that registers it first (--import MODULE), or {_WAYS}"
         )
-    module, call = recipe.entry_point.partition(":")[0], shown(recipe.entry_point, plain=True)
+    module, call = recipe.entry_point.partition(":")[0], called(recipe.entry_point, recipe.kwargs)
     return [
-        f"import {shown(module, plain=True)} and call {call}, because {shown(recipe.id, plain=True)} is not registered "
-        "with gymnasium (--import MODULE imports the package that registers it)",
+        *asked,
+        f"import {named(module)} and call {call}, because {named(recipe.id)} is not registered with gymnasium "
+        "(--import MODULE imports the package that registers it)",
         *asked_of_arguments(recipe.kwargs, {}),
     ]
 
 
 def _asked_of_wrappers(wrappers: Wrappers) -> list[str]:
-    asked = []
-    for name, arguments in wrappers:
-        if not _is_harmless(name):
-            given = ", ".join(f"{shown(key, plain=True)}={_told(stored)}" for key, stored in (arguments or {}).items())
-            asked.append(f"import and call the wrapper {shown(name, plain=True)}({given})")
+    others = [wrapper for wrapper in wrappers if not _is_harmless(wrapper[0])]
+    asked = [f"import and call the wrapper {called(*wrapper)}" for wrapper in others]
     return asked + asked_of_sizes(wrapper for wrapper in wrappers if _is_harmless(wrapper[0]))
-
-
-def _told(stored: Any) -> str:
-    try:
-        return shown(argument(stored))
-    except (LookupError, TraceError) as error:
-        return shown(error, plain=True)
 
 
 def _is_harmless(name: str) -> bool:
@@ -171,25 +180,26 @@ def _is_harmless(name: str) -> bool:
         return True
 
 
-def _untrusted(recipe: Recipe, asked: list[str]) -> EnvironmentUnavailable:
-    more = f"; and {len(asked) - _MOST_ASKED} more" if len(asked) > _MOST_ASKED else ""
-    would = "; ".join(asked[:_MOST_ASKED]) + more
+def _untrusted(recipe: Recipe, would: str, imports: Sequence[str] = ()) -> EnvironmentUnavailable:
+    missing = [module for module in imports if importlib.util.find_spec(module.partition(".")[0]) is None]
+    told = f" {', '.join(missing)} is not installed here." if missing else ""
     return EnvironmentUnavailable(
-        f"{shown(recipe.id, plain=True)} is not made because a trace says so. It would {would}. If you "
-        f"trust this trace, say --trust (trust=True in Python); or {_WAYS}"
+        f"{named(recipe.id)} is not made because a trace says so. It would {would}.{told} If you "
+        f"trust this trace, say --trust (trust=True in Python); or {_WAYS}",
+        imports=() if missing else tuple(imports),
     )
 
 
 # -- making -----------------------------------------------------------------------------------------------------------
 
 
-def _base(recipe: Recipe, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+def _base(recipe: Recipe, kwargs: Mapping[str, Any], imports: list[str]) -> gymnasium.Env[Any, Any]:
     """The environment as its entry point makes it."""
     if recipe.id not in gymnasium.registry:
-        _import_for(recipe)
-    arguments = {**_made(recipe.kwargs, recipe.id), **kwargs}
+        _import_for(recipe, imports)
     registered = gymnasium.registry.get(recipe.id)
     spec = registered or gymnasium.envs.registration.EnvSpec(id=recipe.id, entry_point=recipe.entry_point)
+    arguments = {**_made(recipe.kwargs, recipe.id, spec.kwargs), **kwargs}
     alone: dict[str, Any] = {"order_enforce": False, "disable_env_checker": True, "max_episode_steps": None}
     kwargs = {**spec.kwargs, **arguments}
     return gymnasium.make(dataclasses.replace(spec, kwargs=kwargs, additional_wrappers=(), **alone, **SPEC_WITHOUT))
@@ -210,7 +220,7 @@ def _wrapped(
         wrappers = wrappers[len(there) :]
         asked = _asked_of_wrappers(wrappers)
         if asked and not trust:
-            raise _untrusted(recipe, asked)
+            raise _untrusted(recipe, together(asked))
         for name, arguments in wrappers:
             inner = _around(inner, name, arguments)
         return inner if shows is None else shows(inner)
@@ -235,11 +245,11 @@ def _around(env: Any, name: str, arguments: Arguments | None) -> Any:
     return kind(env, **checked_arguments(kind, _made(arguments, name)))
 
 
-def _made(arguments: Arguments, owner: str) -> dict[str, Any]:
+def _made(arguments: Arguments, owner: str, registered: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
     made = {}
     for name, stored in arguments.items():
         try:
-            made[name] = argument(stored)
+            made[name] = argument(stored, registered.get(name))
         except LookupError as error:
             raise EnvironmentUnavailable(
                 f"{shown(owner, plain=True)} was made with {shown(name, plain=True)}, which could not be stored: "
@@ -248,11 +258,14 @@ def _made(arguments: Arguments, owner: str) -> dict[str, Any]:
     return made
 
 
-def _import_for(recipe: Recipe) -> None:
-    """Imports the module of an environment, its top-level package first, which is what registers most of them."""
-    module = str(recipe.entry_point).partition(":")[0]
+def _import_for(recipe: Recipe, imports: list[str]) -> None:
+    """Imports what was imported for the recording, or else the module of an environment, its top-level package first,
+    which is what registers most of them."""
+    module = (recipe.entry_point or "").partition(":")[0]
+    own = [module.partition(".")[0], module] if module else []
     try:
-        for wanted in dict.fromkeys([module.partition(".")[0], module]):
+        for wanted in dict.fromkeys([*imports, *own]):
+            module = wanted
             importlib.import_module(wanted)
             if recipe.id in gymnasium.registry:
                 return
@@ -260,6 +273,8 @@ def _import_for(recipe: Recipe) -> None:
         raise EnvironmentUnavailable(
             f"{shown(recipe.id, plain=True)} needs the module {shown(module)}, which is not installed: {error}"
         ) from error
+    if recipe.entry_point is None:
+        raise EnvironmentUnavailable(f"{named(recipe.id)} is not registered by {', '.join(imports)} here; {_WAYS}")
 
 
 def _classes_around(env: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 import json
@@ -15,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, UnstorableValue
 from gym_trace.model.packing import pack, pack_lenient
-from gym_trace.model.values import copied, dtype_from, is_plain_dtype
+from gym_trace.model.values import class_name, copied, dtype_from, is_plain_dtype
 
 _LARGEST = 64 << 10  # bytes of an argument: every batch has it once more
 _DEEPEST = 32  # levels of an argument
@@ -81,7 +82,12 @@ def _base(spec: Any) -> dict[str, Any]:
     if not isinstance(spec, EnvSpec):
         return {"id": None, "entry_point": None, "kwargs": {}}
     entry_point = spec.entry_point if isinstance(spec.entry_point, str) else None
-    return {"id": spec.id, "entry_point": entry_point, "kwargs": _stored(spec.kwargs or {})}
+    registered = gymnasium.registry[spec.id].kwargs if spec.id in gymnasium.registry else {}
+    stored = _stored(spec.kwargs or {})
+    for name, (form, what) in stored.items():
+        if form == "unknown" and name in registered and alike(registered[name], spec.kwargs[name]):
+            stored[name] = ["registered", what]
+    return {"id": spec.id, "entry_point": entry_point, "kwargs": stored}
 
 
 def _as_told(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,6 +167,8 @@ def _as_data(value: Any) -> list[Any]:
         return ["type", value.__name__]
     if isinstance(value, PurePath):
         return ["path", str(value)]
+    if isinstance(value, enum.Enum) and not isinstance(value, (int, float, str, bytes)):
+        return ["enum", [class_name(value), str(value.name)]]
     what = f"{type(value).__name__}, which is too large or not plain"
     if getattr(value, "nbytes", 0) > _LARGEST:
         return ["unknown", what]
@@ -172,8 +180,10 @@ def _as_data(value: Any) -> list[Any]:
     return ["unknown", what]
 
 
-def argument(stored: Any) -> Any:
+def argument(stored: Any, registered: Any = None) -> Any:
     """The argument that was stored.
+
+    registered: what the id is registered with under its name, if it is.
 
     Raises:
         LookupError: it could not be; says what it was.
@@ -183,7 +193,14 @@ def argument(stored: Any) -> Any:
         raise CorruptTrace("an argument of the environment is malformed")
     form, value = stored
     if form == "value" and _is_plain(value):
-        return value
+        is_member = isinstance(registered, enum.Enum) and type(value) in (int, str) and registered == value
+        return registered if is_member else value  # of an IntEnum, say, whose number was stored
+    if form == "registered" and registered is not None:
+        return registered
+    if form == "enum" and isinstance(registered, enum.Enum) and isinstance(value, list) and len(value) == 2:
+        members = type(registered).__members__ if value[0] == class_name(registered) else {}
+        if isinstance(value[1], str) and value[1] in members:
+            return members[value[1]]
     if form == "dtype":
         return dtype_from(value)
     if form == "type" and isinstance(value, str):
@@ -191,6 +208,32 @@ def argument(stored: Any) -> Any:
     if form == "path" and isinstance(value, str):
         return Path(value)
     raise LookupError(str(value)[:200])
+
+
+def alike(one: Any, other: Any, depth: int = 0) -> bool:
+    """Whether two arguments are the same, such as a registered one and the deep copy that make() gives."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or depth > _DEEPEST:
+        return False
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(alike(one[key], other[key], depth + 1) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(alike, one, other, [depth + 1] * len(one)))
+    if isinstance(one, np.ndarray):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        if one.dtype.hasobject:
+            return alike(one.ravel().tolist(), other.ravel().tolist(), depth + 1)
+        return bool(one.tobytes() == other.tobytes())
+    try:
+        if bool(one.equals(other) if hasattr(one, "equals") else one == other):  # tables of pandas, say
+            return True
+    except Exception:  # other people's objects are compared
+        return False
+    plain = all(getattr(type(one), name) is getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
+    slots = any("__slots__" in vars(kind) for kind in type(one).__mro__)
+    return plain and not slots and hasattr(one, "__dict__") and alike(vars(one), vars(other), depth + 1)
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:

@@ -6,6 +6,7 @@ docs/FORMAT.md, section 6, lists the extension types.
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from gym_trace.model.containers import MAX_CONTAINERS, Containers
 from gym_trace.model.tensors import RawArray, is_masked, plain_array
 from gym_trace.model.values import (
     ABSENT,
+    EnumMember,
     Misfit,
     Unstored,
     class_name,
@@ -27,7 +29,7 @@ from gym_trace.model.values import (
     unstored,
 )
 
-NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE, MASKED, RAW = range(1, 13)
+NDARRAY, SCALAR, BIGINT, TUPLE, GRAPH, COMPLEX, OBJECTS, UNSTORED, MISFIT, ABSENT_CODE, MASKED, RAW, ENUM = range(1, 14)
 MAX_NESTING = 16  # of extension types: each level takes msgpack 45 kB of the C stack
 
 
@@ -132,6 +134,8 @@ class _Packing:
             return msgpack.ExtType(MISFIT, self._packed(value.value))
         elif isinstance(value, Unstored):
             return msgpack.ExtType(UNSTORED, _pack_plain([value.class_name, value.text]))
+        elif isinstance(value, EnumMember):
+            return msgpack.ExtType(ENUM, self._packed(list(value)))
         elif value is ABSENT:
             return msgpack.ExtType(ABSENT_CODE, b"")
         elif isinstance(value, tuple):
@@ -148,6 +152,8 @@ class _Packing:
                     form = plain(value)
                     beyond = base is int and not -(1 << 63) <= form < 1 << 64
                     return self._form(form) if beyond else form
+            if isinstance(value, enum.Enum):
+                return msgpack.ExtType(ENUM, self._packed([class_name(value), value.name, value.value]))
             if isinstance(value, Mapping):
                 return dict(value)
             array = plain_array(value, self.remarks)
@@ -168,7 +174,7 @@ _BASES: tuple[tuple[type, Any], ...] = (
     (list, list.copy),
 )
 _SHORT = 1 << 20  # characters
-_UNHASHABLE = (NDARRAY, OBJECTS, MASKED, RAW)
+_UNHASHABLE = (NDARRAY, OBJECTS, MASKED, RAW, ENUM)  # the value of an enum may be a list
 
 
 def _pack_plain(value: list[Any] | str) -> bytes:
@@ -267,6 +273,9 @@ def _from_extension(code: int, payload: bytes, depth: int, containers: Container
     if code == UNSTORED:
         class_name, text = _unpack(payload, depth, containers)
         return Unstored(str(class_name), str(text))
+    if code == ENUM:
+        class_name, name, member = _unpack(payload, depth, containers)
+        return EnumMember(str(class_name), None if name is None else str(name), member)
     if code == MISFIT:
         return Misfit(_unpack(payload, depth, containers))
     if code == ABSENT_CODE:

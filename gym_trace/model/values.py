@@ -31,6 +31,14 @@ class Unstored(NamedTuple):
     text: str
 
 
+class EnumMember(NamedTuple):
+    """Stands for a member of an Enum: its class, its name (of combined flags there may be none), and its value."""
+
+    class_name: str
+    name: str | None
+    value: Any
+
+
 class _Absent:
     """The type of ABSENT, the placeholder of a row for which no value was given."""
 

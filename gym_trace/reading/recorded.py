@@ -91,12 +91,18 @@ class Recorded:
 
     @property
     def observation_space(self) -> Any:
-        """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
+        """The recorded gymnasium space. Raises TraceError if writers recorded different ones.
+
+        A custom space in it, which is not plain data, is a StandIn: it has everything in it, and cannot be drawn from.
+        """
         return self.writer_agreed_on("observation_space").observation_space
 
     @property
     def action_space(self) -> Any:
-        """The recorded gymnasium space. Raises TraceError if writers recorded different ones."""
+        """The recorded gymnasium space. Raises TraceError if writers recorded different ones.
+
+        A custom space in it, which is not plain data, is a StandIn: it has everything in it, and cannot be drawn from.
+        """
         return self.writer_agreed_on("action_space").action_space
 
     @property

@@ -241,17 +241,17 @@ class WriterReader:
 
     @property
     def observation_space(self) -> Any:
-        """The recorded gymnasium space."""
+        """The recorded gymnasium space, with a StandIn for each custom space in it."""
         from gym_trace.envs.spaces import restore  # here, because most reading does not need gymnasium
 
-        return restore(self.schema.get("observation_space"))
+        return restore(self.schema.get("observation_space"), stand_in=True)
 
     @property
     def action_space(self) -> Any:
-        """The recorded gymnasium space."""
+        """The recorded gymnasium space, with a StandIn for each custom space in it."""
         from gym_trace.envs.spaces import restore
 
-        return restore(self.schema.get("action_space"))
+        return restore(self.schema.get("action_space"), stand_in=True)
 
     @property
     def layouts(self) -> Layouts:

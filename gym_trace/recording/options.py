@@ -141,6 +141,8 @@ def new_schema(
         observation_space: of one lane; so is action_space.
         recorder: what it is to say of the recorder beside record_infos.
     """
+    origin = provenance.current()
+    imports = {"imports": origin.pop("imports")} if "imports" in origin else {}  # which making it again needs
     return {
         "format": [wire.MAJOR, wire.MINOR],
         "writer": trace_directory.check_writer_id(options.uid or trace_directory.new_writer_id()),
@@ -148,14 +150,14 @@ def new_schema(
         "split": options.split,
         "observation_space": spaces.describe(observation_space),
         "action_space": spaces.describe(action_space),
-        "environment": environment.describe_environment(env),
+        "environment": {**environment.describe_environment(env), **imports},
         "versions": environment.versions_of(env),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "platform": platform.platform(),
         "recorder": {"record_infos": options.record_infos, **recorder},
         "metadata": options.metadata,
-        "provenance": provenance.current(),
+        "provenance": origin,
     }
 
 

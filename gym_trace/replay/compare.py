@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Collection, Mapping
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.layout import Layout, as_kept
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.tensors import plain_array
-from gym_trace.model.values import Array
+from gym_trace.model.values import Array, unstored
 from gym_trace.printable import key_text, shown
 
 _STATISTICS = frozenset("rlt")  # of an episode: return, length, time
@@ -188,7 +189,8 @@ class EpisodeComparison:
         """One value against another. The difference, if there is one."""
         seen = plain_array(seen)
         if not all(type(value) is np.ndarray or isinstance(value, np.generic) for value in (recorded, seen)):
-            if pack_lenient(recorded)[0] == pack_lenient(seen)[0]:
+            kept = pack_lenient(recorded)[0]
+            if kept in (pack_lenient(seen)[0], pack_lenient(_enums_as_text(seen))[0]):
                 return None
             return Difference(step, column, (), recorded, seen, None)
         alike = recorded.dtype == seen.dtype and recorded.shape == seen.shape
@@ -211,6 +213,15 @@ class EpisodeComparison:
         if a.shape and not at:  # only the dtypes differ
             return Difference(step, column, (), recorded, seen, largest)
         return Difference(step, column, at, a[at][()], b[at][()], largest)
+
+
+def _enums_as_text(value: Any) -> Any:
+    """A value as older traces have it, where members of enums are kept as their repr alone."""
+    if isinstance(value, dict):
+        return {key: _enums_as_text(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_enums_as_text, value))
+    return unstored(value) if isinstance(value, Enum) and not isinstance(value, (int, float, str)) else value
 
 
 class Fingerprint:

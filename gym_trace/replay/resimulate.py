@@ -11,11 +11,11 @@ import gymnasium
 import numpy as np
 
 from gym_trace.envs.autoreset import without_autoreset
-from gym_trace.envs.consent import may_act, shown
+from gym_trace.envs.consent import may_act, takes_much, together, whole
 from gym_trace.envs.seeding import restore_generator
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, RenderingError, told
 from gym_trace.model.episode import Episode
-from gym_trace.model.values import Unstored, row_of
+from gym_trace.model.values import EnumMember, Unstored, row_of
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison, Fingerprint
@@ -310,13 +310,15 @@ class LaneReplay:
         try:
             if _has_unstored(episode.options):
                 raise EnvironmentUnavailable("the options that it was reset with could not be stored")
-            if self._trust or not may_act("options", episode.options):
+            acts = may_act("options", episode.options) or takes_much("options", episode.options)
+            would = together([whole(episode.options)]) if acts else ""
+            if self._trust or not acts:
                 return deepcopy(episode.options)
         except RecursionError as error:
             raise EnvironmentUnavailable("the options that it was reset with are nested too deep") from error
         raise EnvironmentUnavailable(
-            f"it was reset with options that may name a file or a module, {shown(episode.options)}; if you trust "
-            "this trace, say --trust (trust=True in Python)"
+            "it was reset with options that may name a file or a module, or take much memory or time, "
+            f"{would}; if you trust this trace, say --trust (trust=True in Python)"
         )
 
     def _simulate(
@@ -361,7 +363,9 @@ def _has_unstored(value: Any) -> bool:
         return any(map(_has_unstored, value.values()))
     if isinstance(value, np.ndarray):
         return value.dtype == object and any(map(_has_unstored, value.ravel().tolist()))
-    return isinstance(value, Unstored) or (isinstance(value, (list, tuple)) and any(map(_has_unstored, value)))
+    return isinstance(value, (EnumMember, Unstored)) or (
+        isinstance(value, (list, tuple)) and any(map(_has_unstored, value))
+    )
 
 
 def _is_restorable(episode: Episode) -> bool:

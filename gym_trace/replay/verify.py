@@ -15,6 +15,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
+from gym_trace.child_processes import forget_safe_path, started_safely
 from gym_trace.envs.identity import installed_versions, packages_of
 from gym_trace.envs.make import completed, headless_arguments, make_environment
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
@@ -143,7 +144,8 @@ def _at_once(
     named = {name for lane in lanes_of(trace) for name in packages_of(lane.writer.about.environment)}
     modules = [*imports, *(name for name in named if name in sys.modules)]
     context = multiprocessing.get_context("spawn")
-    stop = context.Event()
+    with started_safely():  # also the process that counts what they share
+        stop = context.Event()
     pool = ProcessPoolExecutor(
         min(workers, max(1, len(parts))),
         context,
@@ -152,7 +154,9 @@ def _at_once(
     )
     with pool:
         try:
-            for verdicts in pool.map(partial(_work, work), *zip(*parts)) if parts else ():
+            with started_safely():
+                done = pool.map(partial(_work, work), *zip(*parts)) if parts else ()
+            for verdicts in done:
                 yield from verdicts
         except BrokenProcessPool as error:
             raise EnvironmentUnavailable(
@@ -241,6 +245,7 @@ def _import_all(names: Iterable[str]) -> None:
 
 def _open_in_worker(trace: Trace, modules: Sequence[str], stop: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever began us, who says when to stop
+    forget_safe_path()
     _import_all(modules)
     _worker.update(trace=trace, lanes=lanes_of(trace), stop=stop)
 

@@ -160,7 +160,7 @@ def train(
         return Trained(runs[0].path, seed, version=last[0].version, steps=last[0].steps, stopped="done")
     events = Events(Path(directory).absolute())
     try:
-        origin = provenance_of(command, "ppo", argv, git_diff)
+        origin = provenance_of(command, "ppo", argv, git_diff, make_env)
         about = {"settings": [own.plain() for own in chosen], "seed": seed, "steps": limit, "resumed": resume}
         events("start", **about, provenance=origin, **machine())
         drivers = []

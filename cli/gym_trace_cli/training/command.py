@@ -25,6 +25,7 @@ from gym_trace_cli.options import (
     FactoryName,
     TextOption,
     env_args_option,
+    find_here,
     imports_option,
     look_in_current_directory,
     make_option,
@@ -190,8 +191,9 @@ def command(
         raise click.UsageError(
             "name an environment, ENV_ID or --make MODULE:FUNCTION; or --resume DIR; or --verify DIR: one of these"
         )
-    if given["trust"] or "model" in dict(settings):
-        look_in_current_directory()
+    if given["trust"]:
+        look_in_current_directory()  # which may have what the run names
+    find_here(str(dict(settings).get("model") or "").partition(":")[0])
     if verified is not None:
         _refuse_others(ctx, "--verify", {"verified"} | _ALWAYS)
         ctx.exit(_verify(verified, given["as_json"], given["quiet"], given["trust"]))

@@ -41,9 +41,11 @@ def environment_of(directory: str, trust: bool) -> tuple[NamedEnvironment, dict[
     right = set(found) == set(_TYPES) and all(isinstance(found[name], kind) for name, kind in _TYPES.items())
     if not right or not all(isinstance(name, str) for name in (*found["imports"], *found["wrappers"])):
         raise CorruptTrace(f"{directory}: what the run says of its environment is not what gym-trace train writes")
-    asked = _asked(found)
-    if asked and not trust:
-        raise InvalidOption(f"{directory}: the run would {'; '.join(asked)}; pass --trust if you trust it")
+    from gym_trace.envs.consent import together
+
+    would = together(_asked(found))
+    if would and not trust:
+        raise InvalidOption(f"{directory}: the run would {would}; pass --trust if you trust it")
     imports, wrappers = tuple(found["imports"]), tuple(found["wrappers"])
     named = NamedEnvironment(found["id"], found["make"], found["kwargs"], imports, wrappers, found["max_episode_steps"])
     return named, about
@@ -57,11 +59,14 @@ def trust_of(named: NamedEnvironment) -> str:
 
 def _asked(found: dict[str, Any]) -> list[str]:
     """What only a trusted run may bring about, in words."""
-    from gym_trace.envs.consent import may_act
+    from gym_trace.envs.consent import asked_of_argument, called, named, whole
 
-    asked = [f"import {module}" for module in found["imports"]]
+    asked = [f"import {named(module)}" for module in found["imports"]]
     if found["id"] and ":" in found["id"]:
-        asked.append(f"import {found['id'].partition(':')[0]}")
-    asked += [f"call {name}" for name in (found["make"], *found["wrappers"]) if name]
-    told = [name for name, value in found["kwargs"].items() if may_act(name, value)]
-    return asked + [f"pass {name}={found['kwargs'][name]!r}, which may name a file or a module" for name in told]
+        asked.append(f"import {named(found['id'].partition(':')[0])}")
+    kwargs = found["kwargs"]
+    if found["make"]:
+        asked.append(f"call {called(found['make'], {name: ['value', value] for name, value in kwargs.items()})}")
+    asked += [f"call {named(name)}" for name in found["wrappers"] if name]
+    acting = {name: asked_of_argument(name, value) for name, value in kwargs.items()}
+    return asked + [f"pass {named(name)}={whole(kwargs[name])}, which {why}" for name, why in acting.items() if why]

@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 
 from gym_trace.model.tensors import RawArray, is_masked
-from gym_trace.model.values import ABSENT, Array, Misfit, Unstored, shown
+from gym_trace.model.values import ABSENT, Array, EnumMember, Misfit, Unstored, shown
 
 MOST_NUMBERS = 4096  # of an array that are written one by one; a larger one is in base64
 NUMBERS = frozenset(
@@ -144,6 +144,7 @@ _TAGS: dict[type, Callable[[Any], Any]] = {
     complex: lambda value: {"$complex": [_float(value.real), _float(value.imag)]},
     Misfit: lambda value: {"$value": _tagged(value.value)},
     Unstored: lambda value: {"$unstored": [value.class_name, value.text]},
+    EnumMember: lambda value: {"$enum": [value.class_name, value.name, _tagged(value.value)]},
     RawArray: lambda value: {"$raw": [value.dtype, _tagged(value.data)]},
     type(ABSENT): lambda _: {"$absent": True},
     msgpack.ExtType: lambda value: {"$extension": [value.code, _base64(value.data)]},

@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.model.packing import graph_of, masked_array
 from gym_trace.model.tensors import RawArray
-from gym_trace.model.values import ABSENT, Array, Misfit, Unstored, dtype_from, objects
+from gym_trace.model.values import ABSENT, Array, EnumMember, Misfit, Unstored, dtype_from, objects
 
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MOST_DIMENSIONS = 32
@@ -127,6 +127,11 @@ def _unstored(pair: Any) -> Unstored:
     return Unstored(str(name), str(text))
 
 
+def _enum(three: Any) -> EnumMember:
+    class_name, name, value = three
+    return EnumMember(str(class_name), None if name is None else str(name), _value(value))
+
+
 def _extension(pair: Any) -> Any:
     code, data = pair
     return msgpack.ExtType(code, _bytes(data))
@@ -147,6 +152,7 @@ _FORMS: dict[str, Callable[[Any], Any]] = {
     "$complex": _complex,
     "$value": lambda content: Misfit(_value(content)),
     "$unstored": _unstored,
+    "$enum": _enum,
     "$absent": lambda _: ABSENT,
     "$extension": _extension,
     "$unknown": lambda text: Unstored("", str(text)),
