@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import warnings
@@ -16,6 +15,7 @@ import numpy as np
 
 from gym_trace.envs.spaces import restore
 from gym_trace.errors import InvalidOption, MissingExtra, TraceError, UnreadableRecording
+from gym_trace.format.manifest import json_of
 from gym_trace.interop.learners.sb3 import ABOUT, member
 from gym_trace.interop.steps.untagged import untagged
 from gym_trace.model.values import Array
@@ -142,7 +142,7 @@ class _Arrays:
         """Of the observations and actions, as Stable-Baselines3 makes them of the environment's."""
         if self._archive.getinfo(ABOUT).file_size > _MOST_TEXT:
             raise UnreadableRecording(f"{self.path}: what is said of its spaces is too long")
-        said = untagged(json.loads(self._archive.read(ABOUT)))
+        said = untagged(json_of(self._archive.read(ABOUT)))
         if not isinstance(said, dict):
             raise UnreadableRecording(f"{self.path}: what is said of its spaces is malformed")
         observed, acted = (restore(said[f"{name}_space"]) for name in ("observation", "action"))

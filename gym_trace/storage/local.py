@@ -151,11 +151,7 @@ class LocalReader:
     """
 
     def __init__(self, fd: int, path: str, holes: int):
-        status = os.fstat(fd)
-        self.size = status.st_size
-        allocated = 512 * getattr(status, "st_blocks", 0) >= self.size  # also where nothing was written yet
-        if not allocated and (there := _on_disk(fd, self.size, _HOLES + holes)) is not None:
-            raise CorruptTrace(f"claims {self.size} bytes, of which {there} are on the disk", path)
+        self.size = size_on_disk(fd, path, holes)
         self._file = open(fd, "rb", buffering=0)  # noqa: SIM115 - closed by __exit__
 
     def read(self, offset: int, length: int) -> bytes:
@@ -355,6 +351,18 @@ def _open_to_read(path: str) -> int:
         if error.errno == errno.EINVAL:
             raise CorruptTrace("not a regular file", path) from error
         raise
+
+
+def size_on_disk(fd: int, path: str | os.PathLike[str], holes: int = 0) -> int:
+    """The size of an open file. Raises CorruptTrace where most of it is holes: they take time and memory to read.
+
+    holes: bytes that may be, besides those that any file may have.
+    """
+    status = os.fstat(fd)
+    allocated = 512 * getattr(status, "st_blocks", 0) >= status.st_size  # also where nothing was written yet
+    if not allocated and (there := _on_disk(fd, status.st_size, _HOLES + holes)) is not None:
+        raise CorruptTrace(f"claims {status.st_size} bytes, of which {there} are on the disk", path)
+    return status.st_size
 
 
 def _on_disk(fd: int, size: int, holes: int) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,8 @@ from mcap.records import Channel, Chunk, Message, Metadata
 from mcap.stream_reader import StreamReader, breakup_chunk
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
-from gym_trace.interop.foreign import begins_with
+from gym_trace.format.manifest import json_of
+from gym_trace.interop.foreign import Values, begins_with, is_plausible
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.imported import Imported, NewEpisode, imported
 from gym_trace.interop.steps.untagged import array_from, untagged
@@ -53,7 +53,7 @@ class McapImporter:
         schema, layouts = writers_of(about.metadata["about"], str(path))
         names = about.metadata.get("columns", "")
         try:
-            columns = [str(name) for name in json.loads(names)] if len(names) <= _LARGEST else []
+            columns = [str(name) for name in json_of(names)] if len(names) <= _LARGEST else []
         except (ValueError, TypeError, RecursionError) as error:
             raise UnreadableRecording(f"{path}: what gym-trace has said of its columns is malformed") from error
         return imported(_KIND, _Reader(path, layouts, columns).episodes(), schema, about.metadata["about"])
@@ -66,10 +66,11 @@ def _records(file: IO[bytes], path: Path) -> Iterator[Any]:
             if not isinstance(record, Chunk):
                 yield record
                 continue
-            if record.uncompressed_size > _LARGEST or (
-                record.compression == "zstd" and zstandard.frame_content_size(record.data) > _LARGEST
-            ):
-                raise UnreadableRecording(f"{path}: a chunk has more than {_LARGEST} bytes")
+            size, stored = record.uncompressed_size, len(record.data)
+            if record.compression == "zstd":
+                size = max(size, zstandard.frame_content_size(record.data))
+            if size > _LARGEST or not is_plausible(size, stored):
+                raise UnreadableRecording(f"{path}: a chunk of {stored} bytes expands to {size}, more than is read")
             if record.compression not in ("", "zstd"):
                 raise UnreadableRecording(f"{path}: compressed with {record.compression!r:.40}; recompress it as zstd")
             yield from breakup_chunk(record, validate_crc=True)
@@ -135,7 +136,7 @@ class _Reader:
         if "dtype" not in channel.metadata:
             return None
         try:
-            shape = tuple(int(size) for size in json.loads(channel.metadata.get("shape", "[]")))
+            shape = tuple(int(size) for size in json_of(channel.metadata.get("shape", "[]")))
             return dtype_from(channel.metadata["dtype"]), shape
         except (CorruptTrace, ValueError, TypeError, RecursionError) as error:
             raise self._malformed(f"of the channel {channel.topic:.60} a form that is none") from error
@@ -160,7 +161,8 @@ class _Reader:
         data = [rows.waiting.popleft() for _ in range(count)]
         self._waiting -= sum(map(len, data))
         try:
-            messages = [json.loads(one) for one in data]
+            values = Values()
+            messages = [values.json(one) for one in data]
             if not all(isinstance(message, dict) for message in messages):
                 raise ValueError("a message that is no object")
             return _values(messages, rows.form)

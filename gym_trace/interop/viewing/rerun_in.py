@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
@@ -16,10 +15,11 @@ import pyarrow as pa
 from rerun.chunk import RrdReader
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.format.manifest import json_of
 from gym_trace.interop.foreign import begins_with
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.imported import Imported, NewEpisode, imported
-from gym_trace.interop.rlds.values import from_json, unpacked
+from gym_trace.interop.rlds.values import all_from_json, unpacked
 from gym_trace.interop.viewing.images import pixels
 from gym_trace.interop.viewing.leaves import parts_of, writers_of
 from gym_trace.interop.viewing.rerun_out import EXACT, entity_of
@@ -61,7 +61,7 @@ class RerunImporter:
             )
         try:
             about, told = (properties.column(name).to_pylist()[0][0] for name in ("about", "forms"))
-            forms = {str(name): _form(form) for name, form in json.loads(told).items()}
+            forms = {str(name): _form(form) for name, form in json_of(told).items()}
         except (*_DAMAGE, RecursionError, AttributeError) as error:
             raise UnreadableRecording(f"{path}: what gym-trace has said of its columns is malformed") from error
         schema, layouts = writers_of(str(about), str(path))
@@ -183,7 +183,7 @@ def _rows(batch: pa.RecordBatch, name: str, form: _Form) -> Array:
     names = batch.schema.names
     if form is None:
         texts = [text.encode() for text in _firsts(batch, "TextLog:text").to_pylist()]
-        return objects([from_json(text) for text in texts] if name == "info" else list(unpacked(texts)))
+        return objects(all_from_json(texts) if name == "info" else list(unpacked(texts)))
     dtype, shape = form
     if "EncodedImage:blob" in names:
         blobs = _firsts(batch, "EncodedImage:blob")
