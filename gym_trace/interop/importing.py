@@ -24,6 +24,7 @@ from gym_trace.model.schema import WriterSchema
 from gym_trace.printable import printable, shown
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
 from gym_trace.ring.segment import Segment
+from gym_trace.storage.local import refuse_url
 from gym_trace.storage.staging import StagedStorage, new_directory
 
 Progress = Callable[[int, int], None]  # done, in all; 0: not known
@@ -70,6 +71,8 @@ def import_trace(
         RecordingError: the trace could not be written.
     """
     source = Path(path)
+    if not source.exists():
+        refuse_url(path)
     check_files(source)
     importer = importer_for(source) if format is None else importer_named(format) if isinstance(format, str) else format
     report = ImportReport(importer.name, source, Path(destination))

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINAR
 _HOLES = 16 << 20  # bytes of a file that may be holes, besides three times what is on the disk
 _MOST_EXTENTS = 1 << 16
 _BLOCK = 1 << 20
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two
 _PATIENCE = 5.0  # seconds, with somebody who holds a directory
 _MOUNTS = "/proc/self/mountinfo"
 # File systems whose shared mappings outlive a process, and whose allocated blocks can be written later: others may copy
@@ -260,6 +262,15 @@ def _file_system(directory: str) -> str:
     return ""
 
 
+def refuse_url(path: str | os.PathLike[str]) -> None:
+    """Raises InvalidOption for a URL, which the system would take for a local directory, called s3: or the like."""
+    given = os.fspath(path)
+    if _URL.match(given):
+        raise InvalidOption(
+            f"{given}: URLs are not supported; give a local path (an absolute one, if a directory here has this name)"
+        )
+
+
 def directories_in(path: str | os.PathLike[str]) -> list[str]:
     """The names of the directories in one, sorted; no links, and none that is hidden. Raises OSError."""
     with os.scandir(path) as entries:
@@ -309,6 +320,7 @@ def lock(fd: int) -> bool:
 
 def storage_of_copy(target: Path, source: Path) -> LocalStorage:
     """Makes target, for a copy of what is in source: a directory that is new or empty, and does not lie in source."""
+    refuse_url(target)
     if target.resolve().is_relative_to(source.resolve()):
         raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
     storage = LocalStorage(target)

@@ -20,7 +20,7 @@ from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, RecordingE
 from gym_trace.format.manifest import json_of
 from gym_trace.model.packing import unpack
 from gym_trace.playback.trace import Trace, open_trace
-from gym_trace.storage.local import lock, open_regular, size_on_disk
+from gym_trace.storage.local import lock, open_regular, refuse_url, size_on_disk
 from gym_trace.storage.staging import new_file
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
 from gym_trace.training.settings import Settings, settings_from
@@ -81,6 +81,8 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        if not os.path.isdir(path):
+            refuse_url(path)
         self.path = Path(path).absolute()
         self.trace = self.path / "trace"
         self.checkpoints = self.path / "checkpoints"
