@@ -373,6 +373,24 @@ def test_a_csv_does_not_steer_the_terminal(tmp_path: Path) -> None:
         assert len(output.splitlines()) == (3 if form != "jsonl" else 4)
 
 
+def test_csv_for_a_spreadsheet_has_no_formulas(tmp_path: Path) -> None:
+    env = ScriptedEnv(spaces.Text(9), spaces.Box(-9, 9, (), np.float64), [("=1+2", [Told("@SUM(A1)")])])
+    with TraceRecordingWrapper(env, tmp_path / "t") as recording:
+        recording.reset()
+        recording.annotate(note="-2+3", plain="a=b", number=-2.5)
+        recording.step(np.array(-1.5))
+    for spreadsheet, texts in ((False, ["=1+2", "@SUM(A1)", "-2+3"]), (True, ["'=1+2", "'@SUM(A1)", "'-2+3"])):
+        out = tmp_path / f"{spreadsheet}.csv"
+        export(tmp_path / "t", out, "csv", spreadsheet=spreadsheet)
+        first, second = csv.DictReader(out.open(encoding="utf-8", newline=""))
+        assert [first["observations"], second["observations"], second["annotations/note"]] == texts
+        assert [second[name] for name in ("actions", "annotations/number", "annotations/plain")] == [
+            "-1.5",
+            "-2.5",
+            "a=b",
+        ]
+
+
 def loaded(path: Path) -> dict[str, Any]:
     with np.load(path) as found:
         return dict(found)
