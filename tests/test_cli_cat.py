@@ -23,7 +23,7 @@ from runs import record_lengths, record_nested, recorded
 from shell import ok, process, run
 from zoo import CountingEnv, ScriptedEnv, Told, bits
 
-from gym_trace import Episode, TraceRecordingWrapper, open_trace
+from gym_trace import Episode, TraceRecordingWrapper, export, open_trace
 from gym_trace.interop.steps import windows
 from gym_trace.interop.steps.choice import choose
 from gym_trace.model.layout import Leaf
@@ -382,13 +382,10 @@ def test_csv_for_a_spreadsheet_has_no_formulas(tmp_path: Path) -> None:
     for spreadsheet, texts in ((False, ["=1+2", "@SUM(A1)", "-2+3"]), (True, ["'=1+2", "'@SUM(A1)", "'-2+3"])):
         out = tmp_path / f"{spreadsheet}.csv"
         export(tmp_path / "t", out, "csv", spreadsheet=spreadsheet)
-        first, second = csv.DictReader(out.open(encoding="utf-8", newline=""))
+        first, second = csv.DictReader(out.read_text(encoding="utf-8").splitlines())
         assert [first["observations"], second["observations"], second["annotations/note"]] == texts
-        assert [second[name] for name in ("actions", "annotations/number", "annotations/plain")] == [
-            "-1.5",
-            "-2.5",
-            "a=b",
-        ]
+        others = [second[name] for name in ("actions", "annotations/number", "annotations/plain")]
+        assert others == ["-1.5", "-2.5", "a=b"]
 
 
 def loaded(path: Path) -> dict[str, Any]:
