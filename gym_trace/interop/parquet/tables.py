@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,25 @@ _FEW_ROWS = 64
 _MOST_ROWS, _MOST_BYTES = 8192, 8 << 20  # that are decoded at a time, of numbers and of text each
 _MOST_IN_GROUP = 2 << 30  # bytes of a row group before it was compressed
 _MOST_SAID = 64 << 20  # bytes of a text in the metadata
+_MOST_FILES = 1 << 20
 
 
 def files_in(folder: Path) -> list[Path]:
     """The files of a table, in their order."""
     return sorted(file for file in folder.glob("*.parquet") if file.is_file()) if folder.is_dir() else []
+
+
+def parquet_files(path: Path, most: int = _MOST_FILES) -> list[Path]:
+    """The Parquet files in a directory and those below it, in the order of their names; or the file itself."""
+    if path.is_file():
+        return [path]
+    found: list[Path] = []
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        found += [Path(folder, name) for name in sorted(names) if name.endswith(".parquet")]
+        if len(found) >= most:
+            break
+    return found[:most]
 
 
 class Table:

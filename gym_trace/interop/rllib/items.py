@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,21 +19,7 @@ from gym_trace.model.values import Array
 
 COLUMN = "item"
 _MOST_BYTES = 1 << 31  # of the values of a row group
-_MOST_FILES = 1 << 20
 _KEY, _STARTED = 0, 1
-
-
-def parquet_files(path: Path, most: int = _MOST_FILES) -> list[Path]:
-    """The Parquet files in a directory and those below it, in the order of their names; or the file itself."""
-    if path.is_file():
-        return [path]
-    found: list[Path] = []
-    for folder, folders, names in os.walk(path):
-        folders.sort()
-        found += [Path(folder, name) for name in sorted(names) if name.endswith(".parquet")]
-        if len(found) >= most:
-            break
-    return found[:most]
 
 
 def is_episodes(path: Path) -> bool:
@@ -111,6 +96,8 @@ class Items:
 def _opened(path: Path, opening: Callable[..., pq.ParquetFile] = pq.ParquetFile) -> pq.ParquetFile:
     try:
         opened = opening(path, read_dictionary=[COLUMN])  # what many rows share takes memory once
+    except KeyError:  # there is no such column to be read as a dictionary
+        opened = opening(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, error) from error
     schema = opened.schema_arrow
