@@ -66,7 +66,7 @@ def test_a_table_with_usual_names_is_imported_as_it_is(
     assert second.rewards.tolist() == REWARDS[3:]
     assert second.annotations["lap"].tolist() == ACTIONS[3:]
     assert open_trace(tmp_path / "t").observation_space.dtype == np.float32
-    assert not check_trace(tmp_path / "t").damage
+    assert not check_trace(tmp_path / "t").damages
 
 
 def test_a_mapping_says_which_column_is_what(tmp_path: Path) -> None:
