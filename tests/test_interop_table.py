@@ -74,7 +74,7 @@ def test_a_mapping_says_which_column_is_what(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet", **names)
     expected = "its columns are x, u, r, run, over. Say which is what: gym-trace import"
     assert expected in refusal(path)
-    assert "--map observations=observation,actions=action" in refusal(path)
+    assert "-o DIR --map observations=COLUMN,actions=COLUMN,rewards=COLUMN,episode=COLUMN" in refusal(path)
     arguments = ["--map", "obs=x,acts=u", "--map", "reward=r,episode=run,done=over"]
     assert CliRunner().invoke(cli, ["import", str(path), "-o", str(tmp_path / "t"), *arguments]).exit_code == 0
     told = {"observations": "x", "actions": "u", "rewards": "r", "episode": "run"}

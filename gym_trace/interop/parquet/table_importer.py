@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import re
 import string
@@ -168,8 +167,9 @@ def _roles(table: _Table, given: dict[str, str]) -> dict[str, list[str]]:
     there = table.columns
     found: dict[str, list[str]] = {}
     for role, column in given.items():
-        chosen = [name for name in there if fnmatch.fnmatchcase(name, column)] if "*" in column else [column]
-        if column and not (chosen and set(chosen) <= set(there)):
+        pattern = re.compile(".*".join(map(re.escape, column.split("*"))), re.DOTALL)
+        chosen = [column] if column in there else [name for name in there if pattern.fullmatch(name)]
+        if column and not chosen:
             raise InvalidOption(f"map: {table.path} has no column {printable(column)!r}; {_listed(there)}")
         if len(chosen) > 1 and role not in _MANY:
             raise InvalidOption(f"map: {role} is one column, and {printable(column)!r} stands for {len(chosen)}")
@@ -182,8 +182,7 @@ def _roles(table: _Table, given: dict[str, str]) -> dict[str, list[str]]:
     if not found["episode"] and not found["terminations"] and not found["truncations"]:
         missing.append("episode")
     if missing:
-        examples = {**{role: ROLES[role][1] for role in missing}, "rewards": "reward", "episode": "episode_id"}
-        line = ",".join(f"{role}={name}" for role, name in examples.items())
+        line = ",".join(f"{role}=COLUMN" for role in ROLES if role in (*missing, "rewards", "episode"))
         raise table.fault(
             f"no column can be taken for {' or '.join(missing)}; {_listed(there)}. Say which is what: "
             f"gym-trace import {printable(table.path)} -o DIR --map {line}"
