@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import stat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -43,23 +44,29 @@ def read_json(path: Path) -> dict[str, Any]:
 def check_files(path: Path) -> None:
     """Check all files that an importer of this path may open: the one that it is, or those in the directory.
 
-    Refused are pipes and the like, which have no end; files that are holes for the most part; and links out of the
-    directory, unless it is in a cache of Hugging Face, whose links lead to its blobs. What path itself leads to was
-    named by the user. Raises UnreadableRecording.
+    Refused are pipes and the like, which have no end, and files that are holes for the most part. Raises
+    UnreadableRecording.
+    """
+    inner = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+    for file in chain([path], inner):
+        _check_file(file)
+
+
+def check_links(path: Path) -> None:
+    """Raises UnreadableRecording for a link out of a directory.
+
+    Unless it is in a cache of Hugging Face, whose links lead to its blobs. What path itself leads to was named by the
+    user.
     """
     root = Path(os.path.realpath(path))
     blobs = _blobs_of(root)
-    if not path.is_dir():
-        _check_file(path)
     for folder, folders, names in os.walk(path):
-        for name in (*folders, *names):
-            file = Path(folder, name)
+        for file in (Path(folder, name) for name in (*folders, *names)):
             if file.is_symlink() and not _is_inside(Path(os.path.realpath(file)), root, blobs):
                 raise UnreadableRecording(
                     f"{file}: is a link out of {path}, which is not followed; import a copy with the files themselves "
                     "(cp -rL)"
                 )
-            _check_file(file)
 
 
 def _blobs_of(root: Path) -> Path | None:

@@ -18,7 +18,7 @@ from gym_trace.format import wire
 from gym_trace.format.facts import Facts, checked, write_facts
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.interop.contract import Importer, ImportReport
-from gym_trace.interop.foreign import check_files
+from gym_trace.interop.foreign import check_files, check_links
 from gym_trace.interop.formats import importer_for, importer_named
 from gym_trace.interop.imported import Imported, Schema
 from gym_trace.model.schema import WriterSchema
@@ -83,6 +83,8 @@ def import_trace(
         importer = importer_for(source, options)
     else:
         importer = importer_named(format, options) if isinstance(format, str) else format
+    if not getattr(importer, "skips_links", False):
+        check_links(source)
     report = ImportReport(importer.name, source, Path(destination))
     with new_directory(destination, source) as staged:
         try:
