@@ -89,7 +89,7 @@ def import_all() -> None:
         importlib.import_module(module)
     for name in importers():
         with contextlib.suppress(MissingExtra):
-            importer_named(name)
+            importer_named(name, {})
 
 
 def run(names: list[str], scratch: Path, lines: tuple[tuple[str, ...], ...] = COMMAND_LINES) -> Iterator[Result]:

@@ -23,7 +23,7 @@ from runs import record_lengths, record_nested, recorded
 from shell import ok, process, run
 from zoo import CountingEnv, ScriptedEnv, Told, bits
 
-from gym_trace import Episode, TraceRecordingWrapper, open_trace
+from gym_trace import Episode, TraceRecordingWrapper, export, open_trace
 from gym_trace.interop.steps import windows
 from gym_trace.interop.steps.choice import choose
 from gym_trace.model.layout import Leaf
@@ -372,6 +372,21 @@ def test_a_csv_does_not_steer_the_terminal(tmp_path: Path) -> None:
         output = ok("cat", tmp_path, "--format", form).output
         assert all(character.isprintable() or character == "\n" for character in output)
         assert len(output.splitlines()) == (3 if form != "jsonl" else 4)
+
+
+def test_csv_for_a_spreadsheet_has_no_formulas(tmp_path: Path) -> None:
+    env = ScriptedEnv(spaces.Text(9), spaces.Box(-9, 9, (), np.float64), [("=1+2", [Told("@SUM(A1)")])])
+    with TraceRecordingWrapper(env, tmp_path / "t") as recording:
+        recording.reset()
+        recording.annotate(note="-2+3", plain="a=b", number=-2.5)
+        recording.step(np.array(-1.5))
+    for spreadsheet, texts in ((False, ["=1+2", "@SUM(A1)", "-2+3"]), (True, ["'=1+2", "'@SUM(A1)", "'-2+3"])):
+        out = tmp_path / f"{spreadsheet}.csv"
+        export(tmp_path / "t", out, "csv", spreadsheet=spreadsheet)
+        first, second = csv.DictReader(out.read_text(encoding="utf-8").splitlines())
+        assert [first["observations"], second["observations"], second["annotations/note"]] == texts
+        others = [second[name] for name in ("actions", "annotations/number", "annotations/plain")]
+        assert others == ["-1.5", "-2.5", "a=b"]
 
 
 def loaded(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -70,7 +71,7 @@ def test_links_where_an_edit_in_place_works_are_not_followed(tmp_path: Path, nam
     expected = contents(tmp_path / "t")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").write_text("mine")
-    (tmp_path / ".t.gym-trace-edit").mkdir()
+    (tmp_path / ".t.gym-trace-edit").mkdir(0o700)
     (tmp_path / ".t.gym-trace-edit" / name).symlink_to(tmp_path / ("mine" if name == "trace" else "mine/file"))
     edit.compact(tmp_path / "t", in_place=True)
     assert (tmp_path / "mine/file").read_text() == "mine"
@@ -83,6 +84,7 @@ def test_a_journal_that_is_none_is_no_hindrance(tmp_path: Path, content: str) ->
     recorded(tmp_path / "t", 2)
     old = tmp_path / ".t.gym-trace-edit/trace"
     old.mkdir(parents=True)
+    old.parent.chmod(0o700)
     journal = old.with_name("journal")
     os.mkfifo(journal)
     with pytest.raises(OSError, match="no regular file"):
@@ -91,6 +93,52 @@ def test_a_journal_that_is_none_is_no_hindrance(tmp_path: Path, content: str) ->
     journal.write_text(content.replace("INODE", str(old.stat().st_ino)))
     edit.compact(tmp_path / "t", in_place=True)
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def planted(trace: Path) -> Path:
+    """What somebody who may write beside a trace leaves there: a journal that has a file of his put into it."""
+    work = trace.with_name(f".{trace.name}.gym-trace-edit")
+    (work / "trace").mkdir(parents=True)
+    batch = next(trace.glob("*.gtb"))
+    (work / "trace" / batch.name).write_bytes(b"not yours")
+    (work / "journal").write_text(json.dumps({"inode": (work / "trace").stat().st_ino, "seen": {}}))
+    return work
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs users")
+def test_a_work_directory_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path / "t", 2)
+    expected = contents(tmp_path / "t")
+    work = planted(tmp_path / "t")
+    work.chmod(0o755)
+    if os.geteuid():
+        other = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: other + 1)
+    else:
+        os.chown(work, 12345, 12345)
+    with pytest.raises(TraceError, match=r"t\.gym-trace-edit: belongs to another user \(uid \d+\)"):
+        edit.compact(tmp_path / "t", in_place=True)
+    assert contents(tmp_path / "t") == expected
+    assert (work / "journal").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_work_directory_that_others_can_write_to_is_not_trusted(tmp_path: Path, mode: int) -> None:
+    recorded(tmp_path / "t", 2)
+    expected = contents(tmp_path / "t")
+    work = planted(tmp_path / "t")
+    work.chmod(mode)
+    with pytest.raises(TraceError, match="others can write to it"):
+        edit.compact(tmp_path / "t", in_place=True)
+    assert contents(tmp_path / "t") == expected
+    shutil.rmtree(work)
+    umask = os.umask(0)
+    try:
+        edit.compact(tmp_path / "t", in_place=True)  # whatever the umask: its own directory is the user's alone
+    finally:
+        os.umask(umask)
+    assert contents(tmp_path / "t") == expected
 
 
 def test_few_bytes_do_not_become_many_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_a_format_of_another_package_that_cannot_be_loaded_says_why(third_party:
 
 @pytest.mark.parametrize("entries", [formats.exporters, formats.importers])
 def test_every_format_of_ours_can_be_loaded_or_says_which_package_to_install(entries: Any) -> None:
-    make = formats.exporter_named if entries is formats.exporters else lambda name, _: formats.importer_named(name)
+    make: Any = formats.exporter_named if entries is formats.exporters else formats.importer_named
     for name, entry in entries().items():
         try:
             made = make(name, {})

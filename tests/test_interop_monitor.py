@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from old_recordings import LEGACY, MONITOR, RECORDINGS, copy_of, imported, resul
 from shell import ok, run
 
 from gym_trace import check_trace, import_trace, load_results, open_trace, summarize
-from gym_trace.errors import TraceNotFound
+from gym_trace.errors import TraceNotFound, UnreadableRecording
 
 
 def test_load_results_gives_what_the_old_one_gave_of_old_files_and_of_the_trace(tmp_path: Path) -> None:
@@ -169,3 +170,10 @@ def test_load_results_of_what_gym_recording_kept_has_no_times(tmp_path: Path) ->
     assert found["episode_lengths"] == [15, 18, 21, 22, 18, 33]
     assert all(map(math.isnan, found["timestamps"]))
     assert found["initial_reset_timestamp"] == 0
+
+
+def test_statistics_that_are_mostly_holes_are_not_read(tmp_path: Path) -> None:
+    shutil.copytree(MONITOR / "two-processes", tmp_path / "old")
+    os.truncate(next((tmp_path / "old").glob("*.stats.json")), 100 << 20)
+    with pytest.raises(UnreadableRecording, match="are on the disk"):
+        load_results(tmp_path / "old")

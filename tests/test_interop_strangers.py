@@ -181,6 +181,115 @@ def test_keys_that_were_made_to_have_one_hash_are_refused() -> None:
         untagged({"$map": [[(2**61 - 1) * number, 0] for number in range(2000)]})
 
 
+# -- links and holes --------------------------------------------------------------------------------------------------
+
+
+def test_a_link_out_of_a_data_set_is_not_followed(tmp_path: Path) -> None:
+    out = exported(tmp_path, "parquet")
+    (file,) = (out / "steps").glob("*.parquet")
+    (tmp_path / "elsewhere").mkdir()
+    file.rename(tmp_path / "elsewhere" / file.name)
+    file.symlink_to(tmp_path / "elsewhere" / file.name)
+    assert "is a link out of" in refusal(out)
+    file.unlink()
+    (out / "steps").rmdir()
+    (out / "steps").symlink_to(tmp_path / "elsewhere")
+    assert "is a link out of" in refusal(out)
+
+
+def test_links_within_a_data_set_and_the_name_of_it_are_followed(tmp_path: Path) -> None:
+    out = exported(tmp_path, "parquet")
+    (file,) = (out / "steps").glob("*.parquet")
+    (out / "files").mkdir()
+    file.rename(out / "files" / file.name)
+    file.symlink_to(Path("..", "files", file.name))
+    (tmp_path / "latest").symlink_to(out)
+    assert gym_trace.import_trace(tmp_path / "latest", tmp_path / "again").episodes == 2
+
+
+def in_cache(tmp_path: Path) -> Path:
+    """A data set as Hugging Face keeps one: a snapshot with links to blobs."""
+    root = tmp_path / "hub" / "datasets--me--data"
+    snapshot = root / "snapshots" / "0123abc"
+    (root / "snapshots").mkdir(parents=True)
+    (root / "blobs").mkdir()
+    exported(tmp_path, "parquet").rename(snapshot)
+    for number, file in enumerate(sorted(snapshot.glob("*/*.parquet"))):
+        file.rename(root / "blobs" / f"{number:040}")
+        file.symlink_to(Path("..", "..", "..", "blobs", f"{number:040}"))
+    return snapshot
+
+
+def test_a_snapshot_in_a_cache_of_hugging_face_is_imported(tmp_path: Path) -> None:
+    assert gym_trace.import_trace(in_cache(tmp_path), tmp_path / "again").episodes == 2
+
+
+def test_a_blob_of_a_cache_that_leads_out_of_it_is_not_followed(tmp_path: Path) -> None:
+    snapshot = in_cache(tmp_path)
+    blob = snapshot.parents[1] / "blobs" / f"{0:040}"
+    blob.rename(tmp_path / "elsewhere")
+    blob.symlink_to(tmp_path / "elsewhere")
+    assert "is a link out of" in refusal(snapshot)
+
+
+def test_a_file_that_is_mostly_holes_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b'{"type": "trace"}\n')
+    os.truncate(path, 1 << 30)
+    assert "are on the disk" in refusal(path)
+
+
+# -- small files of much ----------------------------------------------------------------------------------------------
+
+
+def test_a_small_parquet_file_of_one_enormous_value_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    gym_trace.export(recorded(tmp_path / "trace", note={"a": 1}), out, "parquet")
+    (file,) = (out / "steps").glob("*.parquet")
+    table = pq.read_table(file)
+    place, kind = table.schema.get_field_index("annotations"), table.schema.field("annotations").type
+    values = ["[" + "[]," * (3 << 20) + "0]", *[None] * (len(table) - 1)]
+    notes = pa.StructArray.from_arrays([pa.array(values, pa.string())], fields=[*kind])
+    forged = table.set_column(place, table.schema.field(place), notes)
+    pq.write_table(forged.replace_schema_metadata(table.schema.metadata), file, compression="zstd")
+    assert file.stat().st_size < 64 << 10
+    assert "more lists, maps and numbers" in refusal(out)
+    monkeypatch.setattr("gym_trace.interop.foreign._SLACK", 1 << 20)
+    monkeypatch.setattr("gym_trace.interop.foreign._MOST_RATIO", 64)
+    assert "too much memory for a file" in refusal(out)
+
+
+def test_a_parquet_file_of_more_rows_than_it_can_have_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"item": pa.nulls(1 << 20, pa.binary())}), tmp_path / "a.parquet")
+    monkeypatch.setattr("gym_trace.interop.foreign._SLACK", 1 << 10)
+    monkeypatch.setattr("gym_trace.interop.foreign._MOST_RATIO", 16)
+    assert "too much memory for a file" in refusal(tmp_path / "a.parquet", "rllib")
+
+
+def test_an_episode_of_rllib_of_very_many_lists_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gym_trace.interop.rllib.encoding import unpacked
+
+    monkeypatch.setattr("gym_trace.model.containers.MAX_CONTAINERS", 1000)
+    with pytest.raises(UnreadableRecording, match="lists and maps"):
+        unpacked(b"\xdc" + (2000).to_bytes(2, "big") + b"\x90" * 2000)
+
+
+def test_values_of_a_batch_share_what_memory_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gym_trace.interop.lerobot.columns import values_of
+    from gym_trace.interop.rlds.values import all_from_json
+
+    monkeypatch.setattr("gym_trace.interop.foreign._MOST_MEMORY", 1 << 20)
+    text = "[" + "0," * (1 << 12) + "0]"
+    for read in (lambda texts: values_of(texts, "values", "x"), lambda texts: all_from_json(map(str.encode, texts))):
+        assert len(read([text] * 2)) == 2
+        with pytest.raises(UnreadableRecording, match="more lists, maps and numbers"):
+            read([text] * 20)
+
+
 # -- others -----------------------------------------------------------------------------------------------------------
 
 

@@ -14,11 +14,16 @@ import cradle
 import gymnasium
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from gym_trace_cli.main import cli
 from runs import play, recorded
 from zoo import CountingEnv, bits
 
-from gym_trace import TraceRecordingWrapper, open_trace
+import gym_trace
+from gym_trace import TraceRecordingWrapper, edit, open_trace
 from gym_trace.errors import InvalidOption, TraceExists, UnstorableValue
+from gym_trace.training.run import Run
+from gym_trace.video.render import Destination
 
 
 def test_without_a_directory_a_fresh_one_is_made_and_logged(
@@ -34,6 +39,45 @@ def test_without_a_directory_a_fresh_one_is_made_and_logged(
     first.close()
     second.close()
     assert len(open_trace(first.directory)) == 2
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "file:///tmp/run", Path("gs://bucket/run"), "hf://datasets/me/run"])
+def test_a_url_is_no_directory_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: Any) -> None:
+    recorded(tmp_path / "t", 2)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for write in (
+        lambda: TraceRecordingWrapper(CountingEnv(), url),
+        lambda: gym_trace.collect(CountingEnv, directory=url, episodes=1),
+        lambda: edit.compact(tmp_path / "t", url),
+        lambda: gym_trace.repair_trace(tmp_path / "t", url),
+        lambda: gym_trace.export(tmp_path / "t", url, "jsonl"),
+        lambda: gym_trace.import_trace(tmp_path / "t", url, "jsonl"),
+        lambda: Destination(url),
+        lambda: Run(url),
+        lambda: open_trace(url),
+        lambda: gym_trace.import_trace(url, "new"),
+    ):
+        with pytest.raises(InvalidOption, match="URLs are not supported; give a local path"):
+            write()
+    assert not any(here.iterdir())
+
+
+def test_a_url_is_refused_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (("record", "CartPole-v1", "-o"), ("info",), ("record", "CartPole-v1", "-j", "2", "-o")):
+        result = CliRunner().invoke(cli, [*arguments, "s3://bucket/run"])
+        assert (result.exit_code, "URLs are not supported" in result.output) == (1, True)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_directory_that_has_the_name_of_a_url_is_read_and_written_by_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded(tmp_path / "s3:" / "run", 2)
+    assert len(open_trace("s3:/run")) == 2
 
 
 def test_the_directory_is_made_with_its_parents(tmp_path: Path) -> None:

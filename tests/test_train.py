@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceN
 from gym_trace.training.network.forms import ActionForm
 from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Origin, Shape
-from gym_trace.training.run import Run, Update, append
+from gym_trace.training.run import Run, Update, _head, append, runs_in
 from gym_trace.training.settings import Settings, settings_from
 
 HUGE = "9" * 400
@@ -199,6 +200,54 @@ def test_what_is_no_file_is_not_waited_for(run: Run, tmp_path: Path) -> None:
             read()
     with pytest.raises(TraceNotFound):
         Run(tmp_path / "none").about  # noqa: B018
+
+
+@pytest.mark.parametrize("place", ["trace", "checkpoints", "done"])
+def test_a_link_in_a_run_is_not_followed(run: Run, tmp_path: Path, place: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    if place == "done":
+        elsewhere = tmp_path / "missing"
+    else:
+        (run.path / place).rename(elsewhere)
+    (run.path / place).symlink_to(elsewhere)
+    with pytest.raises(CorruptTrace, match=f"{place}: is a link, which is not followed"):
+        run.to_resume(None, trust=True)
+    with pytest.raises(CorruptTrace, match="is a link"):
+        run.settings  # noqa: B018
+    if place == "done":
+        with pytest.raises(OSError, match="a link"):
+            run.set_done(True)
+        assert not elsewhere.exists()
+
+
+def test_a_policy_of_a_population_that_is_a_link_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "population").mkdir()
+    (tmp_path / "population" / "policy-0").symlink_to(run.path)
+    with pytest.raises(CorruptTrace, match="policy-0: is a link"):
+        runs_in(tmp_path / "population")
+
+
+def test_a_log_that_is_mostly_holes_is_not_read(run: Run) -> None:
+    size = 24 << 20
+    begin = b"\x96\x00\x90\x00\xa0\x81\xa0\xdd" + (size - 13).to_bytes(4, "big")  # of losses: a list of zeros
+    body = begin + bytes(size - 13) + b"\x80"
+    with log_of(run).open("wb") as file:
+        file.write(_head(size, zlib.crc32(body)) + begin)
+        file.seek(16 + size - 1)
+        file.write(body[-1:])
+    with pytest.raises(CorruptTrace, match="are on the disk"):
+        list(run.updates())
+    with pytest.raises(CorruptTrace, match="are on the disk"):
+        run.open_log()
+
+
+def test_an_update_of_very_many_lists_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("containers", "packing"):
+        monkeypatch.setattr(f"gym_trace.model.{module}.MAX_CONTAINERS", 1000)
+    body = b"\x96\x00\xdc" + (2000).to_bytes(2, "big") + b"\x90" * 2000 + b"\x00\xa0\x80\x80"
+    log_of(run).write_bytes(_head(len(body), zlib.crc32(body)) + body)
+    with pytest.raises(CorruptTrace, match="lists and maps"):
+        list(run.updates())
 
 
 def test_a_function_that_a_run_names_is_not_called_unless_the_run_is_trusted(tmp_path: Path) -> None:

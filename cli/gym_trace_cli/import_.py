@@ -22,14 +22,25 @@ def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option(
     "--from", "form", metavar="FORMAT", shell_complete=formats, help="Default: what PATH looks like; see --list."
 )
+@click.option(
+    "--map",
+    "columns",
+    multiple=True,
+    metavar="NAME=COLUMN,…",
+    help="Which column of a table is what, such as obs=state,acts=action,episode=id.",
+)
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Show the formats.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(path: str, output: str, form: str | None, quiet: bool, as_json: bool) -> None:
+def command(path: str, output: str, form: str | None, columns: tuple[str, ...], quiet: bool, as_json: bool) -> None:
     """Write what another package has recorded in PATH, a directory or a file, as a trace to DIR.
 
     Arrays keep their dtype, shape and bits. What PATH does not say is not made up. PATH is never changed, nothing in it
     is run, and nothing is ever unpickled.
+
+    \b
+    gym-trace import ~/.minari/datasets/D4RL/pen/human-v2 -o traces/pen
+    gym-trace import steps.parquet -o traces/robot --map obs=state,acts=action,episode=id
     """
     import gym_trace
 
@@ -41,7 +52,8 @@ def command(path: str, output: str, form: str | None, quiet: bool, as_json: bool
             else:
                 progress.update(f"{show.count(done)} done")
 
-        report = gym_trace.import_trace(path, output, form, on_progress=on_progress)
+        options = {"map": ",".join(columns)} if columns else {}
+        report = gym_trace.import_trace(path, output, form, on_progress=on_progress, **options)
     if as_json:
         told = report.told()
         click.echo(json.dumps({"directory": told.pop("destination"), **told}))

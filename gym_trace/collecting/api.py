@@ -25,7 +25,7 @@ from gym_trace.format.directory import new_writer_id
 from gym_trace.format.facts import add_facts, checked
 from gym_trace.recording.options import opened_directory
 from gym_trace.recording.provenance import provenance_of
-from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.local import LocalStorage, refuse_url
 
 
 def collect(
@@ -109,7 +109,9 @@ def collect(
     if refused := sorted({"episode_filter", "frame_filter", "reward_classes", "uid", "video"} & set(recording)):
         raise InvalidOption(f"{refused[0]}: not with collect, which records all of every episode, each of them once")
     facts = checked(facts or {})
-    directory = None if directory is None else Path(directory).absolute()
+    if directory is not None:
+        refuse_url(directory)
+        directory = Path(directory).absolute()
     before = settings_of(directory) if resume and directory is not None else None
     if resume and before is None:
         raise InvalidOption(f"{directory}: there is no run to resume; start one without resume")

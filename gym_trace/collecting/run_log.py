@@ -16,11 +16,12 @@ import numpy as np
 from gym_trace.envs.seeding import EPISODES, episode_of
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError
 from gym_trace.format.directory import find_writers
+from gym_trace.format.manifest import json_of
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.reading.origins.reader import presented
 from gym_trace.reading.writer_reader import WriterReader
-from gym_trace.storage.local import LocalStorage, lock, open_regular
+from gym_trace.storage.local import LocalStorage, lock, open_regular, size_on_disk
 
 EVENTS = "events.jsonl"
 _SETTINGS = {"run", "seed", "policy", "environment", "recording"}
@@ -86,7 +87,7 @@ def settings_of(directory: Path) -> dict[str, Any] | None:
         raise CorruptTrace(f"cannot be resumed from: {error.strerror}", path) from error
     found = None
     with open(fd, "rb") as file:
-        if os.fstat(fd).st_size > _MOST_BYTES:
+        if size_on_disk(fd, path) > _MOST_BYTES:
             raise CorruptTrace(f"larger than {_MOST_BYTES} bytes, which no run writes", path)
         while line := file.readline(_LONGEST_LINE):
             if _START in line and (event := _entry(line)).get("event") == "start":
@@ -98,7 +99,7 @@ def settings_of(directory: Path) -> dict[str, Any] | None:
 
 def _entry(line: bytes) -> dict[str, Any]:
     try:
-        entry = json.loads(line)
+        entry = json_of(line)
     except (ValueError, RecursionError):  # such as the line that was being written when the run was killed
         return {}
     return entry if isinstance(entry, dict) else {}

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,12 +109,12 @@ def _check_place(place: Path) -> None:
 
 
 def _hold(work: Path, place: Path) -> int:
-    """Makes the directory beside, and has its lock. Raises TraceError if another process has it."""
+    """Makes the directory beside, and has its lock. Raises TraceError if another process has it, or it is not ours."""
     while True:
-        with contextlib.suppress(FileExistsError):
-            work.mkdir()
-        if work.is_symlink() or not work.is_dir():
-            raise TraceError(f"{work} is no directory; remove it, it is in the way of editing {place}")
+        try:
+            work.mkdir(0o700)
+        except FileExistsError:
+            _check_ours(work, place)
         try:
             held = open_regular(work / _LOCK, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
@@ -125,6 +126,23 @@ def _hold(work: Path, place: Path) -> int:
             if os.path.samestat(os.fstat(held), os.stat(work / _LOCK)):
                 return held
         os.close(held)
+
+
+def _check_ours(work: Path, place: Path) -> None:
+    """Raises TraceError for what somebody else may have put in: its journal would choose the files of the new trace."""
+    in_the_way = f"it is in the way of editing {place}"
+    try:
+        status = work.lstat()
+    except FileNotFoundError:  # another process has just ended, and removed it
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        raise TraceError(f"{work} is no directory; remove it, {in_the_way}")
+    if os.name != "posix":
+        return
+    if status.st_uid != os.geteuid():
+        raise TraceError(f"{work}: belongs to another user (uid {status.st_uid}); have it removed, {in_the_way}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise TraceError(f"{work}: others can write to it; 'chmod go-w' or remove it, {in_the_way}")
 
 
 def _try_exchange(work: Path) -> None:

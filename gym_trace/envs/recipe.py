@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-import json
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, UnstorableValue
+from gym_trace.format.manifest import json_of
 from gym_trace.model.packing import pack, pack_lenient
 from gym_trace.model.values import class_name, copied, dtype_from, is_plain_dtype
 
@@ -296,7 +296,7 @@ def _wrappers_in(made: Any) -> Wrappers:
 def _made_by_spec(description: Mapping[str, Any]) -> Any:
     """The same out of the JSON of an EnvSpec, which is all that older traces have."""
     try:
-        spec = json.loads(description.get("spec") or "null")
+        spec = json_of(description.get("spec") or "null")
         if not isinstance(spec, dict) or description.get("note"):
             return None
         spec = _as_told(spec)

@@ -134,13 +134,21 @@ def read_manifest(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _entry(raw: bytes) -> dict[str, Any] | None:
-    if is_bomb(raw):
-        return None
     try:
-        entry = json.loads(raw)
+        entry = json_of(raw)
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
+
+
+def json_of(text: str | bytes, **options: Any) -> Any:
+    """What JSON says, unless that would take many times its memory. options: of json.loads.
+
+    Raises ValueError, RecursionError.
+    """
+    if is_bomb(text.encode(errors="replace") if isinstance(text, str) else text):
+        raise ValueError("more lists and maps than are read")
+    return json.loads(text, **options)
 
 
 def is_bomb(raw: bytes) -> bool:

@@ -84,6 +84,8 @@ class Importer(Protocol):
     Attributes:
         name: as in ``gym-trace import --from NAME``.
         extra: of gym-trace, which installs what reading needs; "" where nothing is.
+        skips_links: may be left out. True: it opens no links by itself, so that a directory may have some that lead out
+            of it; otherwise the import refuses these.
     """
 
     name: ClassVar[str]

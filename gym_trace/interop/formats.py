@@ -65,7 +65,13 @@ _IMPORTERS: dict[str, Entry] = {
     ),
     "rlds": Entry("gym_trace.interop.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
     "rllib": Entry("gym_trace.interop.rllib.importing:RLlibImporter", "rllib", "RLlib: Parquet of episodes"),
+    "table": Entry(
+        "gym_trace.interop.parquet.table_importer:TableImporter",
+        "parquet",
+        "one Parquet table, a row a step",
+    ),
 }
+_LAST = "table"  # which takes any Parquet for its own
 
 
 def exporters() -> dict[str, Entry]:
@@ -80,30 +86,43 @@ def importers() -> dict[str, Entry]:
 
 def exporter_named(name: str, options: Mapping[str, Any]) -> Exporter:
     """The exporter with these options. Raises InvalidOption, MissingExtra."""
-    made = _loaded(name, exporters(), "export to")
-    known = [field.name for field in dataclasses.fields(made)]
+    return cast(Exporter, _made(name, _loaded(name, exporters(), "export to"), options))
+
+
+def importer_named(name: str, options: Mapping[str, Any]) -> Importer:
+    """The importer with these options. Raises InvalidOption, MissingExtra."""
+    return cast(Importer, _made(name, _loaded(name, importers(), "import from"), options))
+
+
+def _made(name: str, made: Any, options: Mapping[str, Any]) -> Any:
+    known = _options(made)
     if unknown := [option for option in options if option not in known]:
         told = f"there are {', '.join(known)}" if known else "there are none"
         raise InvalidOption(f"{name} has no option {unknown[0]!r}; {told}")
-    return cast(Exporter, made(**options))
+    return made(**options)
 
 
-def importer_named(name: str) -> Importer:
-    """Raises InvalidOption, MissingExtra."""
-    return cast(Importer, _loaded(name, importers(), "import from")())
+def _options(made: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(made)] if dataclasses.is_dataclass(made) else []
 
 
-def importer_for(path: Path) -> Importer:
-    """The importer of the format that path looks like. Raises TraceNotFound, MissingExtra."""
+def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
+    """The importer of the format that path looks like, of those with such options.
+
+    Raises TraceNotFound, MissingExtra, InvalidOption.
+    """
     missing = []
     if not path.exists():
         raise TraceNotFound(f"{path}: there is nothing here")
-    for name in importers():
+    for name in sorted(importers(), key=lambda name: name == _LAST):
         try:
-            importer = importer_named(name)
+            made = _loaded(name, importers(), "import from")
         except MissingExtra:
             missing.append(name)
             continue
+        if not set(options) <= set(_options(made)):
+            continue
+        importer = cast(Importer, made(**options))
         if importer.recognises(path):
             return importer
     if path.is_dir() and find_writers(LocalStorage(path)):

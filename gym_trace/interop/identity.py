@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace import __version__
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
-from gym_trace.interop.foreign import json_of
+from gym_trace.format.manifest import json_of
 from gym_trace.interop.steps.plain import json_text, tagged
 from gym_trace.interop.steps.untagged import untagged
 from gym_trace.model.episode import Episode

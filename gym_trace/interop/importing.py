@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,13 +18,14 @@ from gym_trace.format import wire
 from gym_trace.format.facts import Facts, checked, write_facts
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.interop.contract import Importer, ImportReport
-from gym_trace.interop.foreign import check_files
+from gym_trace.interop.foreign import check_files, check_links
 from gym_trace.interop.formats import importer_for, importer_named
 from gym_trace.interop.imported import Imported, Schema
 from gym_trace.model.schema import WriterSchema
 from gym_trace.printable import printable, shown
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
 from gym_trace.ring.segment import Segment
+from gym_trace.storage.local import refuse_url
 from gym_trace.storage.staging import StagedStorage, new_directory
 
 Progress = Callable[[int, int], None]  # done, in all; 0: not known
@@ -48,6 +50,7 @@ def import_trace(
     format: str | Importer | None = None,
     *,
     on_progress: Progress | None = None,
+    **options: Any,
 ) -> ImportReport:
     """Writes what another package has recorded as a trace. Never changes the original, runs nothing, never unpickles.
 
@@ -60,18 +63,28 @@ def import_trace(
         destination: a new or empty directory. The trace is there when it is complete.
         format: such as "minari"; an importer; None: what it looks like.
         on_progress: called now and then with how much is done, and how much there is; 0: that is not known.
+        options: of the format: map={"observations": "state"} of "table" says which column is what.
 
     Raises:
         TraceNotFound: nothing is at path that could be imported.
         UnreadableRecording: it is damaged, or not safe to read.
         TraceExists: destination is not empty.
-        InvalidOption: there is no such format; destination lies in path.
+        InvalidOption: there is no such format or option; destination lies in path.
         MissingExtra: a package that reads this format is not installed.
         RecordingError: the trace could not be written.
     """
     source = Path(path)
+    if not source.exists():
+        refuse_url(path)
     check_files(source)
-    importer = importer_for(source) if format is None else importer_named(format) if isinstance(format, str) else format
+    if options and not isinstance(format, str | None):
+        raise InvalidOption("options are for a format that is given by its name; this importer has its own")
+    if format is None:
+        importer = importer_for(source, options)
+    else:
+        importer = importer_named(format, options) if isinstance(format, str) else format
+    if not getattr(importer, "skips_links", False):
+        check_links(source)
     report = ImportReport(importer.name, source, Path(destination))
     with new_directory(destination, source) as staged:
         try:

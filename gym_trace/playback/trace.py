@@ -20,7 +20,7 @@ from gym_trace.reading.opened import Opened, extents_of, reopened
 from gym_trace.reading.writer_reader import Extent
 from gym_trace.sampling.sampled import Sampled
 from gym_trace.selecting.choice import chosen_rows
-from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.local import LocalStorage, refuse_url
 from gym_trace.storage.protocol import Storage
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
@@ -88,6 +88,8 @@ class Trace(Sampled):
     """
 
     def __init__(self, directory: str | os.PathLike[str]):
+        if not os.path.isdir(directory):
+            refuse_url(directory)
         self._opened = Opened(LocalStorage(os.path.abspath(directory)))
         self._content = Content.whole(())
         self.refresh()

@@ -24,7 +24,7 @@ from gym_trace.format import wire
 from gym_trace.model.packing import pack, unpack
 from gym_trace.recording import provenance
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
-from gym_trace.storage.local import LocalStorage
+from gym_trace.storage.local import LocalStorage, refuse_url
 
 _log = logging.getLogger("gym_trace")
 _Wrapper = TypeVar("_Wrapper", bound=type)
@@ -117,12 +117,14 @@ def with_documented_options(wrapper: _Wrapper) -> _Wrapper:
 def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) -> Path:
     """The directory of a trace, made ready to be written to; None: a fresh one, whose name is logged.
 
-    It is absolute, so that it stays where it is when the process changes its working directory.
+    It is absolute, so that it stays where it is when the process changes its working directory. Raises InvalidOption
+    for a URL.
     """
     if directory is None:
         path = Path(tempfile.mkdtemp(prefix="gym-trace-"))
         _log.warning("recording to %s", path)
         return path
+    refuse_url(directory)
     path = Path(directory).absolute()
     trace_directory.prepare(LocalStorage(path), on_exist)
     return path

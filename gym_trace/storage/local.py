@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import re
 import stat
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINAR
 _HOLES = 16 << 20  # bytes of a file that may be holes, besides three times what is on the disk
 _MOST_EXTENTS = 1 << 16
 _BLOCK = 1 << 20
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two
 _PATIENCE = 5.0  # seconds, with somebody who holds a directory
 _MOUNTS = "/proc/self/mountinfo"
 # File systems whose shared mappings outlive a process, and whose allocated blocks can be written later: others may copy
@@ -151,11 +153,7 @@ class LocalReader:
     """
 
     def __init__(self, fd: int, path: str, holes: int):
-        status = os.fstat(fd)
-        self.size = status.st_size
-        allocated = 512 * getattr(status, "st_blocks", 0) >= self.size  # also where nothing was written yet
-        if not allocated and (there := _on_disk(fd, self.size, _HOLES + holes)) is not None:
-            raise CorruptTrace(f"claims {self.size} bytes, of which {there} are on the disk", path)
+        self.size = size_on_disk(fd, path, holes)
         self._file = open(fd, "rb", buffering=0)  # noqa: SIM115 - closed by __exit__
 
     def read(self, offset: int, length: int) -> bytes:
@@ -264,6 +262,15 @@ def _file_system(directory: str) -> str:
     return ""
 
 
+def refuse_url(path: str | os.PathLike[str]) -> None:
+    """Raises InvalidOption for a URL, which the system would take for a local directory, called s3: or the like."""
+    given = os.fspath(path)
+    if _URL.match(given):
+        raise InvalidOption(
+            f"{given}: URLs are not supported; give a local path (an absolute one, if a directory here has this name)"
+        )
+
+
 def directories_in(path: str | os.PathLike[str]) -> list[str]:
     """The names of the directories in one, sorted; no links, and none that is hidden. Raises OSError."""
     with os.scandir(path) as entries:
@@ -313,6 +320,7 @@ def lock(fd: int) -> bool:
 
 def storage_of_copy(target: Path, source: Path) -> LocalStorage:
     """Makes target, for a copy of what is in source: a directory that is new or empty, and does not lie in source."""
+    refuse_url(target)
     if target.resolve().is_relative_to(source.resolve()):
         raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
     storage = LocalStorage(target)
@@ -355,6 +363,18 @@ def _open_to_read(path: str) -> int:
         if error.errno == errno.EINVAL:
             raise CorruptTrace("not a regular file", path) from error
         raise
+
+
+def size_on_disk(fd: int, path: str | os.PathLike[str], holes: int = 0) -> int:
+    """The size of an open file. Raises CorruptTrace where most of it is holes: they take time and memory to read.
+
+    holes: bytes that may be, besides those that any file may have.
+    """
+    status = os.fstat(fd)
+    allocated = 512 * getattr(status, "st_blocks", 0) >= status.st_size  # also where nothing was written yet
+    if not allocated and (there := _on_disk(fd, status.st_size, _HOLES + holes)) is not None:
+        raise CorruptTrace(f"claims {status.st_size} bytes, of which {there} are on the disk", path)
+    return status.st_size
 
 
 def _on_disk(fd: int, size: int, holes: int) -> int | None:

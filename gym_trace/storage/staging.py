@@ -14,7 +14,7 @@ from pathlib import Path
 from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.storage.exchange import sync_file_system
 from gym_trace.storage.interrupts import raised_once
-from gym_trace.storage.local import LocalAppender, LocalStorage
+from gym_trace.storage.local import LocalAppender, LocalStorage, refuse_url
 
 _LONGEST = 200  # characters of a name, to which others are added
 _MANY = 100  # files: to wait for each takes longer than to wait for all that the file system has to write
@@ -49,7 +49,7 @@ def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[st
 
     Raises:
         TraceExists: there is something already.
-        InvalidOption: target lies in a source.
+        InvalidOption: target lies in a source, or is a URL.
     """
     final = _place(target)
     for source in sources:
@@ -110,7 +110,8 @@ def new_file(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -
 
 
 def _place(target: str | os.PathLike[str]) -> Path:
-    """Where it really is. Raises TraceExists for a link to what is not there."""
+    """Where it really is. Raises InvalidOption for a URL, and TraceExists for a link to what is not there."""
+    refuse_url(target)
     if os.path.islink(target) and not os.path.exists(target):
         raise TraceExists(f"{target} is a link to {os.readlink(target)!r}, which is not there; give another name")
     return Path(target).resolve()

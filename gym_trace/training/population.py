@@ -179,7 +179,9 @@ class Population:
             del self._wanted[wanted.taker]
             source = self._runs[wanted.giver].checkpoint(giver.saved)
             name = f"of-policy-{wanted.giver}-{giver.saved:09d}.safetensors"
-            shutil.copyfile(source, self._runs[wanted.taker].checkpoints / name)
+            target = self._runs[wanted.taker].checkpoints / name
+            target.unlink(missing_ok=True)  # never what a link leads to
+            shutil.copyfile(source, target)
             self._take_over(wanted.taker, wanted.settings, checkpoint=name, giver=wanted.giver)
 
     def _take_over(self, number: int, settings: Settings, **more: Any) -> None:

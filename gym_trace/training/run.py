@@ -16,9 +16,11 @@ from typing import Any, BinaryIO
 import msgpack
 
 from gym_trace.envs.seeding import EPISODES
-from gym_trace.errors import CorruptRun, InvalidOption, RecordingError, TraceNotFound
+from gym_trace.errors import CorruptRun, CorruptTrace, InvalidOption, RecordingError, TraceNotFound
+from gym_trace.format.manifest import json_of
+from gym_trace.model.packing import unpack
 from gym_trace.playback.trace import Trace, open_trace
-from gym_trace.storage.local import lock, open_regular
+from gym_trace.storage.local import lock, open_regular, refuse_url, size_on_disk
 from gym_trace.storage.staging import new_file
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
 from gym_trace.training.settings import Settings, settings_from
@@ -55,8 +57,8 @@ class Update:
 
     @classmethod
     def unpacked(cls, body: bytes) -> Update:
-        """Raises ValueError."""
-        version, rollouts, steps, digest, told, changed = msgpack.unpackb(body)
+        """Raises ValueError, TypeError, OverflowError, CorruptTrace."""
+        version, rollouts, steps, digest, told, changed = unpack(body)
         origins = tuple(Origin(str(writer), int(first), int(acted)) for writer, first, acted in rollouts)
         if not isinstance(told, dict) or not isinstance(changed, dict):
             raise ValueError("no entry")
@@ -79,6 +81,8 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        if not os.path.isdir(path):
+            refuse_url(path)
         self.path = Path(path).absolute()
         self.trace = self.path / "trace"
         self.checkpoints = self.path / "checkpoints"
@@ -114,15 +118,18 @@ class Run:
 
     @property
     def about(self) -> dict[str, Any]:
-        """Raises TraceNotFound, CorruptTrace."""
+        """What run.json says. Raises TraceNotFound, and CorruptTrace: also where a place of the run is a link."""
         try:
             with open(open_regular(self._about, os.O_RDONLY), "rb") as file:
                 raw = file.read(_MOST_JSON + 1)
-            found = json.loads(raw) if len(raw) <= _MOST_JSON else None
+            found = json_of(raw) if len(raw) <= _MOST_JSON else None
         except FileNotFoundError:
             raise TraceNotFound(f"{self.path}: there is no training run here") from None
         except (OSError, ValueError, RecursionError) as error:
             raise CorruptRun(f"cannot be read: {error}", self._about, _PUT_BACK) from error
+        for place in (self.trace, self.checkpoints, self._done):
+            if place.is_symlink():
+                raise _link(place)
         about: dict[str, Any] = found if isinstance(found, dict) else {}
         seed, steps = about.get("seed"), about.get("steps")
         fits = (
@@ -170,7 +177,7 @@ class Run:
         for expected, (at, body) in enumerate(self._entries()):
             try:
                 update = Update.unpacked(body)
-            except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+            except (ValueError, TypeError, OverflowError, CorruptTrace) as error:
                 raise self._damaged(f"{error} at byte {at}, of the update to version {expected}") from error
             if update.version != expected:
                 raise self._damaged(f"version {update.version} follows version {expected - 1}")
@@ -188,7 +195,7 @@ class Run:
         except OSError as error:
             raise self._damaged(f"cannot be read: {error.strerror}") from error
         with open(fd, "rb") as file:
-            whole, at = os.fstat(fd).st_size, 0
+            whole, at = self._size(fd), 0
             while len(head := file.read(_HEAD)) == _HEAD:
                 size, checksum = int.from_bytes(head[2:6], "big"), int.from_bytes(head[7:11], "big")
                 at += _HEAD
@@ -201,6 +208,13 @@ class Run:
                     raise self._damaged(f"checksum mismatch of the entry at byte {at - _HEAD}")
                 yield at, body
                 at += size
+
+    def _size(self, fd: int) -> int:
+        """Of the log."""
+        try:
+            return size_on_disk(fd, self._log)
+        except CorruptTrace as error:
+            raise self._damaged(error.problem) from error
 
     def episodes(self, versions: int | slice | None = None, *, collected: bool = False) -> Trace:
         """The episodes with steps that these versions were learnt from, as a view of the trace; None: all versions.
@@ -267,7 +281,7 @@ class Run:
 
     def set_done(self, done: bool) -> None:
         if done:
-            self._done.touch()
+            os.close(open_regular(self._done, os.O_WRONLY | os.O_CREAT))
         else:
             self._done.unlink(missing_ok=True)
 
@@ -283,10 +297,18 @@ def new_runs(directory: str | os.PathLike[str], count: int) -> list[Run]:
 
 
 def runs_in(directory: str | os.PathLike[str]) -> list[Run]:
-    """Those of a directory, in the order of the policies: of one, or of several."""
+    """Those of a directory, in the order of the policies: of one, or of several. Raises CorruptTrace for links."""
     path = Path(directory)
     found = [Run(path / f"policy-{number}") for number in range(sum(1 for _ in path.glob("policy-*")))]
+    for run in found:
+        if run.path.is_symlink():
+            raise _link(run.path)
     return found if found and all(run.exists for run in found) else [Run(path)]
+
+
+def _link(place: Path) -> CorruptRun:
+    """The error for a link in a run: what it leads to is no part of the run, and would be written to."""
+    return CorruptRun("is a link, which is not followed", place, "put what it leads to in its place")
 
 
 def anew(run: Run) -> str:

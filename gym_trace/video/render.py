@@ -18,6 +18,7 @@ from gym_trace.model.episode import Episode
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.resimulate import LaneReplay, MakeEnv, Verdict, observation_rows
 from gym_trace.showing.pictures import picture_of
+from gym_trace.storage.local import refuse_url
 from gym_trace.video.asciicast import CastWriter
 from gym_trace.video.captions import Words
 from gym_trace.video.frames import picture_leaf, rendered_frame
@@ -52,6 +53,7 @@ class Destination:
     """
 
     def __init__(self, out: str | Path, form: str | None = None):
+        refuse_url(out)
         self._out = Path(out)
         suffix = self._out.suffix.lower().removeprefix(".")
         self._is_file = suffix in FORMATS

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gym_trace.errors import TraceNotFound, UnreadableRecording
+from gym_trace.errors import CorruptTrace, TraceNotFound, UnreadableRecording
 from gym_trace.format.manifest import is_bomb
+from gym_trace.storage.local import open_regular, size_on_disk
 
 MAX_JSON = 256 << 20  # bytes; what is in it takes several times that in memory
 _DEEPEST = 64
@@ -109,16 +109,16 @@ class OldDirectory:
     def _opened(self, name: str) -> OldFile:
         path = self.path / name
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
+            fd = open_regular(path, os.O_RDONLY)
         except FileNotFoundError as error:
             raise UnreadableRecording(f"{path}: this file of the recording is missing") from error
         except OSError as error:
             raise UnreadableRecording(f"{path}: cannot be opened: {error.strerror}") from error
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
+        try:
+            return OldFile(path, fd, size_on_disk(fd, path))
+        except CorruptTrace as error:
             os.close(fd)
-            raise UnreadableRecording(f"{path}: not a regular file")
-        return OldFile(path, fd, status.st_size)
+            raise UnreadableRecording(f"{path}: {error.problem}") from error
 
 
 def plain_name(name: Any, said_in: Path) -> str:

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from gym_trace.errors import InvalidOption, UnreadableRecording
+from gym_trace.interop.foreign import Values
 from gym_trace.interop.lerobot.features import COUNTED, FLAGS, Feature, channels_first, picture_shape
 from gym_trace.interop.steps.plain import json_text, tagged
-from gym_trace.interop.steps.untagged import untagged
 from gym_trace.model.values import Array
 
 _PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # as the package datasets has it
@@ -165,7 +165,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def values_of(texts: Iterable[Any], kind: str, name: str) -> list[Any]:
     """The values that rows_of() gave these texts for. Raises UnreadableRecording."""
-    found = []
+    found, values = [], Values()
     for text in texts:
         if not isinstance(text, str):
             raise UnreadableRecording(f"{name}: holds something else than text")
@@ -173,7 +173,7 @@ def values_of(texts: Iterable[Any], kind: str, name: str) -> list[Any]:
             found.append(text)
             continue
         try:
-            found.append(untagged(json.loads(text.removeprefix(_MARK))))
-        except (ValueError, RecursionError) as error:
-            raise UnreadableRecording(f"{name}: holds a text that is no JSON") from error
+            found.append(values.of(text.removeprefix(_MARK)))
+        except UnreadableRecording as error:
+            raise UnreadableRecording(f"{name}: {error}") from error
     return found

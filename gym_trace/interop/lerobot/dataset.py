@@ -16,7 +16,7 @@ from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
 from gym_trace.interop.foreign import read_json
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.lerobot.features import ABOUT, COUNTED, DATA, TASKS, VIDEOS, Feature, feature_of
-from gym_trace.interop.parquet.tables import batches
+from gym_trace.interop.parquet.tables import batches, parquet_file
 from gym_trace.printable import printable
 
 _MOST_JSON = 64 << 20
@@ -142,7 +142,7 @@ class DataSet:
         path = self.path / TASKS
         if not path.is_file():
             return []
-        with located(path), pq.ParquetFile(path) as file:
+        with located(path), parquet_file(path) as file:
             if file.metadata.num_rows > _MOST_TASKS:
                 raise UnreadableRecording(f"{path}: more than {_MOST_TASKS} tasks")
             table = file.read()

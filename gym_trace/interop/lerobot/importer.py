@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.interop.foreign import read_json, widest
@@ -17,6 +16,7 @@ from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported,
 from gym_trace.interop.lerobot.dataset import DataSet, located
 from gym_trace.interop.lerobot.features import FINAL, Feature
 from gym_trace.interop.lerobot.steps import Columns, StepReader, decoded, in_trace
+from gym_trace.interop.parquet.tables import parquet_file
 from gym_trace.model.layout import Layout, PlainSpace
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import ABSENT, Array
@@ -81,7 +81,7 @@ def _episodes_again(data: DataSet, layouts: Layouts) -> Iterator[NewEpisode]:
 def _ends(data: DataSet, observed: list[Feature]) -> _Ends:
     """Identity of an empty episode, steps, final observation."""
     path = data.path / FINAL
-    with located(path), pq.ParquetFile(path) as file:
+    with located(path), parquet_file(path) as file:
         for batch in file.iter_batches(_ENDS):
             texts, counts = batch.column(KEY).to_pylist(), batch.column("steps").to_pylist()
             columns = {

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from gym_trace.errors import UnreadableRecording
 from gym_trace.interop.foreign import read_json, widest
@@ -19,6 +18,7 @@ from gym_trace.interop.infos import ANNOTATIONS, KeptInfos, info_of
 from gym_trace.interop.minari.metadata import FILE
 from gym_trace.interop.minari.pictures import decoded
 from gym_trace.interop.minari.spaces import is_picture
+from gym_trace.interop.parquet.tables import parquet_file
 from gym_trace.model.layout import PlainSpace
 from gym_trace.model.values import Array
 
@@ -143,7 +143,7 @@ class _File:
         self.path = path
         try:
             if path.suffix == ".parquet":
-                self._parquet = pq.ParquetFile(path)
+                self._parquet = parquet_file(path)
                 self._batches = None
                 self.rows = self._parquet.metadata.num_rows
                 self.schema: pa.Schema = self._parquet.schema_arrow

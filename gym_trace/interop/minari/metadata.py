@@ -12,6 +12,7 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
+from gym_trace.format.manifest import json_of
 from gym_trace.interop.identity import KEY
 from gym_trace.interop.source import Source
 from gym_trace.printable import printable
@@ -111,7 +112,7 @@ def _listed(value: Any) -> Any:
 def environment_of(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What metadata.json says of the environment, as a writer of a trace does."""
     try:
-        fields = json.loads(said["env_spec"])
+        fields = json_of(said["env_spec"])
         spec = json.dumps({name: value for name, value in fields.items() if name not in _OF_OLD_SPECS})
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
         spec = None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, InvalidOption, UnreadableRecording
+from gym_trace.format.manifest import json_of
 from gym_trace.model.layout import Path, PlainSpace, from_array_map, to_array_map
 from gym_trace.model.values import Array, dtype_from
 from gym_trace.printable import printable
@@ -80,7 +81,7 @@ def _out(space: PlainSpace) -> dict[str, Any]:
 def from_json(text: Any) -> PlainSpace:
     """The space that serialize_space() was given. Raises UnreadableRecording."""
     try:
-        said = json.loads(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else text
+        said = json_of(text) if isinstance(text, str) and len(text) <= _MOST_TEXT else text
         return _in(said, 0)
     except (ArithmeticError, AttributeError, CorruptTrace, LookupError, RecursionError, TypeError, ValueError) as error:
         raise UnreadableRecording(f"a space is malformed ({printable(repr(error)):.100})") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -10,9 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gym_trace.errors import UnreadableRecording
+from gym_trace.interop.foreign import Values
 from gym_trace.interop.steps.plain import NUMBERS, json_text, tagged
-from gym_trace.interop.steps.untagged import untagged
 from gym_trace.model.layout import Branch, Layout, Path
 from gym_trace.model.values import Array, dtype_from
 
@@ -115,7 +113,7 @@ class Column(NamedTuple):
         indices = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         used, places = np.unique(indices, return_inverse=True)
         texts = array.dictionary.take(pa.array(used[used >= 0])).to_pylist()
-        values = [*[None] * bool(len(used) and used[0] < 0), *(texts if self.kind == TEXT else map(value_of, texts))]
+        values = [*[None] * bool(len(used) and used[0] < 0), *(texts if self.kind == TEXT else map(Values().of, texts))]
         return [values[place] for place in places.tolist()]
 
     def _numbers(self, array: pa.Array) -> Array:
@@ -151,14 +149,6 @@ class Column(NamedTuple):
         if kind == NUMBER and of_one.str[1:] not in NUMBERS:
             raise ValueError("numbers of no dtype that tables have")
         return cls(tuple(path), kind, of_one, tuple(shape), bool(optional), bool(is_python))
-
-
-def value_of(text: str) -> Any:
-    """The value of any kind that a text stands for. Raises UnreadableRecording."""
-    try:
-        return untagged(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise UnreadableRecording(f"a value is no JSON ({error!r:.100})") from error
 
 
 # -- spaces -----------------------------------------------------------------------------------------------------------

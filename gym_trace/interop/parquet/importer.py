@@ -136,7 +136,7 @@ class _Rows:
             self._hold()
         begin, end = self._at, min(self._count, self._at + most)
         self._at = end
-        return end - begin, {name: _slice(rows, begin, end) for name, rows in self._held.items()}
+        return end - begin, {name: slice_of(rows, begin, end) for name, rows in self._held.items()}
 
     def is_over(self) -> bool:
         if self._at >= self._count:
@@ -158,19 +158,19 @@ class _Rows:
             raise self.table.malformed(f"a value is malformed ({error!r:.100})") from error
 
 
-def _slice(rows: Any, begin: int, end: int) -> Any:
+def slice_of(rows: Any, begin: int, end: int) -> Any:
     if isinstance(rows, dict):
-        return {key: _slice(part, begin, end) for key, part in rows.items()}
+        return {key: slice_of(part, begin, end) for key, part in rows.items()}
     if isinstance(rows, tuple):
-        return tuple(_slice(part, begin, end) for part in rows)
+        return tuple(slice_of(part, begin, end) for part in rows)
     return rows[begin:end]
 
 
-def _joined(first: Any, second: Any) -> Any:
+def joined(first: Any, second: Any) -> Any:
     if isinstance(first, dict):
-        return {key: _joined(part, second[key]) for key, part in first.items()}
+        return {key: joined(part, second[key]) for key, part in first.items()}
     if isinstance(first, tuple):
-        return tuple(map(_joined, first, second))
+        return tuple(map(joined, first, second))
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return np.concatenate([first, second])
     return [*first, *second]
@@ -201,7 +201,7 @@ def _parts(steps: _Rows, number: int, left: int, final: Any) -> Iterator[NewStep
     while left:
         following = _steps_of(steps, number, left)
         left -= len(following["episode"])
-        yield _part(rows, _slice(following["observation"], 0, 1), is_first)
+        yield _part(rows, slice_of(following["observation"], 0, 1), is_first)
         rows, is_first = following, False
     yield _part(rows, final, is_first)
 
@@ -218,7 +218,7 @@ def _steps_of(steps: _Rows, number: int, most: int) -> dict[str, Any]:
 def _part(rows: dict[str, Any], following: Any, is_first: bool) -> NewSteps:
     """following: the observation after these steps, one row."""
     before = rows["observation"]
-    observations = _joined(before if is_first else _slice(before, 1, len(rows["episode"])), following)
+    observations = joined(before if is_first else slice_of(before, 1, len(rows["episode"])), following)
     infos = rows.get("info")
     return NewSteps(
         observations,

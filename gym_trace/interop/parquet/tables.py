@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,33 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gym_trace.errors import UnreadableRecording
+from gym_trace.format.manifest import json_of
+from gym_trace.interop.foreign import is_plausible
 from gym_trace.model.values import Array
 
 _FEW_ROWS = 64
 _MOST_ROWS, _MOST_BYTES = 8192, 8 << 20  # that are decoded at a time, of numbers and of text each
 _MOST_IN_GROUP = 2 << 30  # bytes of a row group before it was compressed
 _MOST_SAID = 64 << 20  # bytes of a text in the metadata
+_MOST_FILES = 1 << 20
 
 
 def files_in(folder: Path) -> list[Path]:
     """The files of a table, in their order."""
     return sorted(file for file in folder.glob("*.parquet") if file.is_file()) if folder.is_dir() else []
+
+
+def parquet_files(path: Path, most: int = _MOST_FILES) -> list[Path]:
+    """The Parquet files in a directory and those below it, in the order of their names; or the file itself."""
+    if path.is_file():
+        return [path]
+    found: list[Path] = []
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        found += [Path(folder, name) for name in sorted(names) if name.endswith(".parquet")]
+        if len(found) >= most:
+            break
+    return found[:most]
 
 
 class Table:
@@ -43,11 +59,8 @@ class Table:
         self.rows = 0
         self.schema: pa.Schema = pa.schema([])
         for number, file in enumerate(self._files):
-            with self._reading(file), pq.ParquetFile(file) as opened:
+            with self._reading(file), parquet_file(file) as opened:
                 self.rows += opened.metadata.num_rows
-                groups = (opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups))
-                if any(group.total_byte_size > _MOST_IN_GROUP for group in groups):
-                    raise UnreadableRecording(f"{file}: has a row group with more bytes than can be read")
                 if number == 0:
                     self.schema = opened.schema_arrow
                 elif not self.schema.equals(opened.schema_arrow):
@@ -69,7 +82,7 @@ class Table:
     def said_json(self, key: str) -> Any:
         """The same, of JSON."""
         try:
-            return json.loads(self.said(key))
+            return json_of(self.said(key))
         except (ValueError, RecursionError) as error:
             raise self.malformed(f"{key} in its metadata is no JSON") from error
 
@@ -100,12 +113,35 @@ class _Reading:
             raise UnreadableRecording(f"{self._file}: {' '.join(str(error).split()):.200}") from error
 
 
+def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
+    """A Parquet file of which no group of rows is too large. options: of ParquetFile.
+
+    Raises UnreadableRecording, OSError, pyarrow.ArrowException.
+    """
+    opened = pq.ParquetFile(path, **options)
+    try:
+        metadata, stored = opened.metadata, path.stat().st_size
+        sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+        if not is_plausible(metadata.num_rows, stored) or not all(
+            size <= _MOST_IN_GROUP and is_plausible(size, stored) for size in sizes
+        ):
+            raise UnreadableRecording(
+                f"{path}: has {metadata.num_rows} rows, and up to {max(sizes, default=0)} bytes in a group of them, "
+                f"which takes too much memory for a file of {stored} bytes"
+            )
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
 def batches(file: Path, most: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Up to so many rows of these columns at a time, and not too much text; texts are dictionaries.
 
     Raises OSError, pyarrow.ArrowException.
     """
-    schema = pq.read_schema(file)
+    with parquet_file(file) as opened:
+        schema = opened.schema_arrow
     texts = [path for name in columns for path in _texts_in(schema.field(name), name)]
     done = 0
     try:

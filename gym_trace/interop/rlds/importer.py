@@ -20,7 +20,7 @@ from gym_trace.interop.rlds.columns import Columns, joined, reader_of, space_of,
 from gym_trace.interop.rlds.example_reader import RowReader, Rows, count_of, lists_in, records_in
 from gym_trace.interop.rlds.exporter import TEMPLATE, key_of
 from gym_trace.interop.rlds.features import Feature, Features, features_of, leaves_of
-from gym_trace.interop.rlds.values import MOST_BYTES, from_json
+from gym_trace.interop.rlds.values import MOST_BYTES, all_from_json
 from gym_trace.interop.rlds.varints import MalformedExample
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import ABSENT
@@ -263,9 +263,7 @@ class _Reader:
                 if lead is not None:
                     observations, lead = joined(lead, observations), None
                 given = np.full(count, np.nan) if rewards is None else rewards(count)
-                told = (
-                    [from_json(text) if text else None for text in infos.values(count, MOST_BYTES)] if infos else None
-                )
+                told = all_from_json(infos.values(count, MOST_BYTES)) if infos else None
                 annotations = {name: read(count) for name, read in notes.items()}
                 if self._ours:
                     annotations = {

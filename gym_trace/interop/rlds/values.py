@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from gym_trace.errors import UnreadableRecording
+from gym_trace.interop.foreign import Values
 from gym_trace.interop.steps.plain import json_text, tagged
-from gym_trace.interop.steps.untagged import untagged
 
 _JSON = b"\0"  # which JSON begins with where text would be expected
 MOST_BYTES = 64 << 20  # of one value
@@ -33,16 +31,15 @@ def _has_surrogates(text: str) -> bool:
 
 def unpacked(texts: Iterable[bytes]) -> Iterator[Any]:
     """What packed() was given. Raises UnreadableRecording."""
+    values = Values()
     for text in texts:
         if text.startswith(_JSON):
-            yield from_json(text[1:])
+            yield values.of(text[1:]) if text[1:] else None
         else:
             yield text.decode(errors="replace")
 
 
-def from_json(text: bytes) -> Any:
-    """A value that is JSON; None for no text. Raises UnreadableRecording."""
-    try:
-        return untagged(json.loads(text)) if text else None
-    except (ValueError, RecursionError) as error:
-        raise UnreadableRecording(f"a value is malformed ({error!r:.100})") from error
+def all_from_json(texts: Iterable[bytes]) -> list[Any]:
+    """The values of a batch that are JSON; None for no text. Raises UnreadableRecording."""
+    values = Values()
+    return [values.of(text) if text else None for text in texts]

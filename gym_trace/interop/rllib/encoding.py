@@ -11,16 +11,25 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from gym_trace.errors import UnreadableRecording
+from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.model.containers import Containers
 from gym_trace.model.values import is_plain_dtype
 
 
 def unpacked(data: bytes) -> Any:
     """The value in MessagePack that may come from anybody. Raises UnreadableRecording."""
     try:
-        return msgpack.unpackb(data, object_hook=_decoded, strict_map_key=True)
+        known = Containers()
+        return msgpack.unpackb(
+            data,
+            list_hook=known.list_hook,
+            object_hook=lambda found: _decoded(known.object_hook(found)),
+            strict_map_key=True,
+        )
     except UnreadableRecording:
         raise
+    except CorruptTrace as error:
+        raise UnreadableRecording(f"no episode that is read: {error.problem}") from error
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError, msgpack.UnpackException) as error:
         raise UnreadableRecording(f"no MessagePack of an episode: {error!r:.100}") from error
 

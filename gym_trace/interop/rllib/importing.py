@@ -12,8 +12,9 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
+from gym_trace.interop.parquet.tables import parquet_files
 from gym_trace.interop.rllib.encoding import unpacked
-from gym_trace.interop.rllib.items import Header, Items, header_of, is_episodes, parquet_files, pieces_of_episodes
+from gym_trace.interop.rllib.items import Header, Items, header_of, is_episodes, pieces_of_episodes
 from gym_trace.interop.rllib.spaces import space_told
 from gym_trace.model.layout import Branch, Layout, Leaf, PlainSpace
 from gym_trace.model.schema import Layouts, WriterSchema

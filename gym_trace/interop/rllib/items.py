@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,26 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gym_trace.errors import UnreadableRecording
+from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.interop.parquet.tables import parquet_file
+from gym_trace.model.containers import Containers
 from gym_trace.model.values import Array
 
 COLUMN = "item"
 _MOST_BYTES = 1 << 31  # of the values of a row group
-_MOST_FILES = 1 << 20
 _KEY, _STARTED = 0, 1
-
-
-def parquet_files(path: Path, most: int = _MOST_FILES) -> list[Path]:
-    """The Parquet files in a directory and those below it, in the order of their names; or the file itself."""
-    if path.is_file():
-        return [path]
-    found: list[Path] = []
-    for folder, folders, names in os.walk(path):
-        folders.sort()
-        found += [Path(folder, name) for name in sorted(names) if name.endswith(".parquet")]
-        if len(found) >= most:
-            break
-    return found[:most]
 
 
 def is_episodes(path: Path) -> bool:
@@ -60,7 +48,7 @@ class Items:
         self._groups: list[tuple[int, int]] = []  # file, number in it
         counts = []
         for number, path in enumerate(files):
-            metadata = _opened(path).metadata
+            metadata = _opened(path, parquet_file).metadata
             for group in range(metadata.num_row_groups):
                 self._groups.append((number, group))
                 counts.append(metadata.row_group(group).num_rows)
@@ -101,9 +89,11 @@ class Items:
             raise _damaged(path, error) from error
 
 
-def _opened(path: Path) -> pq.ParquetFile:
+def _opened(path: Path, opening: Callable[..., pq.ParquetFile] = pq.ParquetFile) -> pq.ParquetFile:
     try:
-        opened = pq.ParquetFile(path, read_dictionary=[COLUMN])  # what many rows share takes memory once
+        opened = opening(path, read_dictionary=[COLUMN])  # what many rows share takes memory once
+    except KeyError:  # there is no such column to be read as a dictionary
+        opened = opening(path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, error) from error
     schema = opened.schema_arrow
@@ -125,7 +115,8 @@ def _damaged(path: Path, error: Exception) -> UnreadableRecording:
 def header_of(item: bytes) -> Header:
     """What the state of an episode says of itself, without reading its steps. Raises UnreadableRecording."""
     told: dict[Any, Any] = {}
-    unpacker = msgpack.Unpacker(max_buffer_size=len(item) + 1)
+    known = Containers()
+    unpacker = msgpack.Unpacker(max_buffer_size=len(item) + 1, list_hook=known.list_hook, object_hook=known.object_hook)
     try:
         unpacker.feed(item)
         for _ in range(unpacker.read_map_header()):
@@ -134,7 +125,7 @@ def header_of(item: bytes) -> Header:
                 told[key] = unpacker.unpack()
             else:
                 unpacker.skip()
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException, CorruptTrace) as error:
         raise UnreadableRecording(f"no MessagePack of an episode: {error!r:.100}") from error
     started, time = told.get("t_started"), told.get("t")
     if type(started) is not int or type(time) is not int or not 0 <= started <= time < 1 << 62 or "id_" not in told:

@@ -23,28 +23,33 @@ from gym_trace.printable import printable
 MOST_COLUMNS = 64  # of an array that has a column for each of its numbers
 _FACTS = ("episode", "step")
 _LOOKED_AT = 64  # windows that are looked at before the heading
+_FORMULA = tuple("=+-@＝＋－＠")  # what a formula begins with in spreadsheets
 
 
 class _Cells(NamedTuple):
-    """The columns that a leaf has in the CSV."""
+    """The columns that a leaf has in the CSV. spreadsheet: as csv_lines() has it."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...] | None  # of rows that have a column for each of their numbers; None: one column
+    spreadsheet: bool = False
 
     def filled(self, rows: Array) -> list[list[str]]:
         if _are_numbers(rows) and rows.shape[1:] == self.shape:
             return [list(map(_number, row)) for row in rows.reshape(len(rows), len(self.names)).tolist()]
         if rows.dtype != object:
-            return [self._alone(_cell(row)) for row in rows_of(rows, Form(rows.dtype, rows.shape[1:]))]
+            return [self._alone(row) for row in rows_of(rows, Form(rows.dtype, rows.shape[1:]))]
         return [self._of_value(row) for row in rows]
 
     def _of_value(self, row: Any) -> list[str]:
         array = np.asarray(row) if isinstance(row, (np.ndarray, np.generic)) else None
         if array is not None and _are_numbers(array) and array.shape == self.shape:
             return list(map(_number, array.ravel().tolist()))
-        return self._alone(_cell(tagged(row)))
+        return self._alone(tagged(row))
 
-    def _alone(self, text: str) -> list[str]:
+    def _alone(self, value: Any) -> list[str]:
+        text = _cell(value)
+        if self.spreadsheet and isinstance(value, str) and text.startswith(_FORMULA):
+            text = f"'{text}"
         return [text, *[""] * (len(self.names) - 1)]
 
 
@@ -59,10 +64,12 @@ def csv_lines(
     steps: slice = slice(None),
     on_damage: OnDamage | None = None,
     on_steps: Callable[[int], None] | None = None,
+    spreadsheet: bool = False,
 ) -> Iterator[str]:
     """Blocks of lines, the heading first, to be written as they are. Arguments as those of step_windows.
 
-    on_steps: told of each block how many steps it has, once the next one is asked for.
+    on_steps: told of each block how many steps it has, once the next one is asked for. spreadsheet: put ' in front of
+    texts that a spreadsheet would take for formulas.
 
     A line is a step with the observation that it led to. Before the first step of an episode comes a line that has
     only the observation before, with the number of the step before: -1 where that was the reset.
@@ -75,7 +82,7 @@ def csv_lines(
         first.append(window)
         if window.steps:
             break
-    cells = _heading(trace, choice, first)
+    cells = {path: leaf._replace(spreadsheet=spreadsheet) for path, leaf in _heading(trace, choice, first).items()}
     yield _text([[*_FACTS, *(name for leaf in cells.values() for name in leaf.names)]])
     for window in chain(first, windows):
         yield _text(_rows(window, choice, cells))

@@ -53,7 +53,12 @@ class JsonLinesExporter:
 
 @dataclass(frozen=True)
 class CsvExporter:
-    """CSV: a line a step, a column for each number, all else as JSON in one cell"""
+    """CSV: a line a step, a column for each number, all else as JSON in one cell
+
+    spreadsheet: put ' in front of texts that begin with = + - @, which a spreadsheet would run as formulas.
+    """
+
+    spreadsheet: bool = False
 
     name: ClassVar[str] = "csv"
     extra: ClassVar[str] = ""
@@ -62,7 +67,8 @@ class CsvExporter:
     def lost(self, source: Source) -> Iterator[Loss]:
         yield Loss("dtype", "numbers have no dtype: each is written with the digits that it takes to read it again")
         if any(form is None for form in source.forms.values()):
-            yield Loss("text", "control characters in text are written as escapes")
+            marked = "; text that a spreadsheet would take for a formula has ' in front" if self.spreadsheet else ""
+            yield Loss("text", f"control characters in text are written as escapes{marked}")
         if any(np.isin(source.episodes["outcome"], ("cut", "closed", "lost"))):
             yield Loss(
                 "outcome", "of episodes that came to no end it is not said whether they were cut, closed or lost"
@@ -72,7 +78,11 @@ class CsvExporter:
     def write(self, source: Source, target: Path) -> None:
         trace = source.trace
         with open(target, "w", encoding="utf-8", newline="") as file:
-            file.writelines(csv_lines(trace, range(len(trace)), choose(trace, None), on_steps=source.advance))
+            file.writelines(
+                csv_lines(
+                    trace, range(len(trace)), choose(trace, None), on_steps=source.advance, spreadsheet=self.spreadsheet
+                )
+            )
 
     def how_to_load(self, path: Path) -> str:
         return f"import pandas\nsteps = pandas.read_csv({str(path)!r})"

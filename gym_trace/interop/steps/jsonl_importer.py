@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from gym_trace.envs.spaces import StandIn
 from gym_trace.errors import UnreadableRecording
-from gym_trace.interop.foreign import json_of
+from gym_trace.format.manifest import json_of
 from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.interop.steps.untagged import array_from, map_of, untagged

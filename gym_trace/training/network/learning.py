@@ -27,9 +27,10 @@ from gym_trace.errors import (
     RecordingError,
     TrainingFailed,
 )
+from gym_trace.format.manifest import json_of
 from gym_trace.model.values import Array
 from gym_trace.sampling.targets import vtrace
-from gym_trace.storage.local import open_regular
+from gym_trace.storage.local import open_regular, size_on_disk
 from gym_trace.training.network.forms import ActionForm, leaves_of
 from gym_trace.training.network.model import ActorCritic, tensors, weights_of
 from gym_trace.training.rollouts import Rollout, Shape, joined
@@ -367,10 +368,16 @@ def read_checkpoint(path: FilePath, next_step: str = REMOVE) -> tuple[dict[str, 
     Raises CorruptRun, which says what can be done about it: next_step.
     """
     try:
-        os.close(open_regular(path, os.O_RDONLY))
+        fd = open_regular(path, os.O_RDONLY)
+        try:
+            size_on_disk(fd, path)
+        finally:
+            os.close(fd)
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get(_KEY, ""))
+            about = json_of((file.metadata() or {}).get(_KEY, ""))
             found = {name: file.get_tensor(name) for name in file.offset_keys()}
+    except CorruptTrace as error:
+        raise CorruptRun(f"is no checkpoint: {error.problem}", path, next_step) from error
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise CorruptRun(f"is no checkpoint: {error}", path, next_step) from error
     if not isinstance(about, dict):
