@@ -28,8 +28,8 @@ _LISTED = 20  # runs of lost steps that are named one by one
 def command(ctx: click.Context, /, directory: str, output: str, quiet: bool, as_json: bool) -> None:
     """Write a clean copy of the trace in DIR to NEW, with all that can be read. DIR is never changed.
 
-    What a killed recorder left open is sealed, and manifests are written anew. Tells exactly what is lost. Exits with 1
-    if nothing could be kept.
+    What a killed recorder left open is sealed, and manifests are written anew. Tells exactly what is lost. NEW is there
+    when it is complete. Exits with 1, and writes nothing, if no episode can be read.
     """
     with show.ProgressLine(quiet=quiet) as progress:
         report = gym_trace.repair_trace(directory, output, on_progress=progress.update_bytes)
@@ -39,11 +39,12 @@ def command(ctx: click.Context, /, directory: str, output: str, quiet: bool, as_
     for remark in report.found.remarks:
         click.echo(f"note: {show.printable(remark)}")
     _print_losses(report)
+    if not report.writers:
+        click.echo(f"no episode can be read; {show.printable(output)} was not written")
+        ctx.exit(ERROR)
     writers = show.count(len(report.writers), "writer")
     kept = f"{show.count(report.found.episodes, 'episode')}, {show.count(report.steps, 'step')} of {writers}"
     click.echo(f"kept in {show.printable(output)}: {kept}")
-    if not report.writers:
-        ctx.exit(ERROR)
 
 
 def _as_json(report: RepairReport) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +25,8 @@ from gym_trace.model.origins import ID_BITS
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, storage_of
 from gym_trace.reading.episode_table import step_offsets
-from gym_trace.storage.local import storage_of_copy
 from gym_trace.storage.protocol import Storage
+from gym_trace.storage.staging import StagedStorage, new_directory
 
 _LAST_STEP = (1 << 64) - 1  # that a fragment can tell of; only a hostile one comes near
 
@@ -37,11 +38,11 @@ class RepairReport:
     """What repair_trace has kept and what is lost.
 
     Attributes:
-        destination: the repaired trace.
+        destination: the repaired trace; not there if writers is empty.
         found: what was found in the damaged one; what of it can be read is what was kept, but for `orphans`.
         losses: damage that has cost steps, or may have. Damage in `found` that is not here cost nothing.
         orphans: steps that could be read and were left out, because the observation before them is lost.
-        writers: ids of the writers that were kept.
+        writers: ids of the writers that were kept; none if no episode was.
     """
 
     destination: Path
@@ -88,7 +89,8 @@ def repair_trace(
 
     Args:
         directory: of the trace, or the trace; of a view, all of it is copied. Its writers must have ended.
-        destination: a new or empty directory.
+        destination: a new or empty directory. It is there when it is complete, and not at all if no episode can be
+            read.
         on_progress: called now and then with the bytes done and the bytes there are.
 
     Raises:
@@ -105,16 +107,26 @@ def repair_trace(
     for examination in writers:
         if examination.files.is_alive():
             raise TraceError(f"{examination.files.where}: this writer is still recording; repair when it has ended")
-    storage = storage_of_copy(target, Path(source.root))
     report = RepairReport(target, found)
     try:
-        for examination in writers:
-            _copy(examination, storage, report)
-        if facts := _facts(source, found):
-            write_facts(storage, facts)
+        with suppress(_NothingKept), new_directory(target, source.root) as staged:
+            storage = StagedStorage(staged)
+            for examination in writers:
+                _copy(examination, storage, report)
+            if facts := _facts(source, found):
+                write_facts(storage, facts)
+            if not found.episodes:
+                report.writers.clear()
+                raise _NothingKept
+    except TraceError:
+        raise
     except OSError as error:
         raise RecordingError(f"{target}: the repaired trace could not be written: {error}") from error
     return report
+
+
+class _NothingKept(Exception):
+    """No episode can be read, so that there is no trace to be left."""
 
 
 def _facts(storage: Storage, found: CheckReport) -> Facts:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceExists, TraceNotFound
+from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.storage.protocol import Holder, Reader
 
 try:
@@ -321,21 +321,6 @@ def lock(fd: int) -> bool:
         except BlockingIOError:
             return False
     return True
-
-
-def storage_of_copy(target: Path, source: Path) -> LocalStorage:
-    """Makes target, for a copy of what is in source: a directory that is new or empty, and does not lie in source."""
-    if target.resolve().is_relative_to(source.resolve()):
-        raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
-    storage = LocalStorage(target)
-    try:
-        storage.make()
-        is_empty = not os.listdir(target)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise TraceExists(f"{target} is a file; give a new directory") from error
-    if not is_empty:
-        raise TraceExists(f"{target} is not empty; give a new directory")
-    return storage
 
 
 def _copied_by_the_system(source: int, target: int, offset: int, length: int) -> int:
