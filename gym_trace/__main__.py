@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_trace_cli.main import cli
+from gym_trace_cli.start import main
 
 if __name__ == "__main__":
-    cli(prog_name="gym-trace")
+    main(prog_name="gym-trace")
