@@ -9,7 +9,7 @@ import sys
 if sys.path[:1] == [os.getcwd()] and not __file__.startswith(os.path.join(os.getcwd(), "gym_trace", "")):
     del sys.path[0]
 
-from gym_trace_cli.main import cli
+from gym_trace_cli.start import main
 
 if __name__ == "__main__":
-    cli(prog_name="gym-trace")
+    main(prog_name="gym-trace")

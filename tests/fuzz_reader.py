@@ -130,7 +130,9 @@ def _about(trace: Trace) -> None:
 
 def _repair(directory: Path, repaired: Path) -> None:
     shutil.rmtree(repaired, ignore_errors=True)
-    repair_trace(directory, repaired)
+    if not repair_trace(directory, repaired).writers:
+        assert not repaired.exists()
+        return
     try:
         assert check_trace(repaired).damages == []
     finally:

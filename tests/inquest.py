@@ -245,6 +245,9 @@ def inquire(directory: Path, diaries: dict[str, Path], kind: str, spare: Path) -
     assert scanned == [(e.episode_id, e.lane, len(e), e.rewards.tolist()) for e in trace]
     repaired = repair_trace(directory, spare)
     assert (repaired.losses, repaired.steps, report.steps) == ([], report.steps, sum(map(len, trace)))
+    if not len(trace):
+        assert not spare.exists()
+        return verdict
     after = check_trace(spare)
     assert (after.damages, after.remarks, after.steps) == ([], [], report.steps)
     assert judged(open_trace(spare), diaries, kind) == verdict

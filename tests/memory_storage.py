@@ -49,6 +49,10 @@ class MemoryStorage:
         self.files[name] = bytearray()
         return LockedAppender(self.files[name], (self.root, name) if lock else None)
 
+    def reopen(self, name: str, locked: bool = False) -> LockedAppender | None:
+        file, key = self._file(name), (self.root, name)
+        return None if locked and key in _held else LockedAppender(file, key if locked else None)
+
     def map(self, name: str, content: bytes, size: int) -> MemoryMapping:
         self.files[name] = bytearray(content.ljust(size, b"\0"))
         return MemoryMapping(self.files[name])

@@ -147,6 +147,24 @@ class StorageContract:
         free.close()
         assert storage.holder("locked") is None
 
+    def test_a_file_that_is_there_is_appended_to_by_who_has_its_lock(self, storage: Storage) -> None:
+        storage.make()
+        with pytest.raises(FileNotFoundError):
+            storage.reopen("a", locked=True)
+        locked = storage.create("a", lock=True)
+        locked.write(b"one, torn")
+        if storage.holder("a") is not None:  # not every place has locks
+            assert storage.reopen("a", locked=True) is None
+        locked.close()
+        again = storage.reopen("a", locked=True)
+        assert again is not None
+        assert storage.holder("a") in ("this process", None)
+        again.truncate(3)
+        again.write(b", two")
+        again.close()
+        assert storage.holder("a") is None
+        assert _content(storage, "a") == b"one, two"
+
     def test_a_mapped_file_is_there_at_once_and_holds_what_is_put_into_its_memory(self, storage: Storage) -> None:
         storage.make()
         mapping = storage.map("w.ring", b"begin", 10_000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from click.testing import CliRunner, Result
 from gym_trace_cli.main import cli
 from runs import batch_reader
@@ -64,6 +66,19 @@ def test_repair_of_a_killed_recording_says_that_nothing_is_lost(tmp_path):
     assert result.exit_code == 0
     assert "nothing is lost" in result.output
     assert "no damage" in run("check", tmp_path / "r").output
+
+
+def test_repair_that_can_keep_no_episode_exits_with_1_and_leaves_nothing(tmp_path):
+    batch = record(tmp_path / "t")
+    for number in range(len(batch_reader(batch).chunks)):
+        break_chunk(batch, number)
+    result = run("repair", tmp_path / "t", "-o", tmp_path / "r")
+    assert result.exit_code == 1
+    assert f"no episode can be read; {tmp_path / 'r'} was not written" in result.output
+    assert "lost: episode 0 of w" in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    told = json.loads(run("repair", tmp_path / "t", "-o", tmp_path / "r", "--json").output)
+    assert (told["episodes"], told["writers"]) == (0, [])
 
 
 def test_mistakes_are_one_clear_line_and_no_traceback(tmp_path):

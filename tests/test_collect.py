@@ -124,6 +124,7 @@ def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(tmp_pat
     assert (result.stopped, result.episodes) == ("done", 90)
     assert whole_episodes(tmp_path / "t", 1) == calm
     assert not check_trace(tmp_path / "t").damages
+    assert not list((tmp_path / "t").glob("*.ring"))  # which nobody could read after a reboot
     events = [json.loads(line) for line in (tmp_path / "t" / EVENTS).read_text().splitlines()]
     reasons = [event["reason"] for event in events if event["event"] == "restart"]
     assert len(reasons) == result.restarts > 0

@@ -141,6 +141,39 @@ def test_a_column_that_only_one_has_and_another_dtype_are_differences(tmp_path: 
     assert [column for _, _, column in differences(other, plain)] == ["rewards", "rewards"]
 
 
+def record_writers(directory: Path, *lengths: int, forged: tuple[int, int] | None = None) -> Path:
+    """Of each writer so many episodes, of which the first alone is seeded. forged: writer and episode of other actions.
+
+    Episodes are of the same length, as those of many environments are.
+    """
+    for writer, episodes in enumerate(lengths):
+        env = TraceRecordingWrapper(
+            gymnasium.make("Pendulum-v1", max_episode_steps=3), directory, uid=f"w{writer}", on_exist="append"
+        )
+        for number in range(episodes):
+            env.reset(seed=None if number else writer)
+            for step in range(3):
+                env.step(np.full(1, step + ((writer, number) == forged), np.float32))
+        env.close()
+    return directory
+
+
+def test_a_longer_writer_does_not_shift_the_episodes_of_the_others(tmp_path: Path) -> None:
+    a, b = record_writers(tmp_path / "a", 13, 21, 21), record_writers(tmp_path / "b", 9, 21, 21)
+    for one, other in ((a, b), (b, a)):
+        assert [found.difference for found in diff_traces(one, other)] == [None] * 51
+    told = run("diff", a, b).stdout
+    assert "A has 55 episodes, B has 51" in told
+    assert "55 episodes, of which 51 are the same" in told
+
+
+def test_an_episode_that_differs_is_compared_with_the_one_of_its_writer(tmp_path: Path) -> None:
+    a, b = record_writers(tmp_path / "a", 5, 4, forged=(1, 2)), record_writers(tmp_path / "b", 3, 4)
+    assert differences(a, b) == [(7, 0, "actions")]
+    assert differences(a, b, ignore=["actions"]) == [(7, 0, "observations")]
+    assert len(list(diff_traces(a, b))) == 7
+
+
 KILLED = """
 import os, sys
 import gymnasium

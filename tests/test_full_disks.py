@@ -66,7 +66,8 @@ def assert_all_is_there(kind: str, directory: Path, diary: Path, spare: Path, er
     assert verdict.lost <= error * (64 if kind == "lanes" else 1)
     assert verdict.wrong == 0
     assert repair_trace(directory, spare).steps == report.steps
-    assert inquest.judged(open_trace(spare), {"w": diary}, judge).recovered == verdict.recovered
+    if report.episodes:
+        assert inquest.judged(open_trace(spare), {"w": diary}, judge).recovered == verdict.recovered
     return verdict
 
 

@@ -233,6 +233,19 @@ def test_repair_writes_only_into_a_new_directory_elsewhere(tmp_path):
     assert not (tmp_path / "t" / "inside").exists()
 
 
+def test_an_interrupted_repair_leaves_nothing(tmp_path):
+    record(tmp_path / "t")
+
+    def interrupted(done, total):
+        assert not (tmp_path / "r").exists()  # also if it were killed now
+        if done == total:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        repair_trace(tmp_path / "t", tmp_path / "r", interrupted)
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
 def test_batches_that_are_missing_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_BYTES", 100)
     record(tmp_path / "t")

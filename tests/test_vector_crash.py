@@ -206,8 +206,8 @@ def test_truncating_gives_back_exactly_the_chunks_that_were_complete(
             assert check_trace(tmp_path / "t").damages
             with pytest.raises(TraceError):
                 list(open_trace(tmp_path / "t"))
-            repair_trace(tmp_path / "t", tmp_path / str(length))
-            found = look_at(open_trace(tmp_path / str(length)), dead=True)
+            kept = repair_trace(tmp_path / "t", tmp_path / str(length)).writers
+            found = look_at(open_trace(tmp_path / str(length)), dead=True) if kept else {}
         else:
             found = look_at(open_trace(tmp_path / "t"), dead=True)
         assert (set(found), set(found.values()) - {1}) == (complete, set()), f"{length} of {len(whole)} bytes"

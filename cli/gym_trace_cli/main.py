@@ -19,6 +19,7 @@ import gym_trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError, TraceNotFound, told
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, TABLE
+from gym_trace_cli.stopping import Ended, ended_by_signals
 
 # By name: the module that has it, and its line in the help. A module is imported when its command is called.
 COMMANDS = {
@@ -77,12 +78,15 @@ class Commands(click.Group):
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
-                result = super().invoke(ctx)
-            sys.stdout.flush()
+                with ended_by_signals():
+                    result = super().invoke(ctx)
+                    sys.stdout.flush()
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except KeyboardInterrupt:
             _fail(ctx, INTERRUPTED, "interrupted")
+        except Ended as error:
+            _fail(ctx, error.exit_code, error.told)
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
                 ctx.exit(READER_GONE)

@@ -22,28 +22,34 @@ _LISTED = 20  # runs of lost steps that are named one by one
 @click.command("repair", short_help="Write a clean copy of what can be read.")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @click.option("-o", "--output", required=True, metavar="NEW", type=click.Path(), help="A new directory for the copy.")
+@click.option("--salvage", is_flag=True, help="Keep steps of damaged chunks without the columns that are lost.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def command(ctx: click.Context, /, directory: str, output: str, quiet: bool, as_json: bool) -> None:
+def command(ctx: click.Context, /, directory: str, output: str, salvage: bool, quiet: bool, as_json: bool) -> None:
     """Write a clean copy of the trace in DIR to NEW, with all that can be read. DIR is never changed.
 
-    What a killed recorder left open is sealed, and manifests are written anew. Tells exactly what is lost. Exits with 1
-    if nothing could be kept.
+    The unit of loss is a chunk: up to 1 MiB of values, or 24 MiB of large ones such as images. With
+    --salvage its steps are kept if some of its columns are intact. In the others all values are NaN
+    where they are floats, and absent where not; the fact "salvaged" of NEW names them.
+
+    What a killed recorder left open is sealed, and manifests are written anew. Tells exactly what is lost. NEW is there
+    when it is complete. Exits with 1, and writes nothing, if no episode can be read.
     """
     with show.ProgressLine(quiet=quiet) as progress:
-        report = gym_trace.repair_trace(directory, output, on_progress=progress.update_bytes)
+        report = gym_trace.repair_trace(directory, output, on_progress=progress.update_bytes, salvage=salvage)
     if as_json:
         click.echo(json.dumps(_as_json(report)))
         ctx.exit(FINE if report.writers else ERROR)
     for remark in report.found.remarks:
         click.echo(f"note: {show.printable(remark)}")
     _print_losses(report)
+    if not report.writers:
+        click.echo(f"no episode can be read; {show.printable(output)} was not written")
+        ctx.exit(ERROR)
     writers = show.count(len(report.writers), "writer")
     kept = f"{show.count(report.found.episodes, 'episode')}, {show.count(report.steps, 'step')} of {writers}"
     click.echo(f"kept in {show.printable(output)}: {kept}")
-    if not report.writers:
-        ctx.exit(ERROR)
 
 
 def _as_json(report: RepairReport) -> dict[str, Any]:
@@ -57,13 +63,17 @@ def _as_json(report: RepairReport) -> dict[str, Any]:
         "episodes": report.found.episodes,
         "steps": report.steps,
         "losses": losses,
+        "salvaged": [
+            {"damage": one.damage._asdict(), "columns": one.columns, "steps": [steps._asdict() for steps in one.steps]}
+            for one in report.salvaged
+        ],
         "orphans": [steps._asdict() for steps in report.orphans],
         "found": report_as_json(report.found),
     }
 
 
 def _print_losses(report: RepairReport) -> None:
-    costly = [loss.damage for loss in report.losses]
+    costly = [loss.damage for loss in report.losses] + [kept.damage for kept in report.salvaged]
     for damage in report.found.damages:
         if damage not in costly:
             click.echo(f"{show.damage(*damage)} (no step is lost by it)")
@@ -72,22 +82,26 @@ def _print_losses(report: RepairReport) -> None:
         _print_steps(loss.steps)
         if not loss.exact:
             click.echo(f"  lost: {'more ' if loss.steps else ''}steps that cannot be named")
+    for kept in report.salvaged:
+        click.echo(show.damage(*kept.damage))
+        click.echo(show.printable(f"  kept without {', '.join(kept.columns)}"))
+        _print_steps(kept.steps, "without them")
     if report.orphans:
         click.echo("left out, because the observation before them is lost:")
         _print_steps(report.orphans)
-    if not report.losses:
+    if not (report.losses or report.salvaged):
         click.echo("nothing is lost")
 
 
-def _print_steps(runs: list[LostSteps]) -> None:
+def _print_steps(runs: list[LostSteps], what: str = "lost") -> None:
     for run in runs[:_LISTED]:
         steps = (
             f"step {run.first_step}"
             if run.steps == 1
             else f"steps {run.first_step} to {run.first_step + run.steps - 1}"
         )
-        click.echo(f"  lost: episode {run.episode_id} of {run.writer}, {steps}")
+        click.echo(f"  {what}: episode {run.episode_id} of {run.writer}, {steps}")
     if len(runs) > _LISTED:
         rest = runs[_LISTED:]
         steps = show.count(sum(run.steps for run in rest), "step")
-        click.echo(f"  lost: {steps} more of {show.count(len({run[:2] for run in rest}), 'episode')}")
+        click.echo(f"  {what}: {steps} more of {show.count(len({run[:2] for run in rest}), 'episode')}")

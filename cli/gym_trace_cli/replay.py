@@ -18,7 +18,6 @@ from gym_trace_cli.episode_lines import print_as_json, print_episodes
 from gym_trace_cli.exit_codes import DAMAGED, FINE
 from gym_trace_cli.options import NamedCallable
 from gym_trace_cli.selection import Selection, selection_options
-from gym_trace_cli.stopping import ended_by_signals
 from gym_trace_cli.verify import verification_options, verify
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def _play(
 
     without_display()
     player = Player(trace, chosen, source, speed, stepwise)
-    with ended_by_signals(), Terminal() as terminal:
+    with Terminal() as terminal:
         player.run(terminal, Making(trust=trust, **making_arguments(env_id, factory, env_args, imports, trust)))
     for note in player.notes:
         click.echo(show.printable(f"note: {note}"), err=True)

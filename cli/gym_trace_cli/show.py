@@ -260,7 +260,11 @@ class ProgressLine:
                 transient=True,
                 redirect_stdout=is_terminal(sys.stdout),
             )
-            self._live.start()
+            try:
+                self._live.start()
+            except BaseException:
+                self._live.stop()  # which shows the cursor again
+                raise
         return self
 
     def update(

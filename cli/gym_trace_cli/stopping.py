@@ -5,12 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
 from gym_trace.child_processes import started_safely
+from gym_trace.storage.interrupts import raised_once
 from gym_trace_cli.exit_codes import SIGNALLED
 
 _NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -41,21 +43,65 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class Ended(SystemExit):
+    """A command is told to end, with this exit code. told: by what, in a word."""
+
+    def __init__(self, number: int):
+        self.exit_code = SIGNALLED + number
+        super().__init__(self.exit_code)
+        self.told = _NAMES[signal.Signals(number)]
+
+
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within it SIGTERM and SIGHUP end the command as Ctrl-C does, by an exception, so that things are put in order."""
+    """Within it Ctrl-C, SIGTERM and SIGHUP end the command by an exception, so that things are put in order.
 
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(SIGNALLED + number)
-
-    numbers = [number for number in _NAMES if number != signal.SIGINT and signal.getsignal(number) == signal.SIG_DFL]
-    for number in numbers:
-        signal.signal(number, end)
+    Ctrl-C raises KeyboardInterrupt, as ever, the others Ended. Another one soon after does not interrupt the order.
+    """
+    before: dict[int, Any] = {}
     try:
-        yield
+        if threading.current_thread() is threading.main_thread():
+            for number in _NAMES:
+                handler = signal.getsignal(number)
+                if handler is not signal.SIG_IGN:  # as it is for jobs in the background
+                    before[number] = handler
+                    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _end)
+        _active.append(None)
+        with raised_once():
+            yield
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        if _active:
+            _active.pop()
+        for changed, handler in before.items():
+            signal.signal(changed, handler)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    _leave_terminals(number, [fd for fd in _OUTPUTS if os.isatty(fd)])
+    raise Ended(number)
+
+
+def _leave_terminals(number: int, terminals: list[int]) -> None:
+    """Writes elsewhere than to terminals that have hung up: that would fail."""
+    if _NAMES[signal.Signals(number)] == "hung up":
+        for fd in terminals:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+
+
+_active: list[None] = []  # commands
+
+
+def _in_a_child() -> None:
+    """Processes that are forked, such as those of an environment, end by SIGTERM and SIGHUP, whatever they are at."""
+    if _active:
+        _active.clear()
+        for number in _NAMES:
+            if number != signal.SIGINT and callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_a_child)
 
 
 class StopSignals:
@@ -65,10 +111,11 @@ class StopSignals:
 
     Attributes:
         received: number of the signal that came, or 0.
+        notes: False: there is nothing to save yet, so the first one strikes at once, too.
     """
 
-    def __init__(self) -> None:
-        self.received = 0
+    def __init__(self, notes: bool = True) -> None:
+        self.received, self.notes = 0, notes
         self._before: dict[int, Any] = {}
         self._terminals: list[int] = []
 
@@ -92,12 +139,10 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if _NAMES[signal.Signals(number)] == "hung up":
-            for fd in self._terminals:  # which is gone: writing to it would fail
-                os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
-        if not self.received:
-            self.received = number
-        elif number == signal.SIGINT:
+        _leave_terminals(number, self._terminals)
+        first, self.received = not self.received, self.received or number
+        if first and self.notes:
+            return
+        if number == signal.SIGINT:
             raise KeyboardInterrupt
-        else:
-            raise SystemExit(SIGNALLED + number)
+        raise Ended(number)

@@ -18,11 +18,11 @@ from gym_trace.printable import shown
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments
-from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, SIGNALLED, UNVERIFIABLE
+from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, UNVERIFIABLE
 from gym_trace_cli.options import recorded_env_options
 from gym_trace_cli.reports import Outcome, ReportFile, Reports
 from gym_trace_cli.selection import Selection, selection_options
-from gym_trace_cli.stopping import ended_by_signals
+from gym_trace_cli.stopping import Ended
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -106,26 +106,25 @@ def verify(
     options |= {"imports": imports, "on_damage": "skip" if skip_damaged else "raise"}
     outcome, reports = Outcome(str(trace.directory), len(chosen)), Reports(report, junit)
     reasons: Counter[str] = Counter()
-    with ended_by_signals():
-        try:
-            options |= making_arguments(env_id, factory, env_args, imports, options["trust"])
-            _play(trace, chosen, as_json, options, outcome, reports, reasons)
-        except CorruptTrace as error:
-            outcome.ended, outcome.message = "damaged", str(error)
-            click.echo(f"error: {show.printable(error)}; --skip-damaged verifies the others", err=True)
-        except BaseException as error:
-            outcome.ended, outcome.exit_code = _end(error)
-            if outcome.ended == "error":
-                outcome.message = str(error) if isinstance(error, TraceError) else told(error)
-            raise
-        finally:
-            _sum_up(trace, outcome, skip_damaged)
-            reports.close(outcome)  # before anything is printed, which may fail
-            for reason, number in Counter() if as_json else reasons.items():
-                if number > _MOST_ALIKE:
-                    more = show.count(number - _MOST_ALIKE, "more episode")
-                    click.echo(show.printable(f"{more} cannot be verified: {reason}"))
-            _tell(trace, outcome, as_json, own_arguments="env_kwargs" in options)
+    try:
+        options |= making_arguments(env_id, factory, env_args, imports, options["trust"])
+        _play(trace, chosen, as_json, options, outcome, reports, reasons)
+    except CorruptTrace as error:
+        outcome.ended, outcome.message = "damaged", str(error)
+        click.echo(f"error: {show.printable(error)}; --skip-damaged verifies the others", err=True)
+    except BaseException as error:
+        outcome.ended, outcome.exit_code = _end(error)
+        if outcome.ended == "error":
+            outcome.message = str(error) if isinstance(error, TraceError) else told(error)
+        raise
+    finally:
+        _sum_up(trace, outcome, skip_damaged)
+        reports.close(outcome)  # before anything is printed, which may fail
+        for reason, number in Counter() if as_json else reasons.items():
+            if number > _MOST_ALIKE:
+                more = show.count(number - _MOST_ALIKE, "more episode")
+                click.echo(show.printable(f"{more} cannot be verified: {reason}"))
+        _tell(trace, outcome, as_json, own_arguments="env_kwargs" in options)
     return outcome.exit_code
 
 
@@ -164,8 +163,8 @@ def _end(error: BaseException) -> tuple[str, int]:
     """What ended it early, in a word, and the exit code of that."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
-    if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > SIGNALLED:
-        return "terminated", error.code
+    if isinstance(error, Ended):
+        return "terminated", error.exit_code
     return "error", ERROR
 
 

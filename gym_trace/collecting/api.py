@@ -17,7 +17,7 @@ from gymnasium import vector
 from gym_trace.collecting.executor import Executor, ProcessExecutor, check_portable, end_if_unguarded
 from gym_trace.collecting.policies import policy_maker
 from gym_trace.collecting.rollout import directory_bytes, new_root_seed
-from gym_trace.collecting.run_log import Events, await_writers, check_same, finished, machine, settings_of
+from gym_trace.collecting.run_log import Events, await_writers, check_same, finished, machine, settings_of, take_in
 from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
@@ -59,7 +59,8 @@ def collect(
 
     Episode k has the seed that ``seed`` and k give, whoever records it: the same episodes come of any number of
     workers, also of such as are killed and of a run that is interrupted and resumed. What a dead worker has not saved
-    whole is recorded again by another one. Of its open episode the trace keeps what there is, as "lost".
+    whole is recorded again by another one. Of its open episode the trace keeps what there is, as "lost", in sealed
+    batches once the run is over.
 
     Processes are started afresh, so a script that calls this needs ``if __name__ == "__main__":`` around it.
 
@@ -162,7 +163,10 @@ def collect(
             max_restarts=max_restarts,
             cpus=None if cpus is None else list(cpus),
         )
-        result = supervisor.run(partial(_report, events, on_progress))
+        try:
+            result = supervisor.run(partial(_report, events, on_progress))
+        finally:
+            take_in(place, events)
         events("end", **_facts(result), failed={str(k): why for k, why in result.failed.items()})
         return result
     finally:

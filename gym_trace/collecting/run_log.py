@@ -7,6 +7,8 @@ import os
 import platform
 import re
 import time
+import warnings
+from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from gym_trace.envs.seeding import EPISODES, episode_of
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError
 from gym_trace.format.directory import find_writers
 from gym_trace.format.manifest import json_of
+from gym_trace.integrity.rings import take_in_rings
 from gym_trace.model.schema import as_map
 from gym_trace.model.vocabulary import Outcome
 from gym_trace.reading.origins.reader import presented
@@ -165,6 +168,19 @@ def finished(directory: Path, run: str, root: int, writer: str | None = None) ->
                 (episode_of(root, seed), steps) for seed, steps in zip(whole["seed"].tolist(), whole["steps"].tolist())
             )
     return found
+
+
+def take_in(directory: Path, event: Callable[..., None]) -> None:
+    """Has the batches of workers that died say all that they recorded, so that the trace outlives this machine.
+
+    Raises RecordingError if they cannot be written.
+    """
+    done, problems = take_in_rings(directory)
+    for writer in done:
+        event("ring taken in", writer=writer)
+    for problem in problems:
+        event("ring left", problem=problem)
+        warnings.warn(problem, stacklevel=2)
 
 
 def machine() -> dict[str, Any]:

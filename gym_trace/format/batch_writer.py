@@ -110,11 +110,12 @@ class BatchWriter:
     Raises OSError as the file system does; what was written before stays readable.
     """
 
-    def __init__(self, storage: Storage, name: str, number: int, schema: dict[str, Any]):
+    def __init__(
+        self, storage: Storage, name: str, number: int, schema: dict[str, Any], begun: BatchReader | None = None
+    ):
+        """begun: this batch, as a writer that died has left it; all of it are whole records."""
         self.name = name  # of the sealed batch; until then .part is appended
         self._storage = storage
-        self._file_id = os.urandom(16)
-        self._file = storage.create(name + PART)
         self._sequence = 0
         self._fragments: list[Array] = []
         self._chunks: list[tuple[int, int, int, int]] = []
@@ -124,12 +125,33 @@ class BatchWriter:
         self.size = 0
         self.crc = 0
         self.fragments = 0
+        if begun is not None:
+            self._go_on(begun)
+            return
+        self._file_id = os.urandom(16)
+        self._file = storage.create(name + PART)
         try:
             self._append([wire.pack_file_header(self._file_id, number, features_of(schema))])
             self._record(wire.SCHEMA, pack(schema), [])
         except OSError:
             self.abandon()
             raise
+
+    def _go_on(self, begun: BatchReader) -> None:
+        file = self._storage.reopen(begun.name)
+        assert file is not None  # as no lock is asked for
+        self._file_id, self._file = begun.header.file_id, file
+        self._fragments, self._chunks = [begun.fragments], list(map(tuple, begun.chunks.tolist()))
+        self._totals = {path: list(sizes) for path, sizes in begun.totals.items()}
+        self._slab = (begun.slabs.complete, False, 1) if begun.slabs.complete else None
+        self._pending = begun.slabs.pending or ()
+        self.fragments = len(begun.fragments)
+        with self._storage.open(begun.name) as reader:
+            while block := reader.read(self.size, _BLOCK):
+                self.size, self.crc = self.size + len(block), crc32(block, self.crc)
+            self._sequence = 1
+            if self._chunks:
+                self._sequence += stored_chunk(reader, begun, len(self._chunks) - 1).header.sequence
 
     def has_room(self, fragments: int) -> bool:
         """Whether the index can have the fragments of one more chunk."""

@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.model.containers import MAX_CONTAINERS
 from gym_trace.model.values import shown
-from gym_trace.storage.protocol import Reader, Storage
+from gym_trace.storage.protocol import Appender, Reader, Storage
 
 SUFFIX = ".manifest.jsonl"
 _MOST_BITS = 4096  # of an integer in a line that holds such ones; Python reads 4300 digits at most
@@ -25,7 +25,11 @@ MAX_LINES = 1 << 20  # what follows them is not read
 class ManifestWriter:
     """Appends lines to a new manifest, and holds its lock until closed: a reader sees by it that the writer lives."""
 
-    def __init__(self, storage: Storage, name: str, schema: dict[str, Any]):
+    def __init__(self, storage: Storage, name: str, schema: dict[str, Any], file: Appender | None = None):
+        """file: that of a writer that died, with its lock, as reopened() gives it."""
+        if file is not None:
+            self._file = file
+            return
         first = as_json({"type": "writer", **schema})
         if len(first) >= _MAX_LINE:  # of which those of a batch, that are to be read, have about as many
             raise UnstorableValue(f"spaces and metadata take {len(first)} bytes in the manifest; at most {_MAX_LINE}")
@@ -47,6 +51,23 @@ class ManifestWriter:
 
     def _write(self, entry: dict[str, Any]) -> None:
         self._file.write(as_json(entry) + b"\n")
+
+
+def reopened(storage: Storage, name: str) -> Appender | None:
+    """The manifest of a dead writer, with its lock, to go on behind its last whole line; None if it cannot be locked.
+
+    Raises CorruptTrace, OSError.
+    """
+    file = storage.reopen(name, locked=True)
+    if file is not None:
+        try:
+            for line in read_lines(storage, name):
+                if not line.whole:
+                    file.truncate(line.start)
+        except BaseException:
+            file.close()
+            raise
+    return file
 
 
 def append(storage: Storage, writer: str, entry: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from gym_trace.format.directory import batch_name
 from gym_trace.format.manifest import SUFFIX, ManifestWriter
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.values import Array
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import Appender, Storage
 
 # A batch is sealed, and so made durable, when it has reached one of these.
 BATCH_BYTES = 64 << 20
@@ -36,7 +36,10 @@ class TraceWriter:
     Not thread-safe. Raises OSError as the file system does.
     """
 
-    def __init__(self, storage: Storage, schema: dict[str, Any], level: int, fsync: bool):
+    def __init__(
+        self, storage: Storage, schema: dict[str, Any], level: int, fsync: bool, manifest: Appender | None = None
+    ):
+        """manifest: that of a writer that died, to go on with; see go_on()."""
         self.writer: str = schema["writer"]
         self._storage = storage
         self._schema = schema
@@ -51,9 +54,20 @@ class TraceWriter:
         self.bytes = self.episodes = self.steps = 0
         self._in_sealed = 0
         try:
-            self._manifest = ManifestWriter(storage, f"{self.writer}{SUFFIX}", schema)
+            self._manifest = ManifestWriter(storage, f"{self.writer}{SUFFIX}", schema, manifest)
         except FileExistsError as error:
             raise InvalidOption(f"uid={self.writer!r} is taken in {storage.root}; pass another one, or none") from error
+
+    def go_on(self, batches: int, last: BatchReader | None) -> None:
+        """Goes on where a writer died: after so many batches, in the one after them if that was begun.
+
+        last: that one; it ends with a whole record.
+        """
+        self._batches = batches
+        if last is not None:
+            self._batch = BatchWriter(self._storage, batch_name(self.writer, batches), batches, self._schema, last)
+            self._opened_at = time.monotonic()
+            self._count(last.fragments)
 
     def write(
         self,

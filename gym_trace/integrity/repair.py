@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,17 +20,28 @@ from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import WriterFiles
 from gym_trace.format.facts import Facts, read_facts, write_facts
 from gym_trace.format.trace_writer import RowsOrEncoded, TraceWriter
-from gym_trace.integrity.scan import STEP_COLUMNS, CheckReport, Examination, Loss, LostSteps, Progress, examinations
+from gym_trace.integrity.scan import (
+    STEP_COLUMNS,
+    CheckReport,
+    Examination,
+    Loss,
+    LostSteps,
+    Progress,
+    SalvagedSteps,
+    examinations,
+)
 from gym_trace.model.origins import ID_BITS
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, storage_of
 from gym_trace.reading.episode_table import step_offsets
-from gym_trace.storage.local import storage_of_copy
 from gym_trace.storage.protocol import Storage
+from gym_trace.storage.staging import StagedStorage, new_directory
 
+_MOST_TOLD = 1000  # runs of steps
+_SALVAGED = "values of these columns are lost in these steps: NaN stands for floats, ABSENT for all else"
 _LAST_STEP = (1 << 64) - 1  # that a fragment can tell of; only a hostile one comes near
 
-__all__ = ["CheckReport", "Loss", "LostSteps", "RepairReport", "check_trace", "repair_trace"]
+__all__ = ["CheckReport", "Loss", "LostSteps", "RepairReport", "SalvagedSteps", "check_trace", "repair_trace"]
 
 
 @dataclass
@@ -37,11 +49,12 @@ class RepairReport:
     """What repair_trace has kept and what is lost.
 
     Attributes:
-        destination: the repaired trace.
+        destination: the repaired trace; not there if writers is empty.
         found: what was found in the damaged one; what of it can be read is what was kept, but for `orphans`.
         losses: damage that has cost steps, or may have. Damage in `found` that is not here cost nothing.
+        salvaged: steps that were kept without some of their columns, if that was asked for.
         orphans: steps that could be read and were left out, because the observation before them is lost.
-        writers: ids of the writers that were kept.
+        writers: ids of the writers that were kept; none if no episode was.
     """
 
     destination: Path
@@ -49,6 +62,7 @@ class RepairReport:
     losses: list[Loss] = field(default_factory=list)
     orphans: list[LostSteps] = field(default_factory=list)
     writers: list[str] = field(default_factory=list)
+    salvaged: list[SalvagedSteps] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
@@ -80,6 +94,8 @@ def repair_trace(
     directory: Trace | str | os.PathLike[str],
     destination: str | os.PathLike[str],
     on_progress: Progress | None = None,
+    *,
+    salvage: bool = False,
 ) -> RepairReport:
     """Writes a clean copy of a trace, with all that can be read. Never changes the original.
 
@@ -88,8 +104,13 @@ def repair_trace(
 
     Args:
         directory: of the trace, or the trace; of a view, all of it is copied. Its writers must have ended.
-        destination: a new or empty directory.
+        destination: a new or empty directory. It is there when it is complete, and not at all if no episode can be
+            read.
         on_progress: called now and then with the bytes done and the bytes there are.
+        salvage: keep the steps of a damaged chunk with the columns that are intact. In the others every value is NaN
+            where they are floats, and ABSENT (of gym_trace.model.values) where not, in arrays of objects; there are no
+            such annotations. Where it is lost how episodes began, they have neither seed nor start. The fact "salvaged"
+            of the new trace names the columns, episodes and steps.
 
     Raises:
         TraceNotFound: there is no trace in directory.
@@ -101,20 +122,39 @@ def repair_trace(
     """
     source, target = storage_of(directory), Path(destination)
     found = CheckReport()
-    writers = list(examinations(source, found, on_progress))
+    writers = list(examinations(source, found, on_progress, salvage))
     for examination in writers:
         if examination.files.is_alive():
             raise TraceError(f"{examination.files.where}: this writer is still recording; repair when it has ended")
-    storage = storage_of_copy(target, Path(source.root))
     report = RepairReport(target, found)
     try:
-        for examination in writers:
-            _copy(examination, storage, report)
-        if facts := _facts(source, found):
-            write_facts(storage, facts)
+        with suppress(_NothingKept), new_directory(target, source.root) as staged:
+            storage = StagedStorage(staged)
+            for examination in writers:
+                _copy(examination, storage, report)
+            if facts := _facts(source, found) | _told(report.salvaged):
+                write_facts(storage, facts)
+            if not found.episodes:
+                report.writers.clear()
+                raise _NothingKept
+    except TraceError:
+        raise
     except OSError as error:
         raise RecordingError(f"{target}: the repaired trace could not be written: {error}") from error
     return report
+
+
+def _told(salvaged: list[SalvagedSteps]) -> Facts:
+    """What the new trace says of values that are lost."""
+    runs = [{"columns": one.columns, **steps._asdict()} for one in salvaged for steps in one.steps]
+    if not runs:
+        return {}
+    more = {"more": len(runs) - _MOST_TOLD} if len(runs) > _MOST_TOLD else {}
+    return {"salvaged": {"note": _SALVAGED, "steps": runs[:_MOST_TOLD], **more}}
+
+
+class _NothingKept(Exception):
+    """No episode can be read, so that there is no trace to be left."""
 
 
 def _facts(storage: Storage, found: CheckReport) -> Facts:
@@ -153,6 +193,7 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
             writer.abandon()
     report.losses += examination.losses
     report.orphans += mender.orphans
+    report.salvaged += examination.salvaged
 
 
 def _closing_words(files: WriterFiles) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from gym_trace.format.column_decoder import decode
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.integrity.batch_scan import BatchInspector
 from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, is_there
+from gym_trace.integrity.salvage import STARTS_COLUMN, salvaged
 from gym_trace.model.origins import Origin, origins_of, split_id
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array
@@ -51,6 +52,17 @@ class Loss(NamedTuple):
     exact: bool
 
 
+class SalvagedSteps(NamedTuple):
+    """Steps that are kept without some of their columns.
+
+    columns: those that are lost, such as "observations/position": NaN stands for floats, ABSENT for other values.
+    """
+
+    damage: Damage
+    columns: list[str]
+    steps: list[LostSteps]
+
+
 @dataclass
 class CheckReport:
     """What check_trace has found.
@@ -71,7 +83,10 @@ class CheckReport:
     remarks: list[str] = field(default_factory=list)
 
 
-def examinations(storage: Storage, report: CheckReport, on_progress: Progress | None) -> Iterator[Examination]:
+def examinations(
+    storage: Storage, report: CheckReport, on_progress: Progress | None, salvage: bool = False
+) -> Iterator[Examination]:
+    """salvage: see Examination."""
     writers = find_writers(storage)
     if not writers:
         raise TraceNotFound(
@@ -84,7 +99,7 @@ def examinations(storage: Storage, report: CheckReport, on_progress: Progress | 
             on_progress(min(report.bytes + done, total), total)
 
     for files in writers:
-        yield Examination(files, report, advance)
+        yield Examination(files, report, advance, salvage)
 
 
 def _size(storage: Storage, name: str) -> int:
@@ -97,10 +112,13 @@ def _size(storage: Storage, name: str) -> int:
 class Examination:
     """Goes through the files of one writer once, and keeps what it finds out in a report."""
 
-    def __init__(self, files: WriterFiles, report: CheckReport, advance: Callable[[int], None]):
+    def __init__(self, files: WriterFiles, report: CheckReport, advance: Callable[[int], None], salvage: bool = False):
+        """salvage: whether chunks() gives damaged chunks, too, with what is intact of them."""
         self.files = files
         self._storage = files.storage
         self.losses: list[Loss] = []
+        self.salvaged: list[SalvagedSteps] = []
+        self._salvage = salvage
         self.last_inexact: Loss | None = None  # the last of them of which steps does not name all
         self._report = report
         self._advance = advance
@@ -236,7 +254,12 @@ class Examination:
                 self._verify_origins(fragments)
             except CorruptTrace as error:
                 clean = False
-                self._lost(Damage(batch.path, offset, offset + length, error.problem), self._steps(fragments), True)
+                damage = Damage(batch.path, offset, offset + length, error.problem)
+                if (kept := self._salvaged(batch, number, fragments, layouts, damage)) is not None:
+                    self._count(fragments)
+                    yield kept
+                else:
+                    self._lost(damage, self._steps(fragments), True)
             else:
                 self._count(fragments)
                 yield fragments, chunk
@@ -245,6 +268,27 @@ class Examination:
         self._report.files += 1
         self._report.bytes += batch.size
         self._advance(0)
+
+    def _salvaged(
+        self, batch: BatchReader, number: int, fragments: Array, layouts: Layouts, damage: Damage
+    ) -> tuple[Array, Chunk] | None:
+        """A damaged chunk with what is intact of it, if that is wanted and there is anything."""
+        if not self._salvage:
+            return None
+        try:
+            kept = salvaged(batch, number)
+            if STARTS_COLUMN in kept.lost:  # nobody knows how its episodes began
+                fragments = fragments.copy()
+                fragments["flags"] &= ~np.uint32(wire.STARTS)
+            _verify(kept.chunk, fragments, layouts)
+            self._verify_origins(fragments)
+        except CorruptTrace:
+            return None
+        self._report.damages.append(damage)
+        self.salvaged.append(
+            SalvagedSteps(damage, ["/".join(map(str, path)) for path in kept.lost], self._steps(fragments))
+        )
+        return fragments, kept.chunk
 
     def _verify_origins(self, fragments: Array) -> None:
         """Raises CorruptTrace for fragments of which nobody knows who recorded them."""

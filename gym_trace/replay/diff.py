@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -42,12 +44,14 @@ def diff_traces(
     rtol: float = 0.0,
     ignore: Collection[str] = (),
 ) -> Iterator[EpisodeDifference]:
-    """Compares episodes one at a time, in bounded memory: the same one of the same writer, of the same seed, or place.
+    """Compares episodes one at a time, in bounded memory: those that belong together.
 
     Where both have episodes of one recording, as after an edit, an episode is known by its writer, its id and its first
     step. Otherwise by seed, where every episode of both traces has one of its own, but for those that were left begun
-    and recorded anew: so runs of several processes can be compared, whose episodes are in no certain order. Yields as
-    many as both traces have in common. Running episodes are compared as far as they have been recorded.
+    and recorded anew, or by its place, where the traces line up. Where they do not, those belong together that have the
+    same observations, actions and rewards; what is left over goes by seed, and then by place. So runs of several
+    processes can be compared, whose episodes are in no certain order. Yields as many as both traces have in common,
+    in the order of the first one. Running episodes are compared as far as they have been recorded.
 
     In a Difference, "recorded" is what the first trace has and "seen" what the second one has. Where an episode is
     shorter than the other, column is "steps".
@@ -70,7 +74,7 @@ def diff_traces(
 def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset[str]) -> Iterator[EpisodeDifference]:
     same = same_bytes(a, b)
     if same is None:
-        yield from (_compared(a, one, other, comparison, compared) for one, other in _pairs(a, b))
+        yield from (_compared(a, one, other, comparison, compared) for one, other in _pairs(a, b, compared))
         return
     steps, end = a.episodes["steps"], 0
     for is_same, group in groupby(same):
@@ -83,22 +87,77 @@ def _differences(a: Trace, b: Trace, comparison: Comparison, compared: frozenset
             yield from (_compared(a, one, other, comparison, compared) for one, other in pairs)
 
 
-def _pairs(a: Trace, b: Trace) -> Iterator[tuple[Episode, Episode]]:
+def _pairs(a: Trace, b: Trace, compared: frozenset[str]) -> Iterator[tuple[Episode, Episode]]:
     ours, known = ({(writer.writer, writer.about_or_empty.created) for writer in t.readers} for t in (a, b))
     if ours & known:
         yield from _same_ones(a, b, {writer for writer, _ in ours & known})
         return
-    common = min(len(a), len(b))
     whole, others = _whole(a), _whole(b)
     mine, theirs = a.episodes["seed"][whole], b.episodes["seed"][others]
     each_one = all(len(np.unique(seeds)) == len(seeds) and (seeds >= 0).all() for seeds in (mine, theirs))
-    if not each_one or np.array_equal(a.episodes["seed"][:common], b.episodes["seed"][:common]):
-        yield from zip(a.scan(episodes=slice(common)), b.scan(episodes=slice(common)))
+    common = slice(min(len(a), len(b)))
+    told = [name for name, column in _TOLD_APART.items() if column in compared]
+    lined_up = ["seed"] if each_one else ["writer", *told]
+    if all(a.episodes[name][common].tobytes() == b.episodes[name][common].tobytes() for name in lined_up):
+        yield from zip(a.scan(episodes=common), b.scan(episodes=common))
         return
-    _, left, right = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+    if each_one:
+        _, left, right = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+        left, right = whole[left], others[right]
+    else:
+        left, right = _places_by_content(a, b, compared)
     order = np.argsort(left)
-    for one, place in zip(a.scan(episodes=whole[left[order]]), others[right[order]].tolist()):
+    for one, place in zip(a.scan(episodes=left[order]), right[order].tolist()):
         yield one, b[place]
+
+
+# What the table of episodes says, by which most of them can be told apart, and the column that it is of.
+_TOLD_APART = {"steps": "actions", "return": "rewards", "seed": "seed"}
+
+
+def _places_by_content(a: Trace, b: Trace, compared: frozenset[str]) -> tuple[Array, Array]:
+    """Where the episodes are in both traces that belong together: as many as the shorter one has.
+
+    First those whose content is the same, then those of the same seed. What is left over goes by its place among those
+    of the writer with the same number, and then by its place among all. Takes as long as both take to be read.
+    """
+    left: list[int] = []
+    right: list[int] = []
+    alone = [dict.fromkeys(range(len(trace))) for trace in (a, b)]  # those without a partner
+    seeds = [[(seed if seed >= 0 else None) for seed in trace.episodes["seed"].tolist()] for trace in (a, b)]
+    writers = [trace.episodes["writer"].tolist() for trace in (a, b)]
+    everything = [[0] * len(trace) for trace in (a, b)]
+    for ours, theirs in (_contents(a, b, compared), seeds, writers, everything):
+        there: dict[Any, deque[int]] = {}
+        for place in alone[1]:
+            there.setdefault(theirs[place], deque()).append(place)
+        for place in list(alone[0]):
+            if ours[place] is not None and (places := there.get(ours[place])):
+                left.append(place)
+                right.append(places.popleft())
+                del alone[0][left[-1]], alone[1][right[-1]]
+    return np.array(left, np.int64), np.array(right, np.int64)
+
+
+def _contents(a: Trace, b: Trace, compared: frozenset[str]) -> list[list[bytes | None]]:
+    """For the episodes of both what their content is known by; None where the other trace has none that is alike."""
+    names = [name for name, column in _TOLD_APART.items() if column in compared and name != "seed"]
+    told = [
+        list(zip(*(trace.episodes[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)
+    ]
+    both = set(told[0]) & set(told[1])
+    columns = [name for name in ("observations", "actions", "rewards") if name in compared]
+    found: list[list[bytes | None]] = []
+    for trace, keys in zip((a, b), told):
+        digests: list[bytes | None] = [None] * len(trace)
+        wanted = np.array([place for place, key in enumerate(keys) if key in both], np.int64)
+        for place, episode in zip(wanted.tolist(), trace.scan(columns=columns, episodes=wanted) if columns else ()):
+            digest = hashlib.blake2b(digest_size=16)
+            for name in columns:
+                digest.update(pack_lenient(getattr(episode, name))[0])
+            digests[place] = digest.digest()
+        found.append(digests)
+    return found
 
 
 def _same_ones(a: Trace, b: Trace, writers: set[str]) -> Iterator[tuple[Episode, Episode]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gym_trace.errors import CorruptTrace, InvalidOption, TraceExists, TraceNotFound
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
 from gym_trace.storage.protocol import Holder, Reader
 
 try:
@@ -84,6 +84,18 @@ class LocalStorage:
 
     def create(self, name: str, lock: bool = False) -> LocalAppender:
         return LocalAppender(self.path(name), lock)
+
+    def reopen(self, name: str, locked: bool = False) -> LocalAppender | None:
+        path = self.path(name)
+        fd = open_regular(path, os.O_WRONLY | os.O_APPEND)
+        try:
+            held = not locked or lock(fd)
+        except OSError:  # a file system without locks: whether its writer lives cannot be told
+            held = False
+        if held:
+            return LocalAppender(path, locked, fd=fd)
+        os.close(fd)
+        return None
 
     def map(self, name: str, content: bytes, size: int) -> LocalMapping | None:
         if not hasattr(os, "posix_fallocate") or _file_system(self.root) not in _SAFE_TO_MAP:
@@ -185,16 +197,16 @@ class LocalReader:
 
 
 class LocalAppender:
-    """A new file that is open for writing; see gym_trace.storage.protocol.Appender."""
+    """A file that is open for appending; see gym_trace.storage.protocol.Appender."""
 
-    def __init__(self, path: str, lock: bool, shared: bool = True):
-        """shared: whether others may append to it, too."""
-        self._fd = os.open(path, _NEW if shared else _NEW & ~os.O_APPEND, 0o666)
+    def __init__(self, path: str, lock: bool, shared: bool = True, fd: int | None = None):
+        """shared: whether others may append to it, too. fd: of a file that is there, and locked if it is to be."""
+        self._fd = os.open(path, _NEW if shared else _NEW & ~os.O_APPEND, 0o666) if fd is None else fd
         self._held: str | None = None
         if lock:
             self._held = os.path.realpath(path)
             _held_here.add(self._held)
-            if fcntl is not None:
+            if fcntl is not None and fd is None:
                 with contextlib.suppress(OSError):  # a file system without locks, as clusters have them
                     fcntl.flock(self._fd, fcntl.LOCK_EX)  # may wait a moment for somebody who asks for the holder
 
@@ -316,22 +328,6 @@ def lock(fd: int) -> bool:
         except BlockingIOError:
             return False
     return True
-
-
-def storage_of_copy(target: Path, source: Path) -> LocalStorage:
-    """Makes target, for a copy of what is in source: a directory that is new or empty, and does not lie in source."""
-    refuse_url(target)
-    if target.resolve().is_relative_to(source.resolve()):
-        raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
-    storage = LocalStorage(target)
-    try:
-        storage.make()
-        is_empty = not os.listdir(target)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise TraceExists(f"{target} is a file; give a new directory") from error
-    if not is_empty:
-        raise TraceExists(f"{target} is not empty; give a new directory")
-    return storage
 
 
 def _copied_by_the_system(source: int, target: int, offset: int, length: int) -> int:

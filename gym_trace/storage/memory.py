@@ -45,6 +45,10 @@ class MemoryStorage:
         self._files[name] = bytearray()
         return MemoryAppender(self._files[name])
 
+    def reopen(self, name: str, locked: bool = False) -> MemoryAppender | None:
+        self.content(name)
+        return MemoryAppender(self._files[name])
+
     def map(self, name: str, content: bytes, size: int) -> Mapping | None:
         return None
 
@@ -89,7 +93,7 @@ class MemoryReader:
 
 
 class MemoryAppender:
-    """A new file that is open for writing; see gym_trace.storage.protocol.Appender."""
+    """A file that is open for appending; see gym_trace.storage.protocol.Appender."""
 
     def __init__(self, data: bytearray):
         self._data = data

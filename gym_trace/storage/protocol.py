@@ -34,7 +34,7 @@ class Reader(Protocol):
 
 
 class Appender(Protocol):
-    """A new file that is open for writing. All of it raises OSError."""
+    """A file that is open for appending. All of it raises OSError."""
 
     def write(self, data: bytes | memoryview) -> None:
         """Appends data, for others to read. If it fails, a part of data may have been written."""
@@ -101,6 +101,12 @@ class Storage(Protocol):
         """A new file. Raises FileExistsError, OSError.
 
         lock: holds its lock until it is closed or this process ends, where the place has locks.
+        """
+
+    def reopen(self, name: str, locked: bool = False) -> Appender | None:
+        """A file that is there, to append to it; None if its lock is wanted and cannot be had at once.
+
+        Raises FileNotFoundError, OSError.
         """
 
     def map(self, name: str, content: bytes, size: int) -> Mapping | None:

@@ -15,7 +15,7 @@ import gymnasium
 
 from gym_trace.collecting.executor import check_portable, end_if_unguarded
 from gym_trace.collecting.rollout import new_root_seed
-from gym_trace.collecting.run_log import Events, machine
+from gym_trace.collecting.run_log import Events, machine, take_in
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
@@ -186,6 +186,9 @@ def train(
             with suppress(RecordingError):  # if it is the disk that is full
                 events("failed", reason=str(error))
             raise
+        finally:
+            for number, run in enumerate(runs):
+                take_in(run.trace, partial(events, policy=number))
         for run, driver in zip(runs, drivers):
             run.set_done(learn and driver.progress.stopped in ("done", "return"))
         events("end", version=progress.version, steps=progress.steps, stopped=progress.stopped,

@@ -254,8 +254,11 @@ def drive(
     first, interrupted = drivers[0], False
     next_report = time.monotonic()
     try:
-        for driver in drivers:
-            driver.cell.start()
+        if _are_prepared(drivers, on_progress, every):
+            for driver in drivers:
+                driver.cell.start()
+        else:
+            _stop_all(drivers)
         while sum(not driver.cell.is_over for driver in drivers):
             try:
                 if things := [thing for driver in drivers for thing in driver.cell.waitables()]:
@@ -282,6 +285,19 @@ def drive(
         driver.measure()
         driver.progress.stopped = driver.progress.stopped or "done"
     return first.progress
+
+
+def _are_prepared(drivers: Sequence[Driver], on_progress: Callable[[Trained], Any] | None, seconds: float) -> bool:
+    """Whether processes can be started by now. Not if all is to end before."""
+    try:
+        preparing = drivers[0].cell.prepare()
+        while preparing is not None and preparing.is_alive():
+            preparing.join(seconds)
+            if on_progress is not None and on_progress(drivers[0].progress):
+                return False
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def _stop_all(drivers: Sequence[Driver]) -> None:

@@ -7,15 +7,18 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from shell import ok, process, run, wait_for
+from test_train_kills import does, of_session
 
 import gym_trace
 from gym_trace.training import Exchange, Run
@@ -220,3 +223,18 @@ def test_ctrl_c_saves_everything_and_resume_goes_on(tmp_path: Path) -> None:
     assert "learnt from" in ok("train", "--resume", tmp_path / "r", "--until-return", 5).output
     assert len(list(Run(tmp_path / "r").updates())) > before
     ok("train", "--verify", tmp_path / "r")
+
+
+def test_a_signal_while_the_learner_starts_is_not_waited_for(trained: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(trained, tmp_path / "r")
+    (directory / "done").unlink()
+    with Run(directory).open_log():  # as a learner of before has it, for which the new one waits
+        running = process("train", "--resume", directory, start_new_session=True)
+        wait_for(lambda: any(does(pid, "learner") for pid in of_session(running.pid)))
+        began = time.monotonic()
+        running.send_signal(signal.SIGTERM)
+        _, errors = running.communicate(timeout=60)
+    assert running.returncode == 143
+    assert f"terminated; gym-trace train --resume {directory} goes on" in errors
+    assert time.monotonic() - began < 15
+    wait_for(lambda: not of_session(running.pid))

@@ -191,6 +191,7 @@ def command(
         raise click.UsageError(
             "name an environment, ENV_ID or --make MODULE:FUNCTION; or --resume DIR; or --verify DIR: one of these"
         )
+    _refuse_options(ctx, dict(settings))
     if given["trust"]:
         look_in_current_directory()  # which may have what the run names
     find_here(str(dict(settings).get("model") or "").partition(":")[0])
@@ -215,6 +216,18 @@ def command(
     elif exchange:
         raise click.UsageError("--pbt says when policies take over from others: say how many, with --policies N")
     _train(named, directory, learn=not no_learn, describe=described(named), **given, **chosen)
+
+
+def _refuse_options(ctx: click.Context, settings: dict[str, Any]) -> None:
+    """Raises UsageError for what is set and is an option, InvalidOption for what is neither that nor a setting."""
+    from gym_trace.training.settings import Settings, settings_from
+
+    options = {name: param for param in ctx.command.params for name in (str(param.name), param.opts[-1].lstrip("-"))}
+    for name in sorted(settings.keys() - Settings.__dataclass_fields__.keys()):
+        if isinstance(option := options.get(name), click.Option):
+            value = "" if option.is_flag else " VALUE"
+            raise click.UsageError(f"--set {name}: it is an option: {option.opts[-1]}{value}")
+        settings_from({name: settings[name]})
 
 
 def _refuse_others(ctx: click.Context, mode: str, taken: set[str]) -> None:
@@ -245,12 +258,13 @@ def _train(
     limits: dict[str, float] = {name: limit for name, limit in told.items() if limit is not None}
     restarts = 0
     going_on = show.printable(f"gym-trace train --resume {shlex.quote(str(directory))}{trust_of(named)} goes on")
-    with StopSignals() as stop, show.ProgressLine(quiet=quiet) as line, ExitStack() as stack:
+    with StopSignals(notes=False) as stop, show.ProgressLine(quiet=quiet) as line, ExitStack() as stack:
         line.update("starting")  # processes import PyTorch first
         plotted = Plotted(tensorboard, options.get("policies") or len(runs_in(directory)), stack)
 
         def report(progress: Trained) -> int:
             nonlocal restarts
+            stop.notes = True
             died, restarts = progress.restarts > restarts, progress.restarts
             fraction = show.fraction(progress, limits) if limits else None
             text = line_of(progress) + (f"  ({progress.trouble})" if died else "")

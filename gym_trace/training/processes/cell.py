@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -102,6 +103,22 @@ class Cell:
 
     # -- beginnings ---------------------------------------------------------------------------------------------------
 
+    def prepare(self) -> threading.Thread:
+        """Has the process that the others are forked from import what they need; over when they can be started.
+
+        In a thread, as that takes up to a minute on a busy machine, in which nothing else could be heard.
+        """
+        thread = threading.Thread(target=self._prepare, daemon=True)
+        thread.start()
+        return thread
+
+    def _prepare(self) -> None:
+        _context.set_forkserver_preload(_PRELOADED)
+        process = _context.Process(target=_nothing, name=f"{WORKER_NAME} {self._name} first", daemon=True)
+        with started_quietly():
+            process.start()
+        process.join()
+
     def start(self) -> None:
         """Everything anew, from the log of the run."""
         settings = self._settings
@@ -164,7 +181,6 @@ class Cell:
 
     def _run(self, member: Member, ours: Connection, theirs: Connection, body: Any, args: Any, name: str) -> None:
         process = _context.Process(target=body, args=args, name=f"{WORKER_NAME} {self._name} {name}")
-        _context.set_forkserver_preload(_PRELOADED)
         try:
             with started_quietly():
                 process.start()
@@ -316,6 +332,8 @@ class Cell:
         if not self.stopping:
             self.stopping = True
             self._deadline = time.monotonic() + _PATIENCE
+            if self.learner.state == "starting":  # it has nothing to save, and hears nothing for a while
+                self.close()
             self.tell(("stop", None))
 
     def end_workers(self) -> None:
@@ -353,6 +371,10 @@ def _signal(code: int) -> str:
 
 def _last_line(trouble: str) -> str:
     return trouble.strip().splitlines()[-1] if trouble.strip() else "unknown"
+
+
+def _nothing() -> None:
+    """What the first process does."""
 
 
 def _learn(told_: Learning, niceness: int) -> None:

@@ -39,6 +39,9 @@ class Turns:
         self._shaping = settings.reward_shaping
         self._rollouts: Generator[None] = (none for none in list[None]())
 
+    def prepare(self) -> None:
+        """There is nothing to wait for."""
+
     def start(self) -> None:
         settings = self._settings
         (full, full_in), (free, free_in), (orders, self._orders) = (

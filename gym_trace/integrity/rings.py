@@ -1,0 +1,164 @@
+"""Rings of writers that died, written into their batches: rings are not readable after a reboot, nor elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, RecordingError, UnsupportedTrace
+from gym_trace.format import wire
+from gym_trace.format.batch_reader import PART, BatchReader
+from gym_trace.format.directory import WriterFiles, find_writers
+from gym_trace.format.manifest import reopened
+from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.model.packing import unpack
+from gym_trace.playback.trace import Trace, storage_of
+from gym_trace.reading.ring_tail import RingTail, tail_of
+from gym_trace.ring.recovered import read_ring
+from gym_trace.storage.protocol import Appender
+
+_PATIENCE = 2.0  # seconds, with readers who ask for a moment whether the writer lives
+_LEVEL = 3  # of zstd, for the tables of the index
+_REPAIR = "'gym-trace repair' keeps what can be read of it while this machine runs"
+
+
+def take_in_rings(directory: Trace | str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+    """Writes what the rings of dead writers hold into batches of these writers, and removes the rings.
+
+    The writer's last batch goes on and is sealed, under the writer's lock; its open episodes stay "lost". Killed at any
+    moment, the trace reads as before or as after, and the next call goes on. Writers that are alive and rings of
+    another start of the system are left alone.
+
+    Returns:
+        The ids of the writers whose rings were taken in, and what is wrong with those that could not be.
+
+    Raises:
+        TraceNotFound
+        RecordingError: the batches could not be written.
+    """
+    storage = storage_of(directory)
+    done: list[str] = []
+    problems: list[str] = []
+    for files in find_writers(storage):
+        if not files.has_ring or files.manifest is None or files.is_alive():
+            continue
+        try:
+            if _take_in(files):
+                done.append(files.writer)
+        except (CorruptTrace, UnsupportedTrace) as error:
+            problems.append(f"the ring of {files.writer} stays as it is: {error}; {_REPAIR}")
+        except OSError as error:
+            raise RecordingError(f"{storage.root}: the ring of {files.writer} cannot be written: {error}") from error
+    return done, problems
+
+
+def _take_in(files: WriterFiles) -> bool:
+    manifest = _locked(files)
+    if manifest is None:
+        return False
+    with contextlib.closing(manifest):
+        files = files.listed_again()  # another process may have done the same meanwhile
+        storage = files.storage
+        if not files.has_ring or (image := read_ring(storage, files.writer, alive=False)) is None:
+            return False
+        last: dict[int, BatchReader] = {}  # those that tell what of the ring is in them
+        for number, name in sorted(files.batches.items(), reverse=True):
+            if _is_empty(files, name):
+                storage.remove(name)
+                del files.batches[number]
+                continue
+            last[number] = BatchReader(storage, name)
+            if last[number].slabs.complete:
+                break
+        tail = tail_of(files, image, last)
+        if tail.batch is not None or tail.actions or tail.number in last:
+            _write(files, tail, last, manifest)
+        storage.remove(files.ring)
+        storage.sync()
+        return True
+
+
+def _locked(files: WriterFiles) -> Appender | None:
+    assert files.manifest is not None
+    until = time.monotonic() + _PATIENCE
+    while (manifest := reopened(files.storage, files.manifest)) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    return manifest
+
+
+def _is_empty(files: WriterFiles, name: str) -> bool:
+    """Whether the writer died before a batch that it had begun said anything."""
+    if not name.endswith(PART):
+        return False
+    with files.storage.open(name) as file:
+        if file.size <= wire.HEADER_SIZE:
+            return True
+    batch = BatchReader(files.storage, name)
+    return not (batch.damage or len(batch.chunks) or batch.schema)
+
+
+def _write(files: WriterFiles, tail: RingTail, last: dict[int, BatchReader], manifest: Appender) -> None:
+    """Has the last batch go on with what is in the ring, and seals it. Raises CorruptTrace, OSError."""
+    begun = last.get(tail.number)
+    if begun is not None:
+        if not begun.name.endswith(PART) or begun.ended or tail.number != max(files.batches):
+            raise CorruptTrace("it goes on a batch that others follow", begun.path)
+        begun = _cut(files, begun, tail.counts[tail.number])
+    schema = begun.schema if begun is not None else _schema(files)
+    if schema is None:
+        raise CorruptTrace("the schema is lost, and with it what the columns mean", files.where)
+    said = {key: value for key, value in schema.items() if key not in ("batch", "type")}
+    writer = TraceWriter(files.storage, {**said, "writer": files.writer}, _LEVEL, fsync=False, manifest=manifest)
+    try:
+        writer.go_on(tail.number, begun)
+        _add(writer, tail)
+        writer.seal()
+    finally:
+        writer.abandon()
+
+
+def _cut(files: WriterFiles, batch: BatchReader, chunks: int) -> BatchReader:
+    """The batch without a torn end, and without chunks of a slab that the ring has whole."""
+    if batch.damage:
+        raise batch.damage[0].error()
+    end = int(batch.chunks["offset"][chunks]) if chunks < len(batch.chunks) else batch.size - batch.torn
+    if end < batch.size:
+        file = files.storage.reopen(batch.name)
+        assert file is not None  # as no lock is asked for
+        with contextlib.closing(file):
+            file.truncate(end)
+            file.sync()
+    return BatchReader(files.storage, batch.name)
+
+
+def _schema(files: WriterFiles) -> dict[str, Any] | None:
+    for name in reversed(files.batches.values()):
+        if (schema := BatchReader(files.storage, name).schema) is not None:
+            return schema
+    first = next(files.entries(), {})
+    return first if first.get("type") == "writer" else None
+
+
+def _add(writer: TraceWriter, tail: RingTail) -> None:
+    """Appends the chunks of a ring. Only with the last one they count, so that nothing is there twice before it."""
+    pending = unpack(tail.ring.pending)
+    if not tail.slabs:
+        return
+    (first, _), (final, _) = tail.slabs[0], tail.slabs[-1]
+    chunks = 0 if tail.batch is None else len(tail.batch.chunks)
+    begin = 0
+    for number in range(chunks):
+        assert tail.batch is not None
+        end = begin + int(tail.batch.chunks["fragments"][number])
+        chunk = tail.batch.read_chunk(number, lambda path: path != ("fragments",))
+        is_last = number == chunks - 1
+        slab = (final, False) if is_last else (first, True)
+        columns = {path: chunk.encoded(path) for path in chunk.columns}
+        writer.write(tail.batch.fragments[begin:end], columns, slab, pending if is_last else ())
+        begin = end
+    if not chunks and pending:
+        writer.write(np.zeros(0, wire.FRAGMENT), {}, (final, False), pending)
