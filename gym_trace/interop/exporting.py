@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import InvalidOption, RecordingError, TraceError
-from gym_trace.interop.contract import Exporter, ExportReport
+from gym_trace.interop.contract import Exporter, ExportReport, Loss
 from gym_trace.interop.formats import exporter_named
 from gym_trace.interop.source import Progress, Source
+from gym_trace.interop.steps.windows import REPEATED
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.storage.staging import new_directory, new_file
 
@@ -45,9 +46,12 @@ def export(
     exporter = exporter_named(format, options) if isinstance(format, str) else format
     if options and not isinstance(format, str):
         raise InvalidOption("options are for a format that is given by its name; this exporter has its own")
-    source = Source(as_trace(trace), on_progress)
+    finals = getattr(exporter, "finals", REPEATED)
+    source = Source(as_trace(trace), on_progress, finals)
     report = ExportReport(exporter.name, Path(out), len(source.trace), source.steps, source.running)
     report.lost = list(exporter.lost(source))
+    if unknown := source.unknown_finals():
+        report.lost.append(Loss("final_observation", unknown))
     if strict and report.lost:
         told = "; ".join(map(str, report.lost))
         raise InvalidOption(f"{exporter.name} cannot say all of {source.trace.directory}: {told}; nothing was written")

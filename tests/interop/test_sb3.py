@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from gym_trace import TraceRecordingWrapper, export, open_trace
+from gym_trace import TraceRecordingWrapper, export, import_trace, open_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording
 from gym_trace.interop.conformance import Loaded, check_export, check_exporter
 from gym_trace.interop.learners.sb3 import ReplayBufferExporter
@@ -275,3 +275,22 @@ def test_the_example_trains(record: Callable[[str], Path]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert " -> " in done.stdout
+
+
+def test_sac_trains_from_d4rl_without_next_observations(tmp_path: Path) -> None:
+    h5py, torch = pytest.importorskip("h5py"), pytest.importorskip("torch")
+    random = np.random.default_rng(0)
+    ends = np.arange(500) % 50 == 49
+    terminals = ends & (np.arange(500) % 100 == 99)
+    with h5py.File(tmp_path / "data.hdf5", "w") as file:
+        file["observations"] = random.normal(size=(500, 3)).astype(np.float32)
+        file["actions"] = random.uniform(-2, 2, (500, 1)).astype(np.float32)
+        file["rewards"], file["terminals"], file["timeouts"] = random.normal(size=500), terminals, ends & ~terminals
+    import_trace(tmp_path / "data.hdf5", tmp_path / "trace")
+    export(tmp_path / "trace", tmp_path / "out.npz", "sb3")
+    model = sb3.SAC("MlpPolicy", gymnasium.make("Pendulum-v1"), seed=0, device="cpu")
+    buffer = load_replay_buffer(tmp_path / "out.npz", model)
+    assert buffer.pos == 500 - 5  # of five that were not terminated the last step leads to what nobody knows
+    model.set_logger(sb3.common.logger.configure(None, []))
+    model.train(gradient_steps=300, batch_size=64)
+    assert all(torch.isfinite(weights).all() for weights in model.policy.parameters())

@@ -98,7 +98,10 @@ class _File:
     def _notes(self) -> list[str]:
         notes = [_NOTE]
         if self._next is None:
-            notes.append("it has no next_observations: the final observation of each episode is NaN, or 0 of integers")
+            notes.append(
+                "it has no next_observations: the final observation of each episode is not known; "
+                "episode.has_final_observation is False, and the row a placeholder"
+            )
         if self._timeouts is None:
             notes.append("it has no timeouts: episodes that were not terminated are taken together with the next one")
         return notes
@@ -132,7 +135,8 @@ class _File:
                 is_last = number == len(ends) - 1
                 outcome = "terminated" if terminal[number] else "truncated" if not is_last or self._ended else "cut"
                 parts = self._parts(begin, end, columns, after)
-                yield NewEpisode(end - begin, parts, outcome, identity=identity)
+                has_final = after is not None
+                yield NewEpisode(end - begin, parts, outcome, identity=identity, has_final_observation=has_final)
                 begin = end
 
     def _ends(self) -> tuple[Array, Array]:

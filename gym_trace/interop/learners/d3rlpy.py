@@ -30,6 +30,7 @@ from gym_trace.interop.learners.arrays import (
 from gym_trace.interop.losses import losses
 from gym_trace.interop.source import Source, flags
 from gym_trace.interop.steps.plain import json_text
+from gym_trace.interop.steps.windows import KEPT
 from gym_trace.model.values import Array
 
 _VERSION = "2.1"  # of the layout
@@ -51,6 +52,7 @@ class D3rlpyExporter:
     name: ClassVar[str] = "d3rlpy"
     extra: ClassVar[str] = "hdf5"
     makes: ClassVar[str] = "file"
+    finals: ClassVar[str] = KEPT
 
     observation: str = ""
     compression: str = "none"

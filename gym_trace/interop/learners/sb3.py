@@ -31,9 +31,9 @@ from gym_trace.interop.learners.arrays import (
 )
 from gym_trace.interop.losses import losses
 from gym_trace.interop.source import Source
-from gym_trace.interop.steps.blocks import Block, step_blocks
-from gym_trace.interop.steps.choice import choose
+from gym_trace.interop.steps.blocks import Block
 from gym_trace.interop.steps.plain import json_text, tagged
+from gym_trace.interop.steps.windows import LEFT_OUT
 from gym_trace.model.layout import Branch, Leaf, PlainSpace
 from gym_trace.model.layout import Path as LeafPath
 from gym_trace.model.values import Array
@@ -59,6 +59,7 @@ class ReplayBufferExporter:
     name: ClassVar[str] = "sb3"
     extra: ClassVar[str] = ""
     makes: ClassVar[str] = "file"
+    finals: ClassVar[str] = LEFT_OUT
 
     observation: str = ""
 
@@ -189,7 +190,7 @@ class _File:
         self._archive.compression = zipfile.ZIP_DEFLATED if is_picture else zipfile.ZIP_STORED
         with self._archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
             np.lib.format.write_array_header_2_0(stream, header)
-            for block in step_blocks(self._source.trace, choose(self._source.trace, columns)):
+            for block in self._source.blocks(*columns):
                 if not block.size:
                     continue
                 stream.write(np.ascontiguousarray(rows_of(block)).data)

@@ -14,6 +14,7 @@ from gym_trace.interop.lerobot.features import FINAL, Feature, features_of
 from gym_trace.interop.lerobot.writer import DatasetWriter
 from gym_trace.interop.losses import losses
 from gym_trace.interop.source import Source
+from gym_trace.interop.steps.windows import KEPT
 
 _FPS = 30
 _MOST_FPS = 1000
@@ -32,6 +33,7 @@ class LeRobotExporter:
     name: ClassVar[str] = "lerobot"
     extra: ClassVar[str] = "lerobot"
     makes: ClassVar[str] = "directory"
+    finals: ClassVar[str] = KEPT
 
     video: bool = False
     fps: int | None = None

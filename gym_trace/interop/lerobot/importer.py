@@ -139,7 +139,10 @@ def _foreign(data: DataSet) -> Imported:
 def _notes(data: DataSet) -> Iterator[str]:
     if data.was_changed:
         yield "exported by gym-trace and changed since: what it was before is not known, and it reads as any other"
-    yield "LeRobot has no final observations: they are NaN where there are numbers with a point, otherwise 0 or empty"
+    yield (
+        "LeRobot has no final observations: that of each episode is not known; episode.has_final_observation is False, "
+        "and the row a placeholder"
+    )
     yield "bounds of spaces are not known: they are as wide as the dtype"
     names = {feature.name for feature in data.features}
     if "next.reward" not in names:
@@ -171,7 +174,8 @@ def _episodes(data: DataSet) -> Iterator[NewEpisode]:
     }
     try:
         for row in data.rows():
-            yield NewEpisode(row.steps, _parts(reader.parts(row), row.steps, final, _shaped))
+            parts = _parts(reader.parts(row), row.steps, final, _shaped)
+            yield NewEpisode(row.steps, parts, has_final_observation=False)
     finally:
         reader.close()
 

@@ -75,8 +75,8 @@ class EpisodeKind:
         with ShardWriter(target, pa.schema({"item": pa.binary()}), source.about) as writer:
             items: list[bytes] = []
             size = 0
-            for episode in source.trace.scan():
-                items.append(packed(self._state(episode, names.next(episode))))
+            for episode, observations in source.scan():
+                items.append(packed(self._state(episode, observations, names.next(episode))))
                 size += len(items[-1])
                 if size > _GROUP_BYTES:
                     writer.write([_binary(items)])
@@ -85,7 +85,7 @@ class EpisodeKind:
             if items:
                 writer.write([_binary(items)])
 
-    def _state(self, episode: Episode, name: str) -> dict[str, Any]:
+    def _state(self, episode: Episode, observations: Any, name: str) -> dict[str, Any]:
         layouts, count = self._source.layouts, len(episode)
         infos, custom = self._infos(episode)
         outputs: dict[str, Any] = {}
@@ -103,7 +103,7 @@ class EpisodeKind:
             "agent_id": None,
             "module_id": None,
             "multi_agent_episode_id": None,
-            "observations": _buffer(_tree(layouts.observations, episode.observations), told_observations),
+            "observations": _buffer(_tree(layouts.observations, observations), told_observations),
             "actions": _buffer(_tree(layouts.actions, episode.actions), told_actions),
             "rewards": _buffer(episode.rewards),
             "infos": {**_buffer(infos), "finalized": False},

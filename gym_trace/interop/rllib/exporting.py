@@ -16,6 +16,7 @@ from gym_trace.interop.rllib.episodes import EpisodeKind
 from gym_trace.interop.rllib.rows import RowKind
 from gym_trace.interop.rllib.shards import FIRST
 from gym_trace.interop.source import Source
+from gym_trace.interop.steps.windows import LEFT_OUT
 
 _KINDS: dict[str, type[EpisodeKind | RowKind]] = {"episodes": EpisodeKind, "rows": RowKind}
 
@@ -31,6 +32,7 @@ class RLlibExporter:
     name: ClassVar[str] = "rllib"
     extra: ClassVar[str] = "rllib"
     makes: ClassVar[str] = "directory"
+    finals: ClassVar[str] = LEFT_OUT
 
     kind: str = "episodes"
 

@@ -18,7 +18,7 @@ from gym_trace.interop.contract import Loss
 from gym_trace.interop.losses import losses
 from gym_trace.interop.source import Source, flags, leaves_of
 from gym_trace.interop.steps.choice import name_of
-from gym_trace.interop.steps.windows import Window
+from gym_trace.interop.steps.windows import LEFT_OUT, Window
 from gym_trace.interop.torchrl.memmap import RESERVED, Key, MemmapWriter, has_tensors_of
 from gym_trace.model.layout import Branch, Layout
 from gym_trace.model.layout import Path as ColumnPath
@@ -38,6 +38,7 @@ class TorchRLExporter:
     name: ClassVar[str] = "torchrl"
     extra: ClassVar[str] = ""
     makes: ClassVar[str] = "directory"
+    finals: ClassVar[str] = LEFT_OUT
 
     def lost(self, source: Source) -> Iterator[Loss]:
         """Text, Tuples, infos, and what there is of episodes without a step. Raises InvalidOption for other values."""
