@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import formats
 from gym_trace_cli.export import list_formats
+from gym_trace_cli.options import EnvArg
 
 
 def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -22,10 +24,20 @@ def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option(
     "--from", "form", metavar="FORMAT", shell_complete=formats, help="Default: what PATH looks like; see --list."
 )
+@click.option(
+    "--set",
+    "options",
+    type=EnvArg("last_step=step"),
+    multiple=True,
+    metavar="K=V",
+    help="An option of the format, such as last_step=step of rlds; docs/EXPORT.md has them.",
+)
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Show the formats.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(path: str, output: str, form: str | None, quiet: bool, as_json: bool) -> None:
+def command(
+    path: str, output: str, form: str | None, options: tuple[tuple[str, Any], ...], quiet: bool, as_json: bool
+) -> None:
     """Write what another package has recorded in PATH, a directory or a file, as a trace to DIR.
 
     Arrays keep their dtype, shape and bits. What PATH does not say is not made up. PATH is never changed, nothing in it
@@ -41,7 +53,7 @@ def command(path: str, output: str, form: str | None, quiet: bool, as_json: bool
             else:
                 progress.update(f"{show.count(done)} done")
 
-        report = gym_trace.import_trace(path, output, form, on_progress=on_progress)
+        report = gym_trace.import_trace(path, output, form, on_progress=on_progress, **dict(options))
     if as_json:
         told = report.told()
         click.echo(json.dumps({"directory": told.pop("destination"), **told}))

@@ -83,7 +83,7 @@ class Exporter(Protocol):
 
 
 class Importer(Protocol):
-    """A format that traces are made of.
+    """A format that traces are made of; a frozen dataclass whose fields are its options, where it has any.
 
     Attributes:
         name: as in ``gym-trace import --from NAME``.

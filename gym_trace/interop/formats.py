@@ -93,17 +93,20 @@ def importers() -> dict[str, Entry]:
 
 def exporter_named(name: str, options: Mapping[str, Any]) -> Exporter:
     """The exporter with these options. Raises InvalidOption, MissingExtra."""
-    made = _loaded(name, exporters(), "export to")
-    known = [field.name for field in dataclasses.fields(made)]
+    return cast(Exporter, _made(name, _loaded(name, exporters(), "export to"), options))
+
+
+def importer_named(name: str, options: Mapping[str, Any] | None = None) -> Importer:
+    """The importer with these options. Raises InvalidOption, MissingExtra."""
+    return cast(Importer, _made(name, _loaded(name, importers(), "import from"), options or {}))
+
+
+def _made(name: str, kind: Any, options: Mapping[str, Any]) -> Any:
+    known = [field.name for field in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
     if unknown := [option for option in options if option not in known]:
         told = f"there are {', '.join(known)}" if known else "there are none"
         raise InvalidOption(f"{name} has no option {unknown[0]!r}; {told}")
-    return cast(Exporter, made(**options))
-
-
-def importer_named(name: str) -> Importer:
-    """Raises InvalidOption, MissingExtra."""
-    return cast(Importer, _loaded(name, importers(), "import from")())
+    return kind(**options)
 
 
 def importer_for(path: Path) -> Importer:

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +49,7 @@ def import_trace(
     format: str | Importer | None = None,
     *,
     on_progress: Progress | None = None,
+    **options: Any,
 ) -> ImportReport:
     """Writes what another package has recorded as a trace. Never changes the original, runs nothing, never unpickles.
 
@@ -60,18 +62,23 @@ def import_trace(
         destination: a new or empty directory. The trace is there when it is complete.
         format: such as "minari"; an importer; None: what it looks like.
         on_progress: called now and then with how much is done, and how much there is; 0: that is not known.
+        options: of the format.
 
     Raises:
         TraceNotFound: nothing is at path that could be imported.
         UnreadableRecording: it is damaged, or not safe to read.
         TraceExists: destination is not empty.
-        InvalidOption: there is no such format; destination lies in path.
+        InvalidOption: there is no such format or option; destination lies in path.
         MissingExtra: a package that reads this format is not installed.
         RecordingError: the trace could not be written.
     """
     source = Path(path)
     check_files(source)
-    importer = importer_for(source) if format is None else importer_named(format) if isinstance(format, str) else format
+    if options and format is not None and not isinstance(format, str):
+        raise InvalidOption("options are for a format that is given by its name; this importer has its own")
+    importer = importer_for(source) if format is None else format
+    if options or isinstance(importer, str):
+        importer = importer_named(importer if isinstance(importer, str) else importer.name, options)
     report = ImportReport(importer.name, source, Path(destination))
     with new_directory(destination, source) as staged:
         try:
