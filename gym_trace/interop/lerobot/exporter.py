@@ -78,6 +78,7 @@ class LeRobotExporter:
         tasks = [task] if self.task or not _has_tasks(source, origin) else list(origin.tasks)
         counted = [feature for feature in features if _is_counted(source, feature, tasks, fps)]
         features = [feature for feature in features if feature not in counted]
+        counted = [feature._replace(name=str(feature.path[1])) for feature in counted]
         writer = DatasetWriter(source, target, features, counted, fps, tasks, origin.robot_type)
         try:
             writer.write()
@@ -110,7 +111,7 @@ def _are_places(rows: Array, count: int) -> bool:
 
 
 def _is_counted(source: Source, feature: Feature, tasks: list[str], fps: int) -> bool:
-    """Whether a column that LeRobot has in any case says the same as an annotation that was imported from such a one."""
+    """Whether an annotation, imported from a column that every data set has, says what that column is to say anyway."""
     if feature.path == TASK_INDEX:
         return len(tasks) > 1
     if feature.path != TIMESTAMP or feature.dtype != np.float32 or feature.shape:

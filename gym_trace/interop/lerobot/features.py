@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,7 +100,7 @@ class Origin(NamedTuple):
     tasks: several; each step has the place of its own as the annotation task_index. robot_type: or None.
     """
 
-    features: dict[str, tuple[str, Any]] = {}
+    features: Mapping[str, tuple[str, Any]] = MappingProxyType({})
     tasks: Sequence[str] = ()
     robot_type: str | None = None
 

@@ -182,14 +182,8 @@ class DatasetWriter:
         total = int(steps.sum())
         inside = np.arange(total) - np.repeat(np.cumsum(steps) - steps - starts, steps)
         index = np.arange(self._frames - total, self._frames)
-        values = (
-            timestamps(inside, self._fps),
-            inside,
-            np.repeat(episodes, steps),
-            index,
-            np.concatenate(self._task_indices),
-        )
-        return dict(zip(COUNTED, values))
+        times, tasks = timestamps(inside, self._fps), np.concatenate(self._task_indices)
+        return dict(zip(COUNTED, (times, inside, np.repeat(episodes, steps), index, tasks)))
 
     def _measure(self, numbers: dict[str, Any]) -> None:
         """Statistics of these rows, and the metadata of the episodes that end with them."""

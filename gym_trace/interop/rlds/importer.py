@@ -132,8 +132,8 @@ class _DataSet:
         if 2 * sum(given) <= len(given):
             return "observation"
         self.notes.append(
-            f"the last step has an action or a reward in {sum(given)} of the first {len(given)} episodes, as robot data "
-            "sets have it: it is read as a step, and nobody knows what it led to. With last_step=observation it is the "
+            f"in {sum(given)} of the first {len(given)} episodes the last step has an action or a reward, as in most "
+            "robot data: it is read as a step, and nobody knows what it led to. With last_step=observation it is the "
             "final observation alone, as RLDS defines it"
         )
         return "step"
