@@ -265,3 +265,19 @@ def test_arrays_without_elements_are_refused_by_imitation_before_anything_is_wri
     with pytest.raises(InvalidOption, match="without an element"):
         gym_trace.export(tmp_path / "trace", tmp_path / "out", "imitation")
     assert not (tmp_path / "out").exists()
+
+
+def test_arrays_that_d4rl_does_not_have_become_annotations_or_are_named(tmp_path: Path) -> None:
+    path = transitions(tmp_path / "file.hdf5", returns=np.arange(10.0), words=[b"a"] * 10, weights=np.zeros((3, 3)))
+    with h5py.File(path, "a") as file:
+        file["infos/short"], file["metadata/policy/bias"] = np.zeros(4), np.zeros(5)
+        file["metadata/algorithm"] = "SAC"
+        file["elsewhere"] = h5py.SoftLink("/observations")
+    report = gym_trace.import_trace(path, tmp_path / "trace")
+    [episode] = gym_trace.open_trace(tmp_path / "trace")
+    assert episode.annotations["returns"].tolist() == [*range(10)]
+    assert list(episode.annotations["words"]) == ["a"] * 10
+    told = "; ".join(report.notes)
+    assert "become annotations: returns, words" in told
+    assert "infos/short, elsewhere, weights, metadata/policy/bias" in told
+    assert "algorithm" not in told
