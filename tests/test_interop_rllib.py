@@ -19,6 +19,8 @@ from gym_trace.errors import InvalidOption, TraceError, UnreadableRecording
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
+from gym_trace.interop.rllib.loading import spaces_of  # noqa: E402
+
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 
 
@@ -275,3 +277,16 @@ def test_a_value_that_many_rows_share_takes_memory_once(tmp_path: Path) -> None:
     items = pytest.importorskip("gym_trace.interop.rllib.items").Items([tmp_path / "a.parquet"])
     assert items[0] == items[199]
     assert pa.total_allocated_bytes() - before < 20 << 20
+
+
+@pytest.mark.parametrize("kind", ["episodes", "rows"])
+def test_an_export_says_which_spaces_it_has(tmp_path: Path, kind: str) -> None:
+    with gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / "trace") as env:
+        env.reset(seed=0)
+        env.step(0)
+    report = gym_trace.export(tmp_path / "trace", tmp_path / "out", "rllib", kind=kind)
+    made = gymnasium.make("CartPole-v1")
+    assert spaces_of(tmp_path / "out") == (made.observation_space, made.action_space)
+    assert "observation_space=observation_space" in report.how_to_load
+    with pytest.raises(UnreadableRecording, match="is not what export --to rllib writes"):
+        spaces_of(tmp_path / "trace")

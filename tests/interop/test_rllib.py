@@ -175,6 +175,17 @@ def test_the_example_trains(cartpole: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["episodes", "rows"])
+def test_the_printed_lines_build_and_train(running: None, cartpole: Path, kind: str, tmp_path: Path) -> None:
+    report = gym_trace.export(cartpole, tmp_path / "out", "rllib", kind=kind)
+    made: dict[str, Any] = {}
+    exec(report.how_to_load.replace("learner=100", "learner=5"), made)
+    told = made["algorithm"].train()["learners"]["default_policy"]
+    made["algorithm"].stop()
+    assert np.isfinite(told["total_loss"])
+    assert told["num_module_steps_trained"] > 0
+
+
+@pytest.mark.parametrize("kind", ["episodes", "rows"])
 @pytest.mark.parametrize(
     ("name", "algorithm"), [("CartPole-v1", "BC"), ("CartPole-v1", "MARWIL"), ("Pendulum-v1", "CQL")]
 )

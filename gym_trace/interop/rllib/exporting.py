@@ -7,14 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-import pyarrow.parquet as pq
-
 from gym_trace.errors import InvalidOption
 from gym_trace.interop.contract import Loss
-from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.rllib.episodes import EpisodeKind
 from gym_trace.interop.rllib.rows import RowKind
-from gym_trace.interop.rllib.shards import FIRST
 from gym_trace.interop.source import Source
 from gym_trace.interop.steps.windows import LEFT_OUT
 
@@ -49,11 +45,14 @@ class RLlibExporter:
         _KINDS[self.kind](source).write(target)
 
     def how_to_load(self, path: Path) -> str:
-        """A configuration of RLlib that reads the directory, in the environment of the trace if that has a name."""
-        said = read_about(pq.read_schema(path / FIRST).metadata[KEY.encode()].decode())
-        spec = next(iter(said["writers"].values())).get("environment")
-        name = spec.get("id") if isinstance(spec, dict) else None
-        environment = "" if name is None else f".environment({name!r})"
-        how = "input_read_episodes=True, input_read_batch_size=32" if self.kind == "episodes" else ""
-        options = ", ".join(filter(None, [f"input_=[{str(path)!r}]", "input_compress_columns=[]", how]))
-        return f"from ray.rllib.algorithms.bc import BCConfig\nconfig = BCConfig(){environment}.offline_data({options})"
+        """Behaviour cloning on the directory, which runs on a machine of two processors, too."""
+        how = "input_read_episodes=True, input_read_batch_size=32, " if self.kind == "episodes" else ""
+        return (
+            "from ray.rllib.algorithms.bc import BCConfig\n"
+            "from gym_trace.interop.rllib.loading import spaces_of\n"
+            f"observation_space, action_space = spaces_of({str(path)!r})\n"
+            "config = BCConfig().environment(observation_space=observation_space, action_space=action_space)\n"
+            f"config = config.offline_data(input_=[{str(path)!r}], input_compress_columns=[], {how}"
+            'dataset_num_iters_per_learner=100, map_batches_kwargs={"concurrency": 1})\n'
+            "algorithm = config.training(train_batch_size_per_learner=256).build_algo()  # then algorithm.train()"
+        )
