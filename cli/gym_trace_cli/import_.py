@@ -33,7 +33,7 @@ def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     help="An option of the format, such as last_step=step of rlds; docs/EXPORT.md has them.",
 )
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Show the formats.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     path: str, output: str, form: str | None, options: tuple[tuple[str, Any], ...], quiet: bool, as_json: bool
@@ -57,6 +57,8 @@ def command(
     if as_json:
         told = report.told()
         click.echo(json.dumps({"directory": told.pop("destination"), **told}))
+        return
+    if quiet:
         return
     for note in report.notes:
         show.line("note", note)
