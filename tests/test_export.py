@@ -279,6 +279,34 @@ def test_the_command_tells_the_same(traces: dict[str, Path], third_party: Path, 
     assert left_in(tmp_path) == ["back", "out", "two"]
 
 
+def test_quiet_exports_and_imports_print_nothing(traces: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "steps.jsonl"
+    assert ok("export", traces["vectors"], "-o", out, "--quiet").output == ""
+    assert ok("import", out, "-o", tmp_path / "back", "--quiet").output == ""
+    refused = run("export", traces["vectors"], "-o", out, "--quiet")
+    assert refused.exit_code == 1
+    assert "error" in refused.stderr.lower()
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "steps.CSV", "steps.npz"])
+def test_the_ending_of_the_output_says_the_format(traces: dict[str, Path], tmp_path: Path, name: str) -> None:
+    form = name.lower().partition(".")[2]
+    said = ok("export", traces["vectors"], "-o", tmp_path / name).stdout
+    assert f"exported to {tmp_path / name} as {form}" in said
+    assert f"the format is {form}, by the ending of OUT" in said
+    assert export(traces["vectors"], tmp_path / "again" / name).format == form
+
+
+def test_an_ending_of_no_format_is_refused_with_those_there_are(traces: dict[str, Path], tmp_path: Path) -> None:
+    for name in ("steps", "steps.dat"):
+        refused = run("export", traces["vectors"], "-o", tmp_path / name)
+        assert refused.exit_code == 2
+        assert ".jsonl (jsonl)" in refused.stderr
+    with pytest.raises(InvalidOption, match="name one with --to"):
+        export(traces["vectors"], tmp_path / "steps.dat")
+    assert left_in(tmp_path) == []
+
+
 # -- processes that end -----------------------------------------------------------------------------------------------
 
 SLOW = """

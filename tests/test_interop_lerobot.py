@@ -23,7 +23,7 @@ pytest.importorskip("PIL")
 
 import pyarrow.parquet as pq
 
-from gym_trace.interop.lerobot import statistics
+from gym_trace.interop.lerobot import statistics, tables
 from gym_trace.interop.lerobot.exporter import LeRobotExporter
 from gym_trace.interop.lerobot.importer import LeRobotImporter
 
@@ -135,6 +135,59 @@ def test_what_others_do_not_say_is_not_made_up(tmp_path: Path, foreign: Path) ->
         assert np.array_equal(other.observations["images.camera"][:-1], one.observations["camera"][:-1])
         assert other.rewards.tobytes() == one.rewards.tobytes()
     assert back.facts == {"fps": 30, "task": "gym-trace"}
+
+
+def of_two_tasks(out: Path) -> None:
+    """Of a robot, with names of elements; even steps are of the second task."""
+    tables.write_tasks(out / "meta" / "tasks.parquet", ["open the drawer", "close it"])
+    for file in (out / "data").glob("*/*.parquet"):
+        table = pq.read_table(file)
+        place = table.schema.get_field_index("task_index")
+        pq.write_table(table.set_column(place, "task_index", [[1 - i % 2 for i in range(len(table))]]), file)
+    features = info_of(out)["features"]
+    features["observation.state"]["names"] = {"motors": ["a", "b"]}
+    with_info(out, robot_type="so100", total_tasks=2, features=features)
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_names_tasks_and_the_robot_go_through_a_trace(tmp_path: Path, foreign: Path, tasks: int) -> None:
+    if tasks == 2:
+        of_two_tasks(foreign)
+    gym_trace.import_trace(foreign, tmp_path / "back")
+    gym_trace.export(tmp_path / "back", tmp_path / "again", "lerobot")
+    before, after = info_of(foreign), info_of(tmp_path / "again")
+    assert after["features"] == before["features"]
+    assert (after["robot_type"], after["total_tasks"]) == (before["robot_type"], before["total_tasks"])
+    said = [pq.read_table(out / "meta" / "tasks.parquet") for out in (tmp_path / "again", foreign)]
+    assert said[0].equals(said[1])
+    for name in (name for name, said in after["features"].items() if said["dtype"] != "string"):
+        again, were = ([repr(row[name]) for row in rows_in(out)] for out in (tmp_path / "again", foreign))
+        assert again == were  # NaN too
+    if tasks == 2:
+        assert rows_in(tmp_path / "again", "meta/episodes")[0]["tasks"] == ["open the drawer", "close it"]
+    gym_trace.import_trace(tmp_path / "again", tmp_path / "thrice")
+    assert not any(one.difference for one in gym_trace.diff_traces(tmp_path / "back", tmp_path / "thrice"))
+
+
+def test_a_task_that_is_asked_for_takes_the_place_of_those_imported(tmp_path: Path, foreign: Path) -> None:
+    of_two_tasks(foreign)
+    gym_trace.import_trace(foreign, tmp_path / "back")
+    gym_trace.export(tmp_path / "back", tmp_path / "again", "lerobot", task="tidy up")
+    assert {row["task_index"] for row in rows_in(tmp_path / "again")} == {0}
+    assert rows_in(tmp_path / "again", "meta/episodes")[0]["tasks"] == ["tidy up"]
+    assert "annotation.task_index" in info_of(tmp_path / "again")["features"]
+
+
+def test_a_single_picture_keeps_its_name(tmp_path: Path) -> None:
+    record(tmp_path / "trace")
+    gym_trace.export(tmp_path / "trace", tmp_path / "out", "lerobot")
+    shutil.rmtree(tmp_path / "out" / "meta" / "gym_trace")
+    features = info_of(tmp_path / "out")["features"]
+    alone = {name: said for name, said in features.items() if name != "observation.state"}
+    with_info(tmp_path / "out", features=alone)
+    gym_trace.import_trace(tmp_path / "out", tmp_path / "back")
+    gym_trace.export(tmp_path / "back", tmp_path / "again", "lerobot")
+    assert "observation.images.camera" in info_of(tmp_path / "again")["features"]
 
 
 def test_what_was_changed_since_reads_as_of_others(tmp_path: Path) -> None:

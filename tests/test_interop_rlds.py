@@ -8,7 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import rlds_of_others
 from cameras import assert_same, record
+from click.testing import CliRunner
+from gym_trace_cli.main import cli
 from zoo import CountingEnv
 
 import gym_trace
@@ -178,3 +181,44 @@ def test_random_damage_below_the_checksums_is_never_another_error(tmp_path: Path
                     assert RowReader(lists["raw"]).raw(3, 16).shape == (3, 16)
             except MalformedExample:
                 pass
+
+
+def robot_data(tmp_path: Path, last: float) -> Path:
+    """Three episodes of four rows; the last row of each has this as action and reward."""
+    rows = np.append(np.ones(3), last)
+    return rlds_of_others.write(tmp_path / "robot", [np.stack([rows, rows], 1)] * 3, [rows] * 3)
+
+
+def test_last_steps_with_an_action_and_a_reward_are_steps(tmp_path: Path) -> None:
+    report = gym_trace.import_trace(robot_data(tmp_path, 7), tmp_path / "trace")
+    trace = gym_trace.open_trace(tmp_path / "trace")
+    assert [episode.actions[:, 0].tolist() for episode in trace] == [[1, 1, 1, 7]] * 3
+    assert [episode.rewards.tolist() for episode in trace] == [[1, 1, 1, 7]] * 3
+    assert [(episode.outcome, episode.has_final_observation) for episode in trace] == [("terminated", False)] * 3
+    assert [note for note in report.notes if "in 3 of the first 3 episodes" in note and "last_step=observation" in note]
+
+
+def test_last_steps_of_zeros_are_final_observations(tmp_path: Path) -> None:
+    report = gym_trace.import_trace(robot_data(tmp_path, 0), tmp_path / "trace")
+    trace = gym_trace.open_trace(tmp_path / "trace")
+    assert [(len(episode), episode.has_final_observation) for episode in trace] == [(3, True)] * 3
+    assert not any("last step" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("chosen", "steps"), [("step", 4), ("observation", 3)])
+def test_whoever_imports_can_say_what_last_steps_are(tmp_path: Path, chosen: str, steps: int) -> None:
+    report = gym_trace.import_trace(robot_data(tmp_path, 7), tmp_path / "trace", last_step=chosen)
+    trace = gym_trace.open_trace(tmp_path / "trace")
+    assert [(len(episode), episode.has_final_observation) for episode in trace] == [(steps, steps == 3)] * 3
+    assert any("last_step=step" in note for note in report.notes) == (chosen == "observation")
+    with pytest.raises(InvalidOption, match="auto, observation, step"):
+        gym_trace.import_trace(tmp_path / "robot", tmp_path / "no", last_step="none")
+    with pytest.raises(InvalidOption, match="rlds has no option 'last'; there are last_step"):
+        gym_trace.import_trace(tmp_path / "robot", tmp_path / "no", last="step")
+
+
+def test_import_takes_options_of_the_format(tmp_path: Path) -> None:
+    command = ["import", str(robot_data(tmp_path, 7)), "-o", str(tmp_path / "trace"), "--set", "last_step=observation"]
+    told = CliRunner().invoke(cli, command)
+    assert told.exit_code == 0, told.output
+    assert "3 episodes, 9 steps" in told.output

@@ -362,3 +362,19 @@ def test_rows_of_another_byte_order_come_back(tmp_path: Path) -> None:
         episode[0].annotations["big"] for episode in (trace, gym_trace.open_trace(tmp_path / "again"))
     )
     assert np.asarray(first).dtype == np.asarray(again).dtype
+
+
+def test_arrays_that_d4rl_does_not_have_become_annotations_or_are_named(tmp_path: Path) -> None:
+    path = transitions(tmp_path / "file.hdf5", returns=np.arange(10.0), words=[b"a"] * 10, weights=np.zeros((3, 3)))
+    with h5py.File(path, "a") as file:
+        file["infos/short"], file["metadata/policy/bias"] = np.zeros(4), np.zeros(5)
+        file["metadata/algorithm"] = "SAC"
+        file["elsewhere"] = h5py.SoftLink("/observations")
+    report = gym_trace.import_trace(path, tmp_path / "trace")
+    [episode] = gym_trace.open_trace(tmp_path / "trace")
+    assert episode.annotations["returns"].tolist() == [*range(10)]
+    assert list(episode.annotations["words"]) == ["a"] * 10
+    told = "; ".join(report.notes)
+    assert "become annotations: returns, words" in told
+    assert "infos/short, elsewhere, weights, metadata/policy/bias" in told
+    assert "algorithm" not in told

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import formats
 from gym_trace_cli.export import list_formats
+from gym_trace_cli.options import EnvArg
 
 
 def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -27,12 +29,28 @@ def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     "columns",
     multiple=True,
     metavar="NAME=COLUMN,…",
-    help="Which column of a table is what, such as obs=state,acts=action,episode=id.",
+    help="Map the columns of a table, such as obs=state,acts=action,episode=id.",
+)
+@click.option(
+    "--set",
+    "options",
+    type=EnvArg("last_step=step"),
+    multiple=True,
+    metavar="K=V",
+    help="Set an option of the format, such as last_step=step of rlds (docs/EXPORT.md lists them).",
 )
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Show the formats.")
-@click.option("--quiet", is_flag=True, help="No progress.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(path: str, output: str, form: str | None, columns: tuple[str, ...], quiet: bool, as_json: bool) -> None:
+def command(
+    path: str,
+    output: str,
+    form: str | None,
+    columns: tuple[str, ...],
+    options: tuple[tuple[str, Any], ...],
+    quiet: bool,
+    as_json: bool,
+) -> None:
     """Write what another package has recorded in PATH, a directory or a file, as a trace to DIR.
 
     Arrays keep their dtype, shape and bits. What PATH does not say is not made up. PATH is never changed, nothing in it
@@ -52,11 +70,13 @@ def command(path: str, output: str, form: str | None, columns: tuple[str, ...], 
             else:
                 progress.update(f"{show.count(done)} done")
 
-        options = {"map": ",".join(columns)} if columns else {}
-        report = gym_trace.import_trace(path, output, form, on_progress=on_progress, **options)
+        mapped = {"map": ",".join(columns)} if columns else {}
+        report = gym_trace.import_trace(path, output, form, on_progress=on_progress, **{**dict(options), **mapped})
     if as_json:
         told = report.told()
         click.echo(json.dumps({"directory": told.pop("destination"), **told}))
+        return
+    if quiet:
         return
     for note in report.notes:
         show.line("note", note)

@@ -90,7 +90,8 @@ class Condition(TextOption):
 
 
 _WHERE = """Those of which it is true: 'return > 100 and outcome == "lost"'. Of index, steps, return, outcome, seed,
-split, writer, lane, start, end, duration, episode_id, first_step, metadata.KEY and options.KEY (of reset)."""
+split, writer, lane, start, end, duration, episode_id, first_step, has_final_observation, metadata.KEY and options.KEY
+(of reset)."""
 _OPTIONS = (
     click.option("--episodes", type=EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7."),
     click.option("--where", type=Condition(), metavar="EXPR", shell_complete=episode_columns, help=_WHERE),

@@ -56,6 +56,8 @@ def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:
         rows = found[path]
         if path[0] == "observations":
             columns[name_of(path)] = list(map(_text, rows if has_before else rows[1:]))
+            if window.has_placeholder and window.steps:
+                columns[name_of(path)][-1] = "not known"
             continue
         texts = [""] * has_before
         if path[0] in _FLAGS:

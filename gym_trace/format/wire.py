@@ -68,7 +68,7 @@ pack_fragment = struct.Struct("<QQIIIIdqqqqq").pack  # its fields in their order
 CHUNK_ENTRY = np.dtype([("offset", "<u8"), ("length", "<u8"), ("fragments", "<u8"), ("observation_rows", "<u8")])
 
 # Plain integers: an operation with members of FragmentFlag takes a microsecond.
-STARTS, LEADS, TERMINATED, TRUNCATED, STOPS, ENDS = (flag.value for flag in FragmentFlag)
+STARTS, LEADS, TERMINATED, TRUNCATED, STOPS, ENDS, PLACEHOLDER = (flag.value for flag in FragmentFlag)
 NO_SEED, SEED_ELSEWHERE = -1, -2
 
 

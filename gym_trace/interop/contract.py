@@ -58,6 +58,10 @@ class Exporter(Protocol):
         name: as in ``gym-trace export --to NAME``.
         extra: of gym-trace, which installs what writing needs; "" where nothing is.
         makes: "directory" or "file".
+        finals: optional; what write() is given where nobody knows what the last step of an episode led to.
+            "repeated" (default): the observation before it once more. "left out", for formats of transitions: an
+            episode that was not terminated without its last step, one that was as with "repeated". "kept", for formats
+            that can say it, or have no final observations: the placeholder. export() says what is lost by it.
     """
 
     name: ClassVar[str]
@@ -79,7 +83,7 @@ class Exporter(Protocol):
 
 
 class Importer(Protocol):
-    """A format that traces are made of.
+    """A format that traces are made of; a frozen dataclass whose fields are its options, where it has any.
 
     Attributes:
         name: as in ``gym-trace import --from NAME``.

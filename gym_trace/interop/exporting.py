@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import InvalidOption, RecordingError, TraceError
-from gym_trace.interop.contract import Exporter, ExportReport
-from gym_trace.interop.formats import exporter_named
+from gym_trace.interop.contract import Exporter, ExportReport, Loss
+from gym_trace.interop.formats import exporter_named, format_for
 from gym_trace.interop.source import Progress, Source
+from gym_trace.interop.steps.windows import REPEATED
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.storage.staging import new_directory, new_file
 
@@ -17,7 +18,7 @@ from gym_trace.storage.staging import new_directory, new_file
 def export(
     trace: Trace | str | os.PathLike[str],
     out: str | os.PathLike[str],
-    format: str | Exporter,
+    format: str | Exporter | None = None,
     *,
     strict: bool = False,
     on_progress: Progress | None = None,
@@ -29,7 +30,7 @@ def export(
         trace: a trace, a view (``trace.select("return > 100")``), or a directory. Episodes that are being recorded are
             left out.
         out: a new or empty directory, or a new file, as the format has it. It is there when it is complete.
-        format: such as "minari"; or an exporter.
+        format: such as "minari"; an exporter; None: what the ending of out stands for, such as ".jsonl" for "jsonl".
         strict: whether to refuse what the format cannot say all of.
         on_progress: called now and then with the steps done and the steps there are.
         options: of the format.
@@ -42,12 +43,16 @@ def export(
         TraceNotFound, CorruptTrace
         RecordingError: it could not be written.
     """
+    format = format_for(Path(out)) if format is None else format
     exporter = exporter_named(format, options) if isinstance(format, str) else format
     if options and not isinstance(format, str):
         raise InvalidOption("options are for a format that is given by its name; this exporter has its own")
-    source = Source(as_trace(trace), on_progress)
+    finals = getattr(exporter, "finals", REPEATED)
+    source = Source(as_trace(trace), on_progress, finals)
     report = ExportReport(exporter.name, Path(out), len(source.trace), source.steps, source.running)
     report.lost = list(exporter.lost(source))
+    if unknown := source.unknown_finals():
+        report.lost.append(Loss("final_observation", unknown))
     if strict and report.lost:
         told = "; ".join(map(str, report.lost))
         raise InvalidOption(f"{exporter.name} cannot say all of {source.trace.directory}: {told}; nothing was written")

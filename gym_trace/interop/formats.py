@@ -74,6 +74,29 @@ _IMPORTERS: dict[str, Entry] = {
 _LAST = "table"  # which takes any Parquet for its own
 
 
+# What a file of this ending is taken for where no format is named.
+ENDINGS = {
+    ".csv": "csv",
+    ".hdf5": "d4rl",
+    ".jsonl": "jsonl",
+    ".mcap": "mcap",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".rrd": "rerun",
+}
+
+
+def format_for(out: Path) -> str:
+    """The format that the ending of a name stands for. Raises InvalidOption."""
+    if (name := ENDINGS.get(out.suffix.lower())) is None:
+        told = f"the ending {out.suffix!r} stands" if out.suffix else "a name without an ending stands"
+        known = ", ".join(f"{ending} ({name})" for ending, name in ENDINGS.items())
+        raise InvalidOption(
+            f"{printable(out)}: {told} for no format; name one with --to (format=), or end in one of {known}"
+        )
+    return name
+
+
 def exporters() -> dict[str, Entry]:
     """The formats that a trace can be exported to, by name."""
     return {**_EXPORTERS, **_of_others("gym_trace.exporters", _EXPORTERS)}

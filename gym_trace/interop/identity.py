@@ -75,6 +75,8 @@ def identity(episode: Episode, record: Any, is_part: bool) -> str:
     known |= {name: int(record[name]) for name in _CLOCKS if record[name]}
     if is_part:
         known["is_part"] = True
+    if not episode.has_final_observation:
+        known["has_final_observation"] = False
     if flagged[:-1].any():
         known["flags"] = [_bits(terminations), _bits(truncations)]
     elif len(flagged):
@@ -90,8 +92,9 @@ def identities(trace: Trace, places: Array, is_part: Array) -> list[str]:
     ends = _ends_of(trace, table["writer"], rows)
     has_pending = [bool(reader.pending) for reader in readers]
     found = []
-    for place, row, writer, outcome, part, ended, *facts in zip(
-        places.tolist(), rows.tolist(), writers, table["outcome"].tolist(), is_part[places].tolist(), ends, *numbers
+    finals, parts = table["has_final_observation"].tolist(), is_part[places].tolist()
+    for place, row, writer, outcome, part, has_final, ended, *facts in zip(
+        places.tolist(), rows.tolist(), writers, table["outcome"].tolist(), parts, finals, ends, *numbers
     ):
         if ended is None or (has_pending[writer] and outcome == "lost"):
             found.append(identity(trace[place], trace.episodes[place], part))
@@ -108,7 +111,9 @@ def identities(trace: Trace, places: Array, is_part: Array) -> list[str]:
         for name in ("options", "rng_state", "reset_info"):
             if kept.get(name) is not None:
                 known[name] = tagged(unpack(kept[name]) if name == "reset_info" else kept[name])
-        found.append(json_text(known | ({"is_part": True} if part else {}) | ({"ended": ended} if ended else {})))
+        known |= {"is_part": True} if part else {}
+        known |= {} if has_final else {"has_final_observation": False}
+        found.append(json_text(known | ({"ended": ended} if ended else {})))
     return found
 
 
@@ -178,6 +183,7 @@ _KINDS: dict[str, type] = {
     "clock_offset": int,
     "duration": int,
     "is_part": bool,
+    "has_final_observation": bool,
 }
 
 

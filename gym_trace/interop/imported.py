@@ -50,6 +50,8 @@ class NewEpisode(NamedTuple):
 
     steps: how many. parts: all of them, some at a time and read as they are asked for; one empty one if there are none.
     outcome: None: "terminated" or "truncated" as the flags of the last step say, otherwise "cut".
+    has_final_observation: whether the last row of observations is what the last step led to; otherwise it is a
+        placeholder: NaN, 0 or "".
     identity: what Source.identity() gave; it counts more than all that is here besides.
     """
 
@@ -60,6 +62,7 @@ class NewEpisode(NamedTuple):
     options: dict[str, Any] | None = None
     reset_info: dict[str, Any] | None = None
     identity: str | None = None
+    has_final_observation: bool = True
 
 
 @dataclass
@@ -204,6 +207,7 @@ class _Builder:
             columns = _columns(layouts, steps, count, leads=done == 0)
             piece = {"columns": columns, "steps": count, "leads": done == 0, "starts": done == 0 and at == 0 and begins}
             is_known_end = outcome > 0 or "end_time" in known  # of what is lost it mostly is not
+            piece["placeholder"] = last and not known.get("has_final_observation", episode.has_final_observation)
             piece |= {"stops": last, "ends": last and not is_part and is_known_end, "outcome": outcome}
             yield writer, self._segment(known, episode, piece, at + done, terminations, truncations)
             done += count
@@ -254,6 +258,7 @@ class _Builder:
             flags |= wire.LEADS * bool(is_first and piece.get("leads"))
             if end > begin and terminations is not None and truncations is not None:
                 flags |= wire.TERMINATED * bool(terminations[end - 1]) | wire.TRUNCATED * bool(truncations[end - 1])
+            flags |= wire.PLACEHOLDER * bool(is_last and piece.get("placeholder"))
             flags |= wire.STOPS * bool(is_last and piece.get("stops")) | wire.ENDS * bool(is_last and piece.get("ends"))
             rows.append(_fragment(known, episode, first_step + begin, end - begin, flags, piece.get("outcome", 0)))
             begin = end

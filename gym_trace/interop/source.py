@@ -12,8 +12,18 @@ from gym_trace.envs.spaces import restore
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace.format import wire
 from gym_trace.interop import identity
+from gym_trace.interop.steps.blocks import Block, step_blocks
 from gym_trace.interop.steps.choice import choose
-from gym_trace.interop.steps.windows import Window, step_windows
+from gym_trace.interop.steps.windows import (
+    KEPT,
+    LEFT_OUT,
+    REPEATED,
+    Window,
+    is_terminated,
+    step_windows,
+    with_repeated_final,
+    without_unknown_end,
+)
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Layout, Leaf, Path
 from gym_trace.model.schema import Layouts
@@ -33,10 +43,12 @@ class Source:
         running: how many others are being recorded still.
         steps: how many there are in all.
         layouts: of observations and actions, the same for all episodes.
+        finals: what becomes of final observations that nobody knows; see Exporter.
     """
 
-    def __init__(self, trace: Trace, on_progress: Progress | None = None):
+    def __init__(self, trace: Trace, on_progress: Progress | None = None, finals: str = REPEATED):
         """Raises InvalidOption if there is no episode, or they are of several kinds; CorruptTrace."""
+        self.finals = finals
         over = trace.episodes["outcome"] != "running"
         self.running = int(np.count_nonzero(~over))
         self.trace = trace if over.all() else trace[over]
@@ -53,13 +65,43 @@ class Source:
         if any(reader.about.has_only_statistics for reader in self._having):
             raise InvalidOption(f"{trace.directory}: holds statistics of episodes alone, and no steps to export")
         self.layouts: Layouts = self._agreed[0].layouts
-        self.steps = int(self.trace.episodes["steps"].sum())
+        self.steps = int(self.episodes["steps"].sum())
         self._on_progress, self._done = on_progress, 0
 
-    @property
+    @cached_property
     def episodes(self) -> Array:
-        """The table of the episodes, as trace.episodes."""
-        return self.trace.episodes
+        """The table of the episodes, as trace.episodes, with the steps that are exported."""
+        table = self.trace.episodes
+        if self.finals != LEFT_OUT or table["has_final_observation"].all():
+            return table
+        table = table.copy()
+        shorter = ~table["has_final_observation"] & ~self._is_terminated & (table["steps"] > 0)
+        table["steps"][shorter] -= 1
+        table["has_final_observation"][shorter] = True
+        return table
+
+    @cached_property
+    def _is_terminated(self) -> Array:
+        """(episodes,) bool: whether the last step was said to be terminated."""
+        table, rows = self.trace.episodes, self.trace.rows
+        found = np.zeros(len(table), np.bool_)
+        for number in np.unique(table["writer"]).tolist():
+            mine = table["writer"] == number
+            found[mine] = is_terminated(self.trace.readers[number], rows[mine])
+        return found
+
+    def unknown_finals(self) -> str:
+        """What is said of final observations that nobody knows; "" where the format can say it, or there are none."""
+        unknown = ~self.trace.episodes["has_final_observation"] & (self.trace.episodes["steps"] > 0)
+        if self.finals == KEPT or not unknown.any():
+            return ""
+        count, ended = int(np.count_nonzero(unknown)), int(np.count_nonzero(unknown & self._is_terminated))
+        told = f"nobody knows the final observation of {count:,} {'episode' if count == 1 else 'episodes'}"
+        if self.finals == REPEATED:
+            return f"{told}: the one before it stands in for it"
+        left = f"the last step of {count - ended:,}, not terminated, is left out" if count > ended else ""
+        kept = f"of {ended:,}, terminated, the one before it stands in for it" if ended else ""
+        return f"{told}: {'; '.join(filter(None, (left, kept)))}"
 
     @property
     def _having(self) -> list[WriterReader]:
@@ -147,9 +189,23 @@ class Source:
         of them ("observations/image"); none: all that there are. Raises CorruptTrace.
         """
         choice = choose(self.trace, columns or None)
-        for window in step_windows(self.trace, range(len(self.trace)), choice):
+        for window in step_windows(self.trace, range(len(self.trace)), choice, finals=self.finals):
             yield window
             self.advance(window.steps)
+
+    def blocks(self, *columns: str) -> Iterator[Block]:
+        """The same for many episodes at once; whoever asks calls advance(). Raises CorruptTrace."""
+        return step_blocks(self.trace, choose(self.trace, columns or None), self.finals)
+
+    def scan(self) -> Iterator[tuple[Episode, Any]]:
+        """Whole episodes with all columns, and their observations. Raises CorruptTrace."""
+        for place, episode in enumerate(self.trace.scan()):
+            if self.finals == LEFT_OUT:
+                episode = without_unknown_end(episode, *self.trace.place_of(place))
+            observations = episode.observations
+            if self.finals != KEPT and len(episode) and not episode.has_final_observation:
+                observations = with_repeated_final(observations)
+            yield episode, observations
 
     def advance(self, steps: int) -> None:
         """Tells whoever waits that these are written; windows() does so by itself."""

@@ -50,6 +50,8 @@ class Episode:
         outcome: "terminated", "truncated", "cut", "closed", "lost" or "running"; of the whole episode, also in parts.
         seed: what reset was given, or None.
         split: such as "train" or "eval".
+        has_final_observation: whether the last row of observations is what the last step led to. False where an import
+            did not find it: the row is a placeholder, NaN, 0 or "".
         start_time, end_time: UTC, ns; None where unknown. start_monotonic, end_monotonic: of the recorder's clock, ns.
     """
 
@@ -93,7 +95,8 @@ class Episode:
         with suppress(TraceError):
             parts.append(sparkline(numbers_of(self.rewards), "rewards"))
             last = self[max(0, len(self) - 1) :].observations
-            parts += [image(picture_of(array[-1])) for array in pictures_in(last)]
+            row = -1 if self.has_final_observation else 0
+            parts += [image(picture_of(array[row])) for array in pictures_in(last)]
         return page(self._title, self._lines(), *parts)
 
     @property
@@ -152,6 +155,11 @@ class Episode:
     @property
     def outcome(self) -> str:
         return str(self._record["outcome"])
+
+    @property
+    def has_final_observation(self) -> bool:
+        is_end = self._steps is None or self._steps.stop == int(self._record["steps"])
+        return not is_end or bool(self._record["has_final_observation"])
 
     @property
     def total_reward(self) -> float | Array:
@@ -247,7 +255,10 @@ class Episode:
 
     @property
     def observations(self) -> Any:
-        """N + 1 rows, the reset observation first: an array (N + 1, *shape), or dicts and tuples of them."""
+        """N + 1 rows, the reset observation first: an array (N + 1, *shape), or dicts and tuples of them.
+
+        The last row is a placeholder where has_final_observation is False.
+        """
         return self._column("observations")
 
     @property

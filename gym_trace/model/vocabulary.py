@@ -36,6 +36,7 @@ class FragmentFlag(IntFlag):
     TRUNCATED = 1 << 3
     STOPS = 1 << 4
     ENDS = 1 << 5
+    PLACEHOLDER = 1 << 6  # its last observation row: nobody knows what its last step led to
 
 
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")

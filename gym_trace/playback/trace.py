@@ -81,8 +81,8 @@ class Trace(Sampled):
         directory: pathlib.Path, absolute.
         episodes: structured array, a row an episode: index, episode_id, writer (a place in .writers), lane, first_step,
             steps, return, outcome, seed (-1: none), start_time, end_time (datetime64[ns], UTC), clock_offset and
-            duration (ns). Episodes that are being recorded are among them, with the outcome "running" and the steps
-            so far: ``trace[trace.episodes["outcome"] != "running"]`` leaves them out.
+            duration (ns), has_final_observation (see Episode). Episodes that are being recorded are here, too, with the
+            outcome "running" and the steps so far: ``trace[trace.episodes["outcome"] != "running"]`` leaves them out.
         writers: ids of the writers.
         damage: what was found damaged so far, as (path, start, end, problem).
     """
@@ -156,6 +156,8 @@ class Trace(Sampled):
                 - index (place in the whole trace), steps, lane, episode_id, first_step, duration (seconds), seed,
                   return are numbers (where rewards are several numbers each, it is return[0] and so on that are);
                 - outcome, split, writer (its id) are text;
+                - has_final_observation is true or false: ``not has_final_observation`` has the imported episodes whose
+                  last step led to an observation that nobody knows;
                 - start, end are times, and compared with ISO 8601 text: ``start >= "2026-11-01"``, UTC if it does not
                   say otherwise, the first moment of what it leaves out;
                 - metadata.KEY is what was given as metadata to the writer, options.KEY what was given to reset, which

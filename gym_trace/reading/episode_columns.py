@@ -17,11 +17,11 @@ from gym_trace.printable import printable
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.writer_reader import WriterReader
-from gym_trace.selecting.columns import Column, NoSuchKey, factorized, numbers, times, words
+from gym_trace.selecting.columns import ALWAYS, Column, NoSuchKey, factorized, numbers, times, words
 
 COLUMNS = (
     *("index", "steps", "return", "outcome", "seed", "split", "writer", "lane", "start", "end", "duration"),
-    *("episode_id", "first_step", "metadata", "options"),
+    *("episode_id", "first_step", "has_final_observation", "metadata", "options"),
 )
 MOST_OBJECTIVES = 64  # of a reward; of a larger one there is no return
 _NO_SEED, _LARGE_SEED = -1, -2  # in the table
@@ -80,6 +80,8 @@ class EpisodeColumns:
         if name == "duration":
             return numbers(table["duration"] / 1e9, ~np.isnat(table["end_time"]))
         data = table[name]
+        if data.dtype == np.bool_:
+            return Column("condition", data, ALWAYS)
         return numbers(data.astype(np.float64 if data.dtype.kind == "f" else np.int64))
 
     def _seeds(self, seeds: Array) -> Column:

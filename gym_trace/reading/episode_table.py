@@ -28,6 +28,7 @@ EPISODE = np.dtype(
         ("end_time", "<M8[ns]"),
         ("clock_offset", "<i8"),
         ("duration", "<i8"),
+        ("has_final_observation", "|b1"),
     ]
 )
 
@@ -90,6 +91,12 @@ class Parts(NamedTuple):
     trimmed: Array
     starts: Array
 
+    @property
+    def last(self) -> Array:
+        """Of each row its last fragment."""
+        found: Array = self.fragments[self.first[1:] - 1]
+        return found
+
     def is_whole(self, row: int, count: int) -> bool:
         """Whether so many fragments are all that a row has; of row -1, no."""
         return row >= 0 and bool(count == self.first[row + 1] - self.first[row])
@@ -123,6 +130,7 @@ def parts_of(fragments: Array, alive: bool) -> Parts:
     columns["steps"] = (np.add.reduceat(steps, begin) if len(begin) else steps) - trimmed
     with np.errstate(all="ignore"):  # rewards may be infinite
         columns["return"] = np.add.reduceat(sorted_["reward_sum"], begin) if len(begin) else np.empty(0)
+    columns["has_final_observation"] = flags[last] & wire.PLACEHOLDER == 0
     columns["return"][trimmed] = np.nan  # the reward of the step that is left out is not known here
     starts = _join_episode_facts(columns, fragments, alive)
 

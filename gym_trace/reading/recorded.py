@@ -229,7 +229,8 @@ class Recorded:
         """The episodes as a pandas.DataFrame, which needs pandas.
 
         A row an episode, by its index: episode_id, writer (its id), split, lane, first_step, steps, return, outcome,
-        seed (integers, or missing), start_time, end_time (UTC), duration (a timedelta). Not known is missing.
+        seed (integers, or missing), start_time, end_time (UTC), duration (a timedelta), has_final_observation. What is
+        not known is missing.
 
         Raises MissingExtra.
         """

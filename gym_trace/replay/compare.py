@@ -127,6 +127,7 @@ class EpisodeComparison:
         self._flags = {name: getattr(episode, name) for name in ("terminations", "truncations") if name in columns}
         self._infos: list[dict[str, Any]] | None = None
         self._all_infos, self._batched, self._replayed = all_infos, batched, replayed
+        self._unknown = -1 if episode.has_final_observation else len(episode)  # row of observations
         self._reset_info = episode.reset_info if "infos" in columns else None
         if self._reset_info is not None:
             self._infos = infos_of(episode)
@@ -153,7 +154,7 @@ class EpisodeComparison:
         return difference
 
     def _observation(self, step: int | None, row: int, observation: Any) -> Difference | None:
-        if "observations" not in self._columns:
+        if "observations" not in self._columns or row == self._unknown:
             return None
         if self._parts is None:
             return self.value(step, "observations", self._observations[row], observation)

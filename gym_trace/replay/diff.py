@@ -20,7 +20,7 @@ from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison
 from gym_trace.replay.same_bytes import same_bytes
 
-_OF_THE_EPISODE = ("seed", "options", "first_step", "outcome")
+_OF_THE_EPISODE = ("seed", "options", "first_step", "outcome", "has_final_observation")
 DIFFABLE = (
     *("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations"),
     *_OF_THE_EPISODE,
@@ -60,7 +60,7 @@ def diff_traces(
         first, second: traces, views of some, or their directories.
         atol, rtol: what counts as equal; both 0: bit for bit.
         ignore: what is not compared: "observations", "actions", "rewards", "terminations", "truncations", "infos",
-            "annotations", "seed", "options", "first_step" or "outcome".
+            "annotations", "seed", "options", "first_step", "outcome" or "has_final_observation".
 
     Raises:
         TraceNotFound, CorruptTrace, InvalidOption
@@ -236,7 +236,16 @@ def _told(column: Any) -> str:
 
 
 def _column(episode: Episode, name: str) -> Any:
+    if name == "observations" and not episode.has_final_observation:
+        return _without_last(episode.observations)
     return (episode.reset_info, infos_of(episode)) if name == "infos" else getattr(episode, name)
+
+
+def _without_last(tree: Any) -> Any:
+    """Observations without the row that is a placeholder."""
+    if isinstance(tree, dict):
+        return {key: _without_last(part) for key, part in tree.items()}
+    return tuple(map(_without_last, tree)) if isinstance(tree, tuple) else tree[:-1]
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -28,7 +28,9 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
     It has the recorded spaces, and returns what was recorded: observations, rewards, flags, and infos if they were
     recorded. ``reset(seed=s)`` plays the episode that was recorded with the seed s, if there is one, and otherwise one
     that s draws; ``reset(options={"episode": i})`` plays episode i of the trace. An episode that had not ended when
-    its recording did, or is still running, is truncated after its last step. It can be pickled, as traces can.
+    its recording did, or is still running, is truncated after its last step. Where the final observation is not known
+    (Episode.has_final_observation), the last step returns the observation before it, and says so in
+    ``info["final_observation_unknown"]``. It can be pickled, as traces can.
 
     Args:
         trace: a trace, a view of one, or the directory. What is recorded later is not played.
@@ -118,7 +120,9 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         self._step = None if last else step + 1
         reward, info = self._rewards[step], {} if self._infos is None else dict(self._infos[step])
         reward = float(reward) if isinstance(reward, np.float64) else reward
-        observation = row_of(self._observations, step + 1)
+        known = not last or episode.has_final_observation
+        observation = row_of(self._observations, step + 1 if known else step)
+        info |= {} if known else {"final_observation_unknown": True}
         return observation, reward, terminated, truncated or (last and not terminated), info
 
     def _place_of(self, index: Any) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.format.wire import ENDS, LEADS, STARTS, STOPS, TERMINATED, TRUNCATED
+from gym_trace.format.wire import ENDS, LEADS, PLACEHOLDER, STARTS, STOPS, TERMINATED, TRUNCATED
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.layout import Path
 from gym_trace.model.packing import pack
@@ -100,7 +100,7 @@ class _Atoms:
         done, left = int(self._within[begin]), int(self._counts[last] - 1 - self._within[end - 1])
         if left:  # what is said of its end is said where it ends
             table["steps"][-1] -= left
-            table["flags"][-1] &= ~np.uint32(TERMINATED | TRUNCATED | STOPS | ENDS)
+            table["flags"][-1] &= ~np.uint32(TERMINATED | TRUNCATED | STOPS | ENDS | PLACEHOLDER)
             for name in ("outcome", "duration", "clock_drift"):
                 table[name][-1] = 0
         if done:

@@ -80,7 +80,7 @@ def moments_of(trace: Recorded, roots: frozenset[str], is_view: bool) -> dict[st
 
     Raises CorruptTrace, and TraceError if the writers have different spaces.
     """
-    plan = Plan(trace, roots)
+    plan = Plan(trace, roots, to_the_end=True)
     forms = {path: form for path, form in plan.forms.items() if form is not None and form.dtype.kind in "biuf"}
     said = json.dumps(
         [_VERSION, str(trace.directory), [[[*path], *form[:2]] for path, form in forms.items()]], default=str
@@ -113,8 +113,12 @@ def _add(plan: Plan, chosen: Array, sums: dict[Path, _Sums]) -> None:
 def _add_rows(rows: Rows, sums: dict[Path, _Sums]) -> None:
     for path, one in sums.items():
         array = rows.columns[path]
-        if path[0] == "observations" and rows.offset.any():  # whose first ones are the last ones of a block before
-            array = np.delete(array, rows.seen[rows.offset > 0], axis=0)
+        if path[0] == "observations":  # whose first ones are the last ones of a block before
+            not_counted = [rows.seen[rows.offset > 0]]
+            if rows.known is not None:
+                not_counted.append((rows.seen + rows.lengths)[~rows.known])
+            if any(map(len, not_counted)):
+                array = np.delete(array, np.concatenate(not_counted), axis=0)
         one.add(array)
 
 

@@ -56,6 +56,8 @@ class Rows(NamedTuple):
         offset: the first step of it that is here. lengths: how many are here.
         steps, seen: the rows of that first step, and of the observation before it.
         own: (n, 2), from which to which of the steps that are here batches are drawn: of the others a neighbour does.
+        known: (n,) bool, whether the last observation that is here is known; where it is not, the one before it is here
+            once more. None: all of the trace are.
     """
 
     columns: dict[Path, Array]
@@ -68,6 +70,7 @@ class Rows(NamedTuple):
     seen: Array
     own: Array
     begin: Array
+    known: Array | None
 
 
 class Plan:
@@ -75,14 +78,18 @@ class Plan:
 
     Attributes:
         forms: of each column that is wanted, what its rows are; None: values of any kind.
-        table: the episodes; of those that are damaged, what is left of them. place: where each is in the trace.
+        table: the episodes; of those that are damaged, what is left of them, and of those whose last step led to what
+            nobody knows, without terminating them, what is before that step. place: where each is in the trace.
         begin: the step of that one that it begins with.
         first: (episodes + 1,) int64, where the steps of each episode begin among all.
         step_bytes: what a step takes once decoded, about.
     """
 
-    def __init__(self, trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None = None):
+    def __init__(
+        self, trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None = None, to_the_end: bool = False
+    ):
         """on_damage: told of damage, which is looked for everywhere, and left out. None: raises CorruptTrace.
+        to_the_end: whether to have steps that led to what nobody knows, too, whatever they ended with.
 
         Raises TraceError if the writers have different spaces.
         """
@@ -106,6 +113,14 @@ class Plan:
             read = frozenset(str(path[0]) for path in self.forms)
             self.table, self.place, rows, parts = _left(self.readers, read, table, rows, on_damage)
         self.begin = self.table["first_step"] - table["first_step"][self.place]
+        self._all_known, shorter = True, np.zeros(len(self.table), np.bool_)
+        if not self.table["has_final_observation"].all():
+            if not to_the_end:
+                shorter = _without_end(self.readers, parts, self.table, rows)
+                self.table = self.table.copy()
+                self.table["steps"][shorter] -= 1
+                self.table["has_final_observation"][shorter] = True
+            self._all_known = bool(self.table["has_final_observation"].all())
         self.first = np.append(0, np.cumsum(self.table["steps"], dtype=np.int64))
         self.step_bytes = sum(map(_row_bytes, self.forms.values()))
         self._stored = self.table["writer"].astype(np.int64) * (rows.max(initial=0) + 1) + rows
@@ -115,7 +130,8 @@ class Plan:
             while len(places):  # an episode that a view has several times is put down once for each
                 _, firsts = np.unique(rows[places], return_index=True)
                 mine = places[np.sort(firsts)]
-                self._writers.append(_Writer(reader, parts[number], rows[mine], mine, self.first))
+                cut = rows[mine[shorter[mine]]]
+                self._writers.append(_Writer(reader, parts[number], rows[mine], mine, self.first, cut))
                 places = np.setdiff1d(places, mine)
 
     @property
@@ -172,15 +188,22 @@ class Plan:
         rewards = columns.get(("rewards",))
         if rewards is not None and rewards.dtype == object:
             columns["rewards",] = as_rewards(rewards)
-        return self.rows(columns, Pieces(episode, offset, lengths, low, high), steps, seen)
+        found = self.rows(columns, Pieces(episode, offset, lengths, low, high), steps, seen)
+        if found.known is not None:
+            last = (seen + lengths)[~found.known & (lengths > 0)]
+            for path, rows in columns.items():
+                if path[0] == "observations":
+                    rows[last] = rows[last - 1]
+        return found
 
     def rows(self, columns: dict[Path, Array], pieces: Pieces, steps: Array, seen: Array) -> Rows:
         """Columns with the rows of these pieces. steps, seen: where those of each begin."""
         episode, own = pieces.episode, np.stack([pieces.low, pieces.high], axis=1)
         whole, begin = np.diff(self.first)[episode], self.begin[episode]
-        return Rows(
-            columns, self.layouts, self.place[episode], whole, pieces.offset, pieces.lengths, steps, seen, own, begin
-        )
+        reach = pieces.offset + pieces.lengths
+        known = None if self._all_known else self.table["has_final_observation"][episode] | (reach < whole)
+        place, offset = self.place[episode], pieces.offset
+        return Rows(columns, self.layouts, place, whole, offset, pieces.lengths, steps, seen, own, begin, known)
 
 
 def _left(
@@ -210,6 +233,16 @@ def _left(
     return left[order], place[order], np.concatenate(found)[order], everything
 
 
+def _without_end(readers: list[WriterReader], parts: list[Parts], table: Array, rows: Array) -> Array:
+    """Which episodes are to do without their last step: it led to what nobody knows, and did not terminate them."""
+    shorter = ~table["has_final_observation"] & (table["steps"] > 0)
+    for number, reader in enumerate(readers):
+        mine = np.flatnonzero(shorter & (table["writer"] == number))
+        flags = reader.fragments["flags"][parts[number].last[rows[mine]]]
+        shorter[mine[flags & wire.TERMINATED > 0]] = False
+    return shorter
+
+
 def _row_bytes(form: Form | None) -> int:
     return _VALUE_BYTES if form is None else form.dtype.itemsize * int(np.prod(form.shape, dtype=np.int64))
 
@@ -227,7 +260,8 @@ def planned(trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None) 
 class _Writer:
     """Where the rows of one writer belong, fragment by fragment."""
 
-    def __init__(self, reader: WriterReader, parts: Parts, rows: Array, places: Array, first: Array):
+    def __init__(self, reader: WriterReader, parts: Parts, rows: Array, places: Array, first: Array, cut: Array):
+        """cut: the rows of episodes that do without their last step."""
         self._reader = reader
         place_of = np.full(len(parts.table) + 1, -1)
         place_of[rows] = places
@@ -249,6 +283,7 @@ class _Writer:
         self._at = np.zeros(count, np.int64)  # its first step among all
         self._at[own] = first[place] + before - (trimmed & ~opens)
         self._count = steps - self._skipped
+        self._count[parts.last[cut]] -= 1
         self._row_before = leads | (self._skipped > 0)  # whether its first row is the observation before its steps
         self._first = first
         chunks = np.repeat(np.arange(reader.chunk_count), np.diff(reader.chunk_bounds))

@@ -52,6 +52,10 @@ class Sampled(Recorded):
         True where there is a step, and (256,) episode, its place in the trace, and first_step. Dict and Tuple spaces
         have dicts and tuples of arrays. A view is drawn of as a trace is: ``trace.select("return > 100").windows(64)``.
 
+        An episode whose final observation is not known (Episode.has_final_observation) comes without its last step, or,
+        where that terminated it, with the observation before it once more. Of a trace with such terminated episodes
+        batches also have next_observation_mask, (256, 64), False where the observation that a step led to is not known.
+
         Args:
             length: steps of a window.
             batch_size: windows of a batch; the last one of an epoch may have fewer.
@@ -121,6 +125,11 @@ class Sampled(Recorded):
         """Batches of transitions, dicts of arrays with a row each: observations, actions, rewards, next_observations,
         terminations, truncations, discount, annotations, episode, first_step.
 
+        A step that led to an observation that is not known (Episode.has_final_observation) is left out, unless it
+        terminated its episode: the target of a value does not need next_observations then, which are those of
+        observations once more. Of a trace with such steps batches also have next_observation_mask, (batch_size,), which
+        is False there.
+
         Args:
             n_steps: how many steps a transition spans, fewer at the end of an episode: rewards are discounted and
                 summed up (float64), next_observations come after the last of them, and terminations and truncations are
@@ -179,7 +188,7 @@ class Sampled(Recorded):
 
         ``norm = trace.normalization()["observations"]``, then ``(batch["observations"] - norm.mean) / norm.std``. The
         structure is that of batches: Dict and Tuple spaces have dicts and tuples of Moments, None for leaves that are
-        no numbers; annotations are a dict. The observation after the last step counts, too.
+        no numbers; annotations are a dict. The observation after the last step counts, too, where it is known.
 
         Rows are decoded once, in memory that is bounded. Of a whole trace what was computed is kept among the caches
         (of $GYM_TRACE_CACHE, or the user's directory for such; never beside the trace), and what has been recorded

@@ -113,9 +113,13 @@ class Transitions(Draws):
             return stacked
 
         last = at if self._n_steps == 1 else at + ahead - 1
+        known = {}
+        if rows.known is not None:
+            is_end = last - rows.steps[piece] == rows.lengths[piece] - 1
+            known = {"known": rows.known[piece] | ~is_end}
         found = {"piece": piece, "place": places, "at": at, "ahead": ahead, "last": last}
         found |= {"observations": frames(seen), "next_observations": frames(seen + ahead)}
-        return found | {"discount": self._discounts[ahead], "episode": rows.episode[piece], "first_step": first}
+        return found | known | {"discount": self._discounts[ahead], "episode": rows.episode[piece], "first_step": first}
 
     def gather(self, found: Found) -> Batch:
         rows, at = self.rows, found["at"]
@@ -134,6 +138,8 @@ class Transitions(Draws):
             if (name,) in rows.columns:
                 batch[name] = rows.columns[name,].take(found["last"])
         batch |= self._noted(taken)
+        if "known" in found:
+            batch["next_observation_mask"] = found["known"].copy()
         if self._goals is not None:
             self._goals.relabel(batch, rows, found, self.seed)
         return batch | {name: found[name].copy() for name in ("discount", "episode", "first_step")}

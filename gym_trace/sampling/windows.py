@@ -55,6 +55,8 @@ class Windows(Draws):
         """What find() does, of windows that are given: start is counted from the first step that is here."""
         rows = self.rows
         found = {"at": rows.steps[piece] + start, "seen": rows.seen[piece] + start, "counts": counts, "place": places}
+        if rows.known is not None:  # how many of the observations that the steps led to are
+            found["known"] = counts - (~rows.known[piece] & (start + counts == rows.lengths[piece]))
         return found | {"episode": rows.episode[piece], "first_step": start + rows.offset[piece] + rows.begin[piece]}
 
     def located(self, items: Array, places: Array) -> tuple[Array, Array]:
@@ -88,6 +90,8 @@ class Windows(Draws):
         batch |= self._noted(steps)
         batch |= {name: found[name].copy() for name in ("episode", "first_step")}
         mask = np.ones((len(at), length), np.bool_) if whole else np.arange(length) < counts[:, None]
+        if "known" in found:
+            batch["next_observation_mask"] = np.arange(length) < found["known"][:, None]
         return batch | {"mask": mask}
 
     def _longest(self, counts: Array) -> int:

@@ -29,6 +29,7 @@ def episodes_frame(table: Array, writers: list[str], splits: list[str], seeds: l
         "seed": pandas.array(seeds, dtype="Int64" if largest < 2**63 else object),
         **{name: pandas.to_datetime(table[name], utc=True) for name in ("start_time", "end_time")},
         "duration": duration,
+        "has_final_observation": table["has_final_observation"],
     }
     return pandas.DataFrame(columns, index=pandas.Index(table["index"], name="index"))
 

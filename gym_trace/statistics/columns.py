@@ -10,6 +10,7 @@ import numpy as np
 
 from gym_trace.model.layout import Leaf, Path, PlainSpace
 from gym_trace.model.values import Array
+from gym_trace.model.vocabulary import FragmentFlag
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.episode_table import step_offsets
 from gym_trace.reading.writer_reader import WriterReader
@@ -113,6 +114,8 @@ def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tupl
         observations, steps = step_offsets(writer.fragments[begin:end])
         of_observation, of_step = np.repeat(groups, np.diff(observations)), np.repeat(groups, np.diff(steps))
         of_step[steps[:-1][trimmed[begin:end]]] = -1
+        unknown = writer.fragments["flags"][begin:end] & FragmentFlag.PLACEHOLDER > 0
+        of_observation[observations[1:][unknown] - 1] = -1
         for group in np.unique(groups[groups >= 0]).tolist():
             chosen = {True: of_observation == group, False: of_step == group}
             columns = {}

@@ -47,15 +47,16 @@ class Viewer(Protocol):
 
 def view_observed(trace: Trace, index: int, viewer: Viewer, smallest: int | None = 1) -> None:
     """Shows what was observed: pictures with sides of so many pixels at least, or all values. Raises CorruptTrace."""
-    rows = observation_rows(trace, index)
+    rows, episode = observation_rows(trace, index), trace[index]
+    end = len(episode) - (not episode.has_final_observation and len(episode) > 0)  # of what is known
     viewer.fps = DEFAULT_FPS
     leaf = None if smallest is None else picture_leaf(rows.layout, smallest)
     named = [("/".join(map(str, leaf.path[1:])) or "observation", leaf) for leaf in rows.layout.leaves()]
     while True:
         if leaf is not None:
-            viewer.see(picture_of(rows.value(leaf, viewer.step)))
+            viewer.see(picture_of(rows.value(leaf, min(viewer.step, end))))
         else:
-            viewer.see([(name, rows.value(leaf, viewer.step)) for name, leaf in named])
+            viewer.see([(name, rows.value(leaf, min(viewer.step, end))) for name, leaf in named])
 
 
 def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> None:

@@ -198,7 +198,7 @@ class _Studio:
             )
         film = self._film(index, path)
         with film:
-            for step in range(len(rows)):
+            for step in range(len(rows) - (not self._trace[index].has_final_observation)):
                 film.show(picture_of(rows.value(leaf, step)), step, DEFAULT_FPS)
         return Rendered(index, path, film.frames, None)
 

@@ -17,6 +17,7 @@ from gym_trace.interop.conformance.zoo import FOR_WRONG, make_zoo
 from gym_trace.interop.contract import LOSSES, Exporter, ExportReport
 from gym_trace.interop.exporting import export
 from gym_trace.interop.source import Source
+from gym_trace.interop.steps.windows import REPEATED
 from gym_trace.playback.trace import Trace, as_trace
 
 Load = Callable[[Path], Iterable[Loaded]]
@@ -75,7 +76,7 @@ def check_export(exporter: Exporter, load: Load, trace: Trace | str | Path, out:
     """Exports one trace and compares what load gives with it. Raises AssertionError; InvalidOption if it is refused."""
     told: list[tuple[int, int]] = []
     report = export(trace, out, exporter, on_progress=lambda done, total: told.append((done, total)))
-    source = Source(as_trace(trace))
+    source = Source(as_trace(trace), finals=getattr(exporter, "finals", REPEATED))
     name = source.trace.directory.name
     problem = difference(source, load(report.path), {loss.what for loss in report.lost})
     _must(not problem, f"{exporter.name}, {name}: {problem}; said to be lost: {[loss.what for loss in report.lost]}")
@@ -127,7 +128,7 @@ def check_wrong(
 
     Nothing is compared but steps. What lost() says to be lost need not show. Raises AssertionError.
     """
-    source = Source(as_trace(trace))
+    source = Source(as_trace(trace), finals=getattr(exporter, "finals", REPEATED))
     lost = {loss.what for loss in exporter.lost(source)}
     found = []
     for number, (what, wrong) in enumerate(WRONG.items()):

@@ -58,14 +58,16 @@ def difference(source: Source, loaded: Iterable[Loaded], lost: Collection[str], 
         lost: of what something may be lost (see contract.LOSSES).
         only_steps: compare nothing that is said of an episode beside its steps.
     """
-    wanted = [episode for episode in source.trace if len(episode) or "empty_episode" not in lost]
-    for number, (episode, one) in enumerate(zip_longest(wanted, loaded)):
+    count = int(np.count_nonzero(source.episodes["steps"])) if "empty_episode" in lost else len(source.episodes)
+    wanted = (pair for pair in source.scan() if len(pair[0]) or "empty_episode" not in lost)
+    for number, (pair, one) in enumerate(zip_longest(wanted, loaded)):
         if one is None:
-            return f"{len(wanted)} episodes in the trace, and {number} that were loaded"
-        if episode is None:
-            return f"{len(wanted)} episodes in the trace, and more that were loaded"
+            return f"{count} episodes in the trace, and {number} that were loaded"
+        if pair is None:
+            return f"{count} episodes in the trace, and more that were loaded"
+        episode, observations = pair
         try:
-            _compare_steps(source, episode, one, lost)
+            _compare_steps(source, episode, observations, one, lost)
             if not only_steps:
                 _compare_told(source, episode, one, lost)
         except _Difference as found:
@@ -101,10 +103,10 @@ def _without_last(tree: Any) -> Any:
 # -- steps ------------------------------------------------------------------------------------------------------------
 
 
-def _compare_steps(source: Source, episode: Episode, one: Loaded, lost: Collection[str]) -> None:
+def _compare_steps(source: Source, episode: Episode, observations: Any, one: Loaded, lost: Collection[str]) -> None:
     count = len(episode)
     rows = {count + 1, count} if "final_observation" in lost else {count + 1}
-    _compare_tree(source, source.layouts.observations, "observations", episode.observations, one, lost, rows)
+    _compare_tree(source, source.layouts.observations, "observations", observations, one, lost, rows)
     _compare_tree(source, source.layouts.actions, "actions", episode.actions, one, lost, {count})
     form = source.forms[("rewards",)]
     _compare_rows(Leaf(("rewards",), np.dtype(np.float64), ()), form, episode.rewards, one.rewards, lost, {count})

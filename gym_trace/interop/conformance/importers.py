@@ -17,7 +17,7 @@ from gym_trace.interop.importing import import_trace
 from gym_trace.interop.source import Source
 from gym_trace.playback.trace import Trace, as_trace, open_trace
 
-_SAME_ROWS = ("lane", "episode_id", "first_step", "steps", "seed", "start_time")
+_SAME_ROWS = ("lane", "episode_id", "first_step", "steps", "seed", "start_time", "has_final_observation")
 
 
 def check_importer(

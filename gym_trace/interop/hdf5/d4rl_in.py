@@ -16,6 +16,7 @@ from gym_trace.interop.identity import KEY
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.interop.infos import ANNOTATIONS, KeptInfos, info_of
 from gym_trace.model.values import Array
+from gym_trace.printable import printable
 
 _KIND = "D4RL"
 _NEEDED = ("observations", "actions", "rewards", "terminals")
@@ -23,6 +24,8 @@ _NOTE = (
     "D4RL's files say neither the spaces, which are the widest that the arrays can be of, nor the environment, nor the "
     "seeds that episodes began with, nor when"
 )
+_KNOWN = frozenset((*_NEEDED, "timeouts", "next_observations", "infos", "metadata"))
+_NAMED = 10  # arrays that a note names
 _MOST_TOLD = 1024  # bytes of something in metadata/ that goes along
 
 
@@ -89,19 +92,47 @@ class _File:
         self.about = None if ours is None else ours.rows("about").text()
         self._identities = None if ours is None else Ahead(ours.rows("episodes"))
         infos = dict(arrays_in(root.node("infos"))) if "infos" in root and root.is_node("infos") else {}
+        self._left_out = ["/".join(("infos", *path)) for path, found in infos.items() if len(found) != rows]
         infos = {path: found for path, found in infos.items() if len(found) == rows and found.shape}
         self._annotations = {path[1]: Ahead(infos.pop(path)) for path in [*infos] if ours and path[0] == ANNOTATIONS}
         self.infos = {} if ours else {path: Ahead(found) for path, found in infos.items()}
         self._kept = Ahead(ours.rows("infos")) if ours and "infos" in ours else None
+        if not ours:
+            self._annotations |= self._others(root, rows)
         self.notes = [] if ours else self._notes()
 
     def _notes(self) -> list[str]:
         notes = [_NOTE]
         if self._next is None:
-            notes.append("it has no next_observations: the final observation of each episode is NaN, or 0 of integers")
+            notes.append(
+                "it has no next_observations: the final observation of each episode is not known; "
+                "episode.has_final_observation is False, and the row a placeholder"
+            )
         if self._timeouts is None:
             notes.append("it has no timeouts: episodes that were not terminated are taken together with the next one")
+        if self._annotations:
+            notes.append(f"arrays that D4RL does not have become annotations: {_named([*self._annotations])}")
+        left = [*self._left_out, *(f"metadata/{name}" for name in self._metadata_left_out())]
+        if left:
+            notes.append(f"left out, because they have not a row for each step, or are no arrays: {_named(left)}")
         return notes
+
+    def _others(self, root: Node, rows: int) -> dict[str, Ahead]:
+        """Arrays beside those of D4RL, that have a row for each step."""
+        found = {}
+        for name in root.names():
+            if name in _KNOWN:
+                continue
+            with suppress(UnreadableRecording):  # a link, or of values that are no numbers
+                if not root.is_node(name) and (one := root.rows(name)).shape and len(one) == rows and not one.is_bytes:
+                    found[name] = Ahead(one)
+                    continue
+            self._left_out.append(name)
+        return found
+
+    def _metadata_left_out(self) -> list[str]:
+        there, kept = arrays_in(self._metadata) if self._metadata is not None else (), self.metadata()
+        return [name for path, _ in there if (name := "/".join(path)) not in kept]
 
     def metadata(self) -> dict[str, Any]:
         """Numbers and texts that it says of itself."""
@@ -132,7 +163,8 @@ class _File:
                 is_last = number == len(ends) - 1
                 outcome = "terminated" if terminal[number] else "truncated" if not is_last or self._ended else "cut"
                 parts = self._parts(begin, end, columns, after)
-                yield NewEpisode(end - begin, parts, outcome, identity=identity)
+                has_final = after is not None
+                yield NewEpisode(end - begin, parts, outcome, identity=identity, has_final_observation=has_final)
                 begin = end
 
     def _ends(self) -> tuple[Array, Array]:
@@ -154,7 +186,8 @@ class _File:
 
     def _parts(self, begin: int, end: int, columns: list[Ahead], after: Ahead | None) -> Iterator[NewSteps]:
         observations, actions, rewards = columns
-        widths = (self.observations, self.actions, *(ahead.rows for ahead in self.infos.values()))
+        beside = (*self.infos.values(), *self._annotations.values())
+        widths = (self.observations, self.actions, *(ahead.rows for ahead in beside))
         for first, last in pieces(end - begin, sum(rows.row_size for rows in widths)):
             first, last = first + begin, last + begin
             rows = observations.read(first if first == begin else first + 1, min(last + 1, end))
@@ -191,6 +224,11 @@ def _numbers(root: Node, name: str) -> Rows:
     if rows.is_text or rows.is_bytes or not rows.shape:
         raise rows.fault("is no array of numbers")
     return rows
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return printable(", ".join(names[:_NAMED]))[:1000] + more
 
 
 def _blank(rows: Array) -> Array:

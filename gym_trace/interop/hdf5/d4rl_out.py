@@ -18,7 +18,7 @@ from gym_trace.interop.identity import KEY
 from gym_trace.interop.infos import InfoColumns, info_columns, packed
 from gym_trace.interop.losses import losses
 from gym_trace.interop.source import Source, flags
-from gym_trace.interop.steps.windows import Window
+from gym_trace.interop.steps.windows import LEFT_OUT, Window
 from gym_trace.model.layout import Leaf
 from gym_trace.printable import printable
 from gym_trace.reading.forms import Form
@@ -34,6 +34,7 @@ class D4RLExporter:
     name: ClassVar[str] = "d4rl"
     extra: ClassVar[str] = "hdf5"
     makes: ClassVar[str] = "file"
+    finals: ClassVar[str] = LEFT_OUT
 
     def lost(self, source: Source) -> Iterator[Loss]:
         """As Exporter."""

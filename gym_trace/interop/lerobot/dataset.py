@@ -42,7 +42,7 @@ class DataSet:
     """A data set.
 
     Attributes:
-        fps, robot_type, episodes, steps, tasks: as it says.
+        fps, robot_type, episodes, steps, tasks: as it says. declared: what it says of its columns.
         features: columns that are not counted; paths begin with observations, actions, rewards, flags or annotations.
         about: what Source.about gave, where gym-trace has exported it and nobody has changed it since; or None.
         was_changed: whether somebody has.
@@ -62,9 +62,10 @@ class DataSet:
         self.fps = fps
         self.robot_type = info.get("robot_type")
         self.episodes, self.steps = (self._count(info, name) for name in ("total_episodes", "total_frames"))
+        self.declared: Any = info.get("features")
         self._data = self._template(info.get("data_path") or DATA)
         self._video = self._template(info.get("video_path") or VIDEOS)
-        said = info.get("features")
+        said = self.declared
         if not isinstance(said, dict):
             raise self.malformed("has no features")
         self.about, self.was_changed, own = self._own()

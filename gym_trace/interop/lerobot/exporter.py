@@ -8,15 +8,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.interop.contract import Loss
-from gym_trace.interop.lerobot.features import FINAL, Feature, features_of
+from gym_trace.interop.lerobot.features import FINAL, TASK_INDEX, TIMESTAMP, Feature, Origin, features_of, timestamps
 from gym_trace.interop.lerobot.writer import DatasetWriter
 from gym_trace.interop.losses import losses
 from gym_trace.interop.source import Source
+from gym_trace.interop.steps.windows import KEPT
+from gym_trace.model.values import Array
 
 _FPS = 30
 _MOST_FPS = 1000
+_NONE = np.empty(0, object)
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class LeRobotExporter:
     name: ClassVar[str] = "lerobot"
     extra: ClassVar[str] = "lerobot"
     makes: ClassVar[str] = "directory"
+    finals: ClassVar[str] = KEPT
 
     video: bool = False
     fps: int | None = None
@@ -66,9 +72,14 @@ class LeRobotExporter:
 
     def write(self, source: Source, target: Path) -> None:
         """See Exporter."""
-        features = features_of(source, self.video)
+        origin, fps = Origin.of(source), self._fps(source)
+        features = features_of(source, self.video, origin)
         task = self.task or _text(source.facts.get("task")) or _text(source.environment.get("id")) or "gym-trace"
-        writer = DatasetWriter(source, target, features, self._fps(source), task)
+        tasks = [task] if self.task or not _has_tasks(source, origin) else list(origin.tasks)
+        counted = [feature for feature in features if _is_counted(source, feature, tasks, fps)]
+        features = [feature for feature in features if feature not in counted]
+        counted = [feature._replace(name=str(feature.path[1])) for feature in counted]
+        writer = DatasetWriter(source, target, features, counted, fps, tasks, origin.robot_type)
         try:
             writer.write()
         finally:
@@ -84,6 +95,29 @@ class LeRobotExporter:
     def _fps(self, source: Source) -> int:
         said = [self.fps, source.facts.get("fps")]
         return int(next(filter(_is_fps, said), None) or _FPS)
+
+
+def _has_tasks(source: Source, origin: Origin) -> bool:
+    """Whether each step says which of the tasks of the data set that it was imported from is its own."""
+    form = source.forms.get(TASK_INDEX)
+    if not origin.tasks or form is None or form.dtype != np.int64 or form.shape:
+        return False
+    rows = (episode.annotations.get("task_index", _NONE) for episode in source.trace.scan(columns=["annotations"]))
+    return all(_are_places(found, len(origin.tasks)) for found in rows)
+
+
+def _are_places(rows: Array, count: int) -> bool:
+    return rows.dtype == np.int64 and bool(((rows >= 0) & (rows < count)).all())
+
+
+def _is_counted(source: Source, feature: Feature, tasks: list[str], fps: int) -> bool:
+    """Whether an annotation, imported from a column that every data set has, says what that column is to say anyway."""
+    if feature.path == TASK_INDEX:
+        return len(tasks) > 1
+    if feature.path != TIMESTAMP or feature.dtype != np.float32 or feature.shape:
+        return False
+    found = (episode.annotations.get("timestamp", _NONE) for episode in source.trace.scan(columns=["annotations"]))
+    return all(rows.tobytes() == timestamps(np.arange(len(rows)), fps).tobytes() for rows in found)
 
 
 def _is_fps(fps: Any) -> bool:

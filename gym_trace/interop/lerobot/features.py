@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gym_trace.interop.source import Source
 from gym_trace.model.layout import Path
-from gym_trace.model.values import dtype_from
+from gym_trace.model.schema import IMPORTED_FROM
+from gym_trace.model.values import Array, dtype_from
 from gym_trace.reading.forms import Form
+from gym_trace.reading.writer_reader import WriterReader
 
 OWN = "meta/gym_trace"  # where we keep what the format has no place for; nobody else looks there
 ABOUT = f"{OWN}/about.json"
@@ -29,6 +32,9 @@ COUNTED: dict[str, np.dtype[Any]] = {  # what every LeRobot data set has
     "task_index": np.dtype(np.int64),
 }
 FLAGS = ("next.done", "next.terminated", "next.truncated")
+TASK_INDEX, TIMESTAMP = ("annotations", "task_index"), ("annotations", "timestamp")  # as an import has them
+_TAKEN = frozenset((*COUNTED, *FLAGS, "next.reward", "next.info"))
+KIND = "LeRobot v3"  # that a trace was imported from
 _KNOWN_AS = {"pixels": "image", "agent_pos": "state"}  # by LeRobot's own environments, and so by its policies
 _MOST_DIMENSIONS = 5  # of an array; more are flattened into the first
 
@@ -45,6 +51,7 @@ class Feature(NamedTuple):
     kind: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    names: Any = None  # what info.json says of its elements
 
     @property
     def is_picture(self) -> bool:
@@ -73,7 +80,7 @@ class Feature(NamedTuple):
             names = ["height", "width", "channels"]
             return {"dtype": self.kind, "shape": list(self.stored), "names": names}
         dtype = "string" if self.is_text else self.dtype.name
-        return {"dtype": dtype, "shape": list(self.stored) or [1], "names": None}
+        return {"dtype": dtype, "shape": list(self.stored) or [1], "names": self.names}
 
     def kept(self) -> dict[str, Any]:
         """As JSON, from which feature_of() has it back."""
@@ -84,6 +91,54 @@ class Feature(NamedTuple):
             "dtype": self.dtype.str,
             "shape": list(self.shape),
         }
+
+
+class Origin(NamedTuple):
+    """What a trace that was imported from a LeRobot data set has kept of that.
+
+    features: by path, "observations/images.front", the name there and the names of its elements.
+    tasks: several; each step has the place of its own as the annotation task_index. robot_type: or None.
+    """
+
+    features: Mapping[str, tuple[str, Any]] = MappingProxyType({})
+    tasks: Sequence[str] = ()
+    robot_type: str | None = None
+
+    @classmethod
+    def of(cls, source: Source) -> Origin:
+        """What there is where it has the form that an import gives it; anybody may have written it."""
+        found = [_origin(reader) for reader in source.trace.readers]
+        return found[0] if found and all(one == found[0] for one in found) else cls()
+
+
+def _origin(reader: WriterReader) -> Origin:
+    about = reader.about_or_empty
+    said = about.metadata if about.recorder.get(IMPORTED_FROM) == KIND else None
+    if not isinstance(said, dict):
+        return Origin()
+    features, tasks, robot = (said.get(name) for name in ("features", "tasks", "robot_type"))
+    named = features.items() if isinstance(features, dict) else ()
+    known = {path: (one["name"], _element_names(one)) for path, one in named if _is_named(one)}
+    several = tasks if isinstance(tasks, list) and len(tasks) > 1 and all(isinstance(one, str) for one in tasks) else ()
+    return Origin(known, several, robot if isinstance(robot, str) else None)
+
+
+def _is_named(said: Any) -> bool:
+    name = said.get("name") if isinstance(said, dict) else None
+    return isinstance(name, str) and re.fullmatch(r"[\w.-]{1,200}", name, re.ASCII) is not None and name not in _TAKEN
+
+
+def _element_names(said: dict[str, Any]) -> Any:
+    """Names that JSON can have, of which LeRobot has lists, and maps of lists."""
+    names = said.get("names")
+    lists = names.values() if isinstance(names, dict) else [names]
+    return names if all(isinstance(one, list) and all(isinstance(n, str) for n in one) for one in lists) else None
+
+
+def timestamps(steps: Array, fps: int) -> Array:
+    """Seconds of steps of an episode, given their numbers."""
+    found: Array = (steps / fps).astype(np.float32)
+    return found
 
 
 def feature_of(kept: Any) -> Feature:
@@ -110,8 +165,9 @@ def channels_first(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and shape[2] not in (1, 3)
 
 
-def features_of(source: Source, video: bool) -> list[Feature]:
-    """The columns of a trace, without flags and what LeRobot counts."""
+def features_of(source: Source, video: bool, origin: Origin | None = None) -> list[Feature]:
+    """The columns of a trace, without flags and what LeRobot counts; those that an import took have their names."""
+    known_as = (Origin.of(source) if origin is None else origin).features
     found: dict[str, Feature] = {}
     spaces = zip(source.plain_spaces, ("observations", "actions"))
     texts = {path for space, root in spaces for path in _texts(space, (root,))}
@@ -122,9 +178,10 @@ def features_of(source: Source, video: bool) -> list[Feature]:
         form = source.forms[path]
         kind = "text" if form is None and path in texts else _kind(path, form, video)
         alone = path[0] in ("observations", "actions") and len(path) == 1
-        name = _unique(_name(path, kind, alone), found)
+        given, names = known_as.get("/".join(map(str, path)), (_name(path, kind, alone), None))
+        name = _unique(given, found)
         known = form if kind not in ("text", "values") and form is not None else Form(np.dtype(object), ())
-        found[name] = Feature(name, path, kind, known.dtype, known.shape)
+        found[name] = Feature(name, path, kind, known.dtype, known.shape, names)
     return list(found.values())
 
 

@@ -14,14 +14,13 @@ from gym_trace.interop.foreign import read_json, widest
 from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.interop.lerobot.dataset import DataSet, located
-from gym_trace.interop.lerobot.features import FINAL, Feature
+from gym_trace.interop.lerobot.features import FINAL, KIND, Feature
 from gym_trace.interop.lerobot.steps import Columns, StepReader, decoded, in_trace
 from gym_trace.interop.parquet.tables import parquet_file
 from gym_trace.model.layout import Layout, PlainSpace
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import ABSENT, Array
 
-_KIND = "LeRobot v3"
 _ENDS = 64  # final observations that are read at a time
 _LONGEST_TEXT = 1 << 16
 _Ends = Iterator[tuple[str | None, int, Columns]]
@@ -55,7 +54,7 @@ def _again(data: DataSet, about: str) -> Imported:
         layouts = WriterSchema.of(schemas[0]).layouts
     except (CorruptTrace, IndexError) as error:
         raise data.malformed("was exported by gym-trace, but what it has kept of spaces is malformed") from error
-    return imported(_KIND, _episodes_again(data, layouts), schemas[0], about, steps=data.steps)
+    return imported(KIND, _episodes_again(data, layouts), schemas[0], about, steps=data.steps)
 
 
 def _episodes_again(data: DataSet, layouts: Layouts) -> Iterator[NewEpisode]:
@@ -128,18 +127,32 @@ def _foreign(data: DataSet) -> Imported:
     if missing := [root for root, features in by_root.items() if not features]:
         raise data.malformed(f"has no {missing[0]}")
     made = [_space(features) for features in by_root.values()]
-    metadata = {"fps": data.fps, "robot_type": data.robot_type, "tasks": data.tasks}
-    schema = new_schema(_KIND, made[0], made[1], {"note": f"{_KIND}, robot: {data.robot_type}"}, metadata)
+    metadata = {"fps": data.fps, "robot_type": data.robot_type, "tasks": data.tasks, "features": _names(data, by_root)}
+    schema = new_schema(KIND, made[0], made[1], {"note": f"{KIND}, robot: {data.robot_type}"}, metadata)
     facts: dict[str, Any] = {"fps": data.fps}
     if len(data.tasks) == 1 and data.tasks[0]:
         facts["task"] = data.tasks[0]
-    return imported(_KIND, _episodes(data), schema, None, facts, _notes(data), data.steps)
+    return imported(KIND, _episodes(data), schema, None, facts, _notes(data), data.steps)
+
+
+def _names(data: DataSet, by_root: dict[str, list[Feature]]) -> dict[str, Any]:
+    """What each column of the trace is called there, from which an export has it again; see features.Origin."""
+    found = {}
+    for feature in data.features:
+        root = feature.path[0]
+        if root in by_root or root == "annotations":
+            path = feature.path if len(by_root.get(root, ())) != 1 else feature.path[:1]
+            found["/".join(map(str, path))] = {"name": feature.name, "names": data.declared[feature.name].get("names")}
+    return found
 
 
 def _notes(data: DataSet) -> Iterator[str]:
     if data.was_changed:
         yield "exported by gym-trace and changed since: what it was before is not known, and it reads as any other"
-    yield "LeRobot has no final observations: they are NaN where there are numbers with a point, otherwise 0 or empty"
+    yield (
+        "LeRobot has no final observations: that of each episode is not known; episode.has_final_observation is False, "
+        "and the row a placeholder"
+    )
     yield "bounds of spaces are not known: they are as wide as the dtype"
     names = {feature.name for feature in data.features}
     if "next.reward" not in names:
@@ -171,7 +184,8 @@ def _episodes(data: DataSet) -> Iterator[NewEpisode]:
     }
     try:
         for row in data.rows():
-            yield NewEpisode(row.steps, _parts(reader.parts(row), row.steps, final, _shaped))
+            parts = _parts(reader.parts(row), row.steps, final, _shaped)
+            yield NewEpisode(row.steps, parts, has_final_observation=False)
     finally:
         reader.close()
 

@@ -23,6 +23,7 @@ from gym_trace.interop.lerobot.features import (
     TASKS,
     VIDEOS,
     Feature,
+    timestamps,
 )
 from gym_trace.interop.source import Source, flags, leaves_of
 from gym_trace.interop.steps.windows import Window
@@ -38,8 +39,21 @@ _LONGEST = 500  # seconds in a video file of several episodes: LeRobot adds up t
 class DatasetWriter:
     """The files of a data set while they are written: rows are collected for a while, then go out as a group."""
 
-    def __init__(self, source: Source, target: Path, features: list[Feature], fps: int, task: str):
-        self._source, self._target, self._features, self._fps, self._task = source, target, features, fps, task
+    def __init__(
+        self,
+        source: Source,
+        target: Path,
+        features: list[Feature],
+        counted: list[Feature],
+        fps: int,
+        tasks: list[str],
+        robot_type: str | None,
+    ):
+        """counted: that are said by the columns which each data set has. tasks: of several, steps say which."""
+        self._source, self._target, self._features, self._fps = source, target, features, fps
+        self._counted_features, self._tasks, self._robot_type = counted, tasks, robot_type
+        self._task_indices: list[Array] = []  # of the rows
+        self._of_episode: list[Array] = []  # those of the episode that is not over
         plain = [f"{feature.name}.bytes" if feature.is_picture else feature.name for feature in features]
         plain += ["timestamp", "index", "frame_index"]
         self._data = tables.Tables(target, DATA, schema_of(features), plain)
@@ -97,6 +111,10 @@ class DatasetWriter:
             terminated, truncated = flags(window)
             for name, rows in zip(FLAGS, (terminated | truncated, terminated, truncated)):
                 self._rows.setdefault(name, []).append(rows)
+            several = len(self._tasks) > 1
+            tasks = window.columns["annotations"]["task_index"] if several else np.zeros(window.steps, np.int64)
+            self._task_indices.append(tasks)
+            self._of_episode.append(np.unique(tasks))
         if window.closes:
             self._close(window, columns)
         if self._held >= _MOST_ROWS or self._bytes >= _MOST_BYTES or (window.closes and self._data.is_large):
@@ -135,6 +153,8 @@ class DatasetWriter:
         self._ends.append((None if steps else identity, steps, {f.path: columns[f.path][-1:] for f in self._finals}))
         if steps:
             said = {"episode": self._count, "steps": steps, "identity": identity, **self._open}
+            said["tasks"] = [self._tasks[place] for place in np.unique(np.concatenate(self._of_episode)).tolist()]
+            self._of_episode = []
             said["pictures"] = {name: sample.found() for name, sample in self._pictures.items()}
             self._episodes.append(said)
             self._count += 1
@@ -153,6 +173,7 @@ class DatasetWriter:
             self._measure(numbers)
         is_open = bool(self._steps) and self._steps[-1][0] == self._count
         self._rows, self._steps, self._bytes, self._held = {}, [], 0, 0
+        self._task_indices = []
         if self._data.is_large and not is_open:
             self._data.next_file()
 
@@ -161,9 +182,8 @@ class DatasetWriter:
         total = int(steps.sum())
         inside = np.arange(total) - np.repeat(np.cumsum(steps) - steps - starts, steps)
         index = np.arange(self._frames - total, self._frames)
-        timestamp = (inside / self._fps).astype(np.float32)
-        values = (timestamp, inside, np.repeat(episodes, steps), index, np.zeros(total, np.int64))
-        return dict(zip(COUNTED, values))
+        times, tasks = timestamps(inside, self._fps), np.concatenate(self._task_indices)
+        return dict(zip(COUNTED, (times, inside, np.repeat(episodes, steps), index, tasks)))
 
     def _measure(self, numbers: dict[str, Any]) -> None:
         """Statistics of these rows, and the metadata of the episodes that end with them."""
@@ -212,7 +232,7 @@ class DatasetWriter:
             "meta/episodes/chunk_index": np.full(count, place.chunk),
             "meta/episodes/file_index": np.full(count, place.file),
             KEY: [episode["identity"] for episode in over],
-            "tasks": self._tasks(count),
+            "tasks": [episode["tasks"] for episode in over],
         }
         for name in self._videos:
             places = [episode["videos"][name] for episode in over]
@@ -228,10 +248,6 @@ class DatasetWriter:
         if self._meta.is_large:
             self._meta.next_file()
         self._episodes = []
-
-    def _tasks(self, count: int) -> pa.Array:
-        task = pa.array([self._task] * count, pa.string())
-        return pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32), task)
 
     def _schema_of_episodes(self, measured: list[str]) -> pa.Schema:
         whole, real, text = pa.int64(), pa.float64(), pa.string()
@@ -277,10 +293,10 @@ class DatasetWriter:
         declared |= {name: {"dtype": dtype.name, **number} for name, dtype in COUNTED.items()}
         info = {
             "codebase_version": "v3.0",
-            "robot_type": None,
+            "robot_type": self._robot_type,
             "total_episodes": self._count,
             "total_frames": self._frames,
-            "total_tasks": 1,
+            "total_tasks": len(self._tasks),
             "chunks_size": tables.CHUNK,
             "data_files_size_in_mb": tables.DATA_MB,
             "video_files_size_in_mb": tables.VIDEO_MB,
@@ -295,10 +311,10 @@ class DatasetWriter:
             "version": 1,
             "episodes": self._count,
             "frames": self._frames,
-            "features": [feature.kept() for feature in self._features],
+            "features": [feature.kept() for feature in (*self._features, *self._counted_features)],
             KEY: self._source.about,
         }
-        tables.write_tasks(self._target / TASKS, [self._task])
+        tables.write_tasks(self._target / TASKS, self._tasks)
         for path, said in (("meta/info.json", info), ("meta/stats.json", stats), (ABOUT, about)):
             text = json.dumps(said, indent=None if path == ABOUT else 4, allow_nan=False)
             (self._target / path).write_text(text + "\n", encoding="utf-8")

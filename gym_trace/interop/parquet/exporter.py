@@ -18,10 +18,10 @@ from gym_trace.interop.losses import losses
 from gym_trace.interop.parquet.columns import NUMBER, Column, tree_array, tree_field
 from gym_trace.interop.parquet.plan import columns_of
 from gym_trace.interop.source import Source
-from gym_trace.interop.steps.blocks import Block, step_blocks
-from gym_trace.interop.steps.choice import choose
+from gym_trace.interop.steps.blocks import Block
 from gym_trace.interop.steps.plain import json_text, tagged
 from gym_trace.interop.steps.untagged import untagged
+from gym_trace.interop.steps.windows import KEPT
 from gym_trace.model.layout import Path, put_together
 from gym_trace.model.values import Array, objects, row_of
 
@@ -38,6 +38,7 @@ class ParquetExporter:
     name: ClassVar[str] = "parquet"
     extra: ClassVar[str] = "parquet"
     makes: ClassVar[str] = "directory"
+    finals: ClassVar[str] = KEPT
 
     def lost(self, source: Source) -> Iterator[Loss]:
         return losses(source, "dtype")
@@ -45,7 +46,7 @@ class ParquetExporter:
     def write(self, source: Source, target: FilePath) -> None:
         tables = _Tables(source, target)
         try:
-            for block in step_blocks(source.trace, choose(source.trace, None)):
+            for block in source.blocks():
                 tables.add(block)
                 source.advance(block.size)
             tables.close()
@@ -124,6 +125,7 @@ class _Tables:
         yield pa.field("seed", text if self._has_large_seeds else whole)
         yield pa.field("options", text)
         yield tree_field("final_observation", self._source.layouts.observations, self._columns, ("observations",))
+        yield pa.field("has_final_observation", pa.bool_(), nullable=False)
         yield pa.field("environment", text)
         yield pa.field("split", text, nullable=False)
         yield pa.field("metadata", text)
@@ -189,6 +191,7 @@ class _Tables:
         yield pa.array([None if given is None else json_text(given) for given in options], pa.string())
         last = self._rows_under("observations", block, block.last_observations[block.closes])
         yield tree_array(self._source.layouts.observations, self._columns, last, ("observations",))
+        yield pa.array(table["has_final_observation"])
         for texts in (self._environments, self._splits, self._metadata, self._writers):
             yield pa.array([texts[writer] for writer in writers], pa.string())
         for name in ("episode_id", "lane", "first_step"):

@@ -6,17 +6,18 @@ import contextlib
 import re
 from collections import ChainMap
 from collections.abc import Iterator
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, TraceError, UnreadableRecording
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, UnreadableRecording
 from gym_trace.interop.foreign import read_json
 from gym_trace.interop.identity import KEY, read_about
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, Schema, imported, new_schema
-from gym_trace.interop.rlds.columns import Columns, joined, reader_of, space_of, values_of
+from gym_trace.interop.rlds.columns import Columns, Read, joined, reader_of, space_of, values_of
 from gym_trace.interop.rlds.example_reader import RowReader, Rows, count_of, lists_in, records_in
 from gym_trace.interop.rlds.exporter import TEMPLATE, key_of
 from gym_trace.interop.rlds.features import Feature, Features, features_of, leaves_of
@@ -36,20 +37,34 @@ _INSTEAD = {
 _MOST_JSON = 64 << 20
 _MOST_SHARDS = 1 << 20
 _MOST_ROWS, _MOST_PART = 1024, 4 << 20  # rows, and bytes, that are read at a time
+_LOOKED_AT = 32  # episodes, to find out what a last step is
+_LAST_STEPS = ("auto", "observation", "step")
 
 
+@dataclass(frozen=True)
 class RldsImporter:
-    """RLDS, a directory with features.json and dataset_info.json as TensorFlow Datasets writes them."""
+    """RLDS, a directory with features.json and dataset_info.json as TensorFlow Datasets writes them.
+
+    last_step: what the step with is_last is. "observation": the final observation alone, as RLDS defines it. "step": a
+        step as any other, as most robot data sets have it, so that nobody knows what it led to. "auto": "step" where
+        most of the first episodes have an action or a reward there that is not 0.
+    """
 
     name: ClassVar[str] = "rlds"
     extra: ClassVar[str] = "rlds"
+
+    last_step: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.last_step not in _LAST_STEPS:
+            raise InvalidOption(f"last_step={self.last_step!r}: pass one of {', '.join(_LAST_STEPS)}")
 
     def recognises(self, path: Path) -> bool:
         return (path / "features.json").is_file() and (path / "dataset_info.json").is_file()
 
     def read(self, path: Path) -> Imported:
         """Raises UnreadableRecording."""
-        return _DataSet(path).imported()
+        return _DataSet(path).imported(self.last_step)
 
 
 class _Split(NamedTuple):
@@ -93,21 +108,35 @@ class _DataSet:
         ]
         return _Split(name, shards, sum(counts))
 
-    def imported(self) -> Imported:
+    def imported(self, last_step: str) -> Imported:
         if self.about is not None:
             return self._made_again(self.about)
         spaces = space_of(self.steps.get("observation", {})), space_of(self.steps.get("action", {}))
         layouts = WriterSchema.of(new_schema(_KIND, *spaces)).layouts
         facts = {key: self.info[key] for key in ("description", "citation") if isinstance(self.info.get(key), str)}
         parts = []
+        if last_step == "auto":
+            last_step = self._last_step(layouts)
         for split in self.splits:
             schema = new_schema(_KIND, *spaces, {}, {"data_set": self._version()}, split.name)
-            reader = _Reader(self, layouts)
+            reader = _Reader(self, layouts, last_step == "step")
             parts.append((imported(_KIND, reader.episodes(split), schema, facts=facts), reader))
         notes = self.notes
         segments = chain.from_iterable(_noting(part.segments, reader, notes) for part, reader in parts)
         schemas = cast(dict[str, Schema], ChainMap(*(part.schemas for part, _ in parts)))
         return Imported(_KIND, schemas, segments, 0, lambda: sum(part.done() for part, _ in parts), facts, notes)
+
+    def _last_step(self, layouts: Layouts) -> str:
+        """What the last steps are, by the first episodes."""
+        given = [*islice(chain.from_iterable(_Reader(self, layouts).last_ones(s) for s in self.splits), _LOOKED_AT)]
+        if 2 * sum(given) <= len(given):
+            return "observation"
+        self.notes.append(
+            f"in {sum(given)} of the first {len(given)} episodes the last step has an action or a reward, as in most "
+            "robot data: it is read as a step, and nobody knows what it led to. With last_step=observation it is the "
+            "final observation alone, as RLDS defines it"
+        )
+        return "step"
 
     def _version(self) -> str:
         return f"{self.info.get('name')} {self.info.get('configName', '')} {self.info.get('version')}"[:300]
@@ -132,8 +161,9 @@ def _noting(segments: Iterator[Any], reader: _Reader, notes: list[str]) -> Itera
 class _Reader:
     """Makes episodes of records."""
 
-    def __init__(self, data: _DataSet, layouts: Layouts):
-        self._data, self._layouts = data, layouts
+    def __init__(self, data: _DataSet, layouts: Layouts, last_is_step: bool = False):
+        """last_is_step: whether the step with is_last is one as any other."""
+        self._data, self._layouts, self._last_is_step = data, layouts, last_is_step
         self._ours = data.about is not None
         self._missing: set[str] = set()
         self._unfinished = self._last_actions = self._episodes = self._empty = 0
@@ -157,43 +187,76 @@ class _Reader:
         if self._last_actions:
             yield (
                 f"in {self._last_actions} of {self._episodes} episodes the last step has an action or a reward, which "
-                "RLDS says mean nothing; they are left out"
+                "RLDS says mean nothing; they are left out. With last_step=step the last step is read as any other"
             )
-        if self._notes:
+        if self._notes and not self._last_is_step:
             yield "what a last step has beside its observation, which is in annotations of the others, is left out"
 
     def episodes(self, split: _Split) -> Iterator[NewEpisode]:
         """Raises UnreadableRecording, also while the steps of an episode are read."""
         found = 0
-        for shard in split.shards:
-            with _located(shard), shard.open("rb") as file:
-                for record in records_in(file, shard.stat().st_size):
-                    found += 1
-                    lists = lists_in(*record)
-                    if rows := self._rows_in(lists):
-                        yield self._episode(shard, lists, rows)
-                    else:
-                        self._empty += 1
+        for shard, lists in self._records(split):
+            found += 1
+            with _located(shard):
+                rows = self._rows_in(lists)
+                episode = self._episode(shard, lists, rows) if rows else None
+            if episode is None:
+                self._empty += 1
+            else:
+                yield episode
         if found != split.episodes:
             told = f"{found} episodes where dataset_info.json says {split.episodes}"
             raise UnreadableRecording(f"{self._data.path}: the split {split.name} has {told}; a file may be incomplete")
 
+    def _records(self, split: _Split) -> Iterator[tuple[Path, dict[str, Rows]]]:
+        for shard in split.shards:
+            with _located(shard), shard.open("rb") as file:
+                for record in records_in(file, shard.stat().st_size):
+                    yield shard, lists_in(*record)
+
+    def last_ones(self, split: _Split) -> Iterator[bool]:
+        """Of each episode whether the step with is_last has an action or a reward."""
+        for shard, lists in self._records(split):
+            with _located(shard):
+                rows = self._rows_in(lists)
+                given = self._has_last_step(lists, rows) if rows and self._mark(lists, "is_last", rows) else None
+            if given is not None:
+                yield given
+
+    def _has_last_step(self, lists: dict[str, Rows], rows: int) -> bool:
+        actions, rewards = Columns(self._layouts, self._data.steps, lists, self._ours), self._rewards(lists)
+        for begin in range(0, rows - 1, _MOST_ROWS):
+            count = min(_MOST_ROWS, rows - 1 - begin)
+            actions.actions(count)
+            if rewards is not None:
+                rewards(count)
+        return _is_something(actions.actions(1)) or (rewards is not None and _is_something(rewards(1)))
+
+    def _rewards(self, lists: dict[str, Rows]) -> Read | None:
+        """What reads the rewards; None where there are none."""
+        reward = self._data.steps.get("reward")
+        if not isinstance(reward, Feature) or "steps/reward" not in lists:
+            return None
+        return reader_of(RowReader(lists["steps/reward"]), reward, self._ours)
+
     def _episode(self, shard: Path, lists: dict[str, Rows], rows: int) -> NewEpisode:
         self._episodes += 1
         marks = {name: self._mark(lists, name, rows) for name in _MARKS}
-        has_final = marks["is_last"] is None or marks["is_last"]
-        self._unfinished += not has_final
+        is_over = marks["is_last"] is None or bool(marks["is_last"])
+        has_final = is_over and not self._last_is_step
+        self._unfinished += not is_over
         steps = rows - has_final
         known = self._metadata(lists)
         columns = Columns(self._layouts, self._data.steps, lists, self._ours)
         outcome = "cut"
-        if has_final:
+        if is_over:
             outcome = "terminated" if marks["is_terminal"] else "truncated"
         parts = self._parts(shard, columns, lists, rows, steps)
         if self._ours:
             identity = known.get("episode_metadata", {}).get(KEY, b"").decode(errors="replace")
             return NewEpisode(steps, parts, outcome if steps else "cut", identity=identity)
-        return NewEpisode(steps, parts, outcome if steps else "cut", reset_info=known or None)
+        outcome = outcome if steps else "cut"
+        return NewEpisode(steps, parts, outcome, reset_info=known or None, has_final_observation=has_final)
 
     def _rows_in(self, lists: dict[str, Rows]) -> int:
         """How many steps a record has."""
@@ -238,11 +301,7 @@ class _Reader:
     def _parts(
         self, shard: Path, columns: Columns, lists: dict[str, Rows], rows: int, steps: int
     ) -> Iterator[NewSteps]:
-        reward = self._data.steps.get("reward")
-        rewards = None
-        if isinstance(reward, Feature) and "steps/reward" in lists:
-            rewards = reader_of(RowReader(lists["steps/reward"]), reward, self._ours)
-        else:
+        if (rewards := self._rewards(lists)) is None:
             self._missing.add("rewards")
         has_infos = self._ours and "steps/info" in lists
         infos = RowReader(lists["steps/info"]) if has_infos else None
@@ -271,7 +330,8 @@ class _Reader:
                     }
                 actions = columns.actions(count)
                 if begin + count == steps < rows and not self._ours:
-                    self._last_actions += _is_something(columns.actions(1))
+                    has_reward = rewards is not None and _is_something(rewards(1))
+                    self._last_actions += _is_something(columns.actions(1)) or has_reward
                 yield NewSteps(
                     observations,
                     actions,

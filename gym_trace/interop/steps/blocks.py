@@ -11,7 +11,7 @@ import numpy as np
 from gym_trace.format import wire
 from gym_trace.format.columns import CHANGES, MSGPACK
 from gym_trace.interop.steps.choice import Choice
-from gym_trace.interop.steps.windows import Window, step_windows
+from gym_trace.interop.steps.windows import KEPT, Window, step_windows
 from gym_trace.model.layout import Path
 from gym_trace.model.values import Array, Misfit
 from gym_trace.playback.trace import Trace
@@ -67,10 +67,11 @@ class Block(NamedTuple):
         return np.flatnonzero(chosen)
 
 
-def step_blocks(trace: Trace, choice: Choice) -> Iterator[Block]:
+def step_blocks(trace: Trace, choice: Choice, finals: str = KEPT) -> Iterator[Block]:
     """The chosen columns of all episodes in their order, some at a time, in memory that does not grow.
 
-    Episodes that lie in one chunk are cut out of it together, the others come in windows. Raises CorruptTrace.
+    Episodes that lie in one chunk are cut out of it together, the others come in windows. finals: as of step_windows.
+    Raises CorruptTrace.
     """
     writers, rows = trace.episodes["writer"], trace.rows
     chunks = np.full(len(trace), -1, np.int64)
@@ -80,6 +81,8 @@ def step_blocks(trace: Trace, choice: Choice) -> Iterator[Block]:
         parts, row = reader.parts, rows[mine]
         fragments[mine] = parts.fragments[parts.first[row]]
         alone = (np.diff(parts.first)[row] == 1) & ~parts.trimmed[row]
+        if finals != KEPT:
+            alone &= trace.episodes["has_final_observation"][mine]
         chunks[mine[alone]] = np.searchsorted(reader.chunk_bounds, fragments[mine[alone]], side="right") - 1
     changes = np.flatnonzero((np.diff(writers) != 0) | (np.diff(chunks) != 0)) + 1
     bounds = [0, *changes.tolist(), len(trace)]
@@ -91,14 +94,14 @@ def step_blocks(trace: Trace, choice: Choice) -> Iterator[Block]:
         block = _block_of(reader, chunk, np.arange(first, last), fragments[first:last], choice)
         if block is None:
             continue
-        yield from _windows(trace, range(begin, first), choice)
+        yield from _windows(trace, range(begin, first), choice, finals)
         yield block
         begin = last
-    yield from _windows(trace, range(begin, len(trace)), choice)
+    yield from _windows(trace, range(begin, len(trace)), choice, finals)
 
 
-def _windows(trace: Trace, places: range, choice: Choice) -> Iterator[Block]:
-    for window in step_windows(trace, places, choice) if places else ():
+def _windows(trace: Trace, places: range, choice: Choice, finals: str) -> Iterator[Block]:
+    for window in step_windows(trace, places, choice, finals=finals) if places else ():
         yield _block_of_window(window, choice)
 
 

@@ -128,10 +128,14 @@ def _rows(window: Window, choice: Choice, cells: dict[Path, _Cells]) -> Iterator
     for path, leaf in cells.items():
         texts = filled[path] if path in filled else empty[path]
         columns.append(texts if path[0] == "observations" else [[""] * len(leaf.names), *texts])
-    number, before = str(window.episode.index), window.first_step - 1
+    if window.has_placeholder and window.steps:
+        for number, (path, leaf) in enumerate(cells.items()):
+            if path[0] == "observations":
+                columns[number] = [*columns[number][:-1], [""] * len(leaf.names)]
+    index, before = str(window.episode.index), window.first_step - 1
     for i, parts in enumerate(zip(*columns)):
         if i or (window.opens and "observations" in window.columns):
-            yield [number, str(before + i), *chain.from_iterable(parts)]
+            yield [index, str(before + i), *chain.from_iterable(parts)]
 
 
 def _text(rows: Iterable[list[str]]) -> str:

@@ -19,6 +19,7 @@ from gym_trace.interop.steps.csv_rows import csv_lines
 from gym_trace.interop.steps.jsonl import json_lines
 from gym_trace.interop.steps.npz import columns_in, write_npz
 from gym_trace.interop.steps.plain import json_text
+from gym_trace.interop.steps.windows import KEPT
 
 _MANY = 4096  # episodes
 
@@ -30,6 +31,7 @@ class JsonLinesExporter:
     name: ClassVar[str] = "jsonl"
     extra: ClassVar[str] = ""
     makes: ClassVar[str] = "file"
+    finals: ClassVar[str] = KEPT
 
     def lost(self, source: Source) -> Iterator[Loss]:
         return iter(())
@@ -63,6 +65,7 @@ class CsvExporter:
     name: ClassVar[str] = "csv"
     extra: ClassVar[str] = ""
     makes: ClassVar[str] = "file"
+    finals: ClassVar[str] = KEPT
 
     def lost(self, source: Source) -> Iterator[Loss]:
         yield Loss("dtype", "numbers have no dtype: each is written with the digits that it takes to read it again")
@@ -95,6 +98,7 @@ class NpzExporter:
     name: ClassVar[str] = "npz"
     extra: ClassVar[str] = ""
     makes: ClassVar[str] = "file"
+    finals: ClassVar[str] = KEPT
 
     def lost(self, source: Source) -> Iterator[Loss]:
         mixed = [name_of(path) for path, form in source.forms.items() if form is not None and form.mixed]

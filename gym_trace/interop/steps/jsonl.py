@@ -62,7 +62,10 @@ def _steps(window: Window, rows: dict[str, list[Any]]) -> Iterator[str]:
         if before:
             yield json_text({"type": "start", "episode": number, "step": first, **before})
     if observations is not None:
-        rows = {"observations": observations[1:], **rows}
+        after = observations[1:]
+        if window.has_placeholder:
+            after[-1:] = [None] * len(after[-1:])
+        rows = {"observations": after, **rows}
     names = list(rows)
     for step, values in enumerate(zip(*rows.values()) if rows else (), first):
         yield json_text({"type": "step", "episode": number, "step": step, **dict(zip(names, values))})
@@ -84,6 +87,7 @@ def _episode(episode: Episode, on_damage: OnDamage | None) -> dict[str, Any]:
         "steps": len(episode),
         "return": _return(episode),
         "outcome": episode.outcome,
+        **({} if episode.has_final_observation else {"has_final_observation": False}),
         "start_time": _time(episode.start_time),
         "end_time": _time(episode.end_time),
     }

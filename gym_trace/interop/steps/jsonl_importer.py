@@ -76,6 +76,7 @@ class _Lines:
         self._path, self._number = path, 0
         self._size = path.stat().st_size
         self._forms: dict[str, Any] = {}
+        self._last: Any = None  # observation
 
     def all(self) -> Iterator[dict[str, Any]]:
         """All lines; each has a type. Raises UnreadableRecording."""
@@ -121,7 +122,8 @@ class _Lines:
             raise self._malformed("an episode without the observation of its beginning")
         reset = untagged(start["infos"]) if "infos" in start else None
         parts = self._parts(start, steps, lines)
-        return NewEpisode(steps, parts, outcome, seed, options, reset, known)
+        has_final = line.get("has_final_observation", True) is not False
+        return NewEpisode(steps, parts, outcome, seed, options, reset, known, has_final)
 
     def _declared(self, lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """The lines that are no declarations."""
@@ -157,6 +159,11 @@ class _Lines:
                     return
 
     def _part(self, first: list[Any], lines: list[dict[str, Any]]) -> NewSteps:
+        if lines and lines[-1].get("observations", ...) is None:  # nobody knows it: the one before it stands in
+            before = [*first, *(line.get("observations") for line in lines[:-1])]
+            lines[-1]["observations"] = before[-1] if before else self._last
+        if lines:
+            self._last = lines[-1].get("observations")
         try:
             columns = {name: self._column(name, lines) for name in ("actions", "rewards")}
             terminations, truncations = (

@@ -52,6 +52,7 @@ def write_npz(
     table = trace.episodes[places].copy()
     for row in table:
         chosen = range(int(row["steps"]))[steps]
+        row["has_final_observation"] |= chosen.stop < row["steps"]
         row["steps"], row["first_step"] = len(chosen), int(row["first_step"]) + chosen.start
     paths = columns_in(trace, places, choice)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:

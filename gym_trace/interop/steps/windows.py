@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.errors import CorruptTrace
+from gym_trace.format import wire
 from gym_trace.interop.steps.choice import Choice
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.layout import Layout, Leaf, Path
@@ -19,6 +20,10 @@ _MOST_ROWS = 1024
 _MOST_BYTES = 8 << 20  # of typed values in a window
 _VALUE_BYTES = 1024  # what a row of values of any kind counts
 _MOST_PENDING = 32 << 20  # bytes of values that a scan may have at hand of episodes that are not complete
+# What becomes of a final observation that nobody knows (Episode.has_final_observation).
+KEPT = "kept"  # the placeholder is handed on
+REPEATED = "repeated"  # the observation before it stands in
+LEFT_OUT = "left out"  # the step that led to it is left out; one that terminated has the observation before it again
 
 OnDamage = Callable[[CorruptTrace], None]
 
@@ -51,6 +56,11 @@ class Window(NamedTuple):
     def closes(self) -> bool:
         """Whether these are the last steps of the episode that are there."""
         return self.start + self.steps == len(self.episode)
+
+    @property
+    def has_placeholder(self) -> bool:
+        """Whether the last row of observations is known to nobody."""
+        return self.closes and not self.episode.has_final_observation
 
     def leaves(self, choice: Choice) -> Iterator[tuple[Path, Leaf | None, Array]]:
         """What is chosen of each column, a leaf at a time: its path, how it was declared, and its rows."""
@@ -85,6 +95,7 @@ def step_windows(
     choice: Choice,
     steps: slice = slice(None),
     on_damage: OnDamage | None = None,
+    finals: str = KEPT,
 ) -> Iterator[Window]:
     """The chosen columns of the steps of these episodes, in windows. An episode without steps is one empty window.
 
@@ -93,12 +104,39 @@ def step_windows(
         steps: which steps of each of them, as episode[steps].
         on_damage: told of what cannot be read, which is then left out, with the step after it where the observation
             before that is lost; None: CorruptTrace is raised.
+        finals: what becomes of final observations that nobody knows: KEPT, REPEATED or LEFT_OUT.
     """
     wanted = np.fromiter(places, np.int64)
     for place, episode in zip(wanted.tolist(), _episodes(trace, wanted, choice, on_damage is not None)):
         writer, row = trace.place_of(place)
+        if finals == LEFT_OUT:
+            episode = without_unknown_end(episode, writer, row)
         chosen = range(len(episode))[steps]
-        yield from _windows_of(_Source(episode, writer, row, choice), chosen, on_damage)
+        yield from _windows_of(_Source(episode, writer, row, choice, finals != KEPT), chosen, on_damage)
+
+
+def without_unknown_end(episode: Episode, writer: WriterReader, row: int) -> Episode:
+    """The episode without its last step, if that led to what nobody knows, and did not terminate it."""
+    if episode.has_final_observation or is_terminated(writer, np.array([row]))[0]:
+        return episode
+    return episode[: max(0, len(episode) - 1)]
+
+
+def is_terminated(writer: WriterReader, rows: Array) -> Array:
+    """Of these episodes of a writer, whether the last step that is there was said to be terminated."""
+    found: Array = writer.fragments["flags"][writer.parts.last[rows]] & wire.TERMINATED > 0
+    return found
+
+
+def with_repeated_final(tree: Any) -> Any:
+    """Observations whose last row is the one before it again."""
+    if isinstance(tree, dict):
+        return {key: with_repeated_final(part) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(map(with_repeated_final, tree))
+    rows = tree.copy()
+    rows[-1:] = rows[-2:-1]
+    return rows
 
 
 def _episodes(trace: Trace, places: Array, choice: Choice, despite_damage: bool) -> Iterator[Episode]:
@@ -131,11 +169,15 @@ class _Source(NamedTuple):
     writer: WriterReader
     row: int
     choice: Choice
+    repeats: bool  # whether the observation before it stands in for a final one that nobody knows
 
     def read(self, start: int, stop: int, opens: bool) -> Window:
         part = self.episode if stop - start == len(self.episode) else self.episode[start:stop]
         columns = {root: infos_of(part) if root == "infos" else getattr(part, root) for root in self.choice.roots}
-        return Window(self.episode, self.writer, start, stop - start, opens, columns)
+        window = Window(self.episode, self.writer, start, stop - start, opens, columns)
+        if self.repeats and window.steps and window.has_placeholder and "observations" in columns:
+            columns["observations"] = with_repeated_final(columns["observations"])
+        return window
 
     def rows_in_a_window(self) -> int:
         return max(1, min(_MOST_ROWS, _MOST_BYTES // _row_bytes(self.writer, self.choice)))
