@@ -151,7 +151,7 @@ def test_arrays_of_more_dimensions_than_columns_may_have_are_values(tmp_path: Pa
 
 def test_metadata_that_no_reader_would_take_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.format.manifest._MAX_LINE", 10_000)
-    with pytest.raises(errors.UnstorableValue, match="at most 10000"):
+    with pytest.raises(errors.UnstorableValue, match="the limit is 10000"):
         TraceRecordingWrapper(CountingEnv(), tmp_path / "t", metadata="x" * 10_000)
     assert list((tmp_path / "t").iterdir()) == []
 
