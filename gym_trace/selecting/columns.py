@@ -31,8 +31,8 @@ class Column(NamedTuple):
         kind: "number" (data: float64, int64, or Python integers as objects), "time" (ns since 1970, UTC), "condition"
             (bool), "text" or "any" (data: indices into words), "none", or "list".
         known: True where a row has a value.
-        words: the distinct values of "text" and "any". Those of "any" are numbers, bools and text; other values, such as
-            dicts, are OTHER.
+        words: the distinct values of "text" and "any". Those of "any" are numbers, bools and text; OTHER stands for
+            other values, such as dicts.
     """
 
     kind: str

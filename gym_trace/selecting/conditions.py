@@ -143,7 +143,7 @@ class _Evaluation:
             return of_pairs(a, b, lambda x, y: isinstance(x, str) and isinstance(y, str) and x in y)
         if b.kind != "list":
             raise self._error(
-                right, f"{self._text(right)} is {_kind_name(b)}; 'in' takes a list such as [1, 2], or text"
+                right, f"{self._text(right)} is {_kind_name(b)}; 'in' takes text or a list such as [1, 2]"
             )
         if a.kind in ("list", "none"):
             raise self._error(left, "expected a column before 'in'")
