@@ -58,13 +58,13 @@ def test_a_worker_records_200_steps_of_cartpole_reads_them_and_measures_the_floo
     assert 0 < sizes["xz -9"] < recorded["bytes"] / 200
 
 
-def test_a_worker_counts_what_is_left_of_a_killed_recording(tmp_path: Path) -> None:
+def test_a_worker_counts_readable_steps_of_a_killed_recording(tmp_path: Path) -> None:
     place = {"workload": "cartpole", "directory": str(tmp_path)}
     _, killed, counted = worked([{"kind": "kill", "seconds": 1.0, **place}, {"kind": "count", **place}])
     assert 0 < counted["readable"] <= killed["stepped"] + 1  # which may not have been counted yet
 
 
-def test_a_worker_goes_on_after_what_a_contestant_cannot_do(tmp_path: Path) -> None:
+def test_a_worker_continues_after_an_unsupported_task(tmp_path: Path) -> None:
     place = {"workload": "blink", "directory": str(tmp_path), "seconds": 0.1, "floors": False}
     _, failed, recorded = worked([{"kind": "read", "repeat": 0, **place}, {"kind": "record", "steps": 30, **place}])
     assert failed["error"].startswith("TraceNotFound")
@@ -99,7 +99,7 @@ RESULTS = {
 
 
 @pytest.mark.usefixtures("benchmarks")
-def test_the_report_names_every_contestant_and_says_why_one_was_not_measured(tmp_path: Path) -> None:
+def test_the_report_lists_every_contestant_and_reasons_for_missing_ones(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     import report
     from contestants import TITLES
@@ -119,7 +119,7 @@ def test_the_report_names_every_contestant_and_says_why_one_was_not_measured(tmp
 
 
 @pytest.mark.usefixtures("benchmarks")
-def test_an_aim_that_is_missed_says_so() -> None:
+def test_a_missed_aim_is_reported() -> None:
     from aims import aims
     from figures import Figures
 

@@ -1,4 +1,4 @@
-"""The same run writes the same bytes: seeded recordings against tests/written_bytes.txt."""
+"""Seeded runs write the same bytes: recordings against tests/written_bytes.txt."""
 
 from __future__ import annotations
 
