@@ -375,7 +375,7 @@ def test_an_uninitialized_slab_writes_nothing() -> None:
         slab.hold()
         slab.orphan()
         for method, args in (("lead", (b"",)), ("ask_packed", (b"",)), ("release", (1,)), ("drop", (0,))):
-            with pytest.raises(ValueError, match="no room|fewer entries"):
+            with pytest.raises(ValueError, match=r"no room|fewer entries"):
                 getattr(slab, method)(*args)
         with pytest.raises(LogFull):
             slab.append(1)
