@@ -114,7 +114,7 @@ def find_writers(storage: Storage) -> list[WriterFiles]:
 def prepare(storage: Storage, on_exist: str) -> None:
     """Create the directory and handle an existing trace by on_exist: "error", "append" or "replace"."""
     if on_exist not in ("error", "append", "replace"):
-        raise InvalidOption(f'on_exist={on_exist!r}: pass "error", "append" or "replace"')
+        raise InvalidOption(f'on_exist={on_exist!r}: invalid; pass "error", "append" or "replace"')
     try:
         storage.make()
     except FileExistsError as error:

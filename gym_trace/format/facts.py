@@ -124,7 +124,7 @@ def checked(facts: Mapping[str, Any]) -> Facts:
         if not isinstance(key, str) or not key:
             raise InvalidOption(f"{key!r}: invalid key of a fact; pass a non-empty string")
         if key in KNOWN and not KNOWN[key][1](value):
-            raise InvalidOption(f"{key}={shown(value)}: pass {KNOWN[key][0]}")
+            raise InvalidOption(f"{key}={shown(value)}: invalid; pass {KNOWN[key][0]}")
     _packed(facts)
     return dict(facts)
 
