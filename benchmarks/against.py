@@ -1,11 +1,11 @@
-"""Measures this checkout and another commit of it in turns, in one process: what a change costs.
+"""Compare this checkout with another commit, alternating in one process, to measure the cost of a change.
 
     python benchmarks/against.py REV [--seconds 60] [--only cartpole,pong]
 
-make bench-against REV=... does it in the environment of make bench. Three copies of an environment are given the same
-actions, a block of a tenth of a second each in turn: one alone, one recorded by the other commit (its package under
-another name), one by this checkout. All else that happens to the machine happens to all three. The range behind a ratio
-has 19 of 20 resamplings of the blocks in it.
+make bench-against REV=... runs it in the environment of make bench. Three copies of an environment take the same
+actions in turn, in blocks of a tenth of a second: one unrecorded, one recorded by the other commit (its package has
+another name), one by this checkout. Noise of the machine affects all three alike. The range after a ratio is a 95 %
+bootstrap interval over blocks.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _READINGS, _READING_SECONDS = 15, 20.0
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rev", help="the commit to compare with")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of recording, for each workload")
+    parser.add_argument("rev", help="commit to compare with")
+    parser.add_argument("--seconds", type=float, default=60.0, help="recording time per workload")
     parser.add_argument("--only", default=_WORKLOADS, help="workloads, separated by commas")
     return parser.parse_args()
 
 
 def other_package(rev: str, folder: Path) -> Any:
-    """The library as it was at a commit, imported under another name."""
+    """Import the library of another commit under another name."""
     checkout = folder / "checkout"
     subprocess.run(["git", "clone", "--quiet", "--no-checkout", str(HERE.parent), str(checkout)], check=True)
     subprocess.run(["git", "-C", str(checkout), "checkout", "--quiet", rev], check=True)
@@ -58,7 +58,7 @@ def other_package(rev: str, folder: Path) -> Any:
 
 
 def compile_core(checkout: Path, package: Path) -> None:
-    """Compiles the C core of a package, if it has one and this checkout uses its own."""
+    """Compile the C core of a package, if it has one and this checkout uses its own."""
     sources = [path for path in package.rglob("*") if path.suffix in (".c", ".h")]
     if sources and importlib.import_module("gym_trace.recording.core").CORE == "compiled":
         for source in sources:
@@ -74,7 +74,7 @@ def taken(call: Callable[[], Any]) -> float:
 
 
 def recorded(workload: workloads.Workload, packages: dict[str, Any], folder: Path, seconds: float) -> Any:
-    """Seconds of each block of each side, of closing, and how many steps a block has."""
+    """Return the seconds of each block of each side, the seconds of closing, and the steps per block."""
     envs = {side: workload.make() for side in _SIDES}
     name = "TraceRecordingVectorWrapper" if workload.lanes else "TraceRecordingWrapper"
     for side, package in packages.items():
@@ -84,7 +84,7 @@ def recorded(workload: workloads.Workload, packages: dict[str, Any], folder: Pat
     actions = workload.actions(envs["alone"], 64 * lanes)
     for env in envs.values():
         env.reset(seed=0)
-        run(env, actions)  # what is slow the first time
+        run(env, actions)  # warm up
     pilot = taken(lambda: run(envs["alone"], actions))
     run(envs["before"], actions)
     run(envs["now"], actions)
@@ -99,7 +99,7 @@ def recorded(workload: workloads.Workload, packages: dict[str, Any], folder: Pat
 
 
 def read(packages: dict[str, Any], directory: Path) -> dict[str, list[float]]:
-    """Seconds of reading everything, in turns."""
+    """Return the seconds of reading everything; the sides take turns."""
     times: dict[str, list[float]] = {side: [] for side in packages}
     begin = time.perf_counter()
     for turn in range(_READINGS + 1):
@@ -113,7 +113,7 @@ def read(packages: dict[str, Any], directory: Path) -> dict[str, list[float]]:
 
 
 def spread(ratio: Callable[[np.ndarray], float], count: int) -> str:
-    """A ratio, and the range that 19 of 20 resamplings of blocks are in."""
+    """Format a ratio with its 95 % bootstrap interval over blocks."""
     random = np.random.default_rng(0)
     low, high = np.quantile([ratio(random.integers(0, count, count)) for _ in range(1000)], (0.025, 0.975))
     return f"{ratio(np.arange(count)):9.3f}   {low:.3f} to {high:.3f}"
@@ -127,11 +127,11 @@ def compare(workload: workloads.Workload, packages: dict[str, Any], seconds: flo
         reading = read(packages, folder / "now")
     count = len(blocks["alone"])
     alone = blocks["alone"]
-    # What closing takes belongs to all blocks alike.
+    # Spread the time of closing over all blocks.
     before, now = (blocks[side] + closing[side] / count for side in packages)
     each = 1e6 / steps
-    print(f"\n{workload.title}: {count} blocks of {steps} steps, {alone.mean() * each:.3f} us a step alone")
-    print(f"{'us a step':16}{'before':>10}{'now':>10}{'ratio':>9}")
+    print(f"\n{workload.title}: {count} blocks of {steps} steps, {alone.mean() * each:.3f} us per step alone")
+    print(f"{'us per step':16}{'before':>10}{'now':>10}{'ratio':>9}")
     lines: list[tuple[str, float, float, Callable[[np.ndarray], float]]] = [
         ("recorded loop", before.mean(), now.mean(), lambda i: now[i].sum() / before[i].sum()),
         ("added", (before - alone).mean(), (now - alone).mean(),
@@ -146,7 +146,7 @@ def compare(workload: workloads.Workload, packages: dict[str, Any], seconds: flo
         f"{'reading':16}{medians['before'] * total:10.3f}{medians['now'] * total:10.3f}"
         f"{spread(lambda i: float(np.median(pairs[i])), len(pairs))}"
     )
-    print(f"{'bytes a step':16}{size['before'] / steps / count:10.2f}{size['now'] / steps / count:10.2f}", flush=True)
+    print(f"{'bytes per step':16}{size['before'] / steps / count:10.2f}{size['now'] / steps / count:10.2f}", flush=True)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What gym-trace is to reach, and whether it does."""
+"""The aims of gym-trace, and whether it meets them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from figures import ELSEWHERE, LOSSLESS, OURS, Figures
 MINARIS = ("minari-hdf5", "minari-arrow")
 IMAGES = [workload.name for workload in workloads.SINGLE if workload.images]
 ALL = [workload.name for workload in workloads.SINGLE]
-FLAT = 1.5  # times, by which what costs the same may grow
+FLAT = 1.5  # factor up to which a cost counts as constant
 
 
 class Aim(NamedTuple):
-    """holds: "yes", "no", for what it does not hold, or "–" if nothing was measured."""
+    """An aim. holds: "yes", "no", "no" with the workloads that miss it, or "–" if nothing was measured."""
 
     text: str
     measured: str
@@ -23,17 +23,17 @@ class Aim(NamedTuple):
 
 
 def _aim(text: str, found: dict[str, float | None], holds: Callable[[float], bool], form: str) -> Aim:
-    """One aim, for one or several workloads."""
+    """Check one aim for one or several workloads."""
     measured = {name: value for name, value in found.items() if value is not None}
     if not measured:
         return Aim(text, "not measured", "–")
-    said = [
+    cells = [
         form.format(value) if len(found) == 1 else f"{name} {form.format(value)}" for name, value in measured.items()
     ]
     missed = [name for name, value in measured.items() if not holds(value)]
     if not missed:
-        return Aim(text, ", ".join(said), "yes")
-    return Aim(text, ", ".join(said), "**no**" if len(found) == 1 else f"**no**: {', '.join(missed)}")
+        return Aim(text, ", ".join(cells), "yes")
+    return Aim(text, ", ".join(cells), "**no**" if len(found) == 1 else f"**no**: {', '.join(missed)}")
 
 
 def aims(figures: Figures) -> list[Aim]:
@@ -54,14 +54,14 @@ def _recording(figures: Figures) -> Iterator[Aim]:
         return _ratio(added(workload), ring.median if ring else None)
 
     cartpole = {"cartpole": added("cartpole")}
-    yield _aim("CartPole: at most 0.4 µs added a step", cartpole, lambda v: v <= 0.4, "{:.2f} µs")
-    theirs, said = _theirs(added("cartpole", "gym-recording"), ELSEWHERE["added"])
+    yield _aim("CartPole: at most 0.4 µs added per step", cartpole, lambda v: v <= 0.4, "{:.2f} µs")
+    theirs, note = _theirs(added("cartpole", "gym-recording"), ELSEWHERE["added"])
     found = {"cartpole": _ratio(theirs, added("cartpole"))}
-    yield _aim("CartPole: at least 4 times less than gym_recording", found, lambda v: v >= 4, "{:.1f} times" + said)
+    yield _aim("CartPole: at least 4 times less than gym_recording", found, lambda v: v >= 4, "{:.1f} times" + note)
     found = {"cartpole": _ratio(added("cartpole", *MINARIS), added("cartpole"))}
     yield _aim("CartPole: at least 100 times less than Minari", found, lambda v: v >= 100, "{:.0f} times")
     found = {"halfcheetah": added("halfcheetah")}
-    yield _aim("HalfCheetah: at most 1 µs added a step", found, lambda v: v <= 1, "{:.2f} µs")
+    yield _aim("HalfCheetah: at most 1 µs added per step", found, lambda v: v <= 1, "{:.2f} µs")
     share = figures.best("recorded", "pong", (OURS,), "share")
     found = {"pong": None if share is None else 100 * share}
     yield _aim("Pong: at most 5 % of the unwrapped loop", found, lambda v: v <= 5, "{:.1f} %")
@@ -70,24 +70,24 @@ def _recording(figures: Figures) -> Iterator[Aim]:
     for text, figure, most in (("at most 60 ns added", "added", 60), ("at most 130 ns of CPU added", "cpu", 130)):
         value = figures.best("recorded", "cartpole-x1024", (OURS,), figure)
         found = {"cartpole-x1024": None if value is None else 1e3 * value}
-        yield _aim(f"1,024 CartPoles: {text} a step of one", found, lambda v, m=most: v <= m, "{:.0f} ns")
+        yield _aim(f"1,024 CartPoles: {text} per step of a lane", found, lambda v, m=most: v <= m, "{:.0f} ns")
     shares = {name: figures.best("recorded", name, (OURS,), "share") for name in ("frames-x64", "noise-x64")}
     found = {name: None if share is None else 100 * share for name, share in shares.items()}
     yield _aim("64 lanes of random frames: at most 15 % of the unwrapped loop", found, lambda v: v <= 15, "{:.1f} %")
 
 
 def _theirs(measured: float | None, elsewhere: float) -> tuple[float, str]:
-    """A figure of gym_recording, and what is to be said of it."""
+    """Return a figure of gym_recording, and a note about it."""
     return (elsewhere, " (of its figure from elsewhere)") if measured is None else (measured, "")
 
 
 def _size(figures: Figures) -> Iterator[Aim]:
     ours = {name: figures.best("recorded", name, (OURS,), "bytes") for name in ALL}
     peers = {name: _ratio(ours[name], figures.best("recorded", name, LOSSLESS, "bytes")) for name in ALL}
-    yield _aim("size: not larger than the smallest lossless peer", peers, lambda v: v <= 1, "{:.2f}")
+    yield _aim("size: at most that of the smallest lossless peer", peers, lambda v: v <= 1, "{:.2f}")
     xz = {name: _ratio(ours[name], figures.sizes.get(name, {}).get("xz -9")) for name in ALL}
     yield _aim("size: within 1.4 times of xz -9 of the same columns", xz, lambda v: v <= 1.4, "{:.2f}")
-    yield _aim("Pong: at most 90 bytes a frame", {"pong": ours["pong"]}, lambda v: v <= 90, "{:.1f} bytes")
+    yield _aim("Pong: at most 90 bytes per frame", {"pong": ours["pong"]}, lambda v: v <= 90, "{:.1f} bytes")
 
 
 def _playback(figures: Figures) -> Iterator[Aim]:
@@ -102,9 +102,9 @@ def _playback(figures: Figures) -> Iterator[Aim]:
     yield _aim(text, found, lambda v: v <= 1.5, "{:.2f}")
     found = {"cartpole": ours("cartpole", "again")}
     yield _aim("CartPole: at least 6 million steps/s played back", found, lambda v: v >= 6, "{:.1f} million")
-    theirs, said = _theirs(figures.best("read", "cartpole", ("gym-recording",), "again"), ELSEWHERE["read"])
+    theirs, note = _theirs(figures.best("read", "cartpole", ("gym-recording",), "again"), ELSEWHERE["read"])
     found = {"cartpole": _ratio(ours("cartpole", "again"), theirs)}
-    yield _aim("CartPole: faster than gym_recording's reader", found, lambda v: v > 1, "{:.1f} times" + said)
+    yield _aim("CartPole: faster than gym_recording's reader", found, lambda v: v > 1, "{:.1f} times" + note)
     p50 = {name: ours(name, "p50") for name in ALL}
     found = {name: None if value is None else 1e3 * value for name, value in p50.items()}
     yield _aim("a random episode in at most 0.5 ms (p50)", found, lambda v: v <= 0.5, "{:.2f} ms")
@@ -118,9 +118,9 @@ def _growth(figures: Figures) -> Iterator[Aim]:
     opening = [read.open.median / count for count, (_, read) in grown if read.open]
     sealing = [seconds for _, _, seconds in figures.seal_times()]
     for text, values in (
-        ("1,000 to 1,000,000 episodes: recording a step, and an episode, costs the same", recording),
-        ("1,000 to 1,000,000 episodes: opening costs the same an episode", opening),
-        ("sealing a batch costs the same however many there are", sealing),
+        ("1,000 to 1,000,000 episodes: constant cost of recording per step and per episode", recording),
+        ("1,000 to 1,000,000 episodes: constant cost of opening per episode", opening),
+        ("constant cost of sealing a batch for any number of batches", sealing),
     ):
         growth = [late / early for i, early in enumerate(values) for late in values[i + 1 :]]
         yield _aim(text, {"": max(growth, default=None)}, lambda v: v <= FLAT, "grows at most {:.2f} times")

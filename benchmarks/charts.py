@@ -1,4 +1,4 @@
-"""The charts: gym-trace and its peers, and whether anything grows."""
+"""Charts: gym-trace beside its peers, and costs over the size of a trace."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ pyplot.rcParams.update(
 
 
 def recording(figures: Figures, path: Path) -> None:
-    """µs added a step above, bytes a step below; a column an environment, a bar a contestant."""
+    """Draw µs added per step above, bytes per step below; one column per environment, one bar per contestant."""
     shown = [name for name in SHOWN if name in figures.recorded]
     if not shown:
         return
     figure, axes = pyplot.subplots(2, len(shown), figsize=(3.6 * len(shown) + 1.2, 5.6), squeeze=False)
     for column, workload in enumerate(shown):
-        for row, (attribute, label) in enumerate((("added", "µs added a step"), ("bytes", "bytes a step on disk"))):
+        for row, (attribute, label) in enumerate((("added", "µs added per step"), ("bytes", "bytes per step on disk"))):
             _bars(axes[row][column], _medians(figures, workload, attribute), label, names=column == 0)
         axes[0][column].set_title(SHOWN[workload], fontsize=11)
     figure.tight_layout()
@@ -57,7 +57,7 @@ def _medians(figures: Figures, workload: str, attribute: str) -> dict[str, float
 
 
 def _bars(axis: Any, found: dict[str, float], label: str, names: bool) -> None:
-    """A row for every contestant in each panel, so that the names on the left serve all of them."""
+    """Draw one row per contestant in every panel, so that all panels share the names on the left."""
     rows = list(TITLES)
     for name, value in found.items():
         place = len(rows) - rows.index(name)
@@ -79,14 +79,14 @@ def _bars(axis: Any, found: dict[str, float], label: str, names: bool) -> None:
 
 
 def growth(figures: Figures, path: Path) -> None:
-    """What recording costs above, and what playing back does below."""
+    """Draw the cost of recording above, and of playback below."""
     counts = sorted(figures.growth)
     figure, axes = pyplot.subplots(2, 3, figsize=(11, 6))
     recorded = [figures.growth[count][0] for count in counts]
     read = [figures.growth[count][1] for count in counts]
 
-    _line(axes[0][0], counts, [r.added for r in recorded], [1.0] * len(counts), "a step")
-    _line(axes[0][0], counts, [r.added for r in recorded], [1.5] * len(counts), "an episode")
+    _line(axes[0][0], counts, [r.added for r in recorded], [1.0] * len(counts), "per step")
+    _line(axes[0][0], counts, [r.added for r in recorded], [1.5] * len(counts), "per episode")
     axes[0][0].set(title="recording", ylabel="µs added")
     axes[0][0].legend(frameon=False, loc="lower left")
     rows = figures.seal_times()
@@ -96,7 +96,7 @@ def growth(figures: Figures, path: Path) -> None:
     axes[0][2].set(title="memory while recording", ylabel="MB")
 
     _line(axes[1][0], counts, [r.open for r in read], [1e6 / count for count in counts])
-    axes[1][0].set(title="opening", ylabel="µs an episode")
+    axes[1][0].set(title="opening", ylabel="µs per episode")
     _line(axes[1][1], counts, [r.p50 for r in read], [1e3] * len(counts), "p50")
     _line(axes[1][1], counts, [r.p99 for r in read], [1e3] * len(counts), "p99")
     axes[1][1].set(title="reading a random episode", ylabel="ms")
@@ -114,7 +114,7 @@ def growth(figures: Figures, path: Path) -> None:
 
 
 def _line(axis: Any, counts: list[int], spreads: list[Spread | None], units: list[float], label: str = "") -> None:
-    """Medians, and bars from the least to the largest."""
+    """Draw medians, with bars from min to max."""
     points = [(count, s, unit) for count, s, unit in zip(counts, spreads, units) if s is not None]
     axis.errorbar(
         [count for count, *_ in points],

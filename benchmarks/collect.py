@@ -1,8 +1,8 @@
-"""How fast several processes record, side by side with AsyncVectorEnv that records nothing.
+"""Throughput of recording with several processes, beside AsyncVectorEnv without recording.
 
     python benchmarks/collect.py [--seconds 8] [--repeats 3]
 
-Steps a second, from the first report of a worker that it runs to the end of the run; medians of interleaved runs.
+Steps per second, from the first report of a running worker to the end of the run; medians of interleaved runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import gym_trace
 
 
 class Busy(gymnasium.Env):
-    """Takes so many µs of a processor for a step."""
+    """Takes `micros` µs of CPU time per step."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (8,), np.float32)
     action_space = gymnasium.spaces.Discrete(4)
@@ -52,7 +52,7 @@ def make_cartpole() -> gymnasium.Env:
 
 
 def collected(make: Any, workers: int, seconds: float) -> float:
-    """Steps a second of a recorded run, once the workers are up."""
+    """Return the steps per second of a recorded run after the workers have started."""
     marks: list[tuple[float, int]] = []
 
     def look(progress: Any) -> bool:
@@ -69,7 +69,7 @@ def collected(make: Any, workers: int, seconds: float) -> float:
 
 
 def stepped(make: Any, workers: int, seconds: float) -> float:
-    """Steps a second of AsyncVectorEnv, which records nothing."""
+    """Return the steps per second of AsyncVectorEnv without recording."""
     envs = AsyncVectorEnv([make] * workers)
     envs.reset(seed=0)
     actions = envs.action_space.sample()
@@ -89,7 +89,7 @@ def main() -> None:
     given = parser.parse_args()
     print("| environment | collect, 1 worker | 2 workers | gain | AsyncVectorEnv, 2 processes, unrecorded | ratio |")
     print("|---|---|---|---|---|---|")
-    for name, make in (("50 µs a step", make_busy), ("CartPole-v1", make_cartpole)):
+    for name, make in (("50 µs per step", make_busy), ("CartPole-v1", make_cartpole)):
         figures: dict[str, list[float]] = {"one": [], "two": [], "async": []}
         for _ in range(given.repeats):
             figures["one"].append(collected(make, 1, given.seconds))

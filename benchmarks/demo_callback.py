@@ -1,4 +1,4 @@
-"""Plays a recorded trace back, episode by episode, as an algorithm that learns from it would.
+"""Play back a recorded trace episode by episode, as a learning algorithm would.
 
 python benchmarks/demo_callback.py traces/cartpole
 """
@@ -17,7 +17,7 @@ returns: list[float] = []
 
 
 def episode_cb(observations: Any, actions: Any, rewards: Any) -> None:
-    """Called once an episode. N steps are N actions, N rewards and N + 1 observations."""
+    """Called once per episode. N steps have N actions, N rewards and N + 1 observations."""
     if not lengths:
         print(
             f"the first episode: observations {observations.shape} {observations.dtype}, "
@@ -33,4 +33,4 @@ scan_recorded_traces(sys.argv[1], episode_cb)
 if lengths:
     best = int(np.argmax(returns))
     print(f"played back {len(lengths)} episodes, {sum(lengths):,} steps")
-    print(f"the best is number {best}, with a return of {returns[best]:g} in {lengths[best]} steps")
+    print(f"best episode: {best}, with a return of {returns[best]:g} in {lengths[best]} steps")

@@ -1,4 +1,4 @@
-"""Environments of our own: nothing but noise, and nothing but ends of episodes."""
+"""Synthetic environments: pure noise, and very short episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium import spaces, vector
 
 
 class SampledFrames(gymnasium.Env):
-    """Random frames, 84 x 84 x 4 bytes each, as its space samples them."""
+    """Random frames of 84 x 84 x 4 bytes, sampled from its space."""
 
     observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
     action_space = spaces.Discrete(4)
@@ -24,7 +24,7 @@ class SampledFrames(gymnasium.Env):
 
 
 class NoiseEnvs(vector.VectorEnv):
-    """Lanes of random frames, 84 x 84 x 4 bytes each, made faster than a disk can write them."""
+    """Lanes of random frames of 84 x 84 x 4 bytes, generated faster than a disk can write."""
 
     def __init__(self, count: int):
         self.num_envs = count
@@ -46,7 +46,7 @@ class NoiseEnvs(vector.VectorEnv):
 
 
 class BlinkEnv(gymnasium.Env):
-    """Episodes of one and of two steps in turn, which cost next to nothing."""
+    """Episodes of one and two steps in turn, with almost no computation."""
 
     observation_space = spaces.Box(-1, 1, (4,), np.float32)
     action_space = spaces.Discrete(2)

@@ -1,11 +1,10 @@
-"""Export beside the library's own writer of each format: the same trace in turns, each time in a process of its own.
+"""Compare export with the library's own writer of each format: the same trace, in turns, each in its own process.
 
     python benchmarks/exporting.py [--only minari,parquet] [--repeats 3] [--scale 0.01] [--lerobot-python PYTHON]
 
-A million steps of CartPole with 45,000 short episodes, and 10,000 frames of Pong. Both read the trace, ours with all
-that it says besides. Wall and CPU seconds without what importing packages takes, the memory that the process had at
-most above what it had before, and the bytes that are written. The medians are printed, and written to exporting.json.
-Of writers that would take hours a part of the steps is measured.
+A million steps of CartPole in 45,000 short episodes, and 10,000 frames of Pong. Both writers read the trace; ours also
+writes its metadata. Reports wall and CPU seconds without imports, the peak of added memory, and bytes written. Medians
+are printed and written to exporting.json. Writers that would take hours are measured on a part of the steps.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ WORKLOADS = {"cartpole": ("CartPole-v1", 1_000_000), "pong": ("ALE/Pong-v5", 10_
 _PYTHONS = {"lerobot": "lerobot", "rlds": "tfds"}  # all others: main
 
 
-# -- in a process of its own ------------------------------------------------------------------------------------------
+# -- in a separate process --------------------------------------------------------------------------------------------
 
 
 def record(workload: str, steps: int, directory: Path) -> None:
@@ -125,9 +124,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="formats and workloads, separated by commas")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the steps")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the numbers of steps")
     parser.add_argument("--output", type=Path, default=HERE / "exporting.json")
-    parser.add_argument("--traces", type=Path, help="where the traces are, or are to stay")
+    parser.add_argument("--traces", type=Path, help="directory of traces, kept for later runs")
     for kind in ("main", "lerobot", "tfds"):
         parser.add_argument(f"--{kind}-python", default=f".venv-interop-{kind}/bin/python")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the runs say: medians, and from what to what they went."""
+"""Figures of the runs: medians with min and max."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Run = dict[str, Any]
 
 
 class Spread(NamedTuple):
-    """A median with the least and the largest of the runs."""
+    """A median with min and max of the runs."""
 
     median: float
     least: float
@@ -27,13 +27,13 @@ def spread(values: list[float]) -> Spread:
 
 
 def of(runs: list[Run], figure: Callable[[Run], float]) -> Spread | None:
-    """A figure of those runs that were measured, None if there are none."""
+    """Return a figure of the measured runs, or None without any."""
     measured = [run for run in runs if "error" not in run and "refused" not in run]
     return spread([figure(run) for run in measured]) if measured else None
 
 
 def why_not(runs: list[Run]) -> str:
-    """Why there is nothing in the runs."""
+    """Return the reason why the runs have no result."""
     for run in runs:
         if "refused" in run:
             return str(run["refused"])
@@ -43,7 +43,7 @@ def why_not(runs: list[Run]) -> str:
 
 
 class Recorded:
-    """How one contestant recorded one workload; times in µs a step."""
+    """Recording figures of one contestant and workload; times in µs per step."""
 
     def __init__(self, runs: list[Run]):
         self.loop = of(runs, lambda r: 1e6 * r["raw"]["wall"] / r["steps"])
@@ -66,7 +66,7 @@ def _floors(runs: list[Run]) -> list[str]:
 
 
 class Read:
-    """How one contestant read one workload; speeds in million steps/s and GB/s, the rest in seconds."""
+    """Reading figures of one contestant and workload; throughput in million steps/s and GB/s, the rest in seconds."""
 
     def __init__(self, runs: list[Run]):
         self.first = of(runs, lambda r: r["steps"] / r["first"] / 1e6)
@@ -83,13 +83,13 @@ class Read:
                    of(runs, lambda r, n=name: r["size"] / r["floors"][n] / 1e9))
             for name in _floors(runs)
         }  # fmt: skip
-        # Compared run by run: the machine is not as fast in every one of them.
+        # Compared run by run, because the speed of the machine varies.
         ratio = [r["again"] / r["floors"]["decode"] for r in runs if r.get("floors")]
         self.over_floor = spread(ratio) if ratio else None
 
 
 class Killed:
-    """What one contestant lost, in seconds of steps."""
+    """Data loss of one contestant, in seconds of steps."""
 
     def __init__(self, runs: list[Run]):
         stepped = [run for run in runs if "stepped" in run]
@@ -101,7 +101,7 @@ class Killed:
 
 
 class Figures:
-    """Everything, by workload and contestant."""
+    """All figures, by workload and contestant."""
 
     def __init__(self, results: dict[str, Any]):
         self.results = results
@@ -115,14 +115,14 @@ class Figures:
         }
 
     def best(self, kind: str, workload: str, names: tuple[str, ...], figure: str, least: bool = True) -> float | None:
-        """The least (or largest) median of a figure among contestants; None if none of them was measured."""
+        """Return the smallest (or largest) median of a figure among contestants; None if none was measured."""
         found = [getattr(getattr(self, kind)[workload][name], figure)
                  for name in names if name in getattr(self, kind).get(workload, {})]  # fmt: skip
         medians = [spread.median for spread in found if spread is not None]
         return (min if least else max)(medians) if medians else None
 
     def seal_times(self) -> list[tuple[int, int, float]]:
-        """From which to which batch, and the median of the seconds for sealing one: by powers of two and a half."""
+        """Return (first batch, last batch, median seconds per seal) of groups that grow by a factor of 2.5."""
         times = self.results.get("growth", {}).get("batches", {})
         seconds = (
             [s for s in times.get("sealing", []) if s > 1e-5] if isinstance(times, dict) else []

@@ -1,4 +1,4 @@
-"""What cannot be beaten: wrappers that record nothing or keep nothing, and decompression with nothing around it."""
+"""Lower bounds: wrappers that record or keep nothing, and bare decompression."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from gym_trace import open_trace
 from gym_trace.format.column_decoder import decode
 from gym_trace.format.columns import ZSTD
 
-RING_BYTES = 64 << 20  # of observations, which is more than a processor caches
+RING_BYTES = 64 << 20  # of observations, more than a processor's cache
 RING_ROWS = 1024  # at most
 CANNED_ROWS = 16
-MOST_STEPS = 1_000_000  # that are compressed as slowly as zstd and xz can
+MOST_STEPS = 1_000_000  # steps compressed with zstd -19 and xz -9
 ROUNDS = 7
 _READ = frozenset(("observations", "actions", "rewards"))  # as scan_recorded_traces reads them
 _FLAGS = ("terminations", "truncations")
@@ -33,7 +33,7 @@ _FLAGS = ("terminations", "truncations")
 
 
 class Canned(gymnasium.Env):
-    """Hands over a few rows of an environment, again and again: what wrappers cost does not drown in its noise."""
+    """Repeats a few rows of an environment, so that the cost of wrappers is not lost in its noise."""
 
     def __init__(self, env: Any, actions: list[Any]):
         self.rows = [copy.deepcopy(env.step(action)) for action in actions]
@@ -45,7 +45,7 @@ class Canned(gymnasium.Env):
 
 
 class Ring:
-    """Preallocated room for some rows like one of them, touched beforehand."""
+    """Preallocated memory for rows of one form, with all pages touched."""
 
     def __init__(self, observation: Any, *others: Any):
         leaves = [*(observation.values() if isinstance(observation, dict) else [observation]), *others]
@@ -81,7 +81,7 @@ class RingWrapper(gymnasium.Wrapper):
 
 
 def wrapping(workload: workloads.Workload) -> dict[str, float]:
-    """Seconds that an empty wrapper and one that copies into a ring add to a step."""
+    """Return the seconds per step added by an empty wrapper, and by one that copies into a ring."""
     env = workload.make()
     env.reset(seed=0)
     actions = workload.actions(env, CANNED_ROWS * max(1, workload.lanes))
@@ -106,7 +106,7 @@ def wrapping(workload: workloads.Workload) -> dict[str, float]:
 
 
 class Blobs:
-    """The stored columns that a callback is given, in memory."""
+    """The stored columns of observations, actions and rewards, in memory."""
 
     def __init__(self, directory: str):
         self.columns = []
@@ -118,7 +118,7 @@ class Blobs:
         self._memory = np.ones(max(largest, *(len(blob) for _, blob in self.columns)), np.uint8)
 
     def decompress(self) -> float:
-        """Seconds for zstd, into memory that is used again and again."""
+        """Return the seconds of zstd, decompressing into reused memory."""
         begin = time.perf_counter()
         for column, blob in self.columns:
             room = memoryview(self._memory)
@@ -131,7 +131,7 @@ class Blobs:
         return time.perf_counter() - begin
 
     def decode(self) -> float:
-        """Seconds for zstd and undoing the filters, each column into memory of its own."""
+        """Return the seconds of zstd and undoing the filters, with new memory for each column."""
         begin = time.perf_counter()
         for column, blob in self.columns:
             decode(column, blob)
@@ -142,7 +142,7 @@ class Blobs:
 
 
 def sizes(contestant: Contestant, task: dict[str, Any]) -> dict[str, float]:
-    """Bytes a step of all columns of a trace under zstd -19 and xz -9, each column in one piece; of not all steps."""
+    """Return bytes per step of all columns under zstd -19 and xz -9, each column in one piece, of up to MOST_STEPS."""
     trace = open_trace(os.path.join(task["directory"], "recording"))
     taken = int(np.searchsorted(np.cumsum(trace.episodes["steps"]), MOST_STEPS)) + 1
     total = {"zstd -19": 0, "xz -9": 0}

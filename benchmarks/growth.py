@@ -1,4 +1,4 @@
-"""Whether anything grows with the trace: what sealing a batch costs, the thousandth as well as the first."""
+"""Cost of sealing a batch over the number of batches."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from contestants import Contestant
 from gym_trace.format import trace_writer as writer
 from gym_trace.format.trace_writer import TraceWriter
 
-FRAGMENTS = 500  # after which batches are sealed here, so that there are many of them
+FRAGMENTS = 500  # per batch: few, so that there are many batches
 
 
 def batches(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
-    """Records so many short episodes in small batches.
+    """Record short episodes in small batches.
 
     Returns:
-        Seconds for sealing each batch, which is what costs once a batch, and for each stretch of recording between two.
+        The seconds of sealing each batch, and of recording between two seals.
     """
     sealing: list[float] = []
     between: list[float] = []

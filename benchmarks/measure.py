@@ -1,4 +1,4 @@
-"""One measurement each, to be run in a process of its own."""
+"""Measurements, each of which runs in its own process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ REPEATS = 5
 
 
 def record(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
-    """The unwrapped loop, the recorded one, and the unwrapped one once more; and the floors if asked for.
+    """Measure the unwrapped loop, the recorded one, and the unwrapped one again; and the floors on request.
 
-    steps: None for as many as make the recorded loop take about task["seconds"].
+    If task["steps"] is None, the number of steps is chosen so that the recorded loop takes about task["seconds"].
     """
     workload = workloads.WORKLOADS[task["workload"]]
     if refusal := contestant.refuses(workload):
@@ -38,7 +38,7 @@ def record(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
     env = contestant.make(workload)
     actions = contestant.actions(workload, env, steps)
     contestant.start(env)
-    contestant.run(workload, env, actions[: max(1, len(actions) // 20)])  # what is slow the first time
+    contestant.run(workload, env, actions[: max(1, len(actions) // 20)])  # warm up
     directory = os.path.join(task["directory"], "recording")
     os.makedirs(directory)
     raw = [_loop(contestant, workload, env, actions)]
@@ -53,7 +53,7 @@ def record(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _steps_in(contestant: Contestant, workload: workloads.Workload, seconds: float, directory: str) -> int:
-    """How many steps are recorded in so many seconds, found out in a quarter of them."""
+    """Estimate the number of steps recorded in `seconds`, with a run of a quarter of that time."""
     os.makedirs(directory)
     env = contestant.wrap(contestant.make(workload), directory)
     actions = contestant.actions(workload, env, min(workload.steps, 2_000))
@@ -70,7 +70,7 @@ def _steps_in(contestant: Contestant, workload: workloads.Workload, seconds: flo
 
     contestant.start(env)
     contestant.run(workload, env, some())
-    contestant.finish(env)  # many write most of it now
+    contestant.finish(env)  # many contestants write most data here
     rate = count * max(1, workload.lanes) / (time.perf_counter() - begin)
     return min(workload.steps, int(rate * seconds))
 
@@ -82,7 +82,7 @@ def _loop(
     actions: list[Any],
     finish: Callable[[Any], None] | None = None,
 ) -> dict[str, float]:
-    """Seconds for the loop and for what comes after it, until everything can be read."""
+    """Return the seconds of the loop, and until everything is readable after it."""
     contestant.start(env)
     gc.collect()
     wall, cpu = time.perf_counter(), time.process_time()
@@ -97,7 +97,7 @@ def _loop(
 
 
 def _peak() -> float:
-    """The most memory that the process has taken so far, MB."""
+    """Return the peak memory of the process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
@@ -105,9 +105,9 @@ def _peak() -> float:
 
 
 def read(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
-    """Everything from front to back, first and again; single episodes, windows and rewards, each with a new reader.
+    """Read everything, first and again; then single episodes, windows and rewards, each with a new reader.
 
-    What reads rewards by reading everything is not asked to do that once more.
+    Contestants that read rewards only by reading everything reuse that time.
     """
     directory = os.path.join(task["directory"], "recording")
     before = _peak()
@@ -149,7 +149,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 def _random_episodes(
     contestant: Contestant, directory: str, lengths: np.ndarray, random: Any, seconds: float
 ) -> dict[str, float]:
-    """Seconds for one episode, of as many as fit the time."""
+    """Return the seconds per episode, over as many as fit in `seconds`."""
     reader = contestant.open(directory)
     times: list[float] = []
     for index in random.integers(0, len(lengths), EPISODES).tolist():
@@ -161,7 +161,7 @@ def _random_episodes(
 
 
 def _random_windows(contestant: Contestant, directory: str, lengths: np.ndarray, random: Any, seconds: float) -> float:
-    """Seconds for 256 windows; extrapolated where they do not fit the time. Windows end with their episode."""
+    """Return the seconds for 256 windows, extrapolated if time runs out. Windows end with their episode."""
     reader = contestant.open(directory)
     ends = np.cumsum(lengths)
     total, done = 0.0, 0
@@ -177,7 +177,7 @@ def _random_windows(contestant: Contestant, directory: str, lengths: np.ndarray,
 
 
 def open_trace(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds until a reader says how long each episode is."""
+    """Return the seconds until a reader has returned the length of each episode."""
     directory = os.path.join(task["directory"], "recording")
     seconds, lengths = timed(lambda: contestant.lengths(contestant.open(directory)))
     return {"seconds": seconds, "episodes": len(lengths)}
@@ -187,7 +187,7 @@ def open_trace(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def kill(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
-    """Kills a recording process some seconds after its first step, and counts what it had stepped."""
+    """Kill a recording process some seconds after its first step, and count its steps."""
     workload = workloads.WORKLOADS[task["workload"]]
     if refusal := contestant.refuses(workload):
         return {"refused": refusal}
@@ -199,7 +199,7 @@ def kill(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
     while not struct.unpack("q", progress[:8])[0]:
         time.sleep(0.001)
         if os.waitpid(pid, os.WNOHANG)[0]:
-            raise RuntimeError("the process to be killed ended by itself")
+            raise RuntimeError("the recording process ended before it was killed")
     begin = time.perf_counter()
     time.sleep(task["seconds"])
     os.kill(pid, signal.SIGKILL)
@@ -209,7 +209,7 @@ def kill(contestant: Contestant, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record_for_ever(contestant: Contestant, workload: workloads.Workload, directory: str, progress: mmap.mmap) -> None:
-    def told() -> Iterator[Any]:
+    def counted() -> Iterator[Any]:
         for count, action in enumerate(itertools.cycle(actions)):
             progress[:8] = struct.pack("q", count)
             yield action
@@ -218,7 +218,7 @@ def _record_for_ever(contestant: Contestant, workload: workloads.Workload, direc
         env = contestant.wrap(contestant.make(workload), directory)
         actions = contestant.actions(workload, env, 5_000)
         contestant.start(env)
-        contestant.run(workload, env, told())
+        contestant.run(workload, env, counted())
     finally:
         os._exit(1)
 

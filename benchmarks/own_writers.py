@@ -1,8 +1,8 @@
-"""Traces written with the library's own writer of each format, for exporting.py to measure beside ours.
+"""Each library's own writer of its format, which exporting.py compares with ours.
 
-A function OWN["format"](trace, out, workload) writes the episodes of the trace to out, which is not there, as whoever
-knows the library would: lossless where it can be. "cartpole" or "pong" is the workload. A module is loaded in a process
-of its own, in the environment of the format.
+OWN["format"].write(trace, out, workload) writes the episodes of a trace to the new path out, as an expert user of the
+library would: lossless where possible. The workload is "cartpole" or "pong". This module runs in a separate process, in
+the environment of the format.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from gym_trace import Trace
 
 
 class Own(NamedTuple):
-    """part: of the steps are measured, where all would take hours. title: of the writer."""
+    """A library's own writer.
+
+    Attributes:
+        title: name of the writer.
+        part: fraction of the steps to measure by workload, if all would take hours.
+    """
 
     title: str
     write: Callable[[Trace, Path, str], None]
@@ -87,7 +92,7 @@ def _lerobot(trace: Trace, out: Path, workload: str) -> None:
 
 
 def _parquet(trace: Trace, out: Path, workload: str) -> None:
-    """A table an episode with pyarrow, vectors and frames as fixed-size lists."""
+    """Write one table per episode with pyarrow; vectors and frames are fixed-size lists."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -118,9 +123,9 @@ OWN = {
     "minari-arrow": Own("Minari's MinariStorage, arrow", _minari("arrow"), {"cartpole": 0.1}),
     "minari-parquet": Own("Minari's MinariStorage, parquet", _minari("parquet"), {"cartpole": 0.1}),
     "lerobot": Own("LeRobotDataset.add_frame, PNG", _lerobot, {"cartpole": 0.01}),
-    "parquet": Own("pyarrow, a table an episode", _parquet),
+    "parquet": Own("pyarrow, one table per episode", _parquet),
 }
-# Which of ours is measured beside it: a format, and its options.
+# The export to compare with: a format, and its options.
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
     "minari-arrow": ("minari", {"kind": "arrow"}),
     "minari-parquet": ("minari", {"kind": "parquet"}),

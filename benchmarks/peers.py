@@ -1,4 +1,4 @@
-"""The interpreters of contestants that cannot share one, and the processes in which contestants are measured."""
+"""Interpreters of contestants that cannot share one, and the processes that measure contestants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENVIRONMENTS = ("gymnasium[classic-control,mujoco]>=1.0", "ale-py", "minigrid",
 
 
 class Needs(NamedTuple):
-    """What a contestant of an interpreter of its own needs: versions of Python that do, and packages, in turn."""
+    """Requirements of a contestant with its own interpreter: Python versions, and packages in install order."""
 
     pythons: tuple[str, ...]
     packages: tuple[tuple[str, ...], ...]
@@ -26,7 +26,7 @@ class Needs(NamedTuple):
 NEEDS = {
     "envlogger": Needs(("3.11", "3.10", "3.9"), (("envlogger==1.2", "numpy<2", *_ENVIRONMENTS),)),
     "lerobot": Needs(("3.12", "3.13"), (("lerobot[dataset]", *_ENVIRONMENTS),)),
-    # The gym of 2017 is built by the setuptools of its time.
+    # gym of 2017 needs setuptools of its time.
     "gym-recording": Needs(
         ("3.8", "3.9"), (("setuptools<66", "wheel<0.39"), ("--no-build-isolation", "gym==0.9.7", "numpy<1.24"))
     ),
@@ -34,11 +34,11 @@ NEEDS = {
 
 
 class Unavailable(Exception):
-    """A contestant cannot be measured here; the message says why."""
+    """A contestant cannot be measured here; the message is the reason."""
 
 
 def interpreter(name: str, given: str | None) -> str:
-    """The interpreter of a contestant, in an environment that is made if none is given. Raises Unavailable."""
+    """Return the interpreter of a contestant; create an environment if none is given. Raises Unavailable."""
     if given:
         return given
     if name not in NEEDS:
@@ -49,8 +49,8 @@ def interpreter(name: str, given: str | None) -> str:
     if not installed.exists():
         base = next(filter(None, map(_python, needs.pythons)), None)
         if base is None:
-            raise Unavailable(f"needs Python {' or '.join(needs.pythons)}, which is not here")
-        print(f"making {environment.name}", flush=True)
+            raise Unavailable(f"needs Python {' or '.join(needs.pythons)}, which is not installed")
+        print(f"creating {environment.name}", flush=True)
         shutil.rmtree(environment, ignore_errors=True)
         _call([base, "-m", "venv", str(environment)])
         deadline = time.monotonic() + INSTALL_SECONDS
@@ -62,7 +62,7 @@ def interpreter(name: str, given: str | None) -> str:
 
 
 def _python(version: str) -> str | None:
-    """A Python of that version that runs: on the PATH, or installed by pyenv."""
+    """Return a working Python of this version from PATH or pyenv."""
     installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     for path in filter(None, [shutil.which("python" + version), *map(str, installed)]):
         if subprocess.run([path, "-c", "import venv"], capture_output=True).returncode == 0:
@@ -74,14 +74,14 @@ def _call(command: list[str], seconds: float = INSTALL_SECONDS) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=max(1.0, seconds))
     except subprocess.TimeoutExpired as error:
-        raise Unavailable(f"was not installed within {INSTALL_SECONDS} seconds") from error
+        raise Unavailable(f"installation took more than {INSTALL_SECONDS} seconds") from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or ["ERROR: pip failed"]
-        raise Unavailable("cannot be installed: " + lines[-1].removeprefix("ERROR: "))
+        raise Unavailable("installation failed: " + lines[-1].removeprefix("ERROR: "))
 
 
 class Worker:
-    """A process of worker.py, in benchmarks. Raises Unavailable if its contestant cannot be imported."""
+    """A process that runs worker.py. Raises Unavailable if its contestant cannot be imported."""
 
     def __init__(self, name: str, python: str, log: Any, path: str | None = None, benchmarks: Path = HERE):
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -97,7 +97,7 @@ class Worker:
         self.versions, self.note = hello["versions"], hello["note"]
 
     def do(self, kind: str, directory: str, limit: int = 120, **task: Any) -> dict[str, Any]:
-        """The result of one measurement. limit: seconds after which it is given up."""
+        """Run one measurement and return its result. limit: timeout in seconds."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"kind": kind, "directory": directory, "limit": limit, **task}) + "\n")
         self._process.stdin.flush()

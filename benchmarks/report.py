@@ -1,8 +1,8 @@
-"""RESULTS.md and the charts, made of the results of a run.
+"""Write RESULTS.md and the charts from the results of a run.
 
     python benchmarks/report.py [FOLDER]
 
-makes them again from the results.json of a folder.
+rewrites them from the results.json of a folder.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from contestants import TITLES
 from figures import ELSEWHERE, Figures
 
 LEGEND = """
-Every contestant is measured on the same machine in the same run. The outer loop is the repetition; in it all
-contestants take turns, each in a fresh process, which runs the unwrapped loop, the recorded one and the unwrapped one
-again, with the same actions and the same seed. **added** is the difference, *from the last step until everything can
-be read* included: otherwise who puts everything off to the end would be ahead. Making and seeding the environment is
-not. Figures are medians over {repeats} repetitions, with the least and the largest in brackets. Peers that are slow
-record fewer steps, but about a second of them (less of the smaller workloads).
+All contestants are measured on the same machine in the same run. In each repetition they take turns, each in a new
+process, which runs the unwrapped loop, the recorded one, and the unwrapped one again, with the same actions and seed.
+**added** is the difference. It includes the time *from the last step until everything is readable*, because some
+contestants defer all work to the end. It excludes creating and seeding the environment. Figures are medians over
+{repeats} repetitions, with min and max in brackets. Slow peers record fewer steps: about one second (less for the
+smaller workloads).
 
-- **CPU**: of the process, all its threads; **of the loop**: what is added, by what the unwrapped loop takes.
-- **bytes**: of all files, a step. **readable after**: seconds from the last step.
-- **memory**: peak of the process, less what it was before: after the unwrapped loop, or before reading. MB.
-- **all episodes**: observations, actions and rewards of every episode as NumPy arrays; *first*: the first time in the
-  process, which has to get its memory from the system (slow on virtual machines), *again*: the median of up to five
-  more times. gym-trace and gym_recording open the trace in that time, the others have it open. **GB/s**: of decoded
-  observations, *again*. Files are in the page cache throughout.
-- **one episode**: observations, actions and rewards of random ones, up to {episodes}, as many as fit the time, each
-  contestant with a new reader. **256 windows**: of {window} steps (fewer where the episode ends) at random;
-  extrapolated where there is not time for all. **rewards**: of all episodes, and nothing else if the format can.
-- The last rows are floors. *Ring*: a wrapper that copies each row into preallocated memory, up to 1,024 rows or 64 MiB
-  of it, and does nothing else. It and the empty wrapper are measured around something that hands over the same 16 rows
-  again and again, because they would drown in the noise of the real loop.
-  *zstd*: decompressing the same stored columns, in memory already, into memory used again; *and filters*: undoing the
-  column filters, too. *zstd -19* and *xz -9*: the same columns, each in one piece.
+- **CPU**: CPU time of all threads of the process. **of the loop**: added time over the time of the unwrapped loop.
+- **bytes**: bytes of all files per step. **readable after**: seconds from the last step.
+- **memory**: peak of the process minus its peak before (after the unwrapped loop, or before reading), in MB.
+- **all episodes**: observations, actions and rewards of every episode as NumPy arrays. *first*: first time in the
+  process, which must get its memory from the system (slow on virtual machines). *again*: median of up to five more
+  times. The time of gym-trace and gym_recording includes opening the trace. **GB/s**: decoded observations, *again*.
+  All files are in the page cache.
+- **one episode**: observations, actions and rewards of up to {episodes} random episodes, as many as fit in the time,
+  with a new reader. **256 windows**: random windows of {window} steps (fewer at the end of an episode), extrapolated if
+  time runs out. **rewards**: of all episodes, without other columns if the format supports that.
+- The last rows are lower bounds. *Ring*: a wrapper that only copies each row into preallocated memory of up to 1,024
+  rows or 64 MiB. The ring and the empty wrapper are measured around an environment that repeats the same 16 rows,
+  because the noise of the real loop would hide them.
+  *zstd*: decompressing the same stored columns from memory into reused memory. *and filters*: also undoing the column
+  filters. *zstd -19* and *xz -9*: the same columns, each in one piece.
 """.strip()
 
 
@@ -55,7 +55,7 @@ def write(results: dict[str, Any], folder: Path) -> None:
 
 def _sections(figures: Figures) -> Iterator[str]:
     results = figures.results
-    yield "# gym-trace and its peers, side by side"
+    yield "# Comparison of gym-trace and its peers"
     yield _machine(results)
     yield "## Aims"
     yield tables.table(["aim", "measured", "holds"], aims(figures))
@@ -63,7 +63,7 @@ def _sections(figures: Figures) -> Iterator[str]:
     yield LEGEND.format(repeats=results["repeats"], episodes=200, window=64)
     yield "## Recording"
     if any(name in results["recording"] for name in charts.SHOWN):
-        yield "![µs added a step, and bytes a step](recording.svg)"
+        yield "![µs added per step, and bytes per step](recording.svg)"
     for name in results["recording"]:
         yield from tables.recording(figures, name)
     yield "## Playback"
@@ -71,27 +71,27 @@ def _sections(figures: Figures) -> Iterator[str]:
         yield from tables.playback(figures, name)
     yield "## Killed"
     yield (
-        "Recording CartPole, killed with `kill -9` two seconds after the first step. Lost: the seconds that those "
-        "steps took which the contestant's own reader does not give back."
+        "Recording CartPole, killed with `kill -9` two seconds after the first step. Lost: the steps that the "
+        "contestant's own reader cannot return, in seconds of recording."
     )
     yield tables.killed(figures)
     if figures.growth:
         yield "## Growth"
-        yield "Episodes of one and of two steps, in turn, from an environment that costs next to nothing."
+        yield "Episodes of one and two steps in turn, from an environment with almost no computation."
         yield "![growth](growth.svg)"
         yield tables.growth(figures)
-        yield "Sealing a batch, which includes waiting for the disk:"
+        yield "Sealing a batch, including the sync to disk:"
         yield tables.batches(figures)
-    yield "Opening that many such episodes, until it is known how long each is; ms:"
+    yield "Opening such episodes, until the length of each is known, in ms:"
     yield tables.opening(figures)
     if results.get("startup"):
         yield "## Start of the command line"
         yield tables.table(["command", "ms"], [[f"`{c}`", f"{1e3 * s:.0f}"] for c, s in results["startup"].items()])
     if results.get("collect"):
-        yield "## Several processes\n\nSteps a second."
+        yield "## Several processes\n\nSteps per second."
         yield str(results["collect"]).strip()
     yield "## Contestants"
-    yield tables.table(["contestant", "versions", "to know"], list(_contestants(results)))
+    yield tables.table(["contestant", "versions", "notes"], list(_contestants(results)))
 
 
 def _machine(results: dict[str, Any]) -> str:
@@ -101,7 +101,7 @@ def _machine(results: dict[str, Any]) -> str:
         f"- {results['date']}, `{results['command']}`, {results['seconds'] / 60:.0f} minutes",
     ]
     if results["scale"] != 1:
-        lines.append(f"- **not a full run**: {results['scale']} of the steps and seconds")
+        lines.append(f"- **partial run**: {results['scale']} times the steps and seconds")
     return "\n".join(lines)
 
 
@@ -111,16 +111,16 @@ def _contestants(results: dict[str, Any]) -> Iterator[list[str]]:
         if name in results["versions"]:
             versions = ", ".join(f"{package} {version}" for package, version in results["versions"][name].items())
             note = results["notes"][name]
-            yield [title, versions, "likewise" if note and note in notes else note]
+            yield [title, versions, "as above" if note and note in notes else note]
             notes.append(note)
         elif name == "gym-recording":
             elsewhere = (
-                f"{ELSEWHERE['added']} µs a step, {ELSEWHERE['bytes']:.0f} bytes a step and "
-                f"{1 / ELSEWHERE['read']:.2f} µs a step read: measured elsewhere, on a machine like this one"
+                f"{ELSEWHERE['added']} µs added, {ELSEWHERE['bytes']:.0f} bytes and {1 / ELSEWHERE['read']:.2f} µs of "
+                "reading per step: measured on another machine of this kind"
             )
-            yield [title, "not measured here", f"{results['missing'].get(name, 'not asked for')}; {elsewhere}"]
+            yield [title, "not measured here", f"{results['missing'].get(name, 'not requested')}; {elsewhere}"]
         else:
-            yield [title, "not measured here", results["missing"].get(name, "not asked for")]
+            yield [title, "not measured here", results["missing"].get(name, "not requested")]
 
 
 if __name__ == "__main__":

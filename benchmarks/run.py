@@ -1,8 +1,8 @@
-"""Measures gym-trace and its peers side by side, and writes RESULTS.md, results.json and two charts beside this file.
+"""Measure gym-trace and its peers, and write RESULTS.md, results.json and two charts next to this file.
 
     python benchmarks/run.py [--quick] [--only cartpole,gym-trace] [--gym-recording PATH]
 
-make bench does it in an environment of its own.
+make bench runs it in a separate environment.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ _PYTHON_OPTIONS = {"envlogger": "envlogger_python", "lerobot": "lerobot_python",
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5, help="how often each figure is measured")
-    parser.add_argument("--steps-scale", type=float, default=1.0, help="of the steps and seconds of everything")
-    parser.add_argument("--quick", action="store_true", help="a look at whether it works: little of everything, once")
-    parser.add_argument("--only", default="", help="workloads and contestants, separated by commas")
-    parser.add_argument("--output", type=Path, default=HERE, help="the folder for what is written")
-    parser.add_argument("--gym-recording", metavar="PATH", help="a checkout of openai/gym-recording")
-    parser.add_argument("--gym-python", metavar="PYTHON", help="with gym 0.9.7; without it one is made")
-    parser.add_argument("--envlogger-python", metavar="PYTHON", help="with envlogger; without it one is made")
-    parser.add_argument("--lerobot-python", metavar="PYTHON", help="with lerobot; without it one is made")
+    parser.add_argument("--repeats", type=int, default=5, help="number of repetitions")
+    parser.add_argument("--steps-scale", type=float, default=1.0, help="factor on all steps and seconds")
+    parser.add_argument("--quick", action="store_true", help="smoke test: one short repetition")
+    parser.add_argument("--only", default="", help="comma-separated workloads and contestants")
+    parser.add_argument("--output", type=Path, default=HERE, help="output directory")
+    parser.add_argument("--gym-recording", metavar="PATH", help="checkout of openai/gym-recording")
+    parser.add_argument("--gym-python", metavar="PYTHON", help="interpreter with gym 0.9.7; default: create one")
+    parser.add_argument("--envlogger-python", metavar="PYTHON", help="interpreter with envlogger; default: create one")
+    parser.add_argument("--lerobot-python", metavar="PYTHON", help="interpreter with lerobot; default: create one")
     given = parser.parse_args()
     if given.quick:
         given.repeats, given.steps_scale = 1, 0.03
-    given.output.mkdir(parents=True, exist_ok=True)  # now, not after an hour
+    given.output.mkdir(parents=True, exist_ok=True)  # fail now, not after an hour
     return given
 
 
 def started(given: argparse.Namespace, names: list[str], log: Any) -> tuple[dict[str, Worker], dict[str, str]]:
-    """The workers of all contestants that there are, and why there are no others."""
+    """Start a worker per contestant; return the workers, and the reasons for missing ones."""
     workers, missing = {}, {}
     for name in names:
         try:
             if name == "gym-recording" and not given.gym_recording:
-                raise Unavailable("no checkout was named with --gym-recording")
+                raise Unavailable("needs a checkout; pass --gym-recording PATH")
             python = interpreter(name, vars(given).get(_PYTHON_OPTIONS.get(name, "")))
             workers[name] = Worker(name, python, log, given.gym_recording if name == "gym-recording" else None)
         except Unavailable as error:
@@ -73,7 +73,7 @@ def machine() -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """The same with six digits of each number, which is more than is measured."""
+    """Round all numbers to six digits, which exceeds the precision of the measurements."""
     if isinstance(value, dict):
         return {key: rounded(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -86,7 +86,7 @@ def main() -> None:
     begin = time.monotonic()
     chosen = set(filter(None, given.only.split(",")))
     if unknown := chosen - {*TITLES, *workloads.WORKLOADS}:
-        sys.exit(f"--only: no such workload or contestant: {', '.join(sorted(unknown))}")
+        sys.exit(f"--only: unknown workload or contestant: {', '.join(sorted(unknown))}")
     names = [name for name in TITLES if name in chosen] or list(TITLES)
     steps = [w for w in [*workloads.SINGLE, *workloads.VECTOR] if w.name in chosen]
     with tempfile.TemporaryFile() as log:
@@ -110,7 +110,7 @@ def main() -> None:
     results = {
         "machine": machine(),
         "date": time.strftime("%Y-%m-%d"),
-        # What was asked for, without the paths of this machine.
+        # The command line without paths of this machine.
         "command": " ".join(
             ["make bench"] + ["--quick"] * given.quick + ["--only " + given.only] * bool(given.only)
             + [f"--{name.replace('_', '-')} {'PATH' if name == 'gym_recording' else 'PYTHON'}"
@@ -124,7 +124,7 @@ def main() -> None:
         "missing": missing,
         **bench.results,
     }  # fmt: skip
-    # A line for the runs of each contestant.
+    # One line per contestant.
     (given.output / "results.json").write_text(json.dumps(rounded(results)).replace("}], ", "}],\n") + "\n")
     report.write(results, given.output)
     print(f"{results['seconds'] / 60:.1f} minutes; {given.output / 'RESULTS.md'}")

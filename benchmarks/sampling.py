@@ -1,11 +1,11 @@
-"""Batches for training, beside a gather from raw files and beside libraries: CPU milliseconds a batch.
+"""Sampling batches for training: gym-trace, a gather from raw files, and other libraries, in CPU ms per batch.
 
     python benchmarks/sampling.py TRACE [--length 64] [--size 256] [--batches 50] [--seconds 3] [--only floor,ours]
 
-Batches of 256 windows, and of 256 transitions (--size), of all columns, in turns in one process, blocks of some batches
-each; medians, the range that holds 9 of 10 blocks, and the median ratio to the floor in the same turn. The floor is one
-np.memmap a column, from which rows are gathered at random windows that do not reach over the end of an episode.
-Streams may take a tenth of the decoded size. Libraries that are not installed are left out.
+Batches of 256 windows and of 256 transitions (--size), all columns, in turns in one process, in blocks of some batches.
+Prints medians, the range of 9 of 10 blocks, and the median ratio to the floor in the same turn. The floor gathers rows
+of random windows, within episodes, from one np.memmap per column. Streams may take a tenth of the decoded size.
+Libraries that are not installed are skipped.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def floor(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Itera
 
 def ours(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
     os.environ["GYM_TRACE_CACHE"] = str(folder / "cache")
-    decoded = sum((folder / name).stat().st_size for name in COLUMNS)  # as the floor has them
+    decoded = sum((folder / name).stat().st_size for name in COLUMNS)  # as in the floor
     for name, options in (
         ("memory", {"cache": "memory"}),
         ("disk", {"cache": "disk"}),
@@ -78,7 +78,7 @@ def ours(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterat
     def sliced() -> Any:
         random = np.random.default_rng(0)
         long = np.flatnonzero(trace.episodes["steps"] >= length)
-        for _ in range(size // 16):  # a sixteenth of a batch
+        for _ in range(size // 16):  # a 16th of a batch
             episode = trace[int(random.choice(long))]
             start = int(random.integers(0, len(episode) - length + 1))
             window = episode[start : start + length]
@@ -134,7 +134,7 @@ def d3rlpy(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iter
 
 
 def minari(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
-    """Windows cut by hand of the episodes that it loads."""
+    """Cut windows by hand from loaded episodes."""
     from minari.dataset.minari_dataset import MinariDataset
 
     gym_trace.export(trace, folder / "minari", "minari")
@@ -156,7 +156,7 @@ def minari(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iter
 
 
 def lerobot(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Iterator[tuple[str, Draw, Draw]]:
-    """Items through PyTorch's DataLoader, as its policies are trained; windows are delta_timestamps."""
+    """Load items with PyTorch's DataLoader, as for training its policies; windows are delta_timestamps."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
     from torch.utils.data import DataLoader
 
@@ -175,7 +175,7 @@ def lerobot(trace: gym_trace.Trace, folder: Path, length: int, size: int) -> Ite
 
 
 def measured(contestants: list[tuple[str, Draw, Draw]], batches: int, seconds: float) -> list[list[list[float]]]:
-    """CPU seconds a batch of each, of each kind, a number a block."""
+    """Return CPU seconds per batch by contestant and kind, one number per block."""
     found: list[list[list[float]]] = [[[], []] for _ in contestants]
     for contestant in contestants:
         for draw in contestant[1:]:
@@ -194,16 +194,16 @@ def measured(contestants: list[tuple[str, Draw, Draw]], batches: int, seconds: f
 
 
 def _own_memory() -> float:
-    """MB that are this process's own: pages of files that are mapped do not count."""
-    told = Path("/proc/self/status").read_text()
-    return int(told.split("RssAnon:")[1].split()[0]) / 1024
+    """Return the anonymous memory of this process in MB; mapped files do not count."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) / 1024
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("trace")
     parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--size", type=int, default=256, help="of a batch")
+    parser.add_argument("--size", type=int, default=256, help="batch size")
     parser.add_argument("--only", default="", help="some of: floor,ours,torch_loader,torchrl,d3rlpy,minari,lerobot")
     parser.add_argument("--batches", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=3)
@@ -221,9 +221,9 @@ def main() -> None:
                     _ = [draw() for draw in contestant[1:]]
                 print(f"memory added, {maker.__name__}: {_own_memory() - before:.0f} MB")
             except ImportError as missing:
-                print(f"left out: {maker.__name__}: {missing}")
+                print(f"skipped: {maker.__name__}: {missing}")
         found = measured(contestants, options.batches, options.seconds)
-    print(f"{'CPU ms a batch':<45} {'windows':>32} {'transitions':>32}")
+    print(f"{'CPU ms per batch':<45} {'windows':>32} {'transitions':>32}")
     for (name, *_), times in zip(contestants, found):
         shown = [
             f"{np.median(t) * 1e3:.2f} ({np.quantile(t, 0.05) * 1e3:.2f}-{np.quantile(t, 0.95) * 1e3:.2f})"

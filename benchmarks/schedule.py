@@ -1,4 +1,4 @@
-"""In what order is measured what: repetition by repetition, and in each of them all contestants in turn."""
+"""The order of measurements: in each repetition, all contestants take turns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OURS = "gym-trace"
 MAIN = ("cartpole", "halfcheetah", "pong")  # peers get less time for the others
 KILL_SECONDS = 2.0
 GROWTH = (1_000, 10_000, 100_000, 1_000_000)
-# How many episodes peers are opened with: as many as they record in some seconds.
+# Numbers of episodes for opening, by peer: as many as it records in some seconds.
 OPENED = {
     "minari-hdf5": (300, 1_000), "minari-arrow": (300,), "envlogger": (1_000, 10_000, 100_000),
     "lerobot": (300,), "npz": (1_000, 10_000), "h5py": (1_000, 10_000),
@@ -33,8 +33,8 @@ class Bench:
     """Runs the sections and collects their results.
 
     Args:
-        workers: of the contestants, by name.
-        scale: of the steps of gym-trace and of the time that peers get.
+        workers: workers of the contestants, by name.
+        scale: factor on the steps of gym-trace, and on the time of peers.
     """
 
     def __init__(self, workers: dict[str, Worker], chosen: list[workloads.Workload], repeats: int, scale: float):
@@ -85,12 +85,12 @@ class Bench:
         if "refused" in recorded or "error" in recorded:
             return recorded, None
         steps[name, workload.name] = recorded["steps"]
-        if workload.lanes and not ours:  # which lists are not: see the note of npz
+        if workload.lanes and not ours:  # npz does not separate the episodes of lanes
             return recorded, None
         return recorded, worker.do("read", directory, seconds=0.3 * seconds, repeat=repeat, floors=ours)
 
     def sizes(self) -> None:
-        """Nothing that depends on time: two at once."""
+        """Measure sizes, two workloads at a time, because nothing is timed."""
 
         def sized(number: int, names: list[str]) -> dict[str, Any]:
             worker = Worker(OURS, sys.executable, subprocess.DEVNULL)
@@ -110,7 +110,7 @@ class Bench:
         kills: dict[str, list[Any]] = {name: [] for name in self.workers if name != "minari-default"}
         self.results["kill"] = kills
         for repeat in range(self.repeats):
-            _say(f"killing everybody, repetition {repeat + 1} of {self.repeats}")
+            _say(f"killing, repetition {repeat + 1} of {self.repeats}")
             for name, runs in kills.items():
                 with self._directory() as directory:
                     killed = self.workers[name].do(
@@ -119,7 +119,7 @@ class Bench:
                     runs.append({**killed, **self.workers[name].do("count", directory)})
 
     def opening(self) -> None:
-        """How long peers take to open many episodes; that gym-trace does is in growth()."""
+        """Measure opening many episodes with peers; growth() covers gym-trace."""
         opening: dict[str, dict[str, Any]] = {}
         self.results["opening"] = opening
         for name, counts in OPENED.items():
@@ -168,11 +168,11 @@ class Bench:
         self.results["startup"] = {name: statistics.median(found) for name, found in times.items()}
 
     def collect(self) -> None:
-        """The table of collect.py, as it prints it."""
+        """Run collect.py and keep its table."""
         _say("several processes")
         command = [sys.executable, str(HERE / "collect.py"), "--seconds", f"{max(1.0, 2 * self.scale)}"]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
-        self.results["collect"] = done.stdout or done.stderr  # what it says when it fails is for the reader, too
+        self.results["collect"] = done.stdout or done.stderr  # on failure, report its error
 
 
 def _say(what: str) -> None:

@@ -1,8 +1,8 @@
-"""Whether streaming takes the same memory from begin to end: records many decoded gigabytes, and streams them.
+"""Check that streaming takes constant memory: record gigabytes of decoded data, and stream them.
 
     python benchmarks/streaming.py [--steps 5000000] [--budget 256]
 
-prints megabytes beyond those of the open trace, the most of each tenth of an epoch, for windows and for transitions.
+prints the peak MB above the open trace in each tenth of an epoch, for windows and for transitions.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gymnasium import spaces
 import gym_trace
 from gym_trace import TraceRecordingWrapper
 
-WIDTH, LENGTH = 1024, 500  # numbers of an observation, steps of an episode
+WIDTH, LENGTH = 1024, 500  # numbers per observation, steps per episode
 
 
 class Wide(gymnasium.Env[Any, Any]):
-    """Observations of 4 KiB, of which a step changes little, so that the trace is small."""
+    """Observations of 4 KiB that change little per step, so that the trace is small."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (WIDTH,), np.float32)
     action_space = spaces.Discrete(2)
@@ -53,12 +53,12 @@ def record(directory: Path, steps: int) -> None:
 
 
 def megabytes() -> float:
-    """Of this process."""
+    """Return the memory of this process, in MB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def tenths(batches: Any, before: float) -> list[int]:
-    """The most megabytes in each tenth of an epoch."""
+    """Return the peak MB in each tenth of an epoch."""
     taken = [megabytes() - before for _ in batches]
     return [round(float(part.max())) for part in np.array_split(np.array(taken), 10)]
 
@@ -66,7 +66,7 @@ def tenths(batches: Any, before: float) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=5_000_000)
-    parser.add_argument("--budget", type=int, default=256, help="MiB that a stream may hold")
+    parser.add_argument("--budget", type=int, default=256, help="memory limit of a stream, in MiB")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         record(Path(scratch, "t"), given.steps)

@@ -1,4 +1,4 @@
-"""The tables of RESULTS.md."""
+"""Tables of RESULTS.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits or two, without an exponent."""
+    """Format a number with two or three digits, without an exponent."""
     size = abs(value)
     if size >= 100:
         return f"{value:,.0f}"
@@ -43,8 +43,8 @@ def median(spread: Spread | None, unit: float = 1.0) -> str:
 
 def recording(figures: Figures, workload: str) -> Iterator[str]:
     made = WORKLOADS[workload]
-    unit, name = (1e3, "ns a step of a lane") if made.lanes else (1.0, "µs")
-    # None of the peers records vector environments: no use in saying so row by row.
+    unit, name = (1e3, "ns per step of a lane") if made.lanes else (1.0, "µs")
+    # One line at the end instead of a row for each peer without vector environments.
     left_out = [c for c in TITLES if made.lanes and figures.recorded[workload].get(c, Recorded([])).added is None]
     rows = [_recording_row(figures, workload, contestant, unit) for contestant in TITLES if contestant not in left_out]
     ours = figures.recorded[workload].get("gym-trace")
@@ -59,7 +59,7 @@ def recording(figures: Figures, workload: str) -> Iterator[str]:
     ]  # fmt: skip
     yield table(head, rows)
     if left_out:
-        yield "Does not record it: " + "; ".join(TITLES[contestant] for contestant in left_out) + "."
+        yield "Not supported by: " + "; ".join(TITLES[contestant] for contestant in left_out) + "."
 
 
 def _recording_row(figures: Figures, workload: str, contestant: str, unit: float) -> list[str]:
@@ -81,7 +81,7 @@ def _recording_row(figures: Figures, workload: str, contestant: str, unit: float
 
 
 def _missing(figures: Figures, workload: str, contestant: str, figure: str, gap: int, after: float | None) -> list[str]:
-    """The row of a contestant that was not measured here."""
+    """Return the row of a contestant that was not measured here."""
     if contestant == "gym-recording" and workload == "cartpole":
         cells = [figure, *[NOTHING] * (gap - 1)] if after is not None else [figure]
         cells += [] if after is None else [number(after)]
@@ -120,7 +120,7 @@ def _playback_row(figures: Figures, workload: str, contestant: str) -> list[str]
                 *[NOTHING] * 7,
             ]
         return None
-    if not runs:  # not recorded: the other table says why
+    if not runs:  # not recorded: the other table has the reason
         return None
     found = Read(runs)
     if found.first is None:
@@ -146,7 +146,7 @@ def killed(figures: Figures) -> str:
             continue
         says = ""
         if found.none_readable:
-            says = "everything: " + (_short(found.problem) or "nothing had been written")
+            says = "everything: " + (_short(found.problem) or "nothing was written")
         rows.append([f"**{title}**" if name == "gym-trace" else title, between(found.lost), says])
     return table(["", "lost, s", ""], rows)
 
@@ -162,7 +162,7 @@ def growth(figures: Figures) -> str:
         cells += [median(recorded.memory), median(recorded.bytes), between(read.open, 1e3)]
         cells += [median(read.open, 1e6 / count), median(read.p50, 1e3), median(read.p99, 1e3), median(read.again, 1e3)]
         rows.append([f"{count:,}", *cells])
-    head = ["episodes", "added, µs a step", "µs an episode", "readable after, ms", "memory, MB", "bytes a step"]
+    head = ["episodes", "added, µs per step", "µs per episode", "readable after, ms", "memory, MB", "bytes per step"]
     head += ["opening, ms", "opening, µs an episode", "one episode, ms: p50", "p99", "all episodes, thousand steps/s"]
     return table(head, rows)
 

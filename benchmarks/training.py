@@ -1,14 +1,14 @@
-"""Training beside its peers: how many steps it takes to learn, and how fast frames go by while recording and not.
+"""Compare training with its peers: steps to learn, and throughput with and without recording.
 
     python benchmarks/training.py learn [--seeds 0,1,2] [--at-once 3]
     python benchmarks/training.py speed [--repeats 3] [--pythons sample-factory=PYTHON] [--epochs 4]
     python benchmarks/training.py long [--only LunarLander-v3,pong]
     python benchmarks/training.py report
 
-learn: steps until the mean return of the last 100 episodes is that of TARGETS, ours and CleanRL's ppo.py with the same
-settings; ours with lag 1, its default. speed: 64 lanes, batches of 2,048, in turns, each time in a process of its own:
-wall seconds and the CPU seconds of all of its processes, which other load disturbs less, between FEW and MANY steps.
-long: one run of ours each. Results go to training.json; report makes training.svg and TRAINING.md of them.
+learn: steps until the mean return of the last 100 episodes reaches TARGETS, for gym-trace (lag 1, its default) and
+CleanRL's ppo.py with the same settings. speed: 64 lanes, batches of 2,048, in turns, each in a separate process; wall
+seconds between FEW and MANY steps, and CPU seconds of all processes, which other load affects less. long: one run of
+gym-trace per environment. Results go to training.json; report makes training.svg and TRAINING.md from it.
 """
 
 from __future__ import annotations
@@ -56,33 +56,33 @@ FEW, MANY = 8_192, 49_152
 _TIMEOUT = 1800.0
 
 
-# -- in a process of its own ------------------------------------------------------------------------------------------
+# -- in a separate process --------------------------------------------------------------------------------------------
 
 
-def one(name: str, told: dict[str, Any]) -> dict[str, Any]:
-    """A job, in this process."""
+def one(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Run a job in this process."""
     from trainers import Job, Progress
 
     module, more = TRAINERS[name]
-    more = {**more, **told.pop("settings", {})}
-    trainer, job = import_module(f"trainers.{module}"), Job(**told)
+    more = {**more, **spec.pop("settings", {})}
+    trainer, job = import_module(f"trainers.{module}"), Job(**spec)
     progress = Progress(job)
     trainer.train(job, progress, **more)
     return {"reached": progress.reached, "curve": progress.curve, "marks": progress.marks}
 
 
-def run(name: str, python: str, told: dict[str, Any]) -> dict[str, Any]:
-    """A job in a process of its own; what it says, and the seconds it took."""
+def run(name: str, python: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """Run a job in a separate process; return its result, and the seconds it took."""
     with tempfile.TemporaryDirectory(prefix="training-") as place:
         out, run_directory = Path(place, "result.json"), Path(place, "run")
-        command = [python, str(Path(__file__)), "one", name, json.dumps({**told, "directory": str(run_directory)}), out]
+        command = [python, str(Path(__file__)), "one", name, json.dumps({**spec, "directory": str(run_directory)}), out]
         begin = time.monotonic()
         with open(Path(place, "log"), "w+") as log:
-            places = os.pathsep.join([str(HERE), str(HERE.parent)])  # and none of this environment's packages
+            places = os.pathsep.join([str(HERE), str(HERE.parent)])  # without the packages of this environment
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": places}
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
             try:
-                code = process.wait(None if told.get("settings") else _TIMEOUT)
+                code = process.wait(None if spec.get("settings") else _TIMEOUT)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -93,14 +93,14 @@ def run(name: str, python: str, told: dict[str, Any]) -> dict[str, Any]:
         return {**found, "wall": time.monotonic() - begin}
 
 
-def measured(name: str, python: str, told: dict[str, Any]) -> dict[str, float]:
-    """Steps, and the wall and CPU seconds that they took."""
-    marks = run(name, python, told)["marks"]
+def measured(name: str, python: str, spec: dict[str, Any]) -> dict[str, float]:
+    """Return steps, and their wall and CPU seconds."""
+    marks = run(name, python, spec)["marks"]
     begin, end = next(mark for mark in marks if mark[0] >= FEW), marks[-1]
     return {key: after - before for key, before, after in zip(("steps", "wall", "cpu"), begin, end)}
 
 
-# -- what is measured -------------------------------------------------------------------------------------------------
+# -- measurements -----------------------------------------------------------------------------------------------------
 
 
 def learn(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
@@ -113,11 +113,11 @@ def learn(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> 
     ]
 
     def learned(job: tuple[str, dict[str, Any]]) -> None:
-        name, told = job
-        found = run(name, sys.executable, told)
-        print(name, told["environment"], told["seed"], found["reached"], f"{found['wall']:.0f} s", flush=True)
+        name, spec = job
+        found = run(name, sys.executable, spec)
+        print(name, spec["environment"], spec["seed"], found["reached"], f"{found['wall']:.0f} s", flush=True)
         curve = found["curve"][:: len(found["curve"]) // 200 + 1]
-        keep({"name": name, **told, "reached": found["reached"], "curve": curve})
+        keep({"name": name, **spec, "reached": found["reached"], "curve": curve})
 
     with ThreadPoolExecutor(given.at_once) as pool:
         list(pool.map(learned, jobs))
@@ -126,8 +126,8 @@ def learn(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> 
 def long(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
     for environment in given.only.split(",") if given.only else LONG:
         steps, target, settings = LONG[environment]
-        told = {"environment": environment, "steps": steps, "until": target, "settings": settings}
-        found = run("recorded", sys.executable, told)
+        spec = {"environment": environment, "steps": steps, "until": target, "settings": settings}
+        found = run("recorded", sys.executable, spec)
         curve = found["curve"][:: len(found["curve"]) // 400 + 1]
         keep({"environment": environment, "reached": found["reached"], "curve": curve})
 
@@ -139,26 +139,28 @@ def speed(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> 
     for turn in range(given.repeats):
         for environment in SPEED:
             for name in names if turn % 2 == 0 else reversed(names):
-                told = {"environment": environment, "seed": turn, "steps": MANY, "epochs": given.epochs, **_SPEED}
-                result = measured(name, pythons.get(name, sys.executable), told)
+                spec = {"environment": environment, "seed": turn, "steps": MANY, "epochs": given.epochs, **_SPEED}
+                result = measured(name, pythons.get(name, sys.executable), spec)
                 keep({"name": name, "environment": environment, "turn": turn, "epochs": given.epochs, **result})
-                frames = (f"{result['steps'] / result[key]:,.0f} frames a {key} second" for key in ("wall", "cpu"))
+                frames = (f"{result['steps'] / result[key]:,.0f} frames per {key} second" for key in ("wall", "cpu"))
                 print(name, environment, *frames, flush=True)
 
 
 def main() -> None:
     if sys.argv[1:2] == ["one"]:
-        _, _, name, told, out = sys.argv
-        Path(out).write_text(json.dumps(one(name, json.loads(told))))
+        _, _, name, spec, out = sys.argv
+        Path(out).write_text(json.dumps(one(name, json.loads(spec))))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("learn", "speed", "long", "report"))
     parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--at-once", type=int, default=1, help="jobs of learn beside each other")
+    parser.add_argument("--at-once", type=int, default=1, help="parallel jobs of learn")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--pythons", default="", help="of contestants that have an environment of their own")
-    parser.add_argument("--only", help="contestants, with commas")
+    parser.add_argument(
+        "--pythons", default="", help="NAME=PYTHON of contestants with their own environment, comma-separated"
+    )
+    parser.add_argument("--only", help="comma-separated contestants")
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     results = json.loads(given.results.read_text()) if given.results.exists() else {}
@@ -170,9 +172,9 @@ def main() -> None:
             given.results.write_text(json.dumps(results) + "\n")
 
         {"learn": learn, "speed": speed, "long": long}[given.what](given, keep)
-    from training_report import drawn, told_of
+    from training_report import drawn, training_markdown
 
-    (HERE / "TRAINING.md").write_text(told_of(results, TARGETS))
+    (HERE / "TRAINING.md").write_text(training_markdown(results, TARGETS))
     drawn(results, TARGETS, HERE / "training.svg")
 
 

@@ -1,4 +1,4 @@
-"""What training.py has measured, as tables and as curves."""
+"""Tables and curves of the results of training.py."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ TITLES = {
     "sb3": "Stable-Baselines3",
     "sample-factory": "Sample Factory",
 }
-_ABOUT = """By `python benchmarks/training.py`, on two processor cores. Speeds are of all processes, in turns, on a
-machine that did nothing else: CleanRL and Stable-Baselines3 have one process, the others two workers and a learner.
-Steps to learn are with CleanRL's settings (4 lanes, rollouts of 128, a rate of 2.5e-4 that falls), not the defaults."""
-NAMES = {"burning:CartPole-v1": "CartPole-v1, 50 µs a step more", "pong": "ALE/Pong-v5, 42 x 42, 4 frames"}
+_ABOUT = """Measured with `python benchmarks/training.py` on two processor cores. Throughput is of all processes, in
+turns, on an otherwise idle machine: CleanRL and Stable-Baselines3 have one process, the others two workers and a
+learner. Steps to learn are with CleanRL's settings (4 lanes, rollouts of 128, learning rate annealed from 2.5e-4), not
+the defaults."""
+NAMES = {"burning:CartPole-v1": "CartPole-v1, 50 µs added per step", "pong": "ALE/Pong-v5, 42 x 42, 4 frames"}
 
 
-def told_of(results: dict[str, Any], targets: dict[str, tuple[float, int]]) -> str:
+def training_markdown(results: dict[str, Any], targets: dict[str, tuple[float, int]]) -> str:
     parts = ["# Training", _ABOUT, "![mean returns over steps](training.svg)"]
     for environment, (target, _) in targets.items():
         rows = [_learnt(results, environment, name) for name in ("recorded", "cleanrl")]
@@ -32,7 +33,13 @@ def told_of(results: dict[str, Any], targets: dict[str, tuple[float, int]]) -> s
         parts.append(f"## {NAMES.get(environment, environment)}: 64 lanes, batches of 2,048, four epochs")
         parts.append(
             _table(
-                ("", "frames a second", "of Sample Factory's", "frames a CPU second", "of Sample Factory's"),
+                (
+                    "",
+                    "frames per second",
+                    "ratio to Sample Factory",
+                    "frames per CPU second",
+                    "ratio to Sample Factory",
+                ),
                 _speeds(results, environment),
             )
         )
@@ -67,7 +74,7 @@ def _speeds(results: dict[str, Any], environment: str) -> list[tuple[str, ...]]:
 
 
 def _ratios(turns: list[dict[str, Any]], own: dict[int, dict[str, Any]], peer: str, key: str) -> str:
-    """Of frames a second, turn by turn: the median, and each. key: "wall" or "cpu"."""
+    """Format ratios of frames per second to a peer: the median, and each turn. key: "wall" or "cpu"."""
     peers = {turn["turn"]: turn for turn in turns if turn["name"] == peer}
     both = [(mine, peers[turn]) for turn, mine in own.items() if turn in peers]
     found = sorted(mine["steps"] / mine[key] / (other["steps"] / other[key]) for mine, other in both)
@@ -80,7 +87,7 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def drawn(results: dict[str, Any], targets: dict[str, tuple[float, int]], path: Path) -> None:
-    """Mean returns over steps: ours beside CleanRL's, and long runs of ours."""
+    """Draw mean returns over steps: gym-trace and CleanRL, and long runs of gym-trace."""
     panels = [*targets, *(found["environment"] for found in results.get("long", []))]
     figure, axes = pyplot.subplots(1, len(panels), figsize=(3.2 * len(panels), 2.8), squeeze=False)
     for axis, environment in zip(axes[0], panels):

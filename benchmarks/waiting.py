@@ -1,9 +1,9 @@
-"""How much of a training run is waiting for data: a thousand steps of PyTorch, printed.
+"""Measure the time that training waits for data, over a thousand steps of PyTorch.
 
     python benchmarks/waiting.py TRACE [--steps 1000] [--size 256] [--cache memory|disk|stream] [--workers 0]
 
-Behavioural cloning from transitions by a network of two hidden layers of --width, or of three convolutions for frames,
-through a DataLoader of whole batches.
+Behavioural cloning from transitions, with a network of two hidden layers of --width, or of three convolutions for
+frames, and a DataLoader of whole batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def network(observations: Any, outputs: int, width: int) -> Any:
 
 
 def prepared(observations: Any) -> Any:
-    """As networks take them: numbers flat, frames with channels first."""
+    """Convert observations for networks: floats, frames with channels first."""
     if observations.ndim == 3:
         return observations[:, None].float() / 255
     return observations.permute(0, 3, 1, 2).float() / 255 if observations.ndim == 4 else observations.float()
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--cache", choices=("memory", "disk", "stream"), default="memory")
     parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--width", type=int, default=256, help="of hidden layers")
+    parser.add_argument("--width", type=int, default=256, help="width of hidden layers")
     options = parser.parse_args()
     trace = gym_trace.open_trace(options.trace)
     cache = None if options.cache == "stream" else options.cache

@@ -1,9 +1,9 @@
-"""Measures one contestant, in whatever interpreter has it.
+"""Measure one contestant in its own interpreter.
 
     python benchmarks/worker.py NAME
 
-Says a line of JSON about itself, then reads tasks from standard input and answers each, a line of JSON each way. Every
-task is done by a forked child: a fresh process, with the imports paid for once.
+Prints one line of JSON about itself. Then reads tasks from standard input and answers each, as lines of JSON. A forked
+child runs each task: a new process without the cost of imports.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 
 def answer(contestant: contestants.Contestant, task: dict[str, Any]) -> dict[str, Any]:
-    """The result of a task, done in a child."""
+    """Run a task in a child and return its result."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -53,21 +53,21 @@ def answer(contestant: contestants.Contestant, task: dict[str, Any]) -> dict[str
     if text:
         return json.loads(text)
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-        return {"error": f"not done after {task['limit']} seconds"}
+        return {"error": f"timeout after {task['limit']} seconds"}
     return {"error": "the process died"}
 
 
 def _done(contestant: contestants.Contestant, task: dict[str, Any]) -> dict[str, Any]:
     try:
         return {**measure.TASKS, **contestant.tasks}[task["kind"]](contestant, task)
-    except Exception as error:  # whatever a contestant raises is a result, too
+    except Exception as error:  # an error of a contestant is a result, too
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
 
 
 def main() -> None:
     channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not get between the answers
+    os.dup2(2, 1)  # keep the output of libraries out of the answers
     try:
         contestant = contestants.entry(sys.argv[1])
     except ImportError as error:

@@ -1,7 +1,6 @@
-"""What is recorded: environments, and the loops through them.
+"""Workloads: environments and the loops that step them.
 
-This file and the contestants run on every interpreter that a contestant needs, some of which have no gymnasium: it is
-imported where it is used.
+This file and the contestants run in every interpreter of a contestant, some without gymnasium: it is imported lazily.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import numpy as np
 
 
 class Workload(NamedTuple):
-    """An environment and how many steps of it are recorded.
+    """An environment, and the number of steps to record.
 
     Attributes:
-        steps: of gym-trace, some seconds of them at most; of all lanes together.
-        images: whether the size of observations is what matters.
-        lanes: how many sub-environments a step steps; 0 for a single environment.
+        steps: for gym-trace, at most some seconds; of all lanes together.
+        images: the size of observations dominates.
+        lanes: number of sub-environments; 0 for a single environment.
     """
 
     name: str
@@ -30,7 +29,7 @@ class Workload(NamedTuple):
     lanes: int = 0
 
     def actions(self, env: Any, steps: int) -> list[Any]:
-        """The same ones at every call: they are sampled beforehand, so that nothing hides the cost of recording."""
+        """Return the same actions on every call, sampled in advance, so that sampling is not measured."""
         if self.lanes:
             random = np.random.default_rng(0)
             return [random.integers(0, 2, self.lanes) for _ in range(max(1, steps // self.lanes))]
@@ -51,7 +50,7 @@ def run_lanes(envs: Any, actions: Any) -> None:
 
 
 def preload() -> None:
-    """Imports what the environments need, as far as it is there."""
+    """Import the installed packages of the environments."""
     modules = {"gymnasium": "gymnasium.wrappers", "mujoco": "gymnasium.envs.mujoco"}
     for package in ("gymnasium", "mujoco", "cv2", "ale_py", "minigrid"):
         if importlib.util.find_spec(package) is not None:

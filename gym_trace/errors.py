@@ -1,18 +1,20 @@
-"""What can go wrong with a trace, as exceptions.
+"""Exceptions raised by gym-trace.
 
 TraceError
 ├── TraceNotFound        no trace at this path
-├── TraceExists          there is a trace already and on_exist="error"
-├── CorruptTrace         bytes that do not check; carries .path and .offset
-├── UnsupportedTrace     a format version or feature this release does not know
-├── UnreadableRecording  an old recording (see gym_trace.interop) that is damaged, or is not safe to read
-├── RecordingError       the trace could not be written (its __cause__ says why)
-├── UnstorableValue      a value that cannot be stored exactly without pickle
-├── ReplayDiverged       an agent did not act as recorded, and was not to
-├── InvalidOption        an argument that does not make sense
-├── EnvironmentUnavailable   the recorded environment cannot be made here
-├── RenderingError       no picture could be had, or no video be written
-└── MissingExtra         a package that only some features need is not installed
+├── TraceExists          the directory already holds a trace and on_exist="error"
+├── CorruptTrace         a trace file is damaged; .path and .offset locate the damage
+│   └── CorruptRun       a file of a training run is damaged
+├── UnsupportedTrace     the trace needs a newer gym-trace
+├── UnreadableRecording  a recording of another package is damaged or unsafe to read
+├── RecordingError       the trace could not be written; __cause__ is the reason
+├── UnstorableValue      a value cannot be stored exactly without pickle
+├── ReplayDiverged       an action differs from the recorded one
+├── InvalidOption        an argument is invalid
+├── EnvironmentUnavailable   the recorded environment cannot be rebuilt here
+├── RenderingError       an image could not be rendered, or a video not written
+├── TrainingFailed       training cannot continue
+└── MissingExtra         an optional package is not installed
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ __all__ = [
 
 
 class TraceError(Exception):
-    """Base of every error that gym-trace raises on purpose.
+    """Base class of all errors that gym-trace raises on purpose.
 
-    Messages name what files hold, which may be hostile to a terminal: they are made printable here, for all.
+    Messages may quote untrusted files. Control characters are escaped here, so that no message can control a terminal.
     """
 
     def __init__(self, *args: object):
@@ -49,10 +51,10 @@ class TraceError(Exception):
 
 
 class TraceNotFound(TraceError, FileNotFoundError):
-    """There is no trace at the given path.
+    """No trace at the given path.
 
     Attributes:
-        directory: where there is none, if it is a directory; otherwise None.
+        directory: the path if it is a directory without a trace; otherwise None.
     """
 
     def __init__(self, *args: object, directory: str | None = None):
@@ -61,15 +63,15 @@ class TraceNotFound(TraceError, FileNotFoundError):
 
 
 class TraceExists(TraceError, FileExistsError):
-    """The directory holds a trace already."""
+    """The directory already holds a trace."""
 
 
 class CorruptTrace(TraceError):
-    """Bytes of a trace file do not check.
+    """A trace file is damaged.
 
     Attributes:
-        path: the file, or None for bytes that are not in a file.
-        offset: where in the file the damaged record begins, in bytes, or None.
+        path: the file, or None if the bytes are not in a file.
+        offset: byte offset of the damaged record in the file, or None.
     """
 
     def __init__(self, problem: str, path: str | os.PathLike[str] | None = None, offset: int | None = None):
@@ -82,12 +84,16 @@ class CorruptTrace(TraceError):
         super().__init__(f"{where}{self.problem}{at}{hint}")
 
     def located(self, path: str | os.PathLike[str], offset: int) -> CorruptTrace:
-        """The same problem, with the place it was found at."""
+        """Return the same error with its path and offset."""
         return CorruptTrace(self.problem, path, offset)
 
 
 class CorruptRun(CorruptTrace):
-    """A file of a training run, but none of its trace, does not check. next_step: what can be done about it."""
+    """A file of a training run outside its trace is damaged.
+
+    Args:
+        next_step: what the user can do about it; ends the message.
+    """
 
     def __init__(self, problem: str, path: str | os.PathLike[str], next_step: str):
         super().__init__(f"{os.fspath(path)}: {problem}; {next_step}")
@@ -99,9 +105,9 @@ class UnsupportedTrace(TraceError):
 
 
 class UnreadableRecording(TraceError):
-    """A recording of another package is damaged, or of a kind that is never read, such as pickles.
+    """A recording of another package is damaged, or of a kind that is never read, such as pickle.
 
-    Always one line: what other packages say of what they cannot read has several.
+    The message is always one line. Errors of other packages are joined into one.
     """
 
     def __init__(self, *args: object):
@@ -109,23 +115,23 @@ class UnreadableRecording(TraceError):
 
 
 class RecordingError(TraceError):
-    """The trace could not be written; what was written before can be read."""
+    """The trace could not be written; earlier steps stay readable."""
 
 
 class UnstorableValue(TraceError, TypeError):
-    """A value that has no exact form in a trace."""
+    """A value cannot be stored exactly in a trace."""
 
 
 class ReplayDiverged(TraceError):
-    """An action is not the one that was recorded."""
+    """An action differs from the recorded one."""
 
 
 class InvalidOption(TraceError, ValueError):
-    """An argument that does not make sense."""
+    """An argument is invalid."""
 
 
 class EnvironmentUnavailable(TraceError):
-    """The recorded environment cannot be made on this machine.
+    """The recorded environment cannot be rebuilt on this machine.
 
     Attributes:
         imports: installed modules that were imported for the recording, if importing them here may help.
@@ -137,19 +143,19 @@ class EnvironmentUnavailable(TraceError):
 
 
 class RenderingError(TraceError):
-    """No picture could be had of an environment or an episode, or no video be written."""
+    """An environment or episode could not be rendered, or a video could not be written."""
 
 
 class TrainingFailed(TraceError):
-    """Training cannot go on: what is learnt is not finite, or processes die again and again."""
+    """Training cannot continue: weights are not finite, or processes keep dying."""
 
 
 class MissingExtra(TraceError, ImportError):
-    """A package that only some features need is not installed; the message says how to."""
+    """An optional package is not installed; the message names the pip command."""
 
 
 def told(error: BaseException) -> str:
-    """An error of other people's code in one line, with whose it is: pygame.error: No available video device."""
+    """Return a foreign error on one line with its type, such as "pygame.error: No available video device"."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return " ".join(f"{name}: {error}".split())

@@ -1,4 +1,4 @@
-"""An environment with an observation of every kind, and traces of it, for tests of formats that keep all of a trace."""
+"""An environment with observations of every kind, and traces of it, for tests of lossless formats."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OBSERVATIONS = spaces.Dict(
 
 
 class Camera(gymnasium.Env[Any, Any]):
-    """Hands out whatever its spaces have; ends after so many steps, by turns in both ways."""
+    """Samples its spaces; episodes alternate between termination and truncation."""
 
     observation_space = OBSERVATIONS
     action_space = spaces.Tuple((spaces.Discrete(5), spaces.Box(-1, 1, (2,), np.float32)))
@@ -56,7 +56,7 @@ class Camera(gymnasium.Env[Any, Any]):
 
 
 def record(directory: Path, length: int = 5, **options: Any) -> gym_trace.Trace:
-    """Four episodes: terminated, truncated, cut, and closed without a step."""
+    """Record four episodes: terminated, truncated, cut, and closed without a step."""
     with gym_trace.TraceRecordingWrapper(Camera(length), directory, **options) as env:
         env.action_space.seed(0)
         env.reset(seed=2**64 + 5, options={"map": (1, 2)})

@@ -1,4 +1,4 @@
-"""What other processes draw in tests; it imports little, since spawned ones import it anew."""
+"""Batches drawn by other processes in tests. It imports little, because spawned processes import it again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gym_trace.sampling.batches import Batches
 
 
 def firsts(batches: Batches, count: int) -> list[list[tuple[int, int]]]:
-    """Which windows the next batches have."""
+    """Return the windows of the next batches."""
     taken = (next(batches) for _ in range(count))
     return [list(zip(batch["episode"].tolist(), batch["first_step"].tolist())) for batch in taken]
 

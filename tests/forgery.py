@@ -1,4 +1,4 @@
-"""Takes a batch file apart and puts it together again, all checksums right: what only a hostile hand can do."""
+"""Take a batch file apart and rebuild it with valid checksums, as an attacker would."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import parse_column
 from gym_trace.model.packing import pack, unpack
 
-PATH, DTYPE, SHAPE, ROWS, ENCODING, STORED, RAW, CRC = range(8)  # of a column descriptor
+PATH, DTYPE, SHAPE, ROWS, ENCODING, STORED, RAW, CRC = range(8)  # fields of a column descriptor
 
 
 @dataclass
@@ -25,21 +25,21 @@ class Record:
     metadata: dict[str, Any]
     blobs: list[bytes]
     flags: int = 0
-    claims: dict[str, int] = field(default_factory=dict)  # what the header says instead of the truth
-    fragments: Any = None  # of a chunk: what the index is to say of it
+    claims: dict[str, int] = field(default_factory=dict)  # false values for the header
+    fragments: Any = None  # of a chunk: its rows in the index
 
     @property
     def columns(self) -> dict[tuple[Any, ...], int]:
-        """The places of the columns by path."""
+        """Positions of the columns, by path."""
         return {tuple(descriptor[PATH]): i for i, descriptor in enumerate(self.metadata.get("columns", []))}
 
     def describe(self, path: tuple[Any, ...], /, **changes: Any) -> None:
-        """Changes the descriptor of a column."""
+        """Change the descriptor of a column."""
         for name, value in changes.items():
             self.metadata["columns"][self.columns[path]][globals()[name.upper()]] = value
 
     def store(self, path: tuple[Any, ...], blob: bytes, /, **changes: Any) -> None:
-        """Puts other bytes in a column, with the checksum that belongs to them."""
+        """Replace the bytes of a column, with a valid checksum."""
         self.blobs[self.columns[path]] = blob
         self.describe(path, stored=len(blob), crc=crc32(blob), **changes)
 
@@ -59,7 +59,7 @@ class Record:
 
 @dataclass
 class Forgery:
-    """The records of a batch."""
+    """Records of a batch."""
 
     file_id: bytes
     number: int
@@ -80,7 +80,7 @@ class Forgery:
         return self
 
     def data(self, reindexed: bool = True) -> bytes:
-        """The file. reindexed: the index gets the fragments and the places that the chunks have now."""
+        """Return the file. reindexed: rebuild the index from the current chunks."""
         data = bytearray(wire.pack_file_header(self.file_id, self.number))
         places, tables, index_at = [], [], 0
         for sequence, record in enumerate(self.records):

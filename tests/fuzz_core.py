@@ -1,4 +1,4 @@
-"""Gives the C core odd objects, and compares it with pure Python, for some time.
+"""Fuzz the C core with odd objects for some time, and compare it with pure Python.
 
 python tests/fuzz_core.py SECONDS [SEED]. It prints a seed that fails, which odd_run(), odd_frames() and odd_batches()
 of test_core take, and odd_tree_run() and odd_large_run() of test_core_trees.
@@ -15,7 +15,7 @@ from test_core_trees import odd_large_run, odd_tree_run
 
 
 def fuzz(seconds: float, seed: int) -> int:
-    """How many runs there were."""
+    """Return the number of runs."""
     until, runs = time.monotonic() + seconds, 0
     while time.monotonic() < until:
         try:

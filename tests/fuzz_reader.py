@@ -1,4 +1,4 @@
-"""Feeds mutated traces to everything that reads traces. Nothing but a TraceError may come of it.
+"""Feed mutated traces to everything that reads traces. Only TraceError may be raised.
 
     python tests/fuzz_reader.py --inputs 100000 --seed 0
 
@@ -38,7 +38,7 @@ from gym_trace.interop.legacy.results import load_results
 from gym_trace.model.origins import ORIGINS, packed_origins, unpacked_origins
 from gym_trace.statistics.describe import describe, progress_of
 
-SECONDS = 60  # that one input may take
+SECONDS = 60  # time limit per input
 MEMORY = 2 << 30  # bytes of address space
 _ODD_NUMBERS = (0, 1, 2, 7, 8, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63, -1)
 _ODD_VALUES = (
@@ -62,7 +62,7 @@ _ODD_THINGS = (*_ODD_VALUES, [], {}, [[]], {"": 1}, ["x"], "<U9999", "|S0", "<M8
 def read_everything(
     directory: Path, repaired: Path | None = None, other: Path | None = None, thoroughly: bool = True
 ) -> collections.Counter[str]:
-    """Calls all that reads a trace; returns what came of it. Raises whatever is not a TraceError.
+    """Call everything that reads a trace; return the outcome of each. Raises any error except TraceError.
 
     Args:
         repaired: where to repair it to; None: not at all.
@@ -104,7 +104,7 @@ def read_everything(
 
 
 def _use(episode: Any) -> None:
-    """Asks for all that an episode has. What is damaged may say so, each thing on its own."""
+    """Access everything in an episode. Each access may raise for damage."""
     names = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations", "seed")
     names += (
         "pending_action",
@@ -143,7 +143,7 @@ def _repair(directory: Path, repaired: Path) -> None:
 
 
 def mutated(chance: random.Random, seeds: list[Path]) -> bytes:
-    """One of the seeds, changed as a bad disk would (checksums break) or as a hostile hand would (they do not)."""
+    """Mutate a seed, as a bad disk would (invalid checksums) or as an attacker would (valid checksums)."""
     path = chance.choice(seeds)
     if chance.random() < 0.4:
         data = bytearray(path.read_bytes())
@@ -156,7 +156,7 @@ def mutated(chance: random.Random, seeds: list[Path]) -> bytes:
             _forge(chance, forgery)
         data = forgery.data(reindexed=chance.random() < 0.7)
     except (TraceError, ValueError, LookupError, TypeError, ArithmeticError):
-        data = path.read_bytes()  # cannot be put together
+        data = path.read_bytes()  # cannot be rebuilt
     if chance.random() < 0.1:
         spoiled = bytearray(data)
         _damage(chance, spoiled, seeds)
@@ -226,7 +226,7 @@ def _twist(chance: random.Random, blob: bytearray) -> None:
 
 
 def _twist_column(chance: random.Random, record: Record) -> None:
-    """Another column's descriptor or bytes, or no column."""
+    """Swap in the descriptor or bytes of another column, or remove a column."""
     one, other = chance.choice(list(record.columns.values())), chance.choice(list(record.columns.values()))
     columns, blobs = record.metadata["columns"], record.blobs
     kind = chance.randrange(3)
@@ -261,7 +261,7 @@ def _twisted_table(chance: random.Random, table: Any) -> Any:
 
 
 def _twist_tree(chance: random.Random, tree: Any) -> None:
-    """Changes something somewhere in nested maps and arrays."""
+    """Change one value in nested maps and arrays."""
     if isinstance(tree, dict) and isinstance(packed := tree.get(ORIGINS), bytes) and chance.random() < 0.8:
         origins = unpacked_origins(packed)
         _twist_tree(chance, origins)
@@ -295,7 +295,7 @@ def mutated_manifest(chance: random.Random, manifest: bytes) -> bytes:
 
 
 def seed_files(directory: Path) -> list[Path]:
-    """Small traces of several kinds to start from: sealed and not, with infos and notes, filtered, with frames."""
+    """Small traces to mutate: sealed and unsealed, with infos and annotations, filtered, with frames."""
     kinds: dict[str, dict[str, Any]] = {
         "sealed": {}, "open": {"closed": False}, "filtered": {"frame_filter": lambda step: step % 3 != 1}
     }  # fmt: skip
@@ -310,7 +310,7 @@ def seed_files(directory: Path) -> list[Path]:
 
 
 def _compacted(directory: Path) -> Path:
-    """A batch of three writers' episodes, in several chunks."""
+    """A batch with episodes of three writers, in several chunks."""
     for number in range(3):
         apart = directory / f"one-{number}"
         record(apart, uid=f"w{number}")
@@ -322,7 +322,7 @@ def _compacted(directory: Path) -> Path:
 
 
 def seed_rings(directory: Path) -> list[Path]:
-    """Directories of recordings as they are in the middle of a run, with a ring that has something of everything."""
+    """Directories of unfinished recordings with a ring that holds all kinds of entries."""
     made: list[Path] = []
     warnings.filterwarnings("ignore", "actions: got a str")
     for name, env in (("counts", CountingEnv(length=4)), ("frames", FramesEnv())):
@@ -357,7 +357,7 @@ def _lanes_ring(directory: Path) -> Path:
 
 
 class FramesEnv(CountingEnv):
-    """Frames of which a few words change."""
+    """Frames with few changed words."""
 
     def __init__(self) -> None:
         super().__init__(length=6, shape=(520,))
@@ -369,7 +369,7 @@ class FramesEnv(CountingEnv):
 
 
 def fuzz(inputs: int, seed: int, scratch: Path) -> collections.Counter[str]:
-    """Runs that many inputs; raises at the first that brings about anything but a TraceError."""
+    """Run `inputs` mutated traces; raise at the first error other than TraceError."""
     chance = random.Random(seed)
     seeds = seed_files(scratch / "seeds")
     manifest = (seeds[0].parent / "w.manifest.jsonl").read_bytes()

@@ -1,4 +1,4 @@
-"""Spaces of every kind, nested, and values for them: such as match, and such as do not."""
+"""Spaces of every kind, nested, and matching and non-matching values for them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _FLOAT_BITS = {  # quiet and signalling NaN with payloads, -0.0, infinities, the
 
 
 def _any_bits(random: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """An array of any bits, with the special floats among them."""
+    """Return an array of random bits, including special floats."""
     if dtype.kind == "b":
         return random.integers(0, 2, shape).astype(bool)
     array = np.frombuffer(random.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape).copy()
@@ -90,7 +90,7 @@ def _with_gaps(array: np.ndarray) -> np.ndarray:
 
 
 def _oriented(mood: str, array: np.ndarray) -> Any:
-    """The same numbers in another memory layout."""
+    """Return the same numbers in another memory layout."""
     if mood == "gaps" and array.ndim:
         return _with_gaps(array)
     if mood == "fortran":
@@ -105,7 +105,7 @@ def _oriented(mood: str, array: np.ndarray) -> Any:
 
 
 def _odd(mood: str, random: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
-    """A value that does not match."""
+    """Return a value that does not match."""
     number = int(random.integers(0, 100))
     if mood == "other dtype":
         others = [d for d in (np.int16, np.float32, np.float64, np.uint8, np.bool_, np.complex64) if d != dtype]
@@ -126,7 +126,7 @@ ODD = ["other dtype", "other shape", "big-endian", "number", "other kind"]
 
 
 def value_for(space: Any, mood: str, random: np.random.Generator) -> Any:
-    """A value for a space: one that matches, or with an odd mood one of whose leaves may not."""
+    """Return a value for a space; in an odd mood, one of its leaves may not match."""
     if isinstance(space, spaces.Dict):
         return {key: value_for(child, mood, random) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -140,7 +140,7 @@ def value_for(space: Any, mood: str, random: np.random.Generator) -> Any:
 
 
 def broken(space: Any, value: Any, random: np.random.Generator) -> Any:
-    """The value in a structure that its space does not have."""
+    """Return the value in a structure that differs from its space."""
     if not has_columns(space):
         return value
     if isinstance(value, dict) and isinstance(space, spaces.Dict):
@@ -153,7 +153,7 @@ def broken(space: Any, value: Any, random: np.random.Generator) -> Any:
 
 
 def has_columns(space: Any) -> bool:
-    """Whether a space has a column at all; an empty one cannot keep a value of another structure."""
+    """Return True if a space has a column; one without columns cannot keep a value of another structure."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         return any(map(has_columns, space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces))
     return True

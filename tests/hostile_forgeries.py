@@ -1,6 +1,6 @@
-"""Traces that a hostile hand has forged, every checksum right: what is in them is to cost their reader nothing.
+"""Traces forged by an attacker, with valid checksums: their contents must not harm a reader.
 
-Each forgery is a function that changes a sound trace in a directory. Its name says in a sentence what it is.
+Each forgery is a function that changes a valid trace in a directory. Its name describes the change.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from gym_trace.model.packing import pack
 
 REWARDS, INFOS, STARTS = ("rewards",), ("infos",), ("starts",)
 MB = 1 << 20
-THOUSANDS = 1500 if LONG else 200  # of what takes time
-LESS = 1 if LONG else 4  # of what only takes time
+THOUSANDS = 1500 if LONG else 200  # repetitions in slow cases
+LESS = 1 if LONG else 4  # divisor of sizes in slow cases
 BATCH, MANIFEST = "w.000000.gtb", "w.manifest.jsonl"
-LONG_NUMBER = 10**5000  # more digits than Python turns into text
+LONG_NUMBER = 10**5000  # more digits than Python converts to text
 
 Forge = Callable[["Place"], Any]
 FORGERIES: dict[str, Forge] = {}
 
 
 class Place(NamedTuple):
-    """Where a forgery is made: the trace, and what lies outside of it and is to stay as it is."""
+    """Directories of a forgery: the trace, and files outside of it that must not change."""
 
     trace: Path
     outside: Path
@@ -63,12 +63,12 @@ class Place(NamedTuple):
         self.forge(lambda forgery: forgery.records[0].metadata.update(changes))
 
     def environment(self, **spec: Any) -> None:
-        """Makes the recorded environment another one."""
+        """Change the recorded environment."""
         known = {"id": "CartPole-v1", "entry_point": None, "kwargs": {}, "additional_wrappers": [], **spec}
         self.schema(environment={"id": known["id"], "spec": json.dumps(known), "wrappers": [], "class": "x.Y"})
 
     def lines(self, *lines: Any) -> None:
-        """Appends to the manifest."""
+        """Append to the manifest."""
         with open(self.manifest, "ab") as file:
             for line in lines:
                 file.write((line if isinstance(line, bytes) else json.dumps(line).encode()) + b"\n")
@@ -84,7 +84,7 @@ def sound_trace(directory: Path) -> None:
 
 
 def first(forged: Forgery) -> Record:
-    """A chunk with steps."""
+    """Return the first chunk with steps."""
     return next(chunk for chunk in forged.chunks if REWARDS in chunk.columns)
 
 
@@ -93,7 +93,7 @@ def rows_of(chunk: Record, path: tuple[str, ...]) -> int:
 
 
 def put_values(chunk: Record, path: tuple[str, ...], values: list[bytes], encoding: int = ZSTD) -> None:
-    """Makes a column one of these MessagePack values."""
+    """Replace a column by these MessagePack values."""
     raw = np.array(list(map(len, values)), "<u4").tobytes() + b"".join(values)
     blob = zstandard.compress(raw) if encoding & ZSTD else raw
     if path not in chunk.columns:
@@ -103,7 +103,7 @@ def put_values(chunk: Record, path: tuple[str, ...], values: list[bytes], encodi
 
 
 def infos(value: bytes, encoding: int = ZSTD) -> Callable[[Forgery], None]:
-    """Makes the first info of the trace this value."""
+    """Replace the first info of the trace."""
 
     def change(forged: Forgery) -> None:
         chunk = first(forged)
@@ -113,7 +113,7 @@ def infos(value: bytes, encoding: int = ZSTD) -> Callable[[Forgery], None]:
 
 
 def repeated(forged: Forgery, times: int) -> list[Record]:
-    """The first chunk so many times."""
+    """Repeat the first chunk."""
     chunk = first(forged)
     at = forged.records.index(chunk)
     copies = [
@@ -122,7 +122,7 @@ def repeated(forged: Forgery, times: int) -> list[Record]:
     ]
     for number, copy in enumerate(copies):
         copy.change_fragments(lambda table, number=number: _set(table[:1], episode=1000 + number))
-    for copy in copies:  # the rows are those of the one fragment that is left
+    for copy in copies:  # keep the rows of one fragment
         copy.metadata["columns"] = copy.metadata["columns"][:1]
         copy.blobs = copy.blobs[:1]
         copy.change_fragments(lambda table: _set(table, steps=0, flags=wire.STARTS | wire.LEADS | wire.ENDS))
@@ -138,7 +138,7 @@ def _set(table: Any, **values: Any) -> Any:
 
 
 def constant(chunk: Record, path: list[Any], dtype: str, shape: list[int], rows: int, row: bytes) -> None:
-    """Adds a column of one row that stands for many."""
+    """Add a constant column: one stored row for many rows."""
     chunk.metadata["columns"].append([path, dtype, shape, rows, CONSTANT, 0, len(row), 0])
     chunk.blobs.append(b"")
     chunk.store(tuple(path), row)
@@ -236,7 +236,7 @@ def spaces_of_absurd_numbers(place):
     )
 
 
-# -- many small things that become large ones -------------------------------------------------------------------------
+# -- small files that grow in memory ----------------------------------------------------------------------------------
 
 
 @forgery
@@ -329,7 +329,7 @@ def batches_whose_indexes_grow_to_millions_of_rows(place):
         (place.trace / f"w.{number:06d}.gtb").write_bytes(forged.data(reindexed=False))
 
 
-# -- sizes that are not on the disk -----------------------------------------------------------------------------------
+# -- false sizes ------------------------------------------------------------------------------------------------------
 
 
 @forgery
@@ -356,7 +356,7 @@ def a_terabyte_of_holes_with_a_footer_that_checks(place):
 
 @forgery
 def a_record_whose_columns_are_holes(place):
-    """Each byte of them is 0, and the checksums are right."""
+    """Fill them with zeros, with valid checksums."""
     forged = taken_apart(place.batch)
     chunk = first(forged)
     rows = 1 << 23
@@ -396,7 +396,7 @@ def a_wide_hole_before_the_records(place):
         file.write(data[64:])
 
 
-# -- what grows with its square ---------------------------------------------------------------------------------------
+# -- quadratic costs --------------------------------------------------------------------------------------------------
 
 
 @forgery
@@ -475,7 +475,7 @@ def _crc(data: bytes) -> bytes:
 
 
 def outside_of(place: Place) -> None:
-    """Something that is not the trace's, to be left as it is."""
+    """Create a foreign file that must not change."""
     with TraceRecordingWrapper(_env(), place.outside / "victim", uid="w") as env:
         env.reset(seed=0)
         env.step(0)

@@ -1,4 +1,4 @@
-"""More hostile traces: links and pipes, journals, what would act, what would steer a terminal, old recordings."""
+"""More malicious traces: links and pipes, manifests, code to execute, terminal escapes, old recordings."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ ESCAPES = "\x1b]0;owned\x07\x1b[2J\r\n\u202eevil\x9b31m"
 
 
 def moved_out(place: Place, name: str) -> Path:
-    """Moves a file of the trace to where it is none of its own."""
+    """Move a file of the trace out of its directory."""
     return Path(shutil.move(place.trace / name, place.outside / name))
 
 
-# -- links, pipes and other files that are none -----------------------------------------------------------------------
+# -- links, pipes and other non-regular files -------------------------------------------------------------------------
 
 
 @forgery
@@ -93,7 +93,7 @@ def a_manifest_that_nobody_else_wrote_for_another_writer(place):
     os.link(place.manifest, place.trace / "v.manifest.jsonl")
 
 
-# -- journals ---------------------------------------------------------------------------------------------------------
+# -- manifests --------------------------------------------------------------------------------------------------------
 
 
 @forgery
@@ -158,7 +158,7 @@ def batches_numbered_far_apart(place):
         (place.trace / f"w.{number:06d}.gtb").write_bytes(data)
 
 
-# -- words that would steer a terminal --------------------------------------------------------------------------------
+# -- terminal escapes -------------------------------------------------------------------------------------------------
 
 
 @forgery
@@ -239,7 +239,7 @@ def a_spec_of_numbers_without_end(place):
     place.schema(environment={"id": "CartPole-v1", "spec": '{"id":' + "9" * 6000 + "}", "wrappers": [LONG_NUMBER]})
 
 
-# -- what would act, were it made -------------------------------------------------------------------------------------
+# -- environments that would execute code -----------------------------------------------------------------------------
 
 
 def wrapper(entry_point: str, **kwargs: Any) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def steps_of_an_episode_limit_that_never_ends(place):
     )
 
 
-# -- a run that is resumed --------------------------------------------------------------------------------------------
+# -- a resumed run ----------------------------------------------------------------------------------------------------
 
 
 @forgery
@@ -310,11 +310,11 @@ def events_of_a_run_that_are_a_pipe(place):
     os.mkfifo(place.trace / "events.jsonl")
 
 
-# -- old recordings beside it -----------------------------------------------------------------------------------------
+# -- old recordings in the directory ----------------------------------------------------------------------------------
 
 
 def monitor(place: Place, **stats: Any) -> None:
-    """Makes the trace a directory of OpenAI Gym's Monitor."""
+    """Turn the trace into a directory of OpenAI Gym's Monitor."""
     shutil.rmtree(place.trace)
     place.trace.mkdir()
     content = {

@@ -1,4 +1,4 @@
-"""Whether tests take their time, with GYM_TRACE_LONG=1 as in make test-long, and what they leave out otherwise."""
+"""Long tests with GYM_TRACE_LONG=1 (make test-long), and the choice of cases for short ones."""
 
 import os
 

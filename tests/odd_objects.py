@@ -1,4 +1,4 @@
-"""Objects that try a recorder in C: arrays that lie oddly, subclasses, numbers and flags that raise."""
+"""Odd objects for the C core: strided arrays, subclasses, numbers and flags that raise."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gym_trace.model.layout import Layout, Leaf
 
 
 class Child(np.ndarray):
-    """Of a subclass."""
+    """A subclass."""
 
 
 class Text(str):
-    """Of a subclass."""
+    """A subclass."""
 
 
 class Key:
-    """A key that is equal to another one."""
+    """A key that equals a different key."""
 
     def __init__(self, key: Any):
         self._key = key
@@ -34,14 +34,14 @@ class Key:
 
 
 class RaisingFloat(float):
-    """A float of a subclass, which does not want to be one."""
+    """A subclass of float that refuses conversion."""
 
     def __float__(self) -> float:
         raise ValueError("no number")
 
 
 class RaisingNumber:
-    """What only looks like a number."""
+    """An object that only looks like a number."""
 
     def __float__(self) -> float:
         raise ZeroDivisionError("no number")
@@ -54,7 +54,7 @@ class RaisingNumber:
 
 
 class Flag:
-    """A flag that does something when it is asked."""
+    """A flag that runs a function in __bool__."""
 
     def __init__(self, asked: Callable[[], Any]):
         self._asked = asked
@@ -71,7 +71,7 @@ def raising_flag() -> Flag:
 
 
 def array_for(random: np.random.Generator, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """An array of any bits."""
+    """Return an array of random bits."""
     size = int(np.prod(shape, dtype=int))
     if dtype.kind == "b":
         return random.integers(0, 2, size).astype(dtype).reshape(shape)
@@ -79,7 +79,7 @@ def array_for(random: np.random.Generator, dtype: np.dtype[Any], shape: tuple[in
 
 
 def value_for(random: np.random.Generator, leaf: Leaf) -> Any:
-    """A value of a leaf, mostly as its space says, often not quite, sometimes not at all."""
+    """Return a value for a leaf: mostly valid, often slightly invalid, sometimes of another type."""
     dtype, shape = leaf.dtype or np.dtype("f4"), leaf.shape
     array = array_for(random, dtype, shape)
     moods: list[Callable[[], Any]] = [
@@ -119,7 +119,7 @@ def value_for(random: np.random.Generator, leaf: Leaf) -> Any:
 
 
 def tree_value_for(random: np.random.Generator, tree: Layout) -> Any:
-    """A value of a tree of leaves, mostly of its structure. Leaves are mostly as they should be."""
+    """Return a value for a tree of leaves, mostly with its structure and valid leaves."""
     if isinstance(tree, Leaf):
         if tree.dtype is None:
             return text_for(random)
@@ -144,7 +144,7 @@ def tree_value_for(random: np.random.Generator, tree: Layout) -> Any:
 
 
 def text_for(random: np.random.Generator) -> Any:
-    """A text of any length, mostly."""
+    """Return a text of any length, or sometimes another object."""
     if random.random() < 0.1:
         return _any_of_objects(random, Text("text"), None, 7, b"text", ["text"], "\ud800", "x" * 4097, np.str_("text"))
     letter = str(random.choice(["a", "\0", "é", "\U0001f600"]))
@@ -156,7 +156,7 @@ def _any_of_objects(random: np.random.Generator, *objects: Any) -> Any:
 
 
 def reward_for(random: np.random.Generator) -> Any:
-    """A reward, mostly a float."""
+    """Return a reward, mostly a float."""
     rewards: list[Any] = [
         float(random.normal()),
         np.float64(random.normal()),
@@ -183,7 +183,7 @@ def reward_for(random: np.random.Generator) -> Any:
 
 
 def flag_for(random: np.random.Generator) -> Any:
-    """Whether an episode is over, mostly not."""
+    """Return a flag, mostly False."""
     if random.random() < 0.7:
         return False
     flags: list[Any] = [

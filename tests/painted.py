@@ -1,4 +1,4 @@
-"""An environment that renders pictures and text which tell the step, and can be had with pictures as observations."""
+"""An environment whose images and text show the step number, optionally with images as observations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PaintedEnv(gymnasium.Env[Any, Any]):
         self.steps = 0
 
     def picture(self, step: int) -> Any:
-        """Different in each step, with some noise, which no lossy format keeps."""
+        """Return a different image for each step, with noise that no lossy format preserves."""
         height, width = self.size
         picture = np.full((height, width, 3), step % 251, np.uint8)
         picture[:4] = np.random.default_rng(step).integers(0, 256, (4, width, 3))

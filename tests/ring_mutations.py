@@ -1,4 +1,4 @@
-"""Rings changed as a bad disk would change them, or as a hostile hand would, which sees to the checksums and marks."""
+"""Mutate rings as a bad disk would, or as an attacker would, with valid checksums and marks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ODD_PATHS = (
 
 
 def mutated_ring(chance: random.Random, data: bytes) -> bytes:
-    """A ring, changed once or a few times."""
+    """Return a ring with one or a few mutations."""
     ring = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 4))):
         kind = chance.randrange(10)
@@ -126,7 +126,7 @@ def _change_layout(chance: random.Random, ring: bytearray) -> None:
 
 
 def _slab(chance: random.Random, ring: bytearray) -> tuple[int, int, int]:
-    """Where a slab that was begun is, how large it is, and its number."""
+    """Return offset, size and number of a used slab."""
     *_, slabs, size, first, _, _ = HEADER.unpack_from(ring)
     places = [first + i * size for i in range(min(slabs, 16)) if first + (i + 1) * size <= len(ring)]
     begun = [place for place in places if any(ring[place : place + 8])]
@@ -137,7 +137,7 @@ def _slab(chance: random.Random, ring: bytearray) -> tuple[int, int, int]:
 
 
 def _change_log(chance: random.Random, ring: bytearray) -> None:
-    """An entry that is another one, and keeps its mark."""
+    """Replace an entry and keep its mark."""
     place, size, sequence = _slab(chance, ring)
     if not size:
         return
@@ -167,7 +167,7 @@ def _change_log(chance: random.Random, ring: bytearray) -> None:
 
 
 def _log_of(ring: bytearray) -> int:
-    """Where the log of a slab begins: that of rows behind the header, that of lanes where the layout says."""
+    """Return the offset of the log in a slab: after the header for rows, from the layout for lanes."""
     with contextlib.suppress(ValueError, msgpack.UnpackException):
         layout = msgpack.unpackb(ring[128 : 128 + HEADER.unpack_from(ring)[10]], strict_map_key=False)
         if isinstance(layout, dict) and type(layout.get("log")) is int and 0 <= layout["log"] < len(ring):
@@ -176,7 +176,7 @@ def _log_of(ring: bytearray) -> int:
 
 
 def _change_rows(chance: random.Random, ring: bytearray) -> None:
-    """Marks of rows that are there, or are not."""
+    """Change the marks of rows."""
     place, size, sequence = _slab(chance, ring)
     if not size:
         return

@@ -1,4 +1,4 @@
-"""Rings of rows, packed by hand from docs/FORMAT.md, section 8: what a recording that was killed leaves behind."""
+"""Rings of rows, packed by hand from docs/FORMAT.md, section 8, as after a killed recording."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def boot_id() -> bytes:
 
 
 def ring(contents: Iterable[bytes], layout: dict[str, Any] | bytes = LAYOUT, **fields: Any) -> bytes:
-    """A ring file. fields: of its header, where they are to be other than they should."""
+    """Return a ring file. fields: values that override those of the header."""
     slabs = list(contents)
     packed = layout if isinstance(layout, bytes) else msgpack.packb(layout)
     first = -(-(128 + len(packed)) // 4096) * 4096
@@ -58,7 +58,7 @@ def ring(contents: Iterable[bytes], layout: dict[str, Any] | bytes = LAYOUT, **f
 
 
 class Slab:
-    """A slab that is filled: rows of three floats, an integer and a reward."""
+    """A slab with rows of three floats, an integer and a reward."""
 
     def __init__(self, sequence: int, size: int = SLAB_BYTES):
         self.sequence, self.rows, self.entries = sequence, 0, 0
@@ -78,7 +78,7 @@ class Slab:
         self.position += len(entry)
 
     def room(self) -> int:
-        """Bytes between the log and the rows."""
+        """Return the bytes between the log and the rows."""
         return len(self.memory) - ROW_BYTES * self.rows - self.position
 
     def ask(self, action: int) -> None:
@@ -96,7 +96,7 @@ class Slab:
 
 
 class Run:
-    """Episodes of given lengths, put into slabs, which are written as chunks or not.
+    """Episodes of given lengths in slabs, some of which are written as chunks.
 
     The observation after step t of episode e is [e, t, 0.5], the action of step t is t % 5, its reward t + 0.25.
     """
@@ -116,7 +116,7 @@ class Run:
             self.turn()
 
     def turn(self) -> None:
-        """Goes on in the next slab."""
+        """Continue in the next slab."""
         self.slabs.append(Slab(self.slab.sequence + 1, self.size))
         if self.episode >= 0:
             self.slab.log(CONTINUE, flags=1 if self.running else 2, a=self.episode, b=self.step, c=1000, d=10)
@@ -138,7 +138,7 @@ class Run:
         self.step += 1
 
     def play(self, *lengths: int, open_end: bool = False) -> Run:
-        """Episodes of these lengths. open_end: the last one does not end."""
+        """Add episodes of these lengths. open_end: leave the last one open."""
         for i, length in enumerate(lengths):
             self.reset()
             for step in range(length):
@@ -146,7 +146,7 @@ class Run:
         return self
 
     def ring(self, count: int = 3, **fields: Any) -> bytes:
-        """The ring as it is now, of so many slabs."""
+        """Return the current ring with this number of slabs."""
         memory = [bytes(self.size)] * count
         for slab in self.slabs:
             memory[slab.sequence % count] = bytes(slab.memory)
@@ -154,7 +154,7 @@ class Run:
 
 
 class Writer:
-    """A writer of slabs, alive until it is let go of."""
+    """A writer of slabs, alive until it is closed."""
 
     def __init__(self, directory: Path, name: str = "w"):
         self.directory, self.name = directory, name
@@ -168,7 +168,7 @@ class Writer:
         fresh.rename(self.directory / f"{self.name}.ring")
 
     def write(self, slab: Slab) -> None:
-        """Writes a slab as a chunk."""
+        """Write a slab as a chunk."""
         segments, pending = decoder_of(ROWS, LAYOUT).decode(slab.sequence, bytes(slab.memory))
         self.chunks.write_slab(slab.sequence, segments, [action.described() for action in pending])
 
@@ -177,7 +177,7 @@ class Writer:
 
 
 def killed(directory: Path, run: Run, written: int = 0, name: str = "w", **fields: Any) -> Run:
-    """The directory of a run that was killed when so many of its slabs were written."""
+    """Make the directory of a run that was killed after writing this number of slabs."""
     writer = Writer(directory, name)
     for slab in run.slabs[:written]:
         writer.write(slab)
@@ -187,7 +187,7 @@ def killed(directory: Path, run: Run, written: int = 0, name: str = "w", **field
 
 
 def check_episode(episode: Any) -> None:
-    """Compares an episode of a run with what it should be."""
+    """Compare an episode of a run with the expected one."""
     steps, first, number = len(episode), episode.first_step, episode.episode_id
     expected = np.array([[number, first + t, 0.5] for t in range(steps + 1)], "<f4")
     assert episode.observations.tolist() == expected.tolist()

@@ -1,4 +1,4 @@
-"""Short runs to record, and what is to be found in their traces."""
+"""Short runs to record, and the expected contents of their traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gym_trace.storage.local import LocalStorage
 
 
 def play(env: Any, episodes: int, seed: int | None = 0) -> list[Any]:
-    """Everything an environment says in some episodes with the same actions each time."""
+    """Return all results of an environment in some episodes, with the same actions in each call."""
     random = np.random.default_rng(5)
     said: list[Any] = []
     for number in range(episodes):
@@ -35,7 +35,7 @@ def batch_reader(path: Path) -> BatchReader:
 
 
 def manifest_entries(directory: Path) -> list[dict[str, Any]]:
-    """The lines of all manifests of a trace."""
+    """Return the entries of all manifests of a trace."""
     paths = sorted(directory.glob("*.manifest.jsonl"))
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
@@ -51,7 +51,7 @@ def recorded(directory: Path, episodes: int = 1, **options: Any) -> None:
 
 
 def record_lengths(directory: Path, lengths: list[int], env: Any = None, flush_after: int = 0, **options: Any) -> None:
-    """Episodes of the given lengths; flush_after: a chunk ends after so many steps each."""
+    """Record episodes of the given lengths. flush_after: numbers of steps after which a chunk ends."""
     wrapped = TraceRecordingWrapper(CountingEnv(length=10**6) if env is None else env, directory, **options)
     steps = 0
     for number, length in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""What every storage passes (gym_trace.storage.protocol): tests for whoever writes one.
+"""Contract tests for every storage (gym_trace.storage.protocol).
 
 class TestMine(StorageContract):
     @pytest.fixture
@@ -32,16 +32,16 @@ def _content(storage: Storage, name: str) -> bytes:
 
 
 class StorageContract:
-    """Tests for pytest, of the fixture `storage`, which a subclass gives."""
+    """Tests of the fixture `storage`, which a subclass defines."""
 
-    def test_a_place_is_made_once_and_then_there(self, storage: Storage) -> None:
+    def test_make_creates_the_place_once(self, storage: Storage) -> None:
         with pytest.raises(TraceNotFound):
             storage.names()
         storage.make()
         storage.make()
         assert storage.names() == []
 
-    def test_names_are_those_of_files(self, storage: Storage) -> None:
+    def test_names_lists_only_files(self, storage: Storage) -> None:
         for name in ("w.manifest.jsonl", "w.000000.gtb.part"):
             _written(storage, name, [b"some"])
             assert storage.root in storage.path(name)
@@ -51,7 +51,7 @@ class StorageContract:
         storage.remove("w.manifest.jsonl")
         assert storage.names() == ["w.000000.gtb.part"]
 
-    def test_ranges_are_read_as_they_were_written(self, storage: Storage) -> None:
+    def test_ranges_round_trip(self, storage: Storage) -> None:
         data = bytes(range(256)) * 1000
         _written(storage, "a", [data[:1], b"", data[1:70_000], memoryview(data)[70_000:]])
         assert storage.size("a") == len(data)
@@ -62,14 +62,14 @@ class StorageContract:
                 out = memoryview(bytearray(length))
                 assert out[: file.read_into(offset, out)] == data[offset : offset + length]
 
-    def test_there_is_nothing_outside_of_a_file(self, storage: Storage) -> None:
+    def test_reading_beyond_the_end_returns_nothing(self, storage: Storage) -> None:
         _written(storage, "a", [b"some"])
         with storage.open("a") as file:
             for offset in (-64, -1, 4, 1 << 50, 1 << 70):
                 assert file.read(offset, 64) == b""
                 assert file.read_into(offset, memoryview(bytearray(64))) == 0
 
-    def test_what_is_not_there_is_not_found(self, storage: Storage) -> None:
+    def test_a_missing_file_raises_file_not_found(self, storage: Storage) -> None:
         storage.make()
         for call, words in ((storage.open, ()), (storage.size, ()), (storage.remove, ()), (storage.rename, ("b",))):
             with pytest.raises(FileNotFoundError):
@@ -79,13 +79,13 @@ class StorageContract:
         assert storage.holder("a") is None
         assert storage.names() == []
 
-    def test_a_name_is_taken_once(self, storage: Storage) -> None:
+    def test_creating_an_existing_name_raises(self, storage: Storage) -> None:
         _written(storage, "a", [b"some"])
         with pytest.raises(FileExistsError):
             storage.create("a")
         assert _content(storage, "a") == b"some"
 
-    def test_what_is_torn_is_taken_back(self, storage: Storage) -> None:
+    def test_a_torn_write_can_be_truncated(self, storage: Storage) -> None:
         storage.make()
         file = storage.create("a")
         file.write(b"whole, torn")
@@ -96,7 +96,7 @@ class StorageContract:
         file.close()
         assert _content(storage, "a") == b"whole, again"
 
-    def test_a_range_of_another_file_is_appended(self, storage: Storage) -> None:
+    def test_a_range_of_another_file_can_be_copied(self, storage: Storage) -> None:
         data = bytes(range(256)) * 9000
         _written(storage, "a", [data])
         file = storage.create("b")
@@ -112,7 +112,7 @@ class StorageContract:
         file.close()
         assert _content(storage, "b").startswith(b"head" + data[5:-1] + b"between" + data[1:3] + b"last")
 
-    def test_what_is_written_can_be_read_at_once(self, storage: Storage) -> None:
+    def test_written_data_is_readable_immediately(self, storage: Storage) -> None:
         storage.make()
         file = storage.create("a.part")
         file.write(b"one")
@@ -127,7 +127,7 @@ class StorageContract:
         assert storage.names() == ["a"]
         assert _content(storage, "a") == b"one, two"
 
-    def test_others_append_behind_what_is_written(self, storage: Storage) -> None:
+    def test_other_writers_append_at_the_end(self, storage: Storage) -> None:
         storage.make()
         file = storage.create("a")
         file.write(b"1\n")
@@ -140,14 +140,14 @@ class StorageContract:
     def test_a_lock_is_held_until_its_file_is_closed(self, storage: Storage) -> None:
         storage.make()
         locked, free = storage.create("locked", lock=True), storage.create("free")
-        assert storage.holder("locked") in ("this process", None)  # not every place has locks
+        assert storage.holder("locked") in ("this process", None)  # locks are optional
         assert storage.holder("free") is None
         locked.write(b"some")
         locked.close()
         free.close()
         assert storage.holder("locked") is None
 
-    def test_a_file_that_is_there_is_appended_to_by_who_has_its_lock(self, storage: Storage) -> None:
+    def test_an_existing_file_is_reopened_for_appending_with_its_lock(self, storage: Storage) -> None:
         storage.make()
         with pytest.raises(FileNotFoundError):
             storage.reopen("a", locked=True)
@@ -165,10 +165,10 @@ class StorageContract:
         assert storage.holder("a") is None
         assert _content(storage, "a") == b"one, two"
 
-    def test_a_mapped_file_is_there_at_once_and_holds_what_is_put_into_its_memory(self, storage: Storage) -> None:
+    def test_a_mapped_file_exists_immediately_and_holds_its_memory(self, storage: Storage) -> None:
         storage.make()
         mapping = storage.map("w.ring", b"begin", 10_000)
-        if mapping is None:  # not every place can have it
+        if mapping is None:  # mapping is optional
             return
         assert storage.names() == ["w.ring"]
         assert storage.size("w.ring") == len(mapping.memory) == 10_000
@@ -181,12 +181,12 @@ class StorageContract:
             assert reader.size == 10_000
         mapping.close()
         mapping.close()
-        slab[0] = 7  # for as long as anybody refers to it
+        slab[0] = 7  # the memory lives as long as a reference to it
         assert _content(storage, "w.ring")[9_999] == 7
         storage.remove("w.ring")
         assert storage.names() == []
 
-    def test_a_file_that_is_mapped_again_is_another_one(self, storage: Storage) -> None:
+    def test_mapping_a_name_again_creates_a_new_file(self, storage: Storage) -> None:
         storage.make()
         one = storage.map("w.ring", b"one", 5_000)
         if one is None:
@@ -203,7 +203,7 @@ class StorageContract:
         other.close()
         assert _content(storage, "w.ring")[8_999] == 1
 
-    def test_copies_are_of_the_same_place(self, storage: Storage) -> None:
+    def test_copies_refer_to_the_same_place(self, storage: Storage) -> None:
         _written(storage, "a", [b"some"])
         for other in (copy.deepcopy(storage), pickle.loads(pickle.dumps(storage))):
             assert other == storage

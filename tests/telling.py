@@ -1,4 +1,4 @@
-"""Vector environments whose every value tells where it belongs, and what is to be found in traces of them."""
+"""Vector environments whose values identify lane, episode and step, and the expected contents of their traces."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ SPACES: dict[str, spaces.Space[Any]] = {
 
 
 def told(space: spaces.Space[Any], lane: int, episode: int, t: int) -> Any:
-    """The observation of a TellingEnv after t steps."""
+    """Return the observation of a TellingEnv after t steps."""
     space.seed(1000 * lane + 50 * episode + t)
     return space.sample()
 
 
 class TellingEnv(gymnasium.Env[Any, Any]):
-    """Every value tells the lane, the episode and the step; lengths differ by lane and episode."""
+    """Values encode lane, episode and step; lengths differ by lane and episode."""
 
     def __init__(self, lane: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]):
         self.lane, self.episode, self.t = lane, -1, 0
@@ -97,7 +97,7 @@ def record(env: Any, directory: Path, actions: list[Any], flush_every: int = 7, 
 
 
 def expected(mode: Any, space: Any, action_space: Any, actions: list[Any], batch: Any) -> list[list[dict[str, Any]]]:
-    """For each lane its episodes, as the environments would say them one by one."""
+    """Return the episodes of each lane, as single environments would produce them."""
     lanes = []
     for lane in range(COUNT):
         env, episodes = TellingEnv(lane, space, action_space), []
@@ -150,7 +150,7 @@ def check(directory: Path, lanes: list[list[dict[str, Any]]], space: Any, action
 
 
 def rows_of(space: Any, columns: Any, count: int) -> list[Any]:
-    """One value a row from the columns of a space."""
+    """Return one value per row from the columns of a space."""
     if isinstance(space, spaces.Dict):
         parts = {key: rows_of(child, columns[key], count) for key, child in space.spaces.items()}
         return [{key: parts[key][i] for key in parts} for i in range(count)]
@@ -160,7 +160,7 @@ def rows_of(space: Any, columns: Any, count: int) -> list[Any]:
 
 
 def plain(value: Any) -> Any:
-    """Values that compare by what they say, not by their types: batching makes arrays of numbers."""
+    """Convert values to forms that compare by value, not by type, because batching turns numbers into arrays."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
@@ -171,8 +171,11 @@ def plain(value: Any) -> Any:
 
 
 def look_at(trace: Any, dead: bool = False) -> Counter[tuple[int, int, int]]:
-    """Looks whether all that there is of TellingEnvs with Box spaces is true, and returns its steps as (lane, episode
-    of the environment, step), with how often each is there. Needs infos. dead: whether its writer may have died."""
+    """Check a trace of TellingEnvs with Box spaces and infos; count its steps by (lane, episode, step).
+
+    Args:
+        dead: the writer may have died.
+    """
     report = check_trace(trace.directory)
     assert (report.damages, [] if dead else report.remarks) == ([], [])
     steps: Counter[tuple[int, int, int]] = Counter()

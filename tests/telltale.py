@@ -1,4 +1,4 @@
-"""An environment whose every value tells where it belongs, a small trace of it, and a look at what comes back."""
+"""An environment whose values identify their episode and step, a small trace of it, and a check of episodes read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = sum(LENGTHS)
 
 
 class TellTaleEnv(gymnasium.Env[Any, Any]):
-    """Observation, reward and info are functions of the episode's number and the step's."""
+    """Observation, reward and info are functions of episode number and step number."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Discrete(50)
@@ -56,7 +56,7 @@ def action_at(episode: int, step: int) -> int:
 
 
 def play_episodes(env: TraceRecordingWrapper, count: int, flush_every: int = 2, first: int = 0) -> None:
-    """Plays whole episodes; flushes now and then, so that there are many chunks."""
+    """Play whole episodes, with periodic flushes, so that there are many chunks."""
     for episode in range(first, first + count):
         options = {"episode": episode} if episode % 2 else None
         env.reset(seed=None if episode % 3 == 2 else episode, options=options)
@@ -69,7 +69,7 @@ def play_episodes(env: TraceRecordingWrapper, count: int, flush_every: int = 2, 
 
 
 def record(directory: Path, *, closed: bool = True, **options: Any) -> Path:
-    """A trace of one episode of each of LENGTHS, in several chunks; returns its batch file."""
+    """Record one episode of each length in LENGTHS, in several chunks; return the batch file."""
     options = {"uid": "w", "record_infos": True, "flush_seconds": 1000.0, **options}
     env = TraceRecordingWrapper(TellTaleEnv(), directory, **options)
     play_episodes(env, len(LENGTHS))
@@ -82,7 +82,7 @@ def record(directory: Path, *, closed: bool = True, **options: Any) -> Path:
 
 
 def leave_open(env: TraceRecordingWrapper, directory: Path) -> None:
-    """Makes the directory look as if the recording process had been killed now."""
+    """Close the environment, but leave the directory as after a kill of the recording process."""
     files = {path.name: path.read_bytes() for path in directory.iterdir()}
     env.close()
     for path in directory.iterdir():
@@ -92,9 +92,10 @@ def leave_open(env: TraceRecordingWrapper, directory: Path) -> None:
 
 
 def look_at(episode: Episode, damaged: bool = False) -> None:
-    """Asserts that an episode, or the part of it that is there, has the values that belong to it.
+    """Check the values of an episode or a part of one.
 
-    damaged: what is kept of its reset may be lost, if reading says so.
+    Args:
+        damaged: the data of its reset may be lost, if reading reports that.
     """
     e, first, steps = episode.episode_id, episode.first_step, len(episode)
     assert first + steps <= LENGTHS[e % len(LENGTHS)]
@@ -128,7 +129,7 @@ def _look_at_start(episode: Episode) -> None:
 
 
 def steps_of(episodes: Iterable[Episode], damaged: bool = False) -> set[tuple[int, int]]:
-    """Looks at all episodes and returns which steps are there, each as (episode id, step). None may come twice."""
+    """Check all episodes and return their steps as (episode id, step). No step may occur twice."""
     found: list[tuple[int, int]] = []
     for episode in episodes:
         look_at(episode, damaged)
@@ -142,7 +143,7 @@ def all_steps(lengths: Iterable[int] = LENGTHS) -> set[tuple[int, int]]:
 
 
 def skimmed(directory: Path) -> list[Episode]:
-    """All that can be read of a damaged trace, its arrays loaded."""
+    """Read all readable episodes of a damaged trace, with their arrays."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return [_loaded(episode) for episode in open_trace(directory).scan(on_damage="skip")]

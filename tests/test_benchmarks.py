@@ -1,4 +1,4 @@
-"""The benchmarks: that they measure and report; not how fast anything is."""
+"""The benchmarks measure and report; the tests check no speeds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("gymnasium.wrappers.vector")  # they measure vector environments, too
+pytest.importorskip("gymnasium.wrappers.vector")  # vector environments are measured, too
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Makes the modules of benchmarks/ importable, for one test."""
+    """Make the modules of benchmarks/ importable for one test."""
     before = set(sys.modules)
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield
@@ -29,7 +29,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def worked(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What a worker for gym-trace says of itself, and answers."""
+    """Return the first line and the answers of a worker for gym-trace."""
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "worker.py"), "gym-trace"],
         input="".join(json.dumps({"limit": 60, **task}) + "\n" for task in tasks),
@@ -58,13 +58,13 @@ def test_a_worker_records_200_steps_of_cartpole_reads_them_and_measures_the_floo
     assert 0 < sizes["xz -9"] < recorded["bytes"] / 200
 
 
-def test_a_worker_counts_what_is_left_of_a_killed_recording(tmp_path: Path) -> None:
+def test_a_worker_counts_readable_steps_of_a_killed_recording(tmp_path: Path) -> None:
     place = {"workload": "cartpole", "directory": str(tmp_path)}
     _, killed, counted = worked([{"kind": "kill", "seconds": 1.0, **place}, {"kind": "count", **place}])
-    assert 0 < counted["readable"] <= killed["stepped"] + 1  # which may not have been counted yet
+    assert 0 < counted["readable"] <= killed["stepped"] + 1  # the last step may be readable before it is counted
 
 
-def test_a_worker_goes_on_after_what_a_contestant_cannot_do(tmp_path: Path) -> None:
+def test_a_worker_continues_after_an_unsupported_task(tmp_path: Path) -> None:
     place = {"workload": "blink", "directory": str(tmp_path), "seconds": 0.1, "floors": False}
     _, failed, recorded = worked([{"kind": "read", "repeat": 0, **place}, {"kind": "record", "steps": 30, **place}])
     assert failed["error"].startswith("TraceNotFound")
@@ -99,7 +99,7 @@ RESULTS = {
 
 
 @pytest.mark.usefixtures("benchmarks")
-def test_the_report_names_every_contestant_and_says_why_one_was_not_measured(tmp_path: Path) -> None:
+def test_the_report_lists_every_contestant_and_reasons_for_missing_ones(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     import report
     from contestants import TITLES
@@ -112,18 +112,18 @@ def test_the_report_names_every_contestant_and_says_why_one_was_not_measured(tmp
         assert title in tables["Contestants"]
     assert "needs another Python" in text
     assert "failed: it broke" in text
-    assert "measured elsewhere" in tables["Recording"]  # of gym_recording, of which there was no checkout
+    assert "measured elsewhere" in tables["Recording"]  # of gym_recording, which was not installed
     assert "0.50 (0.50 – 0.50)" in tables["Killed"]
     assert "everything: nothing there" in tables["Killed"]
     assert {"recording.svg", "growth.svg"} <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.usefixtures("benchmarks")
-def test_an_aim_that_is_missed_says_so() -> None:
+def test_a_missed_aim_is_reported() -> None:
     from aims import aims
     from figures import Figures
 
     found = {aim.text: aim for aim in aims(Figures(copy.deepcopy(RESULTS)))}
-    assert found["CartPole: at most 0.4 µs added a step"][1:] == ("1.00 µs", "**no**")
+    assert found["CartPole: at most 0.4 µs added per step"][1:] == ("1.00 µs", "**no**")
     assert found["size: within 1.4 times of xz -9 of the same columns"][1:] == ("cartpole 1.14", "yes")
-    assert found["Pong: at most 90 bytes a frame"][1:] == ("not measured", "–")
+    assert found["Pong: at most 90 bytes per frame"][1:] == ("not measured", "–")

@@ -1,4 +1,4 @@
-"""A data set card says what there is to say, as YAML and Markdown that nothing in a trace can break out of."""
+"""Dataset cards: YAML and Markdown that text of a trace cannot break out of."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
 def front(card: str) -> dict[str, Any]:
-    """The metadata: each line is JSON behind its key, which makes it YAML."""
+    """Parse the YAML header: each line is a key and a JSON value."""
     start, head, _ = card.split("---\n", 2)
     assert not start
     return {key: json.loads(value) for key, _, value in (line.partition(": ") for line in head.splitlines())}
@@ -50,7 +50,7 @@ def record(directory: Path, env: Any = None, episodes: int = 3, **options: Any) 
         gym_trace.record_episodes(recorded, episodes=episodes, seed=1)
 
 
-def test_a_card_says_what_people_and_the_trace_say(tmp_path: Path) -> None:
+def test_a_card_shows_facts_and_contents_of_the_trace(tmp_path: Path) -> None:
     record(tmp_path)
     facts = {
         "author": "Ada",
@@ -81,7 +81,7 @@ def test_a_card_says_what_people_and_the_trace_say(tmp_path: Path) -> None:
         "- **Episodes**: 3 (",
         "- **Actions**: `Discrete(2)`",
         "| expert | 20 |",
-        f"the mean return of this data is {5 * mean:.4g}.",
+        f"Normalised mean return: {5 * mean:.4g} (",
         "3 of 3 episodes were reset with a seed",
         "@misc{poles}",
         '- **funding**: `{"by": "none"}`',
@@ -95,7 +95,7 @@ def test_a_card_says_what_people_and_the_trace_say(tmp_path: Path) -> None:
     ("licence", "expected"),
     [("MIT", {"license": "mit"}), ("mit afl-3.0", {"license": "other", "license_name": "mit afl-3.0"}), ("", {})],
 )
-def test_licences_that_hugging_face_does_not_know_have_a_name(
+def test_an_unknown_licence_is_listed_as_other_with_its_name(
     tmp_path: Path, licence: str, expected: dict[str, str]
 ) -> None:
     record(tmp_path)
@@ -105,14 +105,14 @@ def test_licences_that_hugging_face_does_not_know_have_a_name(
 
 
 @pytest.mark.parametrize("steps", [0, 999, 1000, 10**6 - 1, 10**13])
-def test_sizes_are_those_that_hugging_face_has(steps: int) -> None:
+def test_size_categories_are_those_of_hugging_face(steps: int) -> None:
     from gym_trace.statistics.card import _front
 
     expected = {0: "n<1K", 999: "n<1K", 1000: "1K<n<10K", 10**6 - 1: "100K<n<1M", 10**13: "n>1T"}
     assert front(_front("x", [], {}, steps) + "\n")["size_categories"] == [expected[steps]]
 
 
-def test_writers_that_differ_are_told_apart(tmp_path: Path) -> None:
+def test_differing_writers_are_listed_separately(tmp_path: Path) -> None:
     record(tmp_path)
     record(tmp_path, gymnasium.make("MountainCar-v0", max_episode_steps=5), 2, split="e|val")
     ok("record", "CartPole-v1", "-o", tmp_path, "--on-exist", "append", "--episodes", 1, "--quiet")
@@ -124,7 +124,7 @@ def test_writers_that_differ_are_told_apart(tmp_path: Path) -> None:
     assert gym_trace.dataset_card(gym_trace.open_trace(tmp_path)[:2]).count("Bytes") == 0
 
 
-def test_returns_of_several_objectives_have_a_line_each(tmp_path: Path) -> None:
+def test_each_objective_of_a_return_has_a_row(tmp_path: Path) -> None:
     class Two(gymnasium.Env[Any, Any]):
         observation_space = action_space = gymnasium.spaces.Discrete(2)
 
@@ -150,12 +150,12 @@ def test_every_sample_has_a_card(directory: Path) -> None:
     assert set(HEADINGS) <= set(headings(card.split("---\n", 2)[2]))
 
 
-def test_a_trace_without_anything_has_a_card(tmp_path: Path) -> None:
+def test_an_empty_trace_has_a_card(tmp_path: Path) -> None:
     gym_trace.TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path).close()
     assert "- **Episodes**: 0\n" in gym_trace.dataset_card(tmp_path)
 
 
-def test_nothing_that_a_trace_says_is_markup(tmp_path: Path) -> None:
+def test_text_of_a_trace_cannot_add_markup(tmp_path: Path) -> None:
     class Odd(gymnasium.Env[Any, Any]):
         observation_space = gymnasium.spaces.Dict({EVIL.replace("\ud800", ""): gymnasium.spaces.Discrete(2)})
         action_space = gymnasium.spaces.Discrete(2)
@@ -179,7 +179,7 @@ def test_nothing_that_a_trace_says_is_markup(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=80) | st.text("`|\\*_<>[]()!#-+=:~&$0.1) \nwx", max_size=40))
-def test_text_comes_out_of_markdown_as_it_went_in(text: str) -> None:
+def test_text_survives_a_markdown_renderer(text: str) -> None:
     for made in (prose(text), paragraphs(text)):
         kinds = {token.type for token in tokens(made)} - {"softbreak", "text", "text_special", "inline"}
         assert kinds <= {"paragraph_open", "paragraph_close"}
@@ -198,7 +198,7 @@ def prose_free(text: str) -> str:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_shows_or_writes_the_card_and_replaces_no_other_file(tmp_path: Path) -> None:
+def test_the_command_prints_or_writes_the_card_and_keeps_other_files(tmp_path: Path) -> None:
     record(tmp_path)
     shown = ok("card", tmp_path).stdout
     assert shown == gym_trace.dataset_card(tmp_path)
@@ -216,7 +216,7 @@ def test_the_command_shows_or_writes_the_card_and_replaces_no_other_file(tmp_pat
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_command_says_what_is_wrong_in_a_line(tmp_path: Path) -> None:
+def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
     missing = run("card", tmp_path / "none")
     assert missing.exit_code == 1
     assert "no such directory" in missing.output
@@ -224,5 +224,5 @@ def test_the_command_says_what_is_wrong_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "facts.json").write_text("{")
     damaged = ok("card", tmp_path)
     assert "facts.json: skipped all of it" in damaged.stderr
-    assert "- **Damage**: 1 places do not check" in damaged.stdout
+    assert "- **Damaged ranges**: 1; `gym-trace check`" in damaged.stdout
     assert run("card", tmp_path, "-o", tmp_path / "no" / "README.md").exit_code == 1

@@ -166,7 +166,7 @@ def test_a_manifest_that_is_alone_is_a_trace_of_nothing(tmp_path: Path) -> None:
         batch.unlink()
     row = list_trace(tmp_path / "t")
     assert (row["episodes"], row["state"]) == (0, "damaged")
-    assert "it is not there" in row["problem"]
+    assert "missing, but listed in the manifest" in row["problem"]
 
 
 def test_when_is_told_by_the_day_of_another_year(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_episodes_are_filmed_while_they_are_recorded(here: Path) -> None:
     pytest.importorskip("pygame")
     ok("record", "CartPole-v1", "--episodes", 3, "--max-episode-steps", 2, "--video", "every:2", "-o", "t")
     assert [path.name.split(".")[-2] for path in sorted((here / "t").glob("*.mp4"))] == ["000000", "000002"]
-    for wrong, said in ((["--video", "every:0"], "is no schedule"), (["--video", "cubic", "-j", 1], "leave out -j")):
+    for wrong, said in ((["--video", "every:0"], "invalid schedule"), (["--video", "cubic", "-j", 1], "leave out -j")):
         refused = run("record", "CartPole-v1", *wrong)
         assert refused.exit_code == 2
         assert said in refused.output

@@ -73,7 +73,7 @@ def test_options_reach_the_video() -> None:
     ok("render", "t", "-o", "b.mp4", "--episodes", "2", "--overlay", "--from", "observations")
     assert len(Path("b.mp4").read_bytes()) != size
     result = ok("render", "t", "-o", "c.mp4", "--episodes", "2", "--env-arg", "offset=1")
-    assert "warning: episode 2 does not come out as recorded, at the reset" in result.stderr
+    assert "warning: episode 2: the replay differs from the recording, at the reset" in result.stderr
     assert result.stdout == "episode 2: c.mp4, 10 frames\n"
 
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path) -> None:
     assert (missing.exit_code, "there is no episode 5; the trace has 5 episodes" in missing.stderr) == (2, True)
     assert "no episode is chosen" in refused("-o", "a.mp4", "--episodes", "9:")
     assert "v-{}.mp4" in refused("-o", "v.mp4")
-    assert "no schedule" in refused("-o", "v", "--schedule", "weekly")
+    assert "invalid schedule" in refused("-o", "v", "--schedule", "weekly")
     assert "ends in .mp4" in refused("-o", "v.mp4", "--format", "gif", "--episodes", "0")
     assert "the screen is broken" in refused("-o", "v.mp4", "--episodes", "0", "--env-arg", "breaks_at=2")
     assert run("render", "t", "-o", "v", "--best", "1", "--worst", "1").exit_code == 2

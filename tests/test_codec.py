@@ -1,4 +1,4 @@
-"""Columns as bytes: every encoding decodes to the same bits, and what does not fit is refused."""
+"""Column encodings: each round-trips bit for bit, and invalid input raises."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows_of(dtype: str, count: int, shape: tuple[int, ...], seed: int, smooth: b
 
 
 def by_the_document(rows: np.ndarray, encoding: int) -> tuple[Column, bytes]:
-    """A column under a given encoding, made as docs/FORMAT.md says, one byte after the other."""
+    """Encode a column byte by byte, as docs/FORMAT.md specifies."""
     width = int(np.prod(rows.shape[1:])) * rows.dtype.itemsize
     kept = [bytearray(row.tobytes()) for row in (rows[:1] if encoding & CONSTANT else rows)]
     if encoding & XOR:
@@ -73,7 +73,7 @@ def test_every_encoding_decodes_as_the_document_says(dtype: str, encoding: int) 
     st.integers(0, 9),
     st.booleans(),
 )
-def test_what_an_encoder_has_encoded_is_decoded(
+def test_encoded_columns_round_trip(
     dtype: str, counts: list[int], shape: tuple[int, ...], seed: int, smooth: bool
 ) -> None:
     encoder = ColumnEncoder(("observations", "x", 1), Workspace(1))
@@ -85,7 +85,7 @@ def test_what_an_encoder_has_encoded_is_decoded(
         assert bits(decode(parse_column([list(column.path), *column[1:]]), blob)) == bits(rows)
 
 
-def test_blobs_do_not_change_when_the_encoder_goes_on() -> None:
+def test_encoding_more_chunks_leaves_earlier_blobs_unchanged() -> None:
     encoder = ColumnEncoder(("a",), Workspace(1))
     pieces = [np.cumsum(rows_of("<i8", 3000, (4,), seed, True), axis=0) for seed in range(4)]
     encoded = [encoder.encode(piece) for piece in pieces]
@@ -93,7 +93,7 @@ def test_blobs_do_not_change_when_the_encoder_goes_on() -> None:
         assert bits(decode(column, blob)) == bits(piece)
 
 
-def test_numbers_that_are_equal_but_differ_in_their_bits_are_not_taken_for_constant() -> None:
+def test_equal_numbers_with_different_bits_are_not_stored_as_constant() -> None:
     for values in ([0.0, -0.0, 0.0], [0.0, 0.0, -0.0, 0.0, 0.0], [np.nan, np.float32(-np.nan), np.nan]):
         rows = np.array(values, np.float32)
         column, blob = ColumnEncoder(("a",), Workspace(1)).encode(rows)
@@ -110,7 +110,7 @@ def test_equal_rows_are_stored_once(count: int) -> None:
         assert column.encoding & CONSTANT
 
 
-def test_only_what_hardly_gets_larger_by_it_is_compressed_quickly() -> None:
+def test_the_quick_level_is_used_only_if_the_column_hardly_grows() -> None:
     random = np.random.default_rng(0)
     walk, dice = random.normal(size=(4000, 8)).cumsum(axis=0), random.integers(0, 6, 50_000, np.uint8)
     for rows, is_quick in ((walk, True), (dice, False)):
@@ -122,7 +122,7 @@ def test_only_what_hardly_gets_larger_by_it_is_compressed_quickly() -> None:
         assert bits(decode(column, blob)) == bits(rows)
 
 
-def test_what_is_compressed_quickly_is_known_from_rows_that_tell() -> None:
+def test_small_samples_do_not_choose_the_quick_level() -> None:
     random = np.random.default_rng(0)
     workspace = Workspace(1)
     tiny = ColumnEncoder(("a",), workspace)
@@ -148,7 +148,7 @@ def all_of(frames: DeltaRows) -> np.ndarray:
     st.sampled_from([-7, -3, 0, 1, 22]),
     st.lists(st.sampled_from(["still", "noisy", "smooth", "small", "few", "values"]), min_size=2, max_size=6),
 )
-def test_a_column_may_change_from_rows_of_one_kind_to_another(level: int, kinds: list[str]) -> None:
+def test_a_column_round_trips_when_its_kind_of_rows_changes(level: int, kinds: list[str]) -> None:
     random = np.random.default_rng(len(kinds))
     encoder = ColumnEncoder(("observations",), Workspace(level))
     for kind in kinds:
@@ -173,7 +173,7 @@ def test_a_column_may_change_from_rows_of_one_kind_to_another(level: int, kinds:
         assert bits(decode(parse_column([list(column.path), *column[1:]]), blob)) == bits(rows)
 
 
-def test_a_still_moment_does_not_change_how_moving_frames_are_encoded() -> None:
+def test_still_frames_do_not_change_the_encoding_of_moving_frames() -> None:
     random = np.random.default_rng(0)
     encoder = ColumnEncoder(("observations",), Workspace(1))
     moving = [random.normal(size=1024).cumsum().astype("<f4").tobytes() for _ in range(60)]
@@ -189,23 +189,23 @@ def test_a_still_moment_does_not_change_how_moving_frames_are_encoded() -> None:
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.integers(), st.just("same")), max_size=30))
-def test_values_are_decoded_one_a_row(values: list[Any]) -> None:
+def test_msgpack_columns_decode_to_one_value_per_row(values: list[Any]) -> None:
     column, blob = ColumnEncoder(("a",), Workspace(1)).encode_values([pack(value) for value in values])
     decoded = decode(parse_column([list(column.path), *column[1:]]), blob)
     assert decoded.dtype == object
     assert [bits(value) for value in decoded] == [bits(value) for value in values]
 
 
-def test_rows_of_equal_values_share_nothing() -> None:
+def test_rows_with_equal_values_share_no_memory() -> None:
     column, blob = ColumnEncoder(("a",), Workspace(1)).encode_values([pack({"a": [1]})] * 5)
     decoded = decode(column, blob)
     decoded[0]["a"].append(2)
     assert [row["a"] for row in decoded] == [[1, 2], [1], [1], [1], [1]]
 
 
-def test_more_values_than_a_trace_can_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_msgpack_column_beyond_the_size_limit_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_VALUES", 1000)
-    with pytest.raises(UnstorableValue, match="too many"):
+    with pytest.raises(UnstorableValue, match="the limit is 1000"):
         ColumnEncoder(("infos",), Workspace(1)).encode_values([pack(str(i) * 100) for i in range(20)])
 
 
@@ -222,7 +222,7 @@ GOOD: list[Any] = [["a"], "<f4", [2], 3, 0, 24, 24, 0]
     ],
     ids=repr,
 )  # fmt: skip
-def test_a_descriptor_that_does_not_add_up_is_refused(place: int, value: Any) -> None:
+def test_an_inconsistent_column_descriptor_raises(place: int, value: Any) -> None:
     parse_column(GOOD)
     bad = list(GOOD)
     bad[place] = value
@@ -231,7 +231,7 @@ def test_a_descriptor_that_does_not_add_up_is_refused(place: int, value: Any) ->
 
 
 @pytest.mark.parametrize("descriptor", [None, 1, [], GOOD[:7], [*GOOD, 1], "abcdefgh", {}], ids=repr)
-def test_a_descriptor_of_another_form_is_refused(descriptor: Any) -> None:
+def test_a_malformed_column_descriptor_raises(descriptor: Any) -> None:
     with pytest.raises(CorruptTrace):
         parse_column(descriptor)
 
@@ -240,19 +240,19 @@ def test_a_descriptor_of_another_form_is_refused(descriptor: Any) -> None:
     "descriptor",
     [
         [["a"], "msgpack", [], 1 << 30, 8, 1, 1, 0],  # a row of one byte, a billion times
-        [["a"], "msgpack", [], 3, 0, 4, 4, 0],  # no room for the lengths
+        [["a"], "msgpack", [], 3, 0, 4, 4, 0],  # no space for the lengths
         [["a"], "msgpack", [], 1, 4, 5, 5, 0],
         [["a"], "msgpack", [], 1, 1, 5, 1 << 30, 0],
         [["a"], "<f8", [1 << 20], 1 << 20, 8 | 1, 9, 1 << 23, 0],
     ],
     ids=repr,
 )
-def test_a_column_that_would_take_too_much_memory_is_refused(descriptor: Any) -> None:
+def test_a_column_beyond_the_memory_limits_raises(descriptor: Any) -> None:
     with pytest.raises(CorruptTrace):
         parse_column(descriptor)
 
 
-def test_a_blob_that_does_not_fill_its_column_is_refused() -> None:
+def test_a_blob_of_the_wrong_size_raises() -> None:
     rows = rows_of("<f4", 100, (10,), 1, smooth=True)
     column, blob = by_the_document(rows, ZSTD)
     compress = zstandard.ZstdCompressor().compress
@@ -273,7 +273,7 @@ def test_a_blob_that_does_not_fill_its_column_is_refused() -> None:
 
 
 @pytest.mark.parametrize("lengths", [[5, 5], [1, 1], [9, 0], [0xFFFFFFFF, 1], [3, 6]])
-def test_values_that_do_not_fill_their_column_are_refused(lengths: list[int]) -> None:
+def test_value_lengths_that_do_not_match_the_column_raise(lengths: list[int]) -> None:
     raw = np.array(lengths, "<u4").tobytes() + b"\x01\x02\x03"
     column = Column(("a",), "msgpack", (), len(lengths), 0, len(raw), len(raw), 0)
     with pytest.raises(CorruptTrace):

@@ -1,4 +1,4 @@
-"""The C core puts down dicts and tuples of numbers and texts as the packers in Python do, or declines them."""
+"""The C core records dicts and tuples of numbers and texts like the packers in Python, or declines them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ RESERVE, FLAGS, LEAD = 4 * size_of(0), 2 * size_of(0), 4096
 
 
 class Refused(Exception):
-    """What the C core has put down was not for it."""
+    """The C core recorded a value that it should have declined."""
 
 
 class Packing:
-    """Packs values for rows in Python, as a recorder does, into the log of a slab."""
+    """Packs values for rows in Python, as a recorder does, with a slab's log."""
 
     def __init__(self, layout: RowLayout, slab: Any):
         self._slab = slab
@@ -61,13 +61,13 @@ class Packing:
         return True
 
     def follow(self) -> None:
-        """Has the slab do by itself what it can of large values."""
+        """Make the slab follow large values, where it can."""
         for column, packer in self.packers.deltas.items():
             self._slab.follow(column, packer.before, packer.ready, packer.limit)
 
 
 class BothTrees(Both):
-    """A slab in C, and one in Python that is told in its own way what the one in C accepts."""
+    """A slab in C, and one in Python that gets all values the one in C accepts."""
 
     def __init__(self, layout: RowLayout, random: np.random.Generator, size: int):
         super().__init__(layout, random, size)
@@ -119,7 +119,7 @@ def tree_for(random: np.random.Generator, name: str, depth: int = 0) -> Layout:
 
 
 def odd_tree_run(seed: int) -> None:
-    """Any steps on slabs of any layout."""
+    """Do random steps on slabs with random layouts."""
     random = np.random.default_rng(seed)
     layout = RowLayout(tree_for(random, "observations"), tree_for(random, "actions"))
     both = BothTrees(layout, random, 8 * int(random.integers(100, 4000)))
@@ -142,12 +142,12 @@ def _plain_flags(random: np.random.Generator) -> list[Any]:
 
 @settings(max_examples=5 * settings().max_examples)
 @given(st.integers(0, 2**32))
-def test_whatever_is_put_down_has_the_bytes_that_the_packers_give_it(seed: int) -> None:
+def test_recorded_values_have_the_bytes_of_the_python_packers(seed: int) -> None:
     odd_tree_run(seed)
 
 
 def odd_large_run(seed: int) -> None:
-    """Steps with large values, which change little, much, or are not as they should be."""
+    """Do steps with large values: little changed, much changed, or invalid."""
     random = np.random.default_rng(seed)
     forms: list[Any] = [("u1", (70, 60)), ("u1", (4097,)), ("i2", (41, 50)), (">f4", (1030,))]
     large = leaf("o", *forms[random.integers(4)])
@@ -179,7 +179,7 @@ def odd_large_run(seed: int) -> None:
 
 
 def changed(random: np.random.Generator, frame: np.ndarray) -> np.ndarray:
-    """The frame after another one."""
+    """Return the next frame."""
     if random.random() < 0.1:
         return np.frombuffer(random.bytes(frame.nbytes), frame.dtype).reshape(frame.shape)
     if random.random() < 0.1:
@@ -193,11 +193,11 @@ def changed(random: np.random.Generator, frame: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=3 * settings().max_examples)
 @given(st.integers(0, 2**32))
-def test_of_large_values_the_changes_are_put_down_that_the_packers_find(seed: int) -> None:
+def test_changes_of_large_values_agree_with_the_python_packers(seed: int) -> None:
     odd_large_run(seed)
 
 
-def test_a_frame_like_the_one_before_is_put_down_once_there_is_one() -> None:
+def test_the_first_frame_is_declined_and_an_equal_one_accepted() -> None:
     layout = RowLayout(leaf("observations", "u1", (70, 60)), leaf("actions", "i8"))
     slab = both_of(layout).c
     packing = Packing(layout, slab)
@@ -218,7 +218,7 @@ def test_a_frame_like_the_one_before_is_put_down_once_there_is_one() -> None:
     assert slab.answer(frame, 1.0, False, False) is False
 
 
-def test_only_what_is_like_the_leaf_can_be_followed() -> None:
+def test_follow_raises_for_arrays_that_do_not_match_the_leaf() -> None:
     slab = both_of(RowLayout(leaf("observations", "u1", (70, 60)), leaf("actions", "i8"))).c
     before, ready = np.zeros(525, "u8"), np.zeros(1, "?")
     read_only = before.copy()
@@ -233,7 +233,7 @@ def test_only_what_is_like_the_leaf_can_be_followed() -> None:
     for args in ((0, None, ready, 1), (0, before, ready), ("0", before, ready, 1)):
         with pytest.raises(TypeError):
             slab.follow(*args)
-    slab.follow(7, before, ready, 1)  # no leaf that it knows
+    slab.follow(7, before, ready, 1)  # an unknown leaf
     slab.follow(0, before, ready, 0)
     ready[0] = True
     slab.ask(1)
@@ -255,7 +255,7 @@ def both_of(layout: RowLayout, size: int = 1 << 16) -> BothTrees:
     return BothTrees(layout, np.random.default_rng(0), size)
 
 
-def test_a_dict_with_an_image_a_number_and_a_text_is_put_down() -> None:
+def test_a_dict_of_an_image_a_number_and_a_text_is_recorded() -> None:
     both = both_of(minigrid())
     assert both.start(b"kept", seen())
     assert both.ask(2)
@@ -265,7 +265,7 @@ def test_a_dict_with_an_image_a_number_and_a_text_is_put_down() -> None:
     assert both.c.ended
 
 
-def test_what_is_not_as_the_space_says_is_declined_and_leaves_no_trace() -> None:
+def test_values_outside_the_space_are_declined_without_side_effects() -> None:
     both = both_of(minigrid())
     both.ask(1)
     before = bytes(both.c.memory)
@@ -277,7 +277,7 @@ def test_what_is_not_as_the_space_says_is_declined_and_leaves_no_trace() -> None
     assert bytes(both.c.memory) == before
 
 
-def test_a_flag_that_takes_the_slab_away_meets_the_new_one_with_its_texts() -> None:
+def test_a_flag_that_replaces_the_slab_writes_texts_to_the_new_one() -> None:
     both = both_of(minigrid())
     both.ask(1)
     before, slab = both.c.memory, both.c
@@ -295,7 +295,7 @@ def test_a_flag_that_takes_the_slab_away_meets_the_new_one_with_its_texts() -> N
 
 
 @pytest.mark.parametrize("size", range(2048, 2048 + 600, 8))
-def test_texts_go_into_the_log_as_long_as_a_recorder_would_not_turn_the_slab(size: int) -> None:
+def test_texts_are_accepted_as_long_as_they_fit_in_the_slab(size: int) -> None:
     both = both_of(minigrid(), size)
     text = size_of(1 + len(seen()["mission"]))
     while both.ask(1):
@@ -305,7 +305,7 @@ def test_texts_go_into_the_log_as_long_as_a_recorder_would_not_turn_the_slab(siz
             break
 
 
-def test_texts_of_the_last_row_are_known_until_another_one_comes() -> None:
+def test_last_texts_returns_the_texts_of_the_last_row() -> None:
     both = both_of(minigrid())
     assert both.c.last_texts() == {}
     both.start(b"", seen(mission="go"))
@@ -321,7 +321,7 @@ def test_texts_of_the_last_row_are_known_until_another_one_comes() -> None:
     assert both.c.last_texts() == {}
 
 
-def test_trees_that_are_too_large_or_not_known_are_declined() -> None:
+def test_unsupported_or_too_large_trees_are_declined() -> None:
     many = Branch(None, [leaf("o", "i8") for _ in range(64)])
     known = Branch(None, [leaf("o", "i8") for _ in range(63)])
     keyed = Branch([("a", "key")], [leaf("o", "i8")])  # type: ignore[list-item]
@@ -333,14 +333,14 @@ def test_trees_that_are_too_large_or_not_known_are_declined() -> None:
     assert both_of(RowLayout(leaf("observations", "f4"), known)).ask([1] * 63)
 
 
-def test_a_layout_without_children_is_refused() -> None:
+def test_a_layout_without_children_raises() -> None:
     layout = minigrid()
     layout.observation = None  # type: ignore[assignment]
     with pytest.raises(AttributeError):
         core.RowSlab(layout)
 
 
-def test_no_reference_of_a_tree_is_lost_or_kept() -> None:
+def test_trees_leak_no_references() -> None:
     layout = minigrid()
     observation, strided = seen(), seen(image=np.zeros((7, 7, 6), "u1")[..., ::2])
     odd = seen(image=strided["image"], mission=None)

@@ -1,6 +1,6 @@
-"""Whatever bytes a trace consists of, what is read is right or a TraceError: never a wrong value, a hang or a bomb.
+"""Reading damaged or malicious files gives correct values or a TraceError: no wrong value, no hang, no memory bomb.
 
-With GYM_TRACE_LONG=1 every byte is tried, otherwise every few, and those about the ends of chunks.
+With GYM_TRACE_LONG=1 the tests try every byte; otherwise a sample, and the bytes around chunk boundaries.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ STRIDE = 1 if LONG else 131  # coprime to the alignment of 8
 
 @pytest.fixture(params=["sealed", "open"])
 def batch(request, tmp_path) -> Path:
-    """The batch file of a small trace that was closed, or whose writer died."""
+    """The batch file of a small trace: closed, or of a dead writer."""
     return record(tmp_path / "t", closed=request.param == "sealed")
 
 
 def chunk_steps(batch: Path) -> list[tuple[int, int, set[tuple[int, int]]]]:
-    """First and last byte of each chunk, and the steps that are in it."""
+    """Return (begin, end, steps) of each chunk, in bytes."""
     reader, first, found = batch_reader(batch), 0, []
     for offset, length, count, _ in reader.chunks.tolist():
         rows = reader.fragments[first : first + count][["episode", "first_step", "steps"]].tolist()
@@ -48,13 +48,13 @@ def chunk_steps(batch: Path) -> list[tuple[int, int, set[tuple[int, int]]]]:
 
 
 def places(size: int, chunks: list[tuple[int, int, set[tuple[int, int]]]]) -> list[int]:
-    """Bytes to try: every few, and where chunks meet."""
+    """Return offsets to try: every STRIDE bytes, and around chunk boundaries."""
     edges = {end + near for _, end, _ in chunks[:: 1 if LONG else 3] for near in (-1, 0, 1)}
     return sorted({*range(0, size, STRIDE), *(edge for edge in edges if edge < size)})
 
 
 def read_strictly(directory: Path) -> set[tuple[int, int]] | None:
-    """The steps that are there, or None if a TraceError says that something is damaged."""
+    """Return the steps read, or None if reading raises a TraceError."""
     try:
         trace = open_trace(directory)
         found = steps_of(trace)
@@ -65,7 +65,7 @@ def read_strictly(directory: Path) -> set[tuple[int, int]] | None:
 
 
 @pytest.mark.parametrize("mask", [1, 128, 255] if LONG else [4])
-def test_a_flipped_byte_costs_no_more_than_its_chunk_and_is_named(batch, mask):
+def test_a_flipped_byte_loses_at_most_one_chunk_and_check_locates_it(batch, mask):
     whole = batch.read_bytes()
     chunks = chunk_steps(batch)
     for place in places(len(whole), chunks):
@@ -76,14 +76,14 @@ def test_a_flipped_byte_costs_no_more_than_its_chunk_and_is_named(batch, mask):
 
         left = steps_of(skimmed(batch.parent), damaged=True)
         lost = next((steps for start, end, steps in chunks if start <= place < end), set())
-        # The step after a lost one goes with it: the observation before it is lost.
+        # The step after a lost one is lost, too: its first observation is missing.
         assert all_steps() - left <= lost | {(e, s + 1) for e, s in lost}, context
 
         damages = check_trace(batch.parent).damages
         assert any(damage.start <= place < damage.end for damage in damages), context
 
 
-def test_truncating_gives_back_exactly_the_chunks_that_were_complete(batch):
+def test_a_truncated_batch_keeps_exactly_its_complete_chunks(batch):
     whole = batch.read_bytes()
     chunks = chunk_steps(batch)
     for length in places(len(whole), chunks):
@@ -93,7 +93,7 @@ def test_truncating_gives_back_exactly_the_chunks_that_were_complete(batch):
         assert steps_of(skimmed(batch.parent)) == complete, context
         report = check_trace(batch.parent)
         assert report.steps == len(complete), context
-        if batch.suffix == ".part":  # that is what a killed writer leaves
+        if batch.suffix == ".part":  # as after a killed writer
             assert read_strictly(batch.parent) == complete, context
             assert report.damages == [], context
         else:
@@ -109,14 +109,14 @@ def test_bytes_at_the_end_of_a_sealed_batch_are_damage(tmp_path):
     assert steps_of(skimmed(tmp_path / "t")) == all_steps()
 
 
-def test_zeros_at_the_end_of_an_open_batch_are_what_a_power_loss_leaves(tmp_path):
+def test_zeros_at_the_end_of_an_open_batch_are_not_damage(tmp_path):
     batch = record(tmp_path / "t", closed=False)
     batch.write_bytes(batch.read_bytes() + bytes(5000))
     assert read_strictly(tmp_path / "t") == all_steps()
     assert check_trace(tmp_path / "t").damages == []
 
 
-# -- hostile files ----------------------------------------------------------------------------------------------------
+# -- malicious files --------------------------------------------------------------------------------------------------
 
 HUGE = (1 << 31) - 1
 FRAGMENTS, REWARDS, INFOS = ("fragments",), ("rewards",), ("infos",)
@@ -129,13 +129,13 @@ def hostile(change: Callable[[Forgery], Any]) -> Callable[[Forgery], Any]:
 
 
 def _first(forgery: Forgery) -> Record:
-    """A chunk with steps."""
+    """Return the first chunk with steps."""
     return next(chunk for chunk in forgery.chunks if REWARDS in chunk.columns)
 
 
 @functools.cache
 def _bomb(size: int) -> bytes:
-    """A small zstd frame that says its size and grows to it."""
+    """Return a small zstd frame that declares its size and inflates to it."""
     return zstandard.ZstdCompressor(level=3).compress(bytes(size))
 
 
@@ -384,14 +384,14 @@ def _first_any(forgery: Forgery) -> Record:
 
 
 def _put_value(chunk: Record, value: bytes) -> None:
-    """Makes the infos of a chunk one value after the other."""
+    """Replace all infos of a chunk with one packed value."""
     rows = chunk.metadata["columns"][chunk.columns[INFOS]][3]
     raw = np.full(rows, len(value), "<u4").tobytes() + value * rows
     chunk.store(INFOS, zstandard.compress(raw), raw=len(raw), encoding=1)
 
 
 def _index_cases(forgery: Forgery) -> Iterator[tuple[str, bytes]]:
-    """Batches whose index says other than the chunks."""
+    """Yield batches whose index contradicts the chunks."""
     chunks = forgery.index.table("chunks", wire.CHUNK_ENTRY)
     fragments = forgery.index.table("fragments", wire.FRAGMENT)
     for name, change in [
@@ -432,7 +432,7 @@ def _manifests(first: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
 
 @pytest.fixture(scope="module")
 def hostile_traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A directory for each hostile trace, by name."""
+    """One directory per malicious trace, by name."""
     root = tmp_path_factory.mktemp("above") / "hostile"
     batch = record(root / "sound", record_infos=True)
     manifest = (root / "sound" / "w.manifest.jsonl").read_bytes()
@@ -474,10 +474,10 @@ print(json.dumps(["peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the memory of a process")
-def test_hostile_files_bring_about_nothing_but_trace_errors_in_bounded_memory(hostile_traces):
+def test_malicious_files_raise_only_trace_errors_in_bounded_memory(hostile_traces):
     names = list(hostile_traces)
     root = hostile_traces[names[0]].parent
-    if not LONG:  # of what is there sealed and open one after the other, in turns the one and the other
+    if not LONG:  # each case as sealed or as open only, in turn
         names = [
             name for number, name in enumerate(names) if not name.endswith(("-sealed", "-open")) or number % 4 in (0, 3)
         ]
@@ -498,7 +498,7 @@ def test_hostile_files_bring_about_nothing_but_trace_errors_in_bounded_memory(ho
     assert not list(root.parent.glob("escaped*"))
 
 
-def test_hostile_files_are_named_by_check(hostile_traces):
+def test_check_reports_malicious_files(hostile_traces):
     harmless = ("a_schema_that_names_another_directory", "outcomes_and_flags", "fragments_that_overflow")
     harmless += ("a_constant_chunk", "a_schema_of", "a_msgpack_bomb", "a_record_of_an_unknown")
     for name, directory in hostile_traces.items():

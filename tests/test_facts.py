@@ -1,4 +1,4 @@
-"""What people say of a whole trace is kept beside it, replaced whole, and never trusted."""
+"""Facts of a trace: stored in one file, replaced atomically, and untrusted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("storage", [None, MemoryStorage("here")])
-def test_facts_come_back_as_they_were_given(trace: Path, storage: Any) -> None:
+def test_facts_round_trip(trace: Path, storage: Any) -> None:
     storage = LocalStorage(trace) if storage is None else storage
     before = set(storage.names())
     assert read_facts(storage) == {}
@@ -49,7 +49,7 @@ def test_facts_come_back_as_they_were_given(trace: Path, storage: Any) -> None:
     assert set(storage.names()) == before | {"facts.json"}
 
 
-def test_a_trace_tells_its_facts_and_so_do_its_views(trace: Path) -> None:
+def test_a_trace_and_its_views_have_the_same_facts(trace: Path) -> None:
     opened = gym_trace.open_trace(trace)
     assert opened.facts == {}
     write_facts(LocalStorage(trace), FACTS)
@@ -57,7 +57,7 @@ def test_a_trace_tells_its_facts_and_so_do_its_views(trace: Path) -> None:
 
 
 @pytest.mark.parametrize("content", BROKEN, ids=range(len(BROKEN)))
-def test_facts_that_are_none_are_damage_and_nothing_else(trace: Path, tmp_path: Path, content: bytes) -> None:
+def test_invalid_facts_are_damage_and_episodes_stay_readable(trace: Path, tmp_path: Path, content: bytes) -> None:
     (trace / "facts.json").write_bytes(content)
     with pytest.raises(CorruptTrace, match=r"facts\.json"):
         read_facts(LocalStorage(trace))
@@ -70,7 +70,7 @@ def test_facts_that_are_none_are_damage_and_nothing_else(trace: Path, tmp_path: 
     assert not gym_trace.check_trace(tmp_path / "clean").damages
 
 
-def test_a_link_is_not_followed(trace: Path, tmp_path: Path) -> None:
+def test_facts_behind_a_symbolic_link_are_not_read(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("{}")
     (trace / "facts.json").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CorruptTrace, match="regular file"):
@@ -93,19 +93,19 @@ def test_a_link_is_not_followed(trace: Path, tmp_path: Path) -> None:
         {"more": "x" * MOST_BYTES},
     ],
 )
-def test_facts_of_no_form_are_refused(facts: dict[str, Any]) -> None:
+def test_facts_of_the_wrong_form_raise(facts: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         checked(facts)
 
 
-def test_strangers_facts_of_no_form_are_as_if_not_there() -> None:
+def test_untrusted_facts_of_the_wrong_form_are_ignored() -> None:
     assert known({"author": ["x"], "license": "MIT", "tags": [], "reference_scores": {"a": [1, 2.5]}, "more": 1}) == {
         "license": "MIT",
         "reference_scores": {"a": [1, 2.5]},
     }
 
 
-def test_of_several_traces_what_they_say_alike_is_kept() -> None:
+def test_only_facts_shared_by_all_traces_are_kept() -> None:
     assert agreed([{"author": "a", "license": "MIT", "x": 1}, {"author": "b", "license": "MIT"}]) == {"license": "MIT"}
     assert agreed([FACTS]) == FACTS
 
@@ -122,7 +122,7 @@ def test_a_repaired_trace_keeps_its_facts_and_a_replaced_one_does_not(trace: Pat
     assert not (trace / "facts.json").exists()
 
 
-def test_a_failure_leaves_what_was_said_before(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_previous_facts(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_facts(LocalStorage(trace), FACTS)
     names = sorted(os.listdir(trace))
 

@@ -1,4 +1,4 @@
-"""Rows that keep only what has changed give back every frame, whatever falls in between."""
+"""Rows stored as changes restore every frame, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ SHAPES = [(70, 60), (4097,), (2050, 3), (1366, 3), (70_001,)]  # words of 8, 1, 
 
 
 class Slots:
-    """As a recorder: keeps what is put into the log, the values that are not as the space says as None."""
+    """A recorder that keeps log entries; values outside their space become None."""
 
     def __init__(self, frame: np.ndarray, room: int = 1 << 30):
         self.slots: list[Any] = []
-        self.room = room  # bytes that changes may take
-        self.interrupted = False  # Ctrl-C comes when the next entry is there
+        self.room = room  # bytes available for changes
+        self.interrupted = False  # raise KeyboardInterrupt after the next entry
         self.packer = DeltaPacker(Leaf(("observations",), frame.dtype, frame.shape), 5, self, self.other)
 
     def put(self, slot: Any) -> None:
@@ -58,13 +58,13 @@ class Slots:
         return True
 
     def drop(self) -> None:
-        """The row of the last value never came."""
+        """Drop the last value: its row was never written."""
         self.slots.pop()
         self.packer.forget()
 
 
 def frames_of(kinds: list[int], shape: tuple[int, ...], dtype: str = "|u1") -> list[np.ndarray]:
-    """A frame for each kind: 0 like the one before, 1 a few changes, 2 the first and last word too, 3 all new."""
+    """Return a frame per kind: 0 unchanged, 1 a few changes, 2 also the first and last word, 3 all new."""
     random = np.random.default_rng(zlib.crc32(repr((kinds, shape)).encode()))
     frame = np.zeros(shape, dtype)
     frames = []
@@ -82,8 +82,10 @@ def frames_of(kinds: list[int], shape: tuple[int, ...], dtype: str = "|u1") -> l
 
 
 def packed(frames: list[np.ndarray], torn: set[int], odd: set[int], room: int = 1 << 30) -> list[Any]:
-    """Slots of the frames; before those in torn another frame is packed whose row never comes, in place of odd ones
-    something else."""
+    """Return the slots of the frames.
+
+    Before a frame in torn, another frame is packed without its row. A frame in odd is replaced by another object.
+    """
     rows = Slots(frames[0], room)
     for i, frame in enumerate(frames):
         if i in torn:
@@ -92,7 +94,7 @@ def packed(frames: list[np.ndarray], torn: set[int], odd: set[int], room: int = 
         value = "odd" if i in odd else frame.copy()
         assert rows.packer(value) == (b"other" if i in odd else b"")
         if i not in odd:
-            value[...] = 99  # environments use their buffers again
+            value[...] = 99  # environments reuse their buffers
     return rows.slots
 
 
@@ -103,7 +105,7 @@ def packed(frames: list[np.ndarray], torn: set[int], odd: set[int], room: int = 
     st.sets(st.integers(0, 29)),
     st.sampled_from([1 << 30, 60, 0]),
 )
-def test_slots_stand_for_the_frames_that_were_recorded(
+def test_slots_restore_the_recorded_frames(
     kinds: list[int], shape: tuple[int, ...], torn: set[int], odd: set[int], room: int
 ) -> None:
     frames = frames_of(kinds, shape)
@@ -117,7 +119,7 @@ def test_slots_stand_for_the_frames_that_were_recorded(
     assert (b"" if after is None else after.tobytes()) == (expected[-1] if expected else b"")
 
 
-def test_frames_that_hardly_change_take_little_and_others_no_more_than_they_are() -> None:
+def test_still_frames_take_few_bytes_and_others_no_more_than_their_size() -> None:
     still = packed(frames_of([3] + [1] * 20, (70, 60)), set(), set())
     assert [type(slot) for slot in still] == [bytes] + [tuple] * 20
     noise = packed(frames_of([3] * 21, (70, 60)), set(), set())
@@ -125,7 +127,7 @@ def test_frames_that_hardly_change_take_little_and_others_no_more_than_they_are(
 
 
 @pytest.mark.parametrize("kind", [1, 3])
-def test_the_last_frame_is_known_whole(kind: int) -> None:
+def test_the_last_frame_is_available(kind: int) -> None:
     frames = frames_of([kind] * 9, (70, 60))
     rows = Slots(frames[0])
     for frame in frames:
@@ -134,7 +136,7 @@ def test_the_last_frame_is_known_whole(kind: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [1, 3])
-def test_a_frame_after_ctrl_c_does_not_follow_on_one_that_may_not_be_there(kind: int) -> None:
+def test_a_frame_after_ctrl_c_does_not_depend_on_the_interrupted_one(kind: int) -> None:
     frames = frames_of([1, 1, kind, 1, 1], (70, 60))
     rows = Slots(frames[0])
     for i, frame in enumerate(frames):
@@ -143,7 +145,7 @@ def test_a_frame_after_ctrl_c_does_not_follow_on_one_that_may_not_be_there(kind:
             with pytest.raises(KeyboardInterrupt):
                 rows.packer(frame)
             if kind == 3:
-                rows.slots.pop()  # taken back, or never there
+                rows.slots.pop()  # removed, or never written
         else:
             rows.packer(frame)
     assert [type(slot) for slot in rows.slots[2 + (kind == 1) :]] == [bytes, tuple]
@@ -154,7 +156,7 @@ def test_a_frame_after_ctrl_c_does_not_follow_on_one_that_may_not_be_there(kind:
 @pytest.mark.parametrize("dtype", ["|u1", "<f4", "<i2"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", [0, 1, 3])
-def test_columns_fed_in_pieces_come_back(kind: int, shape: tuple[int, ...], dtype: str) -> None:
+def test_columns_fed_in_pieces_round_trip(kind: int, shape: tuple[int, ...], dtype: str) -> None:
     frames = frames_of([3] + [kind] * 24, shape, dtype)
     encoder = ColumnEncoder(("observations",), Workspace(1))
     encodings = set()
@@ -178,7 +180,7 @@ def test_columns_fed_in_pieces_come_back(kind: int, shape: tuple[int, ...], dtyp
 
 
 def hardly_changing() -> np.ndarray[Any, Any]:
-    """Frames like those of a game: a bat and a ball that move."""
+    """Frames of a game: a moving bat and ball."""
     frames = np.full((40, 210, 160, 3), 60, np.uint8)
     for i, frame in enumerate(frames):
         frame[3 * i % 150 + 30 :][:16, 140:144] = 90
@@ -186,7 +188,7 @@ def hardly_changing() -> np.ndarray[Any, Any]:
     return frames
 
 
-def test_encodings_are_tried_again_as_soon_as_more_than_a_little_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encodings_are_tried_again_when_many_words_change(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     size_under = ColumnEncoder._size_under
 
@@ -209,7 +211,7 @@ def test_encodings_are_tried_again_as_soon_as_more_than_a_little_changes(monkeyp
     assert set(tried) == {0, XOR, CHANGES}
 
 
-def test_one_row_does_not_tell_how_the_next_ones_are_best_encoded() -> None:
+def test_a_single_row_does_not_choose_the_encoding() -> None:
     encoder = ColumnEncoder(("observations",), Workspace(1))
     rows = hardly_changing()
     encoder.encode(rows[:1])
@@ -220,7 +222,7 @@ def test_one_row_does_not_tell_how_the_next_ones_are_best_encoded() -> None:
 @pytest.mark.parametrize(
     "encoding", [0, ZSTD, XOR | ZSTD, SHUFFLE | ZSTD, XOR | SHUFFLE | ZSTD, CHANGES, CHANGES | ZSTD]
 )
-def test_every_encoding_of_large_rows_comes_back(monkeypatch: pytest.MonkeyPatch, encoding: int) -> None:
+def test_every_encoding_of_large_rows_round_trips(monkeypatch: pytest.MonkeyPatch, encoding: int) -> None:
     def choice(self: Any, *_: Any) -> int:
         return encoding
 
@@ -232,7 +234,7 @@ def test_every_encoding_of_large_rows_comes_back(monkeypatch: pytest.MonkeyPatch
 
 
 @given(st.data())
-def test_changes_that_were_tampered_with_are_refused_or_fill_the_rows(data: st.DataObject) -> None:
+def test_forged_changes_raise_or_fill_the_rows(data: st.DataObject) -> None:
     frames = np.array(frames_of([3, 1, 1, 2, 0, 1], (4104,)))
     good = bytearray(frames[0].tobytes() + transforms.changes(frames[1:], frames[0], np.empty(513 * 5, np.bool_)))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -251,7 +253,7 @@ def test_changes_that_were_tampered_with_are_refused_or_fill_the_rows(data: st.D
     ("rows", "encoding", "raw"),
     [(0, 16, 0), (2, 16, 4095), (2, 16, 8 * 8192 + 1), (2, 16 | 2, 8192), (2, 16 | 4, 8192), (2, 16 | 8, 4096)],
 )
-def test_a_column_of_changes_that_does_not_add_up_is_refused(rows: int, encoding: int, raw: int) -> None:
+def test_an_inconsistent_column_of_changes_raises(rows: int, encoding: int, raw: int) -> None:
     parse_column([["a"], "|u1", [4096], 2, 16, 5000, 5000, 0])
     with pytest.raises(CorruptTrace):
         parse_column([["a"], "|u1", [4096], rows, encoding, raw, raw, 0])
@@ -260,7 +262,7 @@ def test_a_column_of_changes_that_does_not_add_up_is_refused(rows: int, encoding
 
 
 @given(st.integers(0, 6), st.integers(0, 6))
-def test_some_rows_of_changes_are_those_rows(begin: int, end: int) -> None:
+def test_a_range_of_rows_of_changes_decodes_alone(begin: int, end: int) -> None:
     frames = np.array(frames_of([3, 1, 1, 2, 0, 1], (4104,)))
     packed = frames[0].tobytes() + b"".join(
         transforms.changes(frames[i : i + 2], frames[i - 1], np.empty(513 * 2, np.bool_)) for i in (1, 3, 5)
@@ -270,7 +272,7 @@ def test_some_rows_of_changes_are_those_rows(begin: int, end: int) -> None:
     assert out.tobytes() == frames[begin : max(begin, end)].tobytes()
 
 
-def test_changes_in_more_places_than_a_row_has_are_refused() -> None:
+def test_changes_outside_of_the_row_raise() -> None:
     row = np.zeros((1, 4096), np.uint8)
     listed = np.zeros(600, np.uint64), np.zeros(600, np.uint16)
     bad = b"".join(part.tobytes() for part in (row, np.uint32(1), np.uint32(600), *listed))
@@ -279,7 +281,7 @@ def test_changes_in_more_places_than_a_row_has_are_refused() -> None:
 
 
 class PicturesEnv(gymnasium.Env[Any, Any]):
-    """Hands out what it is given: results of steps, or exceptions to raise."""
+    """Returns scripted results of steps, or raises scripted exceptions."""
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], results: list[Any]):
         self.observation_space, self.action_space, self.results = observation_space, action_space, results
@@ -300,7 +302,7 @@ BLACK, DOTTED = np.zeros((64, 64), np.uint8), np.zeros((64, 64), np.uint8)
 DOTTED[0, 0] = 7
 
 
-def test_an_action_whose_step_failed_does_not_count_as_the_one_before(tmp_path: Path) -> None:
+def test_the_action_of_a_failed_step_is_not_the_base_of_the_next(tmp_path: Path) -> None:
     observation = np.zeros(2, np.float32)
     ok = (observation, 0.0, False, False)
     env = TraceRecordingWrapper(
@@ -317,7 +319,7 @@ def test_an_action_whose_step_failed_does_not_count_as_the_one_before(tmp_path: 
     assert [episode.actions[:, 0, 0].tolist() for episode in open_trace(tmp_path)] == [[0], [7]]
 
 
-def test_frames_beside_values_that_cannot_be_stored_are_kept(tmp_path: Path) -> None:
+def test_frames_are_kept_if_other_values_cannot_be_stored(tmp_path: Path) -> None:
     both = spaces.Dict(picture=PICTURE, text=spaces.Text(5))
     told = [(DOTTED, object()), (DOTTED, "x"), (DOTTED.astype(np.int32), "y"), (DOTTED, "z")]
     steps = [({"picture": picture, "text": text}, 0.0, False, False) for picture, text in told]
@@ -338,10 +340,10 @@ def test_frames_beside_values_that_cannot_be_stored_are_kept(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("place", "seen"), [("log_value", [[0], [7, 7]]), ("answer_packed", [[0], [7, 7]])])
-def test_a_frame_before_which_ctrl_c_fell_does_not_count(
+def test_a_frame_interrupted_by_ctrl_c_is_not_the_base_of_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, seen: list[list[int]]
 ) -> None:
-    monkeypatch.setattr(slabs, "RowSlab", RowSlab)  # nothing falls in between what C does
+    monkeypatch.setattr(slabs, "RowSlab", RowSlab)  # C code cannot be interrupted
     steps = [(DOTTED, 0.0, True, False), (DOTTED, 0.0, False, False), (DOTTED, 0.0, False, False)]
     env = TraceRecordingWrapper(PicturesEnv(PICTURE, spaces.Discrete(2), [BLACK, *steps]), tmp_path)
     env.reset()
@@ -350,7 +352,7 @@ def test_a_frame_before_which_ctrl_c_fell_does_not_count(
 
     def interrupted(*arguments: Any) -> None:
         if place == "log_value":
-            whole(*arguments)  # the value is there, the row is not
+            whole(*arguments)  # the value is written, the row is not
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Whatever bytes a ring has, nothing but a TraceError comes of them, or less data; and soon."""
+"""Rings with damaged or malicious bytes give a TraceError or less data, quickly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gym_trace import check_trace, errors, open_trace
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, bytes]]:
-    """Recordings that were killed, with their rings."""
+    """Killed recordings with their rings."""
     place = tmp_path_factory.mktemp("rings")
     run = rings.Run().play(3, 40, 40, open_end=True)
     run.slab.ask(3)
@@ -77,7 +77,7 @@ def test_any_slab_gives_trace_errors_or_less_data(
         {"magic": b"\x89GTRNG\r\r"},
     ],
 )
-def test_a_ring_that_claims_what_cannot_be_is_damage(tmp_path: Path, fields: dict[str, object]) -> None:
+def test_a_ring_with_an_impossible_header_is_damage(tmp_path: Path, fields: dict[str, object]) -> None:
     rings.killed(tmp_path, rings.Run().play(3), **fields)
     trace = open_trace(tmp_path)
     assert [damage.path for damage in trace.damage] == [str(tmp_path / "w.ring")]
@@ -87,13 +87,13 @@ def test_a_ring_that_claims_what_cannot_be_is_damage(tmp_path: Path, fields: dic
 
 
 @pytest.mark.parametrize("fields", [{"major": 2}, {"features": 1}, {"kind": 9}])
-def test_a_ring_of_a_newer_version_is_refused(tmp_path: Path, fields: dict[str, int]) -> None:
+def test_a_ring_of_a_newer_version_raises(tmp_path: Path, fields: dict[str, int]) -> None:
     rings.killed(tmp_path, rings.Run().play(3), **fields)
     with pytest.raises(errors.UnsupportedTrace, match=r"w\.ring.*upgrade gym-trace"):
         open_trace(tmp_path)
 
 
-def test_a_ring_that_is_cut_short_costs_no_more_than_itself(tmp_path: Path) -> None:
+def test_a_truncated_ring_loses_only_its_own_steps(tmp_path: Path) -> None:
     run = rings.Run(size=1024).play(2, 5, open_end=True)
     rings.killed(tmp_path, run)
     data = (tmp_path / "w.ring").read_bytes()

@@ -1,4 +1,4 @@
-"""What a hostile hand can forge, every checksum right: nothing acts, every failure is a TraceError, little grows.
+"""Traces forged with valid checksums: nothing is executed, every failure is a TraceError, and memory stays bounded.
 
 The bounds were set after measuring; hostile_run.py reads with the smaller limits on tables and lists.
 
@@ -26,8 +26,8 @@ def test_there_are_at_least_forty_forgeries() -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(FORGERIES)), ids=list(FORGERIES))
-def test_a_forged_trace_costs_its_reader_nothing(number: int, name: str, tmp_path: Path) -> None:
-    """By the library whole, and by every command or, where there is no time for that, by some in turns."""
+def test_a_forged_trace_does_not_harm_its_reader(number: int, name: str, tmp_path: Path) -> None:
+    """Read with the whole library, and with all commands or, in short runs, with some of them in turn."""
     lines = hostile_run.COMMAND_LINES
     (result,) = hostile_run.run([name], tmp_path, lines if LONG else lines[number % 11 :: 11])
     assert result.failures == []

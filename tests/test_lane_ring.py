@@ -1,4 +1,4 @@
-"""Slabs of lanes: cut at any moment, they hold exactly what was recorded up to then."""
+"""Slabs of lanes: a copy made at any moment holds exactly the steps recorded so far."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PLAYS = ["step", "step", "step", "note", "reset", "some", "raise", "flush"]
 
 
 class Lanes(vector.SyncVectorEnv):
-    """Raises when it is told to. If it is odd, what it says is not as it should be at every second step."""
+    """Raises if `fails` is set. If odd is set, results have other dtypes than their spaces at every second step."""
 
     def __init__(self, mode: Any, space: str, odd: bool):
         makers = [partial(TellingEnv, lane, SPACES[space], SPACES["discrete"]) for lane in range(COUNT)]
@@ -73,12 +73,12 @@ class Lanes(vector.SyncVectorEnv):
 
 
 class Run:
-    """A recorded environment, and what is done to it.
+    """A recorded environment and the operations on it.
 
     Attributes:
         asked: the actions of the last step.
-        failed: whether it has raised.
-        written: the segments of each slab that is to be written.
+        failed: True if the last step raised.
+        written: the segments of each submitted slab.
     """
 
     def __init__(self, directory: Path, mode: Any, space: str, odd: bool, options: str):
@@ -91,11 +91,11 @@ class Run:
         self.asked, self.failed, self.number = np.zeros(COUNT, np.int64), False, 0
         submit = self.recorder._out.submit
 
-        def told(sequence: int, segments: list[Any], pending: Any) -> None:
+        def submitted(sequence: int, segments: list[Any], pending: Any) -> None:
             self.written.append(list(map(_copied, segments)))
             submit(sequence, segments, pending)
 
-        self.recorder._out.submit = told  # type: ignore[method-assign]
+        self.recorder._out.submit = submitted  # type: ignore[method-assign]
         self.wrapped.reset(seed=3, options={"level": 2})
 
     def play(self, play: str) -> None:
@@ -136,7 +136,7 @@ def _copied(segment: Any) -> Any:
 
 
 def in_ring(directory: Path, after: int = 0) -> tuple[list[Any], list[Any]]:
-    """The segments of those slabs of a ring that come after one, and the actions that were never answered."""
+    """Return the segments of the slabs of a ring after slab `after`, and the pending actions."""
     image = read_ring(LocalStorage(directory), "w", alive=False)
     assert image is not None
     assert image.kind == LANES
@@ -150,7 +150,7 @@ def in_ring(directory: Path, after: int = 0) -> tuple[list[Any], list[Any]]:
 
 
 def parts_of(directory: Path) -> list[dict[str, Any]]:
-    """All that there is of every part of a trace but its times."""
+    """Return everything in every part of a trace, except times."""
     names = ("episode_id", "lane", "first_step", "seed", "options", "reset_info", "outcome")
     arrays = ("observations", "actions", "rewards", "terminations", "truncations")
     parts = [
@@ -159,7 +159,7 @@ def parts_of(directory: Path) -> list[dict[str, Any]]:
     ]
     for part, episode in zip(parts, open_trace(directory)):
         part["annotations"] = pack(dict(episode.annotations))
-        with contextlib.suppress(TraceError):  # there are none
+        with contextlib.suppress(TraceError):  # no infos
             part["infos"] = plain(episode.infos)
         if part["outcome"] in ("closed", "lost"):
             part["outcome"] = "open"
@@ -167,7 +167,7 @@ def parts_of(directory: Path) -> list[dict[str, Any]]:
 
 
 def rebuilt(directory: Path, schema: dict[str, Any], *slabs: list[Any]) -> list[dict[str, Any]]:
-    """The parts of a trace of the segments of slabs, whose writer is dead."""
+    """Write the segments of slabs to a trace of a dead writer; return its parts."""
     chunks = ChunkWriter(lambda: TraceWriter(LocalStorage(directory), schema, 1, False), 1 << 30)
     directory.mkdir()
     for sequence, segments in enumerate(slabs, 1):
@@ -185,7 +185,7 @@ def rebuilt(directory: Path, schema: dict[str, Any], *slabs: list[Any]) -> list[
     st.booleans(),
     st.lists(st.sampled_from(PLAYS), min_size=4, max_size=12),
 )
-def test_a_ring_copied_after_each_operation_holds_what_was_recorded_up_to_then(
+def test_a_ring_copied_after_each_operation_holds_all_recorded_steps(
     tmp_path_factory: Any, mode: Any, space: str, options: str, odd: bool, plays: list[str]
 ) -> None:
     directory = tmp_path_factory.mktemp("trace")
@@ -217,7 +217,7 @@ def test_a_ring_copied_after_each_operation_holds_what_was_recorded_up_to_then(
     ("options", "bytes_"),
     list(itertools.product(sorted(OPTIONS), (300, 900)) if LONG else zip(sorted(OPTIONS), (300, 900, 900, 300))),
 )
-def test_slabs_do_not_depend_on_what_the_recorder_remembers(
+def test_every_slab_can_be_decoded_without_the_recorder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, options: str, bytes_: int
 ) -> None:
     monkeypatch.setattr(vector_recorder, "_LEAST_BYTES", bytes_)
@@ -231,7 +231,7 @@ def test_slabs_do_not_depend_on_what_the_recorder_remembers(
         run.play(play)
         image = read_ring(LocalStorage(tmp_path / "t"), "w", alive=False)
         assert image is not None
-        for sequence, slab, _ in image.slabs:  # the last look at it is at all of it
+        for sequence, slab, _ in image.slabs:  # the last decoding of a slab sees all of it
             found[sequence] = list(map(_copied, LaneDecoder(image.layout).decode(sequence, slab)[0]))
     assert len(found) > 3
     run.wrapped.close()
@@ -241,7 +241,7 @@ def test_slabs_do_not_depend_on_what_the_recorder_remembers(
 
 
 @modes
-def test_whatever_byte_a_true_flag_is_a_ring_has_it(tmp_path: Path, mode: Any) -> None:
+def test_true_flags_of_any_byte_value_are_recorded(tmp_path: Path, mode: Any) -> None:
     run = Run(tmp_path / "t", mode, "box", False, "plain")
     step = run.env.step
 
@@ -259,7 +259,7 @@ def test_whatever_byte_a_true_flag_is_a_ring_has_it(tmp_path: Path, mode: Any) -
     assert "terminated" in {part["outcome"] for part in found}
 
 
-def test_an_entry_that_does_not_fit_goes_into_a_larger_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_larger_than_the_ring_starts_a_larger_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vector_recorder, "_LEAST_LOG", 8 << 10)
     monkeypatch.setattr(vector_recorder, "_LEAST_BYTES", 1 << 10)
     run = Run(tmp_path / "t", SAME_STEP, "box", False, "plain")
@@ -279,7 +279,7 @@ def test_an_entry_that_does_not_fit_goes_into_a_larger_ring(tmp_path: Path, monk
     assert {len(note) for note in notes if isinstance(note, np.ndarray)} == {1000, 10_000, 100_000, 1_000_000}
 
 
-def test_more_than_readers_take_of_a_ring_is_refused_before_it_is_lost(
+def test_a_step_beyond_the_ring_limit_raises_and_loses_no_earlier_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vector_recorder, "MOST_SLAB_BYTES", 2 << 20)
@@ -288,7 +288,7 @@ def test_more_than_readers_take_of_a_ring_is_refused_before_it_is_lost(
     run = Run(tmp_path / "t", NEXT_STEP, "box", False, "plain")
     run.play("step")
     run.wrapped.annotate(large=np.zeros((COUNT, 30_000)))
-    run.play("step")  # into a ring that is larger, as far as it can be
+    run.play("step")  # into a larger ring, up to the limit
     run.wrapped.annotate(large=np.zeros((COUNT, 90_000)))
     run.play("step")
     with pytest.raises(RecordingError, match="at most 2097152 can be kept"):
@@ -327,7 +327,7 @@ run.play("step")
 
 @modes
 @pytest.mark.parametrize("options", ["infos", "frames"])
-def test_damaged_slabs_are_told_of_and_nothing_else(tmp_path: Path, mode: Any, options: str) -> None:
+def test_damaged_slabs_raise_only_corrupt_trace(tmp_path: Path, mode: Any, options: str) -> None:
     run = Run(tmp_path / "t", mode, "mixed", True, options)
     for play in ["step", "note", "step", "flush", "step", "some", "step"]:
         run.play(play)
@@ -361,7 +361,7 @@ def test_damaged_slabs_are_told_of_and_nothing_else(tmp_path: Path, mode: Any, o
         {"columns": 3},
     ],
 )
-def test_a_layout_that_cannot_be_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_an_invalid_layout_raises(tmp_path: Path, change: dict[str, Any]) -> None:
     run = Run(tmp_path / "t", NEXT_STEP, "box", False, "plain")
     image = read_ring(LocalStorage(tmp_path / "t"), "w", alive=False)
     run.wrapped.close()

@@ -1,4 +1,4 @@
-"""Whatever is recorded can be read: the writer stays below what readers refuse."""
+"""All recorded data is readable: the writer stays below the limits of readers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_frames_stay_below_the_limits(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("turn", ["typed", "odd", "annotated"])
-def test_frames_that_never_change_and_values_that_vary_are_no_more_than_readers_take(
+def test_constant_frames_and_varying_values_stay_below_the_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turn: str
 ) -> None:
     monkeypatch.setattr(splitting, "most_bytes", lambda: 25_000)
@@ -78,7 +78,7 @@ def test_frames_that_never_change_and_values_that_vary_are_no_more_than_readers_
             wrapped.annotate(**{f"note{i}": "x", "more": i})
         wrapped.step(0)
     wrapped.close()
-    monkeypatch.setattr(wire, "CHUNK_BYTES", 100_000)  # what readers take: a slab has more, a chunk does not
+    monkeypatch.setattr(wire, "CHUNK_BYTES", 100_000)  # the readers' limit: a slab exceeds it, a chunk must not
     (episode,) = open_trace(tmp_path / "t")
     assert episode.observations.shape == (61, 40, 41, 3)
     assert not episode.observations.any()
@@ -93,10 +93,10 @@ def test_frames_that_never_change_and_values_that_vary_are_no_more_than_readers_
         (spaces.Dict({str(i): spaces.Box(0, 1, (0,)) for i in range(60)}), 1, 3000),
     ],
 )
-def test_a_slab_holds_no_more_than_readers_take_of_it(
+def test_a_slab_stays_below_the_limits_of_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, space: Any, resets: int, steps: int
 ) -> None:
-    """Frames that never change, of episodes without steps; values that have no bytes."""
+    """Constant frames of episodes without steps, and values without bytes."""
     monkeypatch.setattr(wire, "CHUNK_BYTES", 500_000)
     with small_blocks(rows=2000, chunk=400_000, values=8192):
         told = Told(space.sample())
@@ -114,7 +114,7 @@ def test_a_slab_holds_no_more_than_readers_take_of_it(
     assert check_trace(tmp_path / "t").damages == []
 
 
-def test_values_that_are_many_and_large_stay_below_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_large_values_stay_below_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_VALUES", 100_000)
     steps = [Told("a" * size, size, info={"large": b"x" * size}) for size in (10, 20_000, 15_000, 0, 20_000, 20_000, 7)]
     env = ScriptedEnv(spaces.Text(20_000), spaces.Discrete(2), [("b" * 20_000, steps)])
@@ -132,7 +132,7 @@ def test_values_that_are_many_and_large_stay_below_the_limits(tmp_path: Path, mo
 
 @pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="NumPy 1 has no more than 32")
 @pytest.mark.parametrize("dimensions", [33, 40])
-def test_arrays_of_more_dimensions_than_columns_may_have_are_values(tmp_path: Path, dimensions: int) -> None:
+def test_arrays_with_too_many_dimensions_for_a_column_are_stored_as_values(tmp_path: Path, dimensions: int) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path / "t")
     env.reset()
     value = np.ones((1,) * (dimensions - 1) + (2,))
@@ -149,9 +149,9 @@ def test_arrays_of_more_dimensions_than_columns_may_have_are_values(tmp_path: Pa
     assert [bits(kept) for kept in episode.annotations["value"]] == [bits(value)] * 2
 
 
-def test_metadata_that_no_reader_would_take_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_beyond_the_limit_raises_before_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.format.manifest._MAX_LINE", 10_000)
-    with pytest.raises(errors.UnstorableValue, match="at most 10000"):
+    with pytest.raises(errors.UnstorableValue, match="the limit is 10000"):
         TraceRecordingWrapper(CountingEnv(), tmp_path / "t", metadata="x" * 10_000)
     assert list((tmp_path / "t").iterdir()) == []
 
@@ -170,7 +170,7 @@ def fragments_of(runs: list[tuple[bool, bool, int, bool]]) -> Any:
     st.integers(2, 30),
     st.integers(400, 4000),
 )
-def test_segments_are_cut_to_parts_that_say_the_same(runs: Any, table: int, values: int) -> None:
+def test_split_segments_hold_the_same_data(runs: Any, table: int, values: int) -> None:
     fragments = fragments_of(runs)
     steps = int(fragments["steps"].sum())
     leads, starts = (int((fragments["flags"] & flag != 0).sum()) for flag in (wire.LEADS, wire.STARTS))
@@ -208,7 +208,7 @@ def test_segments_are_cut_to_parts_that_say_the_same(runs: Any, table: int, valu
             assert own[name].sum() == whole[name]
 
 
-def test_columns_are_in_the_byte_order_of_the_format_whatever_the_environment_gives(tmp_path: Path) -> None:
+def test_columns_have_the_byte_order_of_the_format(tmp_path: Path) -> None:
     vector = pytest.importorskip("gymnasium.wrappers.vector") and pytest.importorskip("gymnasium.vector")
     if not hasattr(vector, "AutoresetMode"):
         pytest.skip("vector environments need gymnasium 1.1")

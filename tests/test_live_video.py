@@ -1,4 +1,4 @@
-"""Videos made while recording: of the right episodes, and never to the harm of the trace."""
+"""Videos made while recording: the scheduled episodes are filmed, and errors never harm the trace."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_scheduled_episodes_are_filmed_and_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("video", [None, False])
-def test_without_a_schedule_nothing_is_filmed_and_nothing_lies_between(tmp_path: Path, video: Any) -> None:
+def test_without_a_schedule_nothing_is_filmed_and_no_wrapper_is_added(tmp_path: Path, video: Any) -> None:
     inner = painted()
     env = TraceRecordingWrapper(inner, tmp_path, video=video)
     assert env.env is inner
@@ -92,7 +92,7 @@ def test_without_a_schedule_nothing_is_filmed_and_nothing_lies_between(tmp_path:
     assert not list(tmp_path.glob("*.mp4"))
 
 
-def test_a_function_chooses_the_episodes_and_those_that_are_not_recorded_are_not_filmed(tmp_path: Path) -> None:
+def test_a_function_chooses_episodes_and_unrecorded_ones_are_not_filmed(tmp_path: Path) -> None:
     asked = []
 
     def third(episode: int) -> bool:
@@ -107,7 +107,7 @@ def test_a_function_chooses_the_episodes_and_those_that_are_not_recorded_are_not
 
 
 @pytest.mark.parametrize("how", ["reset", "close"])
-def test_an_episode_that_does_not_end_has_its_video_all_the_same(tmp_path: Path, how: str) -> None:
+def test_an_unfinished_episode_has_a_video(tmp_path: Path, how: str) -> None:
     env = filming(tmp_path)
     env.reset(seed=0)
     for _ in range(3):
@@ -122,20 +122,20 @@ def test_an_episode_that_does_not_end_has_its_video_all_the_same(tmp_path: Path,
 
 
 @pytest.mark.parametrize("video", [True, "sometimes", 3, "every:0"])
-def test_what_is_no_schedule_is_refused_before_anything_is_written(tmp_path: Path, video: Any) -> None:
-    with pytest.raises(InvalidOption, match="no schedule"):
+def test_an_invalid_schedule_raises_before_anything_is_written(tmp_path: Path, video: Any) -> None:
+    with pytest.raises(InvalidOption, match="invalid schedule"):
         filming(tmp_path / "t", video)
     assert not (tmp_path / "t").exists()
 
 
-def test_an_environment_that_does_not_render_pictures_is_refused(tmp_path: Path) -> None:
+def test_an_environment_that_does_not_render_images_raises(tmp_path: Path) -> None:
     for mode in (None, "ansi"):
         with pytest.raises(InvalidOption, match='render_mode="rgb_array"'):
             TraceRecordingWrapper(painted(render_mode=mode), tmp_path / "t", video="cubic")
     assert not (tmp_path / "t").exists()
 
 
-def test_a_missing_encoder_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_encoder_raises_before_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.delitem(sys.modules, "gym_trace.video.writers", raising=False)
     with pytest.raises(MissingExtra, match="gym-trace\\[video\\]"):
@@ -143,7 +143,7 @@ def test_a_missing_encoder_is_named_at_once(tmp_path: Path, monkeypatch: pytest.
     assert not (tmp_path / "t").exists()
 
 
-def test_a_broken_renderer_costs_the_video_and_a_warning(tmp_path: Path) -> None:
+def test_a_failing_renderer_drops_the_video_with_a_warning(tmp_path: Path) -> None:
     env = filming(tmp_path, breaks_at=3)
     with pytest.warns(RuntimeWarning, match="video of episode 0 is dropped: OSError: the screen is broken") as caught:
         said = play(env, 1)
@@ -156,7 +156,7 @@ def test_a_broken_renderer_costs_the_video_and_a_warning(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("method", ["write", "close", "drop"])
-def test_a_broken_encoder_costs_the_video_and_a_warning(
+def test_a_failing_encoder_drops_the_video_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     def broken(*_: Any) -> None:
@@ -174,7 +174,7 @@ def test_a_broken_encoder_costs_the_video_and_a_warning(
     assert listed(tmp_path) == []
 
 
-def test_a_broken_schedule_costs_a_warning(tmp_path: Path) -> None:
+def test_a_failing_schedule_drops_the_video_with_a_warning(tmp_path: Path) -> None:
     env = filming(tmp_path, lambda episode: 1 / (1 - episode) > 0)
     with pytest.warns(RuntimeWarning, match="episode 1 is dropped: ZeroDivisionError"):
         play(env, 2)
@@ -182,7 +182,7 @@ def test_a_broken_schedule_costs_a_warning(tmp_path: Path) -> None:
     assert len(open_trace(tmp_path)) == 2
 
 
-def test_a_killed_run_leaves_no_half_video_under_its_name(tmp_path: Path) -> None:
+def test_a_killed_run_leaves_no_unfinished_video_under_the_final_name(tmp_path: Path) -> None:
     done = run(_SCRIPT + "env.flush()\nos.kill(os.getpid(), signal.SIGKILL)\n", tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert files(tmp_path) == [
@@ -199,7 +199,7 @@ def test_a_killed_run_leaves_no_half_video_under_its_name(tmp_path: Path) -> Non
     assert files(tmp_path) == ["new.manifest.jsonl"]
 
 
-def test_a_run_that_ends_without_close_has_all_its_videos(tmp_path: Path) -> None:
+def test_videos_are_complete_without_close(tmp_path: Path) -> None:
     done = run(_SCRIPT, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert [(episode, frames) for episode, _, frames in listed(tmp_path)] == [(0, 201), (1, 121)]
@@ -208,7 +208,7 @@ def test_a_run_that_ends_without_close_has_all_its_videos(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_leaves_the_video_to_its_parent_and_makes_its_own(tmp_path: Path) -> None:
+def test_a_forked_child_keeps_the_video_of_its_parent_and_films_its_own(tmp_path: Path) -> None:
     script = (
         _SCRIPT
         + """
@@ -238,7 +238,7 @@ env.close()
     assert not check_trace(tmp_path).damages
 
 
-def test_a_copy_goes_on_without_the_video_and_makes_its_own(tmp_path: Path) -> None:
+def test_a_copied_environment_films_its_own_videos(tmp_path: Path) -> None:
     env = filming(tmp_path)
     env.reset(seed=0)
     env.step(0)
@@ -252,10 +252,10 @@ def test_a_copy_goes_on_without_the_video_and_makes_its_own(tmp_path: Path) -> N
     assert sorted(frames) == [(False, 1, 2), (True, 0, 3), (True, 1, 2)]
 
 
-def test_replace_deletes_our_videos_and_nothing_else(tmp_path: Path) -> None:
+def test_replace_deletes_only_videos_of_the_trace(tmp_path: Path) -> None:
     env = filming(tmp_path)
     play(env, 2)
-    with pytest.raises(TraceExists, match="made earlier"):
+    with pytest.raises(TraceExists, match="earlier environment of this process"):
         filming(tmp_path, uid="other", on_exist="replace")
     env.close()
     manifest = (tmp_path / "w.manifest.jsonl").read_bytes()
@@ -274,7 +274,7 @@ def test_replace_deletes_our_videos_and_nothing_else(tmp_path: Path) -> None:
     assert outside.exists()
 
 
-def test_who_makes_the_environment_again_films_too(tmp_path: Path) -> None:
+def test_a_rebuilt_environment_films_too(tmp_path: Path) -> None:
     env = filming(tmp_path)
     spec = env.spec
     assert [wrapper.name for wrapper in spec.additional_wrappers] == ["TraceRecordingWrapper"]
@@ -287,7 +287,7 @@ def test_who_makes_the_environment_again_films_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(gymnasium.wrappers, "Autoreset"), reason="since gymnasium 1.0")
-def test_episodes_that_the_environment_begins_itself_are_filmed_from_their_reset_on(tmp_path: Path) -> None:
+def test_episodes_started_by_autoreset_are_filmed_from_their_reset(tmp_path: Path) -> None:
     inner = gymnasium.wrappers.Autoreset(painted(render_mode="rgb_array", length=3))
     env = TraceRecordingWrapper(inner, tmp_path, uid="w", video="cubic")
     env.reset()

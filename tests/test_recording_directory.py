@@ -1,4 +1,4 @@
-"""Where a recorder writes, what it does with what is there, and which options it refuses."""
+"""The directory of a recorder: creation, existing traces (on_exist), and invalid options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gym_trace.training.run import Run
 from gym_trace.video.render import Destination
 
 
-def test_without_a_directory_a_fresh_one_is_made_and_logged(
+def test_without_a_directory_a_new_one_is_created_and_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -80,13 +80,13 @@ def test_a_directory_that_has_the_name_of_a_url_is_read_and_written_by_its_absol
     assert len(open_trace("s3:/run")) == 2
 
 
-def test_the_directory_is_made_with_its_parents(tmp_path: Path) -> None:
+def test_parent_directories_are_created(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path / "a" / "b")
     env.close()
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_a_trace_that_exists_is_named_and_left_alone(tmp_path: Path) -> None:
+def test_an_existing_trace_raises_and_stays_unchanged(tmp_path: Path) -> None:
     for number in range(7):
         recorded(tmp_path, on_exist="append", uid=f"run-{number}")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -102,7 +102,7 @@ def test_a_trace_that_exists_is_named_and_left_alone(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_append_records_beside_what_is_there(tmp_path: Path) -> None:
+def test_append_adds_a_writer_to_an_existing_trace(tmp_path: Path) -> None:
     recorded(tmp_path, 2)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     recorded(tmp_path, 3, on_exist="append")
@@ -113,10 +113,10 @@ def test_append_records_beside_what_is_there(tmp_path: Path) -> None:
     assert all((tmp_path / name).read_bytes() == data for name, data in before.items())
 
 
-def test_replace_deletes_our_files_and_nothing_else(tmp_path: Path) -> None:
+def test_replace_deletes_only_files_of_the_trace(tmp_path: Path) -> None:
     recorded(tmp_path, 2, uid="ours")
     recorded(tmp_path, 2, uid="ours2", on_exist="append")
-    torn = tmp_path / "ours.000001.gtb.part"  # as a killed writer leaves it
+    torn = tmp_path / "ours.000001.gtb.part"  # as after a killed writer
     torn.write_bytes((tmp_path / "ours.000000.gtb").read_bytes()[:500])
     foreign = {
         "notes.txt": b"mine",
@@ -139,7 +139,7 @@ def test_replace_deletes_our_files_and_nothing_else(tmp_path: Path) -> None:
     assert all((tmp_path / name).read_bytes() == content for name, content in foreign.items())
 
 
-def test_replace_does_not_follow_links_out_of_the_directory(tmp_path: Path) -> None:
+def test_replace_does_not_follow_symbolic_links(tmp_path: Path) -> None:
     recorded(tmp_path / "elsewhere", uid="ours")
     here = tmp_path / "here"
     here.mkdir()
@@ -149,16 +149,16 @@ def test_replace_does_not_follow_links_out_of_the_directory(tmp_path: Path) -> N
     assert len(open_trace(tmp_path / "elsewhere")) == 1
 
 
-def test_a_trace_that_is_being_written_is_not_replaced(tmp_path: Path) -> None:
+def test_a_trace_recorded_by_this_process_is_not_replaced(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path)
     play(env, 1)
-    with pytest.raises(TraceExists, match=r"an environment that this process made earlier .* call \.close\(\)"):
+    with pytest.raises(TraceExists, match=r"an earlier environment of this process.* call \.close\(\)"):
         TraceRecordingWrapper(CountingEnv(), tmp_path, on_exist="replace")
     env.close()
     assert len(open_trace(tmp_path)) == 1
 
 
-def test_what_another_process_records_is_not_replaced_nor_is_anything_beside_it(tmp_path: Path) -> None:
+def test_a_trace_recorded_by_another_process_is_not_replaced(tmp_path: Path) -> None:
     recorded(tmp_path, uid="a")
     script = f"""
 import sys
@@ -185,7 +185,7 @@ def _exists_in(directory: Path, said: Any) -> None:
         said.put(str(error))
 
 
-def test_one_of_several_processes_is_told_how_they_can_share_a_directory(tmp_path: Path) -> None:
+def test_in_a_child_process_the_error_explains_how_to_share_a_directory(tmp_path: Path) -> None:
     recorded(tmp_path)
     context = multiprocessing.get_context("spawn")
     said = context.SimpleQueue()
@@ -193,11 +193,11 @@ def test_one_of_several_processes_is_told_how_they_can_share_a_directory(tmp_pat
     process.start()
     process.join()
     assert process.exitcode == 0
-    assert 'on_exist="append" to record beside them (as each process must of several' in said.get()
+    assert 'on_exist="append" to add to it (required in each process if several record' in said.get()
 
 
 @pytest.mark.parametrize("kind", ["single", "vector", "copy"])
-def test_a_relative_directory_stays_where_it_is_when_the_process_goes_elsewhere(
+def test_a_relative_directory_survives_a_change_of_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -239,7 +239,7 @@ def test_a_relative_directory_stays_where_it_is_when_the_process_goes_elsewhere(
     ],
     ids=repr,
 )
-def test_an_option_that_makes_no_sense_is_refused_before_anything_is_written(tmp_path: Path, options: Any) -> None:
+def test_an_invalid_option_raises_before_anything_is_written(tmp_path: Path, options: Any) -> None:
     directory = tmp_path / "trace"
     with pytest.raises(InvalidOption) as caught:
         TraceRecordingWrapper(CountingEnv(), directory, **options)
@@ -247,20 +247,20 @@ def test_an_option_that_makes_no_sense_is_refused_before_anything_is_written(tmp
     assert not directory.exists() or not list(directory.iterdir())
 
 
-def test_a_writer_id_that_is_taken_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_writer_id_raises(tmp_path: Path) -> None:
     recorded(tmp_path, uid="a")
-    with pytest.raises(InvalidOption, match="taken"):
+    with pytest.raises(InvalidOption, match="exists in"):
         TraceRecordingWrapper(CountingEnv(), tmp_path, uid="a", on_exist="append")
     assert len(open_trace(tmp_path)) == 1
 
 
-def test_metadata_comes_back_as_it_was_given(tmp_path: Path) -> None:
+def test_metadata_round_trips(tmp_path: Path) -> None:
     metadata = {"name": "é", "table": np.arange(3, dtype=np.int8), "big": 2**100, "pair": (1, None), 3: b"\0"}
     recorded(tmp_path, metadata=metadata)
     assert bits(open_trace(tmp_path).metadata) == bits(metadata)
 
 
-def test_metadata_that_cannot_be_stored_is_refused_at_once(tmp_path: Path) -> None:
+def test_metadata_that_cannot_be_stored_raises_before_recording(tmp_path: Path) -> None:
     with pytest.raises(UnstorableValue):
         TraceRecordingWrapper(CountingEnv(), tmp_path / "trace", metadata={"what": object()})
     assert not (tmp_path / "trace").exists()

@@ -1,4 +1,4 @@
-"""Rings as files of a trace: listed, replaced, copied, and read from another process while they are written."""
+"""Rings as files of a trace: listed, replaced, copied, and read by another process during recording."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def test_rings_are_listed_with_their_writers(tmp_path: Path) -> None:
     assert found == {"v": False, "w": True}
 
 
-def test_rings_are_deleted_with_the_trace_they_are_of(tmp_path: Path) -> None:
+def test_rings_are_deleted_with_their_trace(tmp_path: Path) -> None:
     rings.killed(tmp_path, rings.Run().play(3))
     rings.killed(tmp_path, rings.Run().play(3), name="v")
     (tmp_path / "w.ring.part").write_bytes(bytes(300))
     (tmp_path / "v.ring").write_bytes(b"a diary that I keep")
-    (tmp_path / "u.ring").write_bytes(rings.Run().play(3).ring())  # whose writer is not known
+    (tmp_path / "u.ring").write_bytes(rings.Run().play(3).ring())  # of an unknown writer
     TraceRecordingWrapper(CountingEnv(), tmp_path, uid="new", on_exist="replace").close()
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["new.manifest.jsonl", "u.ring", "v.ring"]
 
 
 @pytest.mark.skipif(not hasattr(os, "SEEK_HOLE"), reason="needs holes")
-def test_a_ring_that_was_copied_without_its_empty_pages_is_read(tmp_path: Path) -> None:
+def test_a_sparse_copy_of_a_ring_is_readable(tmp_path: Path) -> None:
     run = rings.Run(size=24 << 20).play(3, 7, 2, open_end=True)
     rings.killed(tmp_path / "whole", run)
     (tmp_path / "copy").mkdir()
@@ -56,7 +56,7 @@ def test_a_ring_that_was_copied_without_its_empty_pages_is_read(tmp_path: Path) 
     assert check_trace(tmp_path / "copy").damages == []
 
 
-def test_a_recording_is_read_to_its_last_step_while_it_runs(tmp_path: Path) -> None:
+def test_a_running_recording_is_readable_to_its_last_step(tmp_path: Path) -> None:
     times = victim.new_progress(tmp_path / "progress")
     command = [sys.executable, victim.__file__, "cartpole", str(tmp_path / "t"), str(tmp_path / "progress"), "0.5"]
     process = cradle.Popen(command)
@@ -69,7 +69,7 @@ def test_a_recording_is_read_to_its_last_step_while_it_runs(tmp_path: Path) -> N
             done = int(times[0])
             trace.refresh()
             now = int(trace.episodes["steps"].sum())
-            assert now >= max(done, seen)  # a step is in the ring before the run knows of it
+            assert now >= max(done, seen)  # a step is in the ring before step() returns
             check_end(trace)
             seen, looks = now, looks + 1
     finally:
@@ -84,7 +84,7 @@ def test_a_recording_is_read_to_its_last_step_while_it_runs(tmp_path: Path) -> N
 
 
 def check_end(trace: Any) -> None:
-    """The episodes that are there in part are a prefix of a run of CartPole."""
+    """Check that partial episodes are a prefix of a run of CartPole."""
     last = trace[-1]
     assert (last.outcome in ("running", "lost")) or last.terminations[-1] or last.truncations[-1]
     assert last.observations.shape == (len(last) + 1, 4)

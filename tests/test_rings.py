@@ -1,4 +1,4 @@
-"""What is in a ring is read as if it had been in a batch."""
+"""Steps in a ring are read like steps in a batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_steps_of_a_killed_writer_are_read_from_its_ring(tmp_path: Path, written
 
 
 def places(slab: rings.Slab) -> list[int]:
-    """Where the entries of a log are."""
+    """Return the offsets of the entries of a log."""
     at, found = 64, []
     while at < slab.position:
         found.append(at)
@@ -57,7 +57,7 @@ def test_a_writer_without_any_batch_is_read(tmp_path: Path) -> None:
     assert lengths(open_trace(tmp_path)) == [(0, 4, "lost")]
 
 
-def test_a_ring_without_its_writer_is_left_alone(tmp_path: Path) -> None:
+def test_a_ring_without_its_writer_is_ignored(tmp_path: Path) -> None:
     rings.killed(tmp_path, rings.Run().play(4))
     rings.killed(tmp_path, rings.Run().play(2), name="v")
     (tmp_path / "v.manifest.jsonl").unlink()
@@ -70,9 +70,7 @@ def test_slabs_that_are_in_batches_are_not_read_again(tmp_path: Path) -> None:
     assert lengths(open_trace(tmp_path)) == [(i, n, "terminated") for i, n in enumerate((3, 7, 100, 1))]
 
 
-def test_chunks_of_a_slab_that_was_being_written_give_way_to_the_ring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ring_replaces_chunks_of_an_unfinished_slab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = rings.Run().play(3, 7, 20, open_end=True)
     writer = rings.Writer(tmp_path)
     writer.put(run.ring())
@@ -100,7 +98,7 @@ def test_chunks_of_a_slab_that_was_being_written_give_way_to_the_ring(
     check(trace)
 
 
-def test_a_ring_of_another_start_of_the_system_is_left_alone(tmp_path: Path) -> None:
+def test_a_ring_of_an_earlier_boot_is_ignored(tmp_path: Path) -> None:
     run = rings.Run().play(50, 50, 50, open_end=True)
     rings.killed(tmp_path, run, written=1, boot=b"\1" * 16)
     trace = open_trace(tmp_path)
@@ -108,7 +106,7 @@ def test_a_ring_of_another_start_of_the_system_is_left_alone(tmp_path: Path) -> 
     check(trace)
 
 
-def test_a_step_is_seen_as_soon_as_it_is_in_the_ring(tmp_path: Path) -> None:
+def test_a_step_is_readable_as_soon_as_it_is_in_the_ring(tmp_path: Path) -> None:
     writer, run = rings.Writer(tmp_path), rings.Run()
     writer.put(run.ring())
     trace = open_trace(tmp_path)
@@ -130,7 +128,7 @@ def test_a_step_is_seen_as_soon_as_it_is_in_the_ring(tmp_path: Path) -> None:
     assert lengths(trace) == [(0, 299, "lost")]
 
 
-def test_episodes_are_the_same_while_their_rows_move_into_batches(
+def test_episodes_do_not_change_when_their_rows_move_into_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 7)
@@ -162,7 +160,7 @@ def test_episodes_are_the_same_while_their_rows_move_into_batches(
     check(trace)
 
 
-def test_a_pickled_trace_holds_what_its_ring_held(tmp_path: Path) -> None:
+def test_a_pickled_trace_keeps_the_steps_of_its_ring(tmp_path: Path) -> None:
     writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9, open_end=True)
     writer.put(run.ring())
     trace = open_trace(tmp_path)
@@ -180,9 +178,7 @@ def test_a_pickled_trace_holds_what_its_ring_held(tmp_path: Path) -> None:
     assert again.refresh() == 3
 
 
-def test_a_writer_that_closes_after_it_was_listed_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_closed_after_its_listing_loses_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9)
     writer.put(run.ring())
     trace = open_trace(tmp_path)
@@ -202,7 +198,7 @@ def test_a_writer_that_closes_after_it_was_listed_loses_nothing(
     assert lengths(trace) == [(0, 5, "terminated"), (1, 9, "terminated")]
 
 
-def test_batches_that_are_begun_after_a_listing_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_started_after_a_listing_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 1)
     writer, run = rings.Writer(tmp_path), rings.Run().play(250)
     assert len(run.slabs) == 4
@@ -228,9 +224,7 @@ def test_batches_that_are_begun_after_a_listing_are_found(tmp_path: Path, monkey
     check(trace)
 
 
-def test_a_slab_that_is_begun_again_while_it_is_copied_is_read_from_its_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slab_reused_during_a_copy_is_read_from_its_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, run = rings.Writer(tmp_path), rings.Run().play(5, 9)
     writer.put(run.ring(count=1))
     trace, asked = open_trace(tmp_path), []
@@ -252,7 +246,7 @@ def test_a_slab_that_is_begun_again_while_it_is_copied_is_read_from_its_batch(
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped (bytes|all of it)")
-def test_a_broken_ring_costs_no_more_than_itself(tmp_path: Path) -> None:
+def test_a_damaged_ring_loses_only_its_own_steps(tmp_path: Path) -> None:
     run = rings.killed(tmp_path, rings.Run().play(3, 40, 40, open_end=True), written=1)
     data = (tmp_path / "w.ring").read_bytes()
     assert len(run.slabs) > 1
@@ -265,7 +259,7 @@ def test_a_broken_ring_costs_no_more_than_itself(tmp_path: Path) -> None:
         assert bool(trace.damage) == (size > 0), size
 
 
-def test_the_fragments_of_a_ring_say_what_those_of_a_chunk_would(tmp_path: Path) -> None:
+def test_fragments_of_a_ring_equal_those_of_a_chunk(tmp_path: Path) -> None:
     run = rings.Run().play(3, 7)
     rings.killed(tmp_path / "r", run)
     rings.killed(tmp_path / "b", run, written=1)

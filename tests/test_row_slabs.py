@@ -1,4 +1,4 @@
-"""What a slab of rows says: marks without their rows, as an interrupt between two instructions leaves them."""
+"""Decoding slabs of rows, including marks without rows, as after an interrupt between two instructions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEQUENCE = 3
 
 
 class Slab:
-    """A slab whose rows and marks are put down one by one."""
+    """A slab whose rows and marks are written one by one."""
 
     def __init__(self, size: int = 4096, layout: RowLayout = LAYOUT):
         self.layout, self.memory = layout, memoryview(bytearray(size))
@@ -57,7 +57,7 @@ class Slab:
         return segments[0] if segments else None
 
     def fragments(self) -> list[tuple[int, int, int, int]]:
-        """Episode, flags, steps and outcome of each; the columns have as many rows as these say."""
+        """Return episode, flags, steps and outcome of each fragment; check that the columns have their rows."""
         segment = self.decoded()
         rows = int(segment.fragments["steps"].sum()) + int(np.count_nonzero(segment.fragments["flags"] & wire.LEADS))
         assert len(segment.columns.get(("observations",), [])) == rows
@@ -67,18 +67,18 @@ class Slab:
         return [tuple(int(row[name]) for name in names) for row in segment.fragments]  # type: ignore[misc]
 
 
-def test_a_last_step_that_never_came_does_not_end_the_episode() -> None:
+def test_an_unanswered_last_step_does_not_end_the_episode() -> None:
     slab = Slab().start(0).lead().row().mark(FLAG, wire.TERMINATED, Outcome.TERMINATED)
     assert slab.fragments() == [(0, wire.STARTS | wire.LEADS, 1, 0)]
 
 
-def test_a_last_step_that_came_does() -> None:
+def test_an_answered_last_step_ends_the_episode() -> None:
     slab = Slab().start(0).lead().row().mark(FLAG, wire.TERMINATED, Outcome.TERMINATED).row().start(1).lead().row()
     whole = wire.STARTS | wire.LEADS | wire.STOPS | wire.ENDS | wire.TERMINATED
     assert slab.fragments() == [(0, whole, 2, Outcome.TERMINATED), (1, wire.STARTS | wire.LEADS, 1, 0)]
 
 
-def test_what_was_said_of_a_row_that_never_came_is_taken_back() -> None:
+def test_log_entries_of_a_missing_row_are_dropped() -> None:
     slab = Slab().start(0).lead().row()
     slab.rows.ask_packed(bytes(LAYOUT.action_bytes))
     slab.mark(FLAG, wire.TERMINATED, Outcome.TERMINATED).rows.drop(1)
@@ -91,12 +91,12 @@ def test_what_was_said_of_a_row_that_never_came_is_taken_back() -> None:
     assert slab.pending == []
 
 
-def test_a_run_that_goes_on_after_a_step_that_never_came_is_a_further_part() -> None:
+def test_steps_after_a_missing_step_are_a_new_part() -> None:
     slab = Slab().start(0).lead().row().mark(STOP).lead(1).row().row()
     assert slab.fragments() == [(0, wire.STARTS | wire.LEADS | wire.STOPS, 1, 0), (0, wire.LEADS, 2, 0)]
 
 
-def test_a_run_that_was_not_stopped_before_the_next_one_began_is_whole() -> None:
+def test_a_run_without_a_stop_before_the_next_start_is_complete() -> None:
     slab = Slab().start(0).lead().lead(0).row().lead(3).start(1).lead().row()
     assert slab.fragments() == [
         (0, wire.STARTS | wire.LEADS | wire.STOPS, 0, 0),
@@ -106,7 +106,7 @@ def test_a_run_that_was_not_stopped_before_the_next_one_began_is_whole() -> None
     ]
 
 
-def test_an_episode_whose_first_observation_never_came_has_no_rows() -> None:
+def test_an_episode_without_its_first_observation_has_no_rows() -> None:
     slab = Slab()
     slab.rows.append(START, b"\x80", 0, 0, 0, 7, 100, 50)
     slab.mark(END, 0, Outcome.CUT).start(1).lead().row()
@@ -117,22 +117,22 @@ def test_an_episode_whose_first_observation_never_came_has_no_rows() -> None:
     ]
 
 
-def test_an_episode_of_which_only_the_start_was_said_is_not_there() -> None:
+def test_an_episode_with_only_a_start_entry_is_skipped() -> None:
     slab = Slab().start(0)
     assert slab.decoded() is None
     assert slab.pending == []
 
 
-def test_a_slab_that_was_begun_and_not_filled_holds_nothing() -> None:
+def test_a_begun_slab_without_rows_is_empty() -> None:
     slab = Slab().start(0).lead().row()
-    slab.rows.begin(slab.memory, SEQUENCE)  # what was in it does not count, though its marks are still there
+    slab.rows.begin(slab.memory, SEQUENCE)  # old contents do not count, although their marks remain
     assert slab.rows.rows == 0
     assert RowDecoder(LAYOUT.described()).decode(SEQUENCE + 1, slab.memory) == ([], [])
 
 
 @pytest.mark.parametrize("cut", range(40))
-def test_a_slab_that_was_torn_anywhere_holds_what_was_complete(cut: int) -> None:
-    """Entries and rows are there once their marks are: what is put down before these says nothing."""
+def test_a_slab_torn_anywhere_keeps_its_complete_rows(cut: int) -> None:
+    """Entries and rows count once their marks are written; earlier bytes do not."""
     slab = Slab()
     states = [bytes(slab.memory)]
     slab.start(0).lead()
@@ -149,7 +149,7 @@ def test_a_slab_that_was_torn_anywhere_holds_what_was_complete(cut: int) -> None
     marks = _marks_of(before, after)
     torn = bytearray(before)
     random = np.random.default_rng(cut)
-    for i in changed:  # any of the bytes but the marks, as if these had not been written yet
+    for i in changed:  # any bytes except marks, as before the marks are written
         if i not in marks and random.integers(2):
             torn[i] = after[i]
     one, other = slab.decoded(bytes(torn)), slab.decoded(before)
@@ -162,13 +162,13 @@ def test_a_slab_that_was_torn_anywhere_holds_what_was_complete(cut: int) -> None
 
 
 def _marks_of(before: bytes, after: bytes) -> set[int]:
-    """Where there are marks of rows and entries that only the second slab has."""
+    """Return the positions of marks of rows and entries that only the second slab has."""
     numbers = [np.frombuffer(memory, "<u8") for memory in (before, after)]
     places = np.flatnonzero((numbers[0] != numbers[1]) & (numbers[1] >> np.uint64(32) == SEQUENCE)).tolist()
     return {8 * place + i for place in places for i in range(8)}
 
 
-def test_an_action_that_was_never_answered_is_pending_with_its_odd_values() -> None:
+def test_an_unanswered_action_is_pending_with_its_odd_values() -> None:
     slab = Slab().start(0).lead().row()
     slab.mark(VALUE, column=1, payload=pack("left"))
     slab.rows.ask_packed(bytes(LAYOUT.action_bytes))
@@ -176,7 +176,7 @@ def test_an_action_that_was_never_answered_is_pending_with_its_odd_values() -> N
     assert [(one.episode, one.step, one.leaves) for one in slab.pending] == [(0, 1, ["left"])]
 
 
-def test_an_entry_that_would_leave_no_room_for_a_row_is_refused() -> None:
+def test_an_entry_that_leaves_no_space_for_a_row_raises() -> None:
     slab = Slab().start(0).lead()
     room = 0
     while slab.rows.has_room(room):
@@ -192,12 +192,12 @@ def test_an_entry_that_would_leave_no_room_for_a_row_is_refused() -> None:
     assert slab.decoded().fragments["steps"].sum() == rows - 1
 
 
-def test_a_generator_state_is_packed_as_messagepack_says() -> None:
+def test_a_generator_state_is_packed_as_valid_messagepack() -> None:
     env = gymnasium.Env[Any, Any]()
     generator = env.np_random = np.random.default_rng(3)
     for i in range(300):
         if i % 3 == 0:
-            generator.integers(0, 10, dtype=np.uint32)  # leaves half a number behind
+            generator.integers(0, 10, dtype=np.uint32)  # leaves half a number buffered
         packed, replaced = packed_start(7, None, packed_generator(env), None)
         assert unpack(packed) == {"rng_state": generator.bit_generator.state}
         assert not replaced

@@ -1,4 +1,4 @@
-"""The sample traces, golden files of every released format version, are read as they always were."""
+"""Sample traces, golden files of every released format version, are read without changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_column_of_a_sample_has_its_golden_hash(name: str) -> None:
     assert describe_trace(SAMPLES / name) == EXPECTED[name]
 
 
-def test_every_sample_has_golden_hashes_and_the_other_way_round() -> None:
+def test_samples_and_golden_hashes_match_one_to_one() -> None:
     assert sorted(EXPECTED) == FOLDERS
 
 
@@ -71,19 +71,19 @@ def columns_of_samples() -> Iterator[Column]:
                         assert name.endswith("damaged")
 
 
-def test_samples_do_not_tell_of_the_machine_that_made_them() -> None:
+def test_samples_hold_no_data_about_their_machine() -> None:
     schemas = [writer.schema for name in FOLDERS for writer in open_trace(SAMPLES / name).readers]
     assert {(schema["host"], schema["pid"], schema["platform"]) for schema in schemas} == {("example", 4711, "Linux")}
 
 
-def test_a_strict_scan_names_the_file_and_the_byte_of_the_damaged_sample() -> None:
+def test_a_strict_scan_reports_file_and_byte_of_the_damaged_sample() -> None:
     name = "format-1.0/damaged"
     ((file, start, _),) = EXPECTED[name][0]["damage"]
     with pytest.raises(CorruptTrace, match=f"{file}.*byte {start}"):
         [episode.observations for episode in open_trace(SAMPLES / name).scan()]
 
 
-def test_making_samples_keeps_those_that_are_there() -> None:
+def test_making_samples_keeps_existing_ones() -> None:
     path = SAMPLES / "format-1.1" / "empty" / "sample.manifest.jsonl"
     before = path.read_bytes(), path.stat().st_mtime_ns
     command = [sys.executable, str(SAMPLES / "make_samples.py"), "empty"]

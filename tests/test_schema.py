@@ -1,4 +1,4 @@
-"""What a writer says of itself, parsed once: nothing in a record is trusted to be what it should."""
+"""Parsing the schema of a writer, which is untrusted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_fields_are_read_and_unknown_ones_kept() -> None:
 
 
 @pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
-def test_a_malformed_field_raises_nothing_but_corrupt_trace(value: Any) -> None:
+def test_a_malformed_field_raises_only_corrupt_trace(value: Any) -> None:
     names = ("created", "split", "environment", "versions", "recorder", "metadata")
     options = ("record_infos", "num_envs", "frame_filter", "episode_filter", "reward_classes", "imported_from")
     for raw in (dict.fromkeys(names, value), {**SPACES, "recorder": dict.fromkeys(options, value)}):

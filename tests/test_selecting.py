@@ -1,4 +1,4 @@
-"""The language of --where and --sort, over tables of any columns."""
+"""The language of --where and --sort, on tables of any columns."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def rows(where: str | None = None, **options: Any) -> list[int]:
         ("(index > 1) == (index < 4)", [2, 3]),
     ],
 )
-def test_a_condition_is_true_of_the_rows_that_it_says(where: str, expected: list[int]) -> None:
+def test_a_condition_selects_its_rows(where: str, expected: list[int]) -> None:
     assert rows(where) == expected
 
 
@@ -120,11 +120,11 @@ def test_a_condition_is_true_of_the_rows_that_it_says(where: str, expected: list
         ("(index > 3), -index", [3, 2, 1, 0, 5, 4]),
     ],
 )
-def test_rows_are_sorted_with_what_is_not_known_at_the_end(sort: str, expected: list[int]) -> None:
+def test_rows_are_sorted_with_unknown_values_last(sort: str, expected: list[int]) -> None:
     assert rows(sort=sort) == expected
 
 
-def test_a_sample_is_of_what_is_true_and_a_limit_comes_last() -> None:
+def test_sample_applies_after_where_and_limit_applies_last() -> None:
     drawn = rows("index > 0", sample=3, seed=4)
     assert drawn == sorted(set(drawn)) == rows("index > 0", sample=3, seed=4)
     assert len({tuple(rows(sample=2, seed=seed)) for seed in range(9)}) > 1
@@ -137,41 +137,41 @@ def test_a_sample_is_of_what_is_true_and_a_limit_comes_last() -> None:
     ("where", "place", "problem"),
     [
         ("retrun > 3", "retrun", "no column 'retrun'"),
-        ("return >", "", "expected here, not 'the end'"),
+        ("return >", "", "expected a column, number or text, not 'the end'"),
         ("return = 3", "=", "write =="),
         ("return > 3 && index", "&&", "'and'"),
         ("index ** 2 > 1", "**", r"\+ - \* / %"),
         ("steps.__class__ == 1", "steps.__class__", "no column"),
-        ("abs(index", "", "'\\)' is missing"),
-        ("eval(index)", "eval", "no function"),
-        ("index", "index", "no condition"),
-        ("outcome > 3", "3", "text, and 3 is a number"),
-        ("index + 'a' > 3", "'a'", "no number to calculate with"),
-        ("start > 5", "5", "times"),
+        ("abs(index", "", "missing '\\)'"),
+        ("eval(index)", "eval", "unknown function"),
+        ("index", "index", "not a condition"),
+        ("outcome > 3", "3", "text, 3 is a number"),
+        ("index + 'a' > 3", "'a'", "is text, not a number"),
+        ("start > 5", "5", "not a time"),
         ("start - 5 > 5", "start", "is a time"),
         ("start > '2026-13-01'", "'2026-13-01'", "in UTC"),
-        ("index < None", "None", "neither before nor after"),
-        ("index is 3", "3", "None alone"),
-        ("index == [1]", "[1]", "'in' alone"),
+        ("index < None", "None", "None has no order"),
+        ("index is 3", "3", "only None"),
+        ("index == [1]", "[1]", "only 'in'"),
         ("index in 3", "3", "a list"),
         ("index in ['a']", "'a'", "cannot be compared"),
-        ("index in [index]", "index", "lists hold"),
+        ("index in [index]", "index", "not allowed in lists"),
         ("outcome in ['lost', 3]", "3", "is not"),
         ("(1 < 2) < 3", "1 < 2", "no order"),
-        ("index not 3", "3", "'in' was expected"),
-        ("1index > 3", "1i", "goes over"),
-        ("index > 'abc", "'", "without an end"),
-        ("index > 1 # hi", "#", "means nothing"),
-        ("index > 1 2", "2", "not expected"),
-        ("lambda: 3", ":", "means nothing"),
+        ("index not 3", "3", "expected 'in'"),
+        ("1index > 3", "1i", "followed by a name"),
+        ("index > 'abc", "'", "closing quote"),
+        ("index > 1 # hi", "#", "unexpected character"),
+        ("index > 1 2", "2", "expected 'and', 'or' or a comparison, not '2'"),
+        ("lambda: 3", ":", "unexpected character"),
         ("metadata[1.5] == 1", "1.5", "whole number"),
         ("index > " + "9" * 1001, "9" * 64, "digits"),
         ("(" * 51 + "1", "(", "more than 50"),
         ("not " * 51 + "true", "not", "more than 50"),
-        ("and > 1", "and", "expected here"),
+        ("and > 1", "and", "expected a column, number or text, not 'and'"),
     ],
 )
-def test_what_does_not_make_sense_is_pointed_to(where: str, place: str, problem: str) -> None:
+def test_an_invalid_condition_raises_and_marks_its_position(where: str, place: str, problem: str) -> None:
     with pytest.raises(InvalidOption, match=problem) as caught:
         rows(where)
     _, shown, pointer = str(caught.value).split("\n")
@@ -179,19 +179,19 @@ def test_what_does_not_make_sense_is_pointed_to(where: str, place: str, problem:
     assert shown[begin:end] == place
 
 
-def test_what_cannot_be_sorted_by_is_pointed_to() -> None:
+def test_an_invalid_sort_key_raises_and_marks_its_position() -> None:
     for sort in ("", "nix", "None", "3", "return,", "return > 3", "[1]"):
         with pytest.raises(InvalidOption, match=r"\^"):
             rows(sort=sort)
 
 
 @pytest.mark.parametrize("options", [{"limit": -1}, {"sample": -1}, {"seed": 3}])
-def test_numbers_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
+def test_an_invalid_limit_sample_or_seed_raises(options: dict[str, int]) -> None:
     with pytest.raises(InvalidOption):
         rows(**options)
 
 
-def test_endless_conditions_are_refused_and_long_ones_are_not() -> None:
+def test_a_condition_beyond_the_length_limit_raises() -> None:
     with pytest.raises(InvalidOption, match="characters"):
         rows(" " * 100_001)
     assert rows("index + 0" + " + 0" * 10_000 + " == 3") == [3]
@@ -199,7 +199,7 @@ def test_endless_conditions_are_refused_and_long_ones_are_not() -> None:
     assert rows(f"index in {list(range(1, 9000))}") == [1, 2, 3, 4, 5]
 
 
-def test_values_of_any_kind_are_compared_with_those_of_their_own() -> None:
+def test_mixed_values_are_compared_within_their_type() -> None:
     values = [
         1,
         1.0,
@@ -287,7 +287,7 @@ def grown(part: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 @settings(max_examples=5 * settings().max_examples)
 @given(st.recursive(ATOMS, grown, max_leaves=12))
-def test_any_text_gives_rows_or_a_usage_error(text: str) -> None:
+def test_any_expression_gives_rows_or_invalid_option(text: str) -> None:
     for options in ({"where": text}, {"sort": text}):
         with contextlib.suppress(InvalidOption):
             assert set(chosen_rows(Rows(), **options).tolist()) <= set(range(6))
@@ -295,6 +295,6 @@ def test_any_text_gives_rows_or_a_usage_error(text: str) -> None:
 
 @settings(max_examples=3 * settings().max_examples)
 @given(st.text())
-def test_any_characters_give_rows_or_a_usage_error(text: str) -> None:
+def test_any_characters_give_rows_or_invalid_option(text: str) -> None:
     with contextlib.suppress(InvalidOption):
         chosen_rows(Rows(), text)

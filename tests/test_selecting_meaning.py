@@ -1,4 +1,4 @@
-"""Conditions mean, row by row, what they say: against a plain evaluation of each row by itself."""
+"""Conditions evaluated over columns agree with a plain evaluation row by row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = {
 ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "%": operator.mod}
 ORDER = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
-Meaning = tuple[str, list[Any]]  # text, and what it is in each row; None: not known
+Meaning = tuple[str, list[Any]]  # condition text, and its value in each row; None: unknown
 
 
 class Rows:
@@ -128,14 +128,14 @@ def true_rows(where: str) -> Array:
 
 @settings(max_examples=5 * settings().max_examples)
 @given(CONDITIONS)
-def test_a_condition_is_true_of_the_rows_that_it_is_true_of_one_by_one(meaning: Meaning) -> None:
+def test_a_condition_agrees_with_row_by_row_evaluation(meaning: Meaning) -> None:
     where, expected = meaning
     assert true_rows(where).tolist() == [row for row, is_true in enumerate(expected) if is_true], where
 
 
 @settings(max_examples=3 * settings().max_examples)
 @given(NUMBERS.filter(lambda meaning: meaning[0][-1].isalpha() or "(" in meaning[0]), st.booleans())
-def test_rows_are_sorted_by_what_they_have_one_by_one(meaning: Meaning, descends: bool) -> None:
+def test_sorting_agrees_with_row_by_row_evaluation(meaning: Meaning, descends: bool) -> None:
     text, values = meaning
     known = [row for row in range(6) if values[row] is not None]
     ordered = sorted(known, key=lambda row: -values[row] if descends else values[row])

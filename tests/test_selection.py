@@ -1,4 +1,4 @@
-"""Episodes of real traces that are chosen: Trace.select, views in any order, and the options of commands."""
+"""Selecting episodes of real traces: Trace.select, views in any order, and command options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAMPLES = Path(__file__).parent.parent / "sample_traces" / "format-1.1"
 
 
 class Lengths(gymnasium.Env[Any, Any]):
-    """Episodes as long as options say, with a reward of 1 or of two objectives a step."""
+    """Episodes with the length given in options, and a reward of 1 or of two objectives per step."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
     action_space = gymnasium.spaces.Discrete(2)
@@ -50,7 +50,7 @@ def record(directory: Path, resets: list[dict[str, Any]], several: bool = False,
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Trace:
-    """Two writers with four episodes each."""
+    """A trace of two writers with four episodes each."""
     resets = [{"seed": 2**70, "options": {"length": 5, "level": "hard"}}, {"options": {"length": 2, "level": 3}}, {}]
     record(tmp_path, [*resets, {"seed": 7, "options": {"length": 9}}], metadata={"lr": 0.1, "tags": ["a", "b"]})
     return record(tmp_path, [{"seed": s, "options": {"length": 1 + s}} for s in range(4)], split="eval", uid="second")
@@ -80,11 +80,11 @@ def places(trace: Trace, *args: Any, **options: Any) -> list[int]:
         ("index % 7 == 0", [0, 7]),
     ],
 )
-def test_episodes_are_chosen_by_what_is_known_of_them(trace: Trace, where: str, expected: list[int]) -> None:
+def test_episodes_are_selected_by_condition(trace: Trace, where: str, expected: list[int]) -> None:
     assert places(trace, where) == expected
 
 
-def test_a_view_is_chosen_of_as_a_trace_is_and_its_index_stays_that_of_the_trace(trace: Trace) -> None:
+def test_selecting_from_a_view_keeps_the_index_of_the_trace(trace: Trace) -> None:
     view = trace.select(sort="-steps, index")
     assert view.chosen.tolist() == [3, 0, 7, 2, 6, 1, 5, 4]
     assert [len(episode) for episode in view] == [9, 5, 4, 3, 3, 2, 2, 1]
@@ -93,7 +93,7 @@ def test_a_view_is_chosen_of_as_a_trace_is_and_its_index_stays_that_of_the_trace
     assert view.select("split == 'eval'", limit=2).writers == ["second"]
 
 
-def test_a_sorted_view_is_read_in_its_order_by_whatever_takes_a_trace(trace: Trace, tmp_path: Path) -> None:
+def test_every_reader_keeps_the_order_of_a_sorted_view(trace: Trace, tmp_path: Path) -> None:
     view = trace.select(sort="-steps, index")
     expected = [9, 5, 4, 3, 3, 2, 2, 1]
     assert [len(e.actions) for e in view.scan(on_damage="skip")] == expected
@@ -110,14 +110,14 @@ def test_a_sorted_view_is_read_in_its_order_by_whatever_takes_a_trace(trace: Tra
     assert sorted((verdict.index, verdict.verdict) for verdict in verdicts) == [(0, "identical"), (1, "identical")]
 
 
-def test_a_full_view_in_another_order_is_not_taken_for_the_trace(tmp_path: Path) -> None:
+def test_a_reordered_full_view_is_not_the_whole_trace(tmp_path: Path) -> None:
     a, b = (record(tmp_path / name, [{"options": {"length": n}} for n in (1, 2, 3)], uid=name) for name in "ab")
     found = list(gym_trace.diff_traces(a, b.select(sort="-steps")))
     assert [difference.difference is None for difference in found] == [False, True, False]
     assert all(difference.difference is None for difference in gym_trace.diff_traces(a, b.select(sort="steps")))
 
 
-def test_returns_of_several_objectives_are_chosen_by_each_of_them(tmp_path: Path) -> None:
+def test_each_objective_of_a_return_can_be_selected_by(tmp_path: Path) -> None:
     trace = record(tmp_path, [{"options": {"length": n}} for n in (2, 5, 3)], several=True)
     for words in ({"where": "return > 2"}, {"sort": "-return"}):
         with pytest.raises(InvalidOption, match=r"several numbers each; write return\[0\]"):
@@ -141,7 +141,7 @@ def test_returns_of_several_objectives_are_chosen_by_each_of_them(tmp_path: Path
         ("metadata.lr", None),
     ],
 )
-def test_columns_that_are_not_there_are_named_with_the_nearest(trace: Trace, where: str, problem: str | None) -> None:
+def test_an_unknown_column_raises_and_suggests_a_name(trace: Trace, where: str, problem: str | None) -> None:
     if problem is None:
         assert places(trace, where) == []
         return
@@ -150,9 +150,9 @@ def test_columns_that_are_not_there_are_named_with_the_nearest(trace: Trace, whe
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in SAMPLES.iterdir() if path.is_dir()))
-def test_all_samples_are_chosen_from(name: str) -> None:
+def test_episodes_of_every_sample_can_be_selected(name: str) -> None:
     trace = open_trace(SAMPLES / name)
-    one = "return[0]" if name == "mismatch" else "return"  # of which rewards are two numbers
+    one = "return[0]" if name == "mismatch" else "return"  # the rewards of "mismatch" are two numbers
     assert len(trace.select(f"{one} > 0 or not {one} > 0", sort=f"-{one}, start, metadata")) == len(trace)
     try:
         chosen = trace.select("options is None or options is not None")
@@ -162,7 +162,7 @@ def test_all_samples_are_chosen_from(name: str) -> None:
         assert len(chosen) == len(trace)
 
 
-def test_of_several_traces_those_without_a_key_or_an_episode_have_nothing_to_choose(trace: Trace) -> None:
+def test_traces_without_the_key_or_without_episodes_select_nothing(trace: Trace) -> None:
     record(trace.directory / "other", [{}])
     for words in (["--where", "metadata.lr > 0"], ["--episodes", "3"]):
         rows = ok("ls", trace.directory, trace.directory / "other", "--json", *words).output.splitlines()
@@ -170,7 +170,7 @@ def test_of_several_traces_those_without_a_key_or_an_episode_have_nothing_to_cho
     assert run("ls", trace.directory, trace.directory / "other", "--where", "steps > 'x'").exit_code == 2
 
 
-def test_nothing_chosen_is_no_success(trace: Trace) -> None:
+def test_selecting_no_episodes_fails(trace: Trace) -> None:
     for command in ("verify", "diff", "render"):
         words = {"diff": [trace.directory], "render": ["-o", "v"]}.get(command, [])
         result = run(command, trace.directory, *words, "--where", "steps > 99")
@@ -178,7 +178,7 @@ def test_nothing_chosen_is_no_success(trace: Trace) -> None:
         assert "no episode is chosen" in result.stderr
 
 
-def test_options_may_be_of_any_kind(tmp_path: Path) -> None:
+def test_reset_options_of_any_type_can_be_selected_by(tmp_path: Path) -> None:
     values = [np.arange(3), np.array(2), 10**30, {"deep": [1, 2]}, "text", None]
     trace = record(tmp_path, [{"options": {"v": value}} for value in values])
     assert places(trace, "options.v[1] == 1") == [0]
@@ -188,7 +188,7 @@ def test_options_may_be_of_any_kind(tmp_path: Path) -> None:
     assert places(trace[::-1], "options.v is not None") == [4, 3, 2, 1, 0]
 
 
-def test_commands_choose_alike(trace: Trace) -> None:
+def test_all_commands_select_the_same_episodes(trace: Trace) -> None:
     def indices(*words: Any) -> list[int]:
         lines = ok("replay", trace.directory, "--json", *words).output.splitlines()
         return [json.loads(line)["index"] for line in lines]
@@ -207,14 +207,14 @@ def test_commands_choose_alike(trace: Trace) -> None:
 @pytest.mark.parametrize(
     "words", [["--where", "steps >"], ["--where", "step > 3"], ["--sort", "return >"], ["--sort", "x"]]
 )
-def test_what_makes_no_sense_is_a_usage_error_that_points_to_it(trace: Trace, words: list[str]) -> None:
+def test_an_invalid_selection_is_a_usage_error_that_marks_its_position(trace: Trace, words: list[str]) -> None:
     result = run("replay", trace.directory, *words)
     assert result.exit_code == 2
     assert f"Invalid value for '{words[0]}'" in result.stderr
     assert "^" in result.stderr
 
 
-def test_what_cannot_choose_episodes_is_told_as_it_was_given(tmp_path: Path) -> None:
+def test_invalid_selection_arguments_raise_and_are_quoted(tmp_path: Path) -> None:
     trace = record(tmp_path, [{}, {}])
     for words in ({"where": 5}, {"sort": ["return"]}, {"limit": 2.5}, {"sample": "3"}):
         with pytest.raises(InvalidOption, match="pass "):

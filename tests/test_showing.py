@@ -1,4 +1,4 @@
-"""How traces and episodes show themselves: in a REPL, in a notebook, in pandas."""
+"""Display of traces and episodes in a REPL, a notebook and pandas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gym_trace.showing.words import moment, number, period, spread
 SAMPLES = Path(__file__).parent.parent / "sample_traces" / "format-1.1"
 
 
-def test_a_trace_tells_in_four_lines_what_it_is() -> None:
+def test_repr_of_a_trace_has_four_lines() -> None:
     trace = open_trace(SAMPLES / "outcomes")
     assert repr(trace).split("\n") == [
         f"<Trace of 9 episodes in {trace.directory}",
@@ -36,7 +36,7 @@ def test_a_trace_tells_in_four_lines_what_it_is() -> None:
     assert repr(open_trace(SAMPLES / "empty")).startswith("<Trace of 0 episodes in")
 
 
-def test_the_table_of_episodes_shows_the_first_and_the_last() -> None:
+def test_the_table_of_episodes_shows_the_first_and_last_rows() -> None:
     table = open_trace(SAMPLES / "cartpole").episodes
     lines = str(table).split("\n")
     assert lines[0] == repr(table).split("\n")[0] == "<table of 50 episodes"
@@ -48,7 +48,7 @@ def test_the_table_of_episodes_shows_the_first_and_the_last() -> None:
     assert len(str(table[table["return"] > 50]).split("\n")) == 2 + (table["return"] > 50).sum()
 
 
-def test_columns_of_the_table_and_what_is_made_of_it_are_plain_arrays() -> None:
+def test_columns_and_results_of_the_episode_table_are_plain_arrays() -> None:
     table = open_trace(SAMPLES / "cartpole").episodes
     for plain in (table["return"], table[["steps", "lane"]], table["outcome"] == "lost", table["steps"].cumsum()):
         assert type(plain) is np.ndarray
@@ -57,7 +57,7 @@ def test_columns_of_the_table_and_what_is_made_of_it_are_plain_arrays() -> None:
     assert table.tobytes() == np.asarray(table).tobytes() == table.copy().tobytes()
 
 
-def test_an_episode_tells_what_is_known_of_it_without_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repr_of_an_episode_reads_no_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.reading.opened.OnDisk.column", None)
     monkeypatch.setattr("gym_trace.reading.opened.OnDisk.start", None)
     trace = open_trace(SAMPLES / "cartpole")
@@ -70,14 +70,14 @@ def test_an_episode_tells_what_is_known_of_it_without_reading(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in SAMPLES.iterdir() if path.is_dir()))
-def test_notebooks_can_show_every_sample(name: str) -> None:
+def test_every_sample_has_a_notebook_view(name: str) -> None:
     trace = open_trace(SAMPLES / name)
     shown = trace._repr_html_() + "".join(trace[i]._repr_html_() for i in range(min(2, len(trace))))
     assert ("<img" in shown) == (name in ("pictures", "pong", "minigrid"))
     assert shown.count("<div>") == shown.count("</div>")
 
 
-def test_what_a_trace_holds_is_text_for_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_of_a_trace_is_escaped_in_notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "<script>" not in page("<script>", ["a & b", "\x1b[2J"], table(["<b>"], [["</td>"]])) + sparkline(
         np.arange(9.0), '"<script>'
     )
@@ -93,7 +93,7 @@ def test_what_a_trace_holds_is_text_for_a_notebook(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (3, 5, 1), (3, 5, 3), (400, 200, 3)])
-def test_a_thumbnail_is_a_png_of_the_picture(shape: tuple[int, ...]) -> None:
+def test_a_thumbnail_is_a_small_png_of_the_image(shape: tuple[int, ...]) -> None:
     picture = np.random.default_rng(0).integers(0, 255, shape, np.uint8)
     png = thumbnail(picture)
     step = 3 if shape[0] == 400 else 1
@@ -106,7 +106,7 @@ def test_a_thumbnail_is_a_png_of_the_picture(shape: tuple[int, ...]) -> None:
     assert not lines[:, 0].any()
 
 
-def test_pictures_are_known_by_dtype_and_shape() -> None:
+def test_images_are_detected_by_dtype_and_shape() -> None:
     assert is_picture(np.uint8, (84, 84))
     assert is_picture(np.dtype("u1"), (4, 84, 84, 3))
     assert not is_picture(np.uint8, (128,))
@@ -127,14 +127,14 @@ def test_pictures_are_known_by_dtype_and_shape() -> None:
         ([np.nan, 1.0, 2.0], True),
     ],
 )
-def test_any_returns_have_a_line_or_none(values: list[float], is_drawn: bool) -> None:
+def test_a_sparkline_is_drawn_for_at_least_two_finite_returns(values: list[float], is_drawn: bool) -> None:
     drawn = sparkline(np.array(values, float), "returns")
     heights = [float(y) for y in re.findall(r"[\d.]+,([-\d.]+)", drawn)]
     assert all(0 <= height <= 40 for height in heights)
     assert bool(heights) == is_drawn
 
 
-def test_numbers_and_times_are_short() -> None:
+def test_numbers_and_times_are_formatted_briefly() -> None:
     assert [number(value) for value in (0.0123456, 12.3456, 12345.6, 1e20, float("nan"))] == [
         "0.01235", "12.35", "12,346", "1e+20", "nan",
     ]  # fmt: skip
@@ -146,7 +146,7 @@ def test_numbers_and_times_are_short() -> None:
     assert spread(np.array([np.nan, np.inf])) == ""
 
 
-def test_without_pandas_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas_the_error_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -159,7 +159,7 @@ def test_without_pandas_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
         open_trace(SAMPLES / "cartpole").to_pandas()
 
 
-def test_episodes_are_a_table_of_pandas() -> None:
+def test_episodes_convert_to_a_dataframe() -> None:
     pandas = pytest.importorskip("pandas")
     frame = open_trace(SAMPLES / "two-writers").to_pandas()
     assert len(frame) == 7
@@ -178,7 +178,7 @@ def test_episodes_are_a_table_of_pandas() -> None:
 
 
 @pytest.mark.parametrize("name", ["cartpole", "minigrid", "values", "mismatch", "filtered", "pong", "empty"])
-def test_steps_are_a_table_of_pandas(name: str) -> None:
+def test_steps_convert_to_a_dataframe(name: str) -> None:
     pytest.importorskip("pandas")
     for episode in open_trace(SAMPLES / name):
         frame = episode.to_pandas()

@@ -1,4 +1,4 @@
-"""Summaries agree with what NumPy says of the whole data, for values of every kind, and stay plain data."""
+"""Summaries agree with NumPy on the whole data, for values of every kind, and are plain data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gym_trace.statistics.summary import _running_time
 
 
 def _record(directory: Path, env: Any, episodes: int, **options: Any) -> None:
-    """Plays episodes to their end with actions of a seeded sampler."""
+    """Play whole episodes with seeded random actions."""
     with TraceRecordingWrapper(env, directory, **options) as recorded:
         recorded.action_space.seed(5)
         for seed in range(episodes):
@@ -34,7 +34,7 @@ def _record(directory: Path, env: Any, episodes: int, **options: Any) -> None:
 
 
 def _play(directory: Path, env: ScriptedEnv, actions: list[list[Any]], **options: Any) -> None:
-    """Plays what is scripted with the actions given, one list an episode."""
+    """Play scripted episodes with the given actions, one list per episode."""
     with TraceRecordingWrapper(env, directory, **options) as recorded:
         for row in actions:
             recorded.reset()
@@ -53,7 +53,7 @@ def _scripted_rewards(directory: Path, *episodes: list[Any], **options: Any) -> 
 
 
 def _summary(directory: Path, **options: Any) -> dict[str, Any]:
-    """The summary, having gone through JSON, in which there is no NaN."""
+    """Return the summary after a round trip through JSON without NaN."""
     summary: dict[str, Any] = json.loads(json.dumps(summarize(open_trace(directory), **options), allow_nan=False))
     return summary
 
@@ -61,7 +61,7 @@ def _summary(directory: Path, **options: Any) -> dict[str, Any]:
 # -- from the index ---------------------------------------------------------------------------------------------------
 
 
-def test_returns_and_lengths_are_those_of_the_episodes(tmp_path: Path) -> None:
+def test_returns_and_lengths_match_the_episodes(tmp_path: Path) -> None:
     _record(tmp_path, gymnasium.make("CartPole-v1"), 40)
     summary = _summary(tmp_path)
     episodes = list(open_trace(tmp_path))
@@ -86,7 +86,7 @@ def test_returns_and_lengths_are_those_of_the_episodes(tmp_path: Path) -> None:
     assert not summary["filtered"]
 
 
-def test_duration_and_speed_count_ended_episodes_only(tmp_path: Path) -> None:
+def test_duration_and_throughput_count_only_ended_episodes(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
     for _ in range(2):
         env.reset()
@@ -109,14 +109,14 @@ def test_duration_and_speed_count_ended_episodes_only(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20))), st.lists(st.integers(1, 20), max_size=3))
-def test_time_in_which_several_episodes_ran_counts_once(known: list[tuple[int, int]], unknown: list[int]) -> None:
+def test_overlapping_episodes_count_once_in_the_running_time(known: list[tuple[int, int]], unknown: list[int]) -> None:
     starts = np.array([start for start, _ in known] + [np.iinfo(np.int64).min] * len(unknown), np.int64)
     durations = np.array([duration for _, duration in known] + unknown, np.int64)
     moments = {moment for start, duration in known for moment in range(start, start + duration)}
     assert _running_time(starts, durations) == pytest.approx((len(moments) + sum(unknown)) / 1e9)
 
 
-def test_parts_of_a_filtered_episode_are_summed_up_to_one_episode(tmp_path: Path) -> None:
+def test_parts_of_a_filtered_episode_are_merged(tmp_path: Path) -> None:
     _record(tmp_path, CountingEnv(length=6), 3, frame_filter=lambda step: step % 3 != 1)
     summary = _summary(tmp_path)
     assert (summary["episodes"], summary["parts"], summary["steps"]) == (3, 6 + 3, 12)
@@ -125,14 +125,14 @@ def test_parts_of_a_filtered_episode_are_summed_up_to_one_episode(tmp_path: Path
     assert summary["return"]["mean"] == 1 + 3 + 4 + 6
 
 
-def test_episodes_in_one_part_each_are_told_as_filtered_if_frames_were(tmp_path: Path) -> None:
+def test_filtered_is_true_even_if_every_episode_has_one_part(tmp_path: Path) -> None:
     _record(tmp_path, CountingEnv(length=6), 3, frame_filter=lambda step: step < 2)
     summary = _summary(tmp_path)
     assert summary["episodes"] == summary["parts"] == 3
     assert summary["filtered"]
 
 
-def test_an_empty_trace_has_no_means_but_a_summary(tmp_path: Path) -> None:
+def test_the_summary_of_an_empty_trace_has_no_means(tmp_path: Path) -> None:
     TraceRecordingWrapper(CountingEnv(), tmp_path).close()
     for by in (None, "split", "writer", "outcome"):
         summary = _summary(tmp_path, by=by, columns=True)
@@ -141,9 +141,9 @@ def test_an_empty_trace_has_no_means_but_a_summary(tmp_path: Path) -> None:
         assert summary["rewards"]["count"] == 0
 
 
-def test_means_are_of_complete_episodes_alone(tmp_path: Path) -> None:
+def test_means_count_only_complete_episodes(tmp_path: Path) -> None:
     with TraceRecordingWrapper(CountingEnv(length=4), tmp_path) as env:
-        for steps in (4, 4, 2, 0, 3):  # of which the first two come to their end
+        for steps in (4, 4, 2, 0, 3):  # the first two end
             env.reset()
             for _ in range(steps):
                 env.step(0)
@@ -152,11 +152,11 @@ def test_means_are_of_complete_episodes_alone(tmp_path: Path) -> None:
     assert summary["length"]["count"] == summary["return"]["count"] == 2
     assert summary["return"]["mean"] == np.mean([episode.total_reward for episode in complete])
     assert len(summary["return_curve"]) == 2
-    assert summary["groups"]["cut"]["length"]["mean"] == 2  # asked for by name; the one without steps is left out
+    assert summary["groups"]["cut"]["length"]["mean"] == 2  # grouped by outcome; the episode without steps is skipped
     assert summary["groups"]["closed"]["length"]["mean"] == 3
 
 
-def test_episodes_of_no_steps_count_as_such(tmp_path: Path) -> None:
+def test_episodes_without_steps_are_counted(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path)
     for _ in range(3):
         env.reset()
@@ -167,24 +167,24 @@ def test_episodes_of_no_steps_count_as_such(tmp_path: Path) -> None:
     assert summary["observations"][0]["rows"] == 3
 
 
-def test_returns_that_are_no_finite_numbers_are_counted_apart(tmp_path: Path) -> None:
+def test_nan_and_infinite_returns_are_counted_separately(tmp_path: Path) -> None:
     _scripted_rewards(tmp_path, [1.0, 2.0], [math.nan], [math.inf, 1.0], [-math.inf], ["odd", "odder"])
     spread = _summary(tmp_path)["return"]
     assert (spread["count"], spread["nan"], spread["inf"]) == (1, 2, 2)
     assert spread["mean"] == spread["min"] == spread["max"] == 3
 
 
-def test_the_return_of_rewards_of_several_types_is_their_sum(tmp_path: Path) -> None:
-    """Environments that say 0 at most steps and a NumPy number at the last one are common."""
+def test_rewards_of_mixed_types_are_summed(tmp_path: Path) -> None:
+    """Many environments return 0 at most steps and a NumPy number at the last one."""
     _scripted_rewards(tmp_path, [0, 0, np.float32(1.5)], [True, np.array(2.0), 3], [10**400, 1])
     assert open_trace(tmp_path).episodes["return"].tolist() == [1.5, 6.0, math.inf]
 
 
-def test_returns_near_the_end_of_floats_do_not_break_the_summary(tmp_path: Path) -> None:
+def test_huge_returns_do_not_break_the_summary(tmp_path: Path) -> None:
     _scripted_rewards(tmp_path, [1.7e308], [-1.7e308], [5e-324], [1.7e308])
     summary = _summary(tmp_path, columns=True)
     assert summary["return"]["max"] == summary["rewards"]["max"] == 1.7e308
-    assert summary["return"]["std"] is None  # beyond what a float holds
+    assert summary["return"]["std"] is None  # overflows a float
 
 
 def test_storage_counts_every_byte_of_the_directory(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_storage_counts_every_byte_of_the_directory(tmp_path: Path) -> None:
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
-def test_groups_by_split_and_writer_divide_the_trace(tmp_path: Path) -> None:
+def test_groups_by_split_and_writer_partition_the_trace(tmp_path: Path) -> None:
     _record(tmp_path, CountingEnv(length=3), 4, uid="a")
     _record(tmp_path, CountingEnv(length=5), 2, uid="b", split="eval", on_exist="append")
     _record(tmp_path, CountingEnv(length=7), 1, uid="c", on_exist="append")
@@ -216,8 +216,8 @@ def test_groups_by_split_and_writer_divide_the_trace(tmp_path: Path) -> None:
     assert by_split["rewards"]["count"] == 29
 
 
-def test_groups_by_outcome_describe_the_rows_of_their_episodes(tmp_path: Path) -> None:
-    """Episodes of several outcomes share chunks, so that rows must be told apart."""
+def test_groups_by_outcome_describe_only_their_episodes(tmp_path: Path) -> None:
+    """Episodes of several outcomes share chunks, so rows must be assigned individually."""
     space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
     random = np.random.default_rng(1)
     script, actions = [], []
@@ -244,7 +244,7 @@ def test_groups_by_outcome_describe_the_rows_of_their_episodes(tmp_path: Path) -
         assert group["actions"][0]["dimensions"][0]["values"] == np.stack([values, counts], 1).tolist()
 
 
-def test_an_unknown_grouping_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_grouping_raises(tmp_path: Path) -> None:
     TraceRecordingWrapper(CountingEnv(), tmp_path).close()
     with pytest.raises(InvalidOption, match="split, writer, outcome"):
         summarize(open_trace(tmp_path), by="seed")
@@ -277,7 +277,7 @@ class EverythingEnv(gymnasium.Env[Any, Any]):
         return self.observation_space.sample(), 1.0, bool(self.np_random.random() < 0.1), False, {}
 
 
-def test_every_leaf_is_described_as_suits_its_space(tmp_path: Path) -> None:
+def test_every_leaf_is_described_by_its_kind_of_space(tmp_path: Path) -> None:
     _record(tmp_path, EverythingEnv(), 12)
     summary = _summary(tmp_path, columns=True)
     episodes = list(open_trace(tmp_path))
@@ -314,7 +314,7 @@ def test_every_leaf_is_described_as_suits_its_space(tmp_path: Path) -> None:
     assert all(leaf["misfits"] == 0 for leaf in leaves.values())
 
 
-def test_nan_and_infinities_are_counted_and_left_out_of_the_moments(tmp_path: Path) -> None:
+def test_moments_skip_and_count_nan_and_infinities(tmp_path: Path) -> None:
     rows = np.array([[1, np.nan], [2, np.inf], [3, -np.inf], [6, 7]], np.float32)
     script = [(rows[0], [Told(rows[1], math.nan), Told(rows[2], 2.0), Told(rows[3], math.inf, True)])]
     _play(tmp_path, ScriptedEnv(spaces.Box(-np.inf, np.inf, (2,)), spaces.Discrete(2), script), [[0, 1, 1]])
@@ -329,7 +329,7 @@ def test_nan_and_infinities_are_counted_and_left_out_of_the_moments(tmp_path: Pa
 
 
 @pytest.mark.filterwarnings("ignore:observations")
-def test_values_that_do_not_match_their_space_are_used_where_they_are_numbers_and_counted_where_not(
+def test_values_outside_their_space_are_used_if_numeric_and_else_counted(
     tmp_path: Path,
 ) -> None:
     space = spaces.Box(-9, 9, (2,), np.float32)
@@ -345,7 +345,7 @@ def test_values_that_do_not_match_their_space_are_used_where_they_are_numbers_an
 
 
 @pytest.mark.filterwarnings("ignore:observations")
-def test_observations_without_the_structure_of_their_space_are_misfits(tmp_path: Path) -> None:
+def test_observations_without_the_structure_of_their_space_count_as_misfits(tmp_path: Path) -> None:
     space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(0, 1, (1,))})
     good = {"a": 1, "b": np.ones(1, np.float32)}
     script = [(good, [Told({"a": 1}), Told(good, terminated=True)])]
@@ -354,7 +354,7 @@ def test_observations_without_the_structure_of_their_space_are_misfits(tmp_path:
         assert (leaf["rows"], leaf["misfits"]) == (3, 1)
 
 
-def test_values_of_a_custom_space_are_told_apart_and_shown(tmp_path: Path) -> None:
+def test_distinct_values_of_a_custom_space_are_counted_and_shown(tmp_path: Path) -> None:
     space = OddSpace()
     script = [(space.sample(), [Told(space.sample(), terminated=True)])]
     _play(tmp_path, ScriptedEnv(space, spaces.Discrete(2), script), [[0]])
@@ -363,7 +363,7 @@ def test_values_of_a_custom_space_are_told_apart_and_shown(tmp_path: Path) -> No
     assert leaf["examples"][0].startswith("{'cells':")
 
 
-def test_writers_of_different_environments_are_described_apart(tmp_path: Path) -> None:
+def test_writers_of_different_environments_are_described_separately(tmp_path: Path) -> None:
     _record(tmp_path, CountingEnv(shape=(2,)), 2)
     _record(tmp_path, CountingEnv(shape=(3,)), 1, on_exist="append")
     summary = _summary(tmp_path, columns=True)
@@ -371,7 +371,7 @@ def test_writers_of_different_environments_are_described_apart(tmp_path: Path) -
     assert len(summary["actions"]) == 1
 
 
-def test_columns_are_those_of_running_episodes_too(tmp_path: Path) -> None:
+def test_columns_include_running_episodes(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
     env.reset()
     for _ in range(3):
@@ -384,7 +384,7 @@ def test_columns_are_those_of_running_episodes_too(tmp_path: Path) -> None:
     assert (summary["rewards"]["count"], summary["observations"][0]["rows"]) == (4, 6)
 
 
-def test_a_damaged_chunk_is_an_error_for_columns_and_none_for_the_index(tmp_path: Path) -> None:
+def test_a_damaged_chunk_raises_for_columns_but_not_for_the_index(tmp_path: Path) -> None:
     _record(tmp_path, CountingEnv(length=500), 4)
     (batch,) = tmp_path.glob("*.gtb")
     whole = _summary(tmp_path)
@@ -411,7 +411,7 @@ moderate = st.floats(-1e6, 1e6)
 
 
 @given(st.lists(st.lists(moderate, min_size=1, max_size=20), min_size=1, max_size=6))
-def test_moments_of_pieces_are_the_moments_of_the_whole(pieces: list[list[float]]) -> None:
+def test_merged_moments_equal_the_moments_of_the_whole(pieces: list[list[float]]) -> None:
     parts, stream = Moments(1), Moments(1)
     for piece in pieces:
         rows = np.array(piece)[:, None]
@@ -428,7 +428,7 @@ def test_moments_of_pieces_are_the_moments_of_the_whole(pieces: list[list[float]
 
 
 def test_moments_lose_no_precision_far_from_zero() -> None:
-    """A sum of squares minus the square of the sum would leave nothing of a deviation of 1 at 1e12."""
+    """At 1e12, a sum of squares minus the squared sum would lose a deviation of 1 completely."""
     random = np.random.default_rng(0)
     noise = random.normal(size=(100_000, 1))
     moments = Moments(1)
@@ -440,7 +440,7 @@ def test_moments_lose_no_precision_far_from_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int8, np.int64, np.float16])
-def test_moments_of_every_dtype_and_of_nothing(dtype: Any) -> None:
+def test_moments_of_every_dtype_and_of_no_rows(dtype: Any) -> None:
     rows = np.array([[0], [1], [1]], dtype)
     moments = Moments(1)
     moments.add(rows[:0])
@@ -454,9 +454,7 @@ def test_moments_of_every_dtype_and_of_nothing(dtype: Any) -> None:
 @example([[1.7e308, -1.7e308], [5e-324]], 0)
 @example([[5e-324, 1e-323], [1.0]], 0)
 @example([[-1.0], [-0.0, 0.0]], 0)
-def test_a_histogram_counts_every_value_in_its_bin_however_the_values_came(
-    pieces: list[list[float]], most: int
-) -> None:
+def test_a_histogram_does_not_depend_on_the_order_of_values(pieces: list[list[float]], most: int) -> None:
     stream, merged = Tally(most), Tally(most)
     for piece in pieces:
         stream.add(np.array(piece))
@@ -476,7 +474,7 @@ def test_a_histogram_counts_every_value_in_its_bin_however_the_values_came(
     assert len(counts) <= 64
 
 
-def test_rewards_are_listed_while_few_and_a_histogram_when_many(tmp_path: Path) -> None:
+def test_few_distinct_rewards_are_listed_and_many_become_a_histogram(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     _scripted_rewards(tmp_path / "few", random.integers(0, 20, 300).astype(float).tolist())
     _scripted_rewards(tmp_path / "many", random.normal(size=DISTINCT_VALUES + 1).tolist())
@@ -486,7 +484,7 @@ def test_rewards_are_listed_while_few_and_a_histogram_when_many(tmp_path: Path) 
         assert sum(_summary(tmp_path / name, columns=True)["rewards"]["histogram"]["counts"]) == count
 
 
-def test_variety_stops_telling_values_apart_and_says_so() -> None:
+def test_variety_reports_when_the_distinct_count_is_a_lower_bound() -> None:
     variety, other = Variety(), Variety()
     variety.add([f"text {i}" for i in range(KNOWN_VALUES - 1)])
     assert variety.result()["distinct_is_exact"]

@@ -1,4 +1,4 @@
-"""Where traces lie: a directory, or anything that keeps the contract."""
+"""Storages of traces: a directory, or any implementation of the contract."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TestMemoryStorage(StorageContract):
 
 @pytest.fixture
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is recorded and read is in memory."""
+    """Record and read in memory only."""
     for module in ("recording.options", "recording.single.episodes", "playback.trace"):
         monkeypatch.setattr(f"gym_trace.{module}.LocalStorage", MemoryStorage)
 
@@ -58,7 +58,7 @@ def test_a_trace_is_recorded_and_read_in_memory(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("in_memory")
-def test_a_trace_in_memory_is_replaced_and_its_damage_is_named(tmp_path: Path) -> None:
+def test_a_trace_in_memory_can_be_replaced_and_its_damage_is_located(tmp_path: Path) -> None:
     recorded(tmp_path / "t", uid="first")
     recorded(tmp_path / "t", uid="second", on_exist="replace")
     storage = MemoryStorage(tmp_path / "t")
@@ -69,7 +69,7 @@ def test_a_trace_in_memory_is_replaced_and_its_damage_is_named(tmp_path: Path) -
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
-def test_only_regular_files_of_a_directory_are_files(tmp_path: Path) -> None:
+def test_only_regular_files_can_be_opened(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     (tmp_path / "file").write_bytes(b"some")
     (tmp_path / "folder").mkdir()
@@ -90,6 +90,6 @@ def test_only_regular_files_of_a_directory_are_files(tmp_path: Path) -> None:
         LocalStorage(tmp_path / "file").names()
 
 
-def test_files_in_the_working_directory_have_their_plain_names() -> None:
+def test_files_in_the_working_directory_have_plain_paths() -> None:
     assert LocalStorage(".").path("w.000000.gtb") == "w.000000.gtb"
     assert LocalStorage("a/b/").path("w.000000.gtb") == os.path.join("a", "b", "w.000000.gtb")

@@ -1,4 +1,4 @@
-"""Observations with texts, which are in the log and not in the row: whoever goes on with an episode has them, too."""
+"""Observations with texts, which are stored in the log: continuing an episode in another slab or process keeps them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_trace import TraceRecordingWrapper, open_trace
 
 
 class Talking(gymnasium.Env[Any, Any]):
-    """Says at each step how far it is; goes on after its end."""
+    """Observes the step number as text; continues after its end."""
 
     observation_space = spaces.Dict({"at": spaces.Discrete(99), "said": spaces.Text(40)})
     action_space = spaces.Discrete(9)
@@ -41,7 +41,7 @@ class Talking(gymnasium.Env[Any, Any]):
 
 
 def told(directory: Path) -> list[list[str]]:
-    """The texts of each part of each episode, in which each text is beside its number."""
+    """Return the texts of each part of each episode; check each against its number."""
     parts = [episode.observations for episode in open_trace(directory)]
     assert all(list(part["said"]) == [f"at {at}" for at in part["at"]] for part in parts)
     return [list(part["said"]) for part in parts]
@@ -52,7 +52,7 @@ def texts(first: int, last: int) -> list[str]:
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_the_text_before_a_step_after_the_end_leads_it(flush: bool, tmp_path: Path) -> None:
+def test_a_step_after_the_end_starts_with_the_previous_text(flush: bool, tmp_path: Path) -> None:
     env = TraceRecordingWrapper(Talking(), tmp_path / "trace")
     env.reset(seed=0)
     for _ in range(8):
@@ -64,7 +64,7 @@ def test_the_text_before_a_step_after_the_end_leads_it(flush: bool, tmp_path: Pa
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_a_copy_goes_on_from_the_text_before(flush: bool, tmp_path: Path) -> None:
+def test_a_copy_continues_from_the_previous_text(flush: bool, tmp_path: Path) -> None:
     env = TraceRecordingWrapper(Talking(), tmp_path / "trace")
     env.reset(seed=0)
     env.step(1)
@@ -77,12 +77,12 @@ def test_a_copy_goes_on_from_the_text_before(flush: bool, tmp_path: Path) -> Non
     assert sorted(told(tmp_path / "trace")) == [texts(0, 2), texts(1, 2)]
 
 
-def test_a_child_of_a_fork_in_a_step_goes_on_from_the_text_of_that_step(tmp_path: Path) -> None:
+def test_a_child_forked_in_a_step_continues_from_the_text_of_that_step(tmp_path: Path) -> None:
     inner = Talking(fork_at=2)
     env = TraceRecordingWrapper(inner, tmp_path / "trace")
     env.reset(seed=0)
     env.step(1)
-    env.step(1)  # from here on there are two
+    env.step(1)  # now there are two processes
     if inner.is_child:
         try:
             env.step(1)
@@ -94,7 +94,7 @@ def test_a_child_of_a_fork_in_a_step_goes_on_from_the_text_of_that_step(tmp_path
     assert sorted(told(tmp_path / "trace")) == [texts(0, 2), texts(2, 3)]
 
 
-def test_texts_are_read_while_they_are_recorded(tmp_path: Path) -> None:
+def test_texts_are_readable_during_recording(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(Talking(), tmp_path / "trace")
     env.reset(seed=0)
     for i in range(1, 3):

@@ -171,7 +171,7 @@ def record_small(directory: Path, mode: Any, **options: Any) -> Any:
         if LONG or filtered is ((number + (state == "open")) % 2 == 1)
     ],
 )
-def test_truncating_gives_back_exactly_the_chunks_that_were_complete(
+def test_a_truncated_batch_keeps_exactly_its_complete_chunks(
     tmp_path: Path, mode: Any, state: str, filtered: bool
 ) -> None:
     env = record_small(tmp_path / "t", mode, frame_filter=(lambda step: step != 1) if filtered else None)

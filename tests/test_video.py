@@ -1,4 +1,4 @@
-"""Recorded episodes as videos: every step is a frame, the speed is right, and what cannot be shown is said."""
+"""Rendering recorded episodes: one frame per step, the right speed, and clear errors."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def trace(tmp_path: Path) -> Path:
     return recorded(tmp_path / "trace", 3)
 
 
-# -- what is in a video -----------------------------------------------------------------------------------------------
+# -- contents of videos -----------------------------------------------------------------------------------------------
 
 
-def test_a_video_of_cartpole_has_a_frame_a_step_at_the_speed_of_the_environment(tmp_path: Path) -> None:
+def test_a_video_has_one_frame_per_step_at_the_speed_of_the_environment(tmp_path: Path) -> None:
     pytest.importorskip("pygame")
     directory = recorded(tmp_path / "t", 2, gymnasium.make("CartPole-v1"))
     (made,) = rendered(directory, tmp_path / "v.mp4", [1])
@@ -91,7 +91,7 @@ def test_a_video_of_cartpole_has_a_frame_a_step_at_the_speed_of_the_environment(
     assert list(tmp_path.glob("*.part")) == []
 
 
-def test_sizes_are_made_even_by_repeating_the_edge(tmp_path: Path) -> None:
+def test_odd_sizes_are_padded_by_repeating_the_edge(tmp_path: Path) -> None:
     from gym_trace.video.writers import Mp4Writer
 
     writer = Mp4Writer(tmp_path / "v.mp4", 12.5)
@@ -110,7 +110,7 @@ def test_sizes_are_made_even_by_repeating_the_edge(tmp_path: Path) -> None:
         assert container.streams.video[0].codec_context.name == "h264"
 
 
-def test_a_gif_keeps_colours_and_speed_and_leaves_out_what_viewers_cannot_show(tmp_path: Path) -> None:
+def test_a_gif_keeps_colours_and_speed_and_skips_too_fast_frames(tmp_path: Path) -> None:
     from gym_trace.video.writers import GifWriter
 
     colours = np.random.default_rng(0).integers(0, 256, (200, 3), np.uint8)
@@ -129,7 +129,7 @@ def test_a_gif_keeps_colours_and_speed_and_leaves_out_what_viewers_cannot_show(t
         assert times == pytest.approx([number / (kept / (20 / fps)) for number in range(kept)])
 
 
-def test_png_frames_of_observations_are_the_observations(tmp_path: Path) -> None:
+def test_png_frames_equal_the_recorded_observations(tmp_path: Path) -> None:
     record_lengths(tmp_path / "t", [7, 30], ImageEnv(100))
     (made,) = rendered(tmp_path / "t", tmp_path / "v.png", [1], source="observations")
     assert made.path == tmp_path / "v"
@@ -140,7 +140,7 @@ def test_png_frames_of_observations_are_the_observations(tmp_path: Path) -> None
     assert np.array_equal(np.concatenate([pictures_of(path) for path in files]), expected)
 
 
-def test_png_frames_of_a_simulation_are_what_it_renders(tmp_path: Path, trace: Path) -> None:
+def test_png_frames_of_a_simulation_equal_its_renderings(tmp_path: Path, trace: Path) -> None:
     rendered(trace, tmp_path / "v", [2], form="png")
     files = sorted((tmp_path / "v" / "episode-000002").iterdir())
     assert len(files) == 7
@@ -160,7 +160,7 @@ def test_png_frames_of_a_simulation_are_what_it_renders(tmp_path: Path, trace: P
     ],
     ids=["HW", "HW1", "HW3", "stack HW", "HW stack", "stack HW3"],
 )
-def test_of_stacked_observations_the_last_is_shown(tmp_path: Path, shape: tuple[int, ...], expected: Any) -> None:
+def test_the_last_image_of_a_stack_is_shown(tmp_path: Path, shape: tuple[int, ...], expected: Any) -> None:
     space = gymnasium.spaces.Dict(
         {"speed": gymnasium.spaces.Box(0, 1, (20, 30)), "view": gymnasium.spaces.Box(0, 255, shape, np.uint8)}
     )
@@ -195,7 +195,7 @@ def test_an_asciicast_shows_what_the_environment_prints(tmp_path: Path) -> None:
             again.step(episode.actions[number])
 
 
-def test_a_screen_that_grows_has_the_terminal_grow(tmp_path: Path) -> None:
+def test_an_asciicast_grows_with_its_screens(tmp_path: Path) -> None:
     directory = recorded(tmp_path / "t", 1, painted(length=60))
     (made,) = rendered(directory, tmp_path / "v.cast")
     header, events = cast_of(made.path)
@@ -204,71 +204,73 @@ def test_a_screen_that_grows_has_the_terminal_grow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["simulation", "observations"])
-def test_the_overlay_hides_nothing_and_tells_of_each_step(tmp_path: Path, source: str) -> None:
+def test_the_overlay_lies_below_the_frame_and_changes_with_each_step(tmp_path: Path, source: str) -> None:
     directory = recorded(tmp_path / "t", 1, painted(pictures=True))
     (made,) = rendered(directory, tmp_path / "v.png", overlay=True, source=source)
     bands = []
     for step, path in enumerate(sorted(made.path.iterdir())):
         (picture,) = pictures_of(path)
-        assert picture.shape[1] == 6 * 41  # enlarged, so that there is room for the text
+        assert picture.shape[1] == 6 * 41  # enlarged, so that the text fits
         assert np.array_equal(picture[: 6 * 30 : 6, ::6], PaintedEnv().picture(step))
         bands.append(picture[6 * 30 :].tobytes())
         assert 20 < np.count_nonzero(picture[6 * 30 :]) < picture[6 * 30 :].size / 2
     assert len(set(bands)) == 7
 
 
-def test_the_overlay_of_text_is_text(tmp_path: Path, trace: Path) -> None:
+def test_the_overlay_of_an_asciicast_is_text(tmp_path: Path, trace: Path) -> None:
     rendered(trace, tmp_path / "v.cast", [1], overlay=True)
     _, events = cast_of(tmp_path / "v.cast")
     assert "step 0   return 0\r\nreset" in events[0][2]
     assert "step 4   return 2\r\nreward 0.5   action 1" in events[4][2]
 
 
-# -- what cannot be shown ---------------------------------------------------------------------------------------------
+# -- errors and warnings ----------------------------------------------------------------------------------------------
 
 
-def test_an_episode_that_comes_out_differently_is_rendered_and_said_so(tmp_path: Path, trace: Path) -> None:
-    with pytest.warns(UserWarning, match=r"episode 1 does not come out as recorded, at step 2, observations\[0\]"):
+def test_a_differing_replay_is_rendered_with_a_warning(tmp_path: Path, trace: Path) -> None:
+    with pytest.warns(
+        UserWarning, match=r"episode 1: the replay differs from the recording, at step 2, observations\[0\]"
+    ):
         (made,) = rendered(trace, tmp_path / "v.mp4", [1], env_kwargs={"offset": 1})
     assert made.verdict is not None
     assert made.verdict.verdict == "differs"
     assert made.frames == len(pictures_of(made.path)) == 7
 
 
-def test_an_episode_that_chance_decides_is_rendered_and_said_so(tmp_path: Path) -> None:
+def test_a_nondeterministic_episode_is_rendered_with_a_warning(tmp_path: Path) -> None:
     directory = tmp_path / "t"
     env = TraceRecordingWrapper(painted(luck=True), directory)
     env.reset()
     env.step(0)
     env.close()
-    with pytest.warns(UserWarning, match="may not come out as recorded: two replays of it differ"):
+    with pytest.warns(UserWarning, match="the replay may differ from the recording: two replays of it differ"):
         (made,) = rendered(directory, tmp_path / "v.mp4")
     assert made.frames == 2
 
 
-def test_an_episode_whose_beginning_was_not_kept_is_left_out_and_said_so(tmp_path: Path) -> None:
+def test_an_episode_without_its_first_steps_is_skipped_with_a_warning(tmp_path: Path) -> None:
     recorded(tmp_path / "t", 1, frame_filter=lambda step: step >= 3)
-    with pytest.warns(UserWarning, match="episode 0 is not rendered: steps before it were left out"):
+    with pytest.warns(UserWarning, match="episode 0: not rendered: steps before it were left out"):
         assert rendered(tmp_path / "t", tmp_path / "v.mp4") == []
     assert not (tmp_path / "v.mp4").exists()
 
 
-def test_an_environment_without_the_render_mode_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_render_mode_raises_and_suggests_a_format(tmp_path: Path) -> None:
     record_lengths(tmp_path / "images", [2], ImageEnv(5))
     with pytest.raises(EnvironmentUnavailable, match="does not say how to make its environment"):
         rendered(tmp_path / "images", tmp_path / "v.mp4")
     directory = recorded(tmp_path / "t", 1, gymnasium.make("CartPole-v1"))
-    with pytest.warns(UserWarning, match="ansi"), pytest.raises(EnvironmentUnavailable, match=r"'ansi', it has .*mp4"):
+    with pytest.warns(UserWarning, match="ansi"), pytest.raises(EnvironmentUnavailable, match=r"'ansi', only .*mp4"):
         rendered(directory, tmp_path / "v.cast")
-    with pytest.raises(RenderingError, match="hold no pictures"):
+    with pytest.raises(RenderingError, match="observations: no images"):
         rendered(directory, tmp_path / "v.mp4", source="observations")
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
 
 
 @pytest.mark.parametrize("name", ["v.mp4", "v.gif", "v.png", "v.cast"])
-def test_what_fails_half_way_leaves_nothing_behind(tmp_path: Path, name: str) -> None:
+def test_a_failed_rendering_leaves_no_files(tmp_path: Path, name: str) -> None:
     directory = recorded(tmp_path / "t", 1)
-    with pytest.raises(RenderingError, match="cannot render: OSError: the screen is broken"):
+    with pytest.raises(RenderingError, match=r"render\(\) failed: OSError: the screen is broken"):
         rendered(directory, tmp_path / name, env_kwargs={"breaks_at": 4})
     frames = iter(range(3))
 
@@ -281,7 +283,7 @@ def test_what_fails_half_way_leaves_nothing_behind(tmp_path: Path, name: str) ->
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
-def test_pictures_that_change_their_size_are_refused(tmp_path: Path) -> None:
+def test_a_change_of_the_image_size_raises(tmp_path: Path) -> None:
     from gym_trace.video.writers import Mp4Writer
 
     writer = Mp4Writer(tmp_path / "v.mp4", 30)
@@ -289,14 +291,14 @@ def test_pictures_that_change_their_size_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RenderingError, match="from 20x10 to 20x12"):
         writer.write(np.zeros((12, 20, 3), np.uint8))
     for odd in (np.zeros((10, 20, 3), np.float32), np.zeros((10, 20, 5), np.uint8), None):
-        with pytest.raises(RenderingError, match="not a picture"):
+        with pytest.raises(RenderingError, match="not an image"):
             writer.write(odd)  # type: ignore[arg-type]
     writer.drop()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("package", "module"), [("av", "writers"), ("PIL", "overlay")])
-def test_a_missing_package_is_named_with_what_installs_it(
+def test_a_missing_package_raises_with_the_pip_command(
     tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch, package: str, module: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -306,10 +308,10 @@ def test_a_missing_package_is_named_with_what_installs_it(
     rendered(trace, tmp_path / "v.cast", overlay=True)
 
 
-# -- which episodes, and where they go --------------------------------------------------------------------------------
+# -- choice of episodes and output paths ------------------------------------------------------------------------------
 
 
-def test_out_says_the_format_and_the_names(tmp_path: Path) -> None:
+def test_out_determines_format_and_file_names(tmp_path: Path) -> None:
     def names(out: str, indices: list[int], form: str | None = None) -> list[str]:
         return [str(path) for path in Destination(out, form).paths(indices).values()]
 
@@ -323,14 +325,14 @@ def test_out_says_the_format_and_the_names(tmp_path: Path) -> None:
         names("a/b.mp4", [1, 2])
     with pytest.raises(InvalidOption, match=r"ends in \.mp4"):
         Destination("a.mp4", "gif")
-    with pytest.raises(InvalidOption, match="no format"):
+    with pytest.raises(InvalidOption, match="unknown format"):
         Destination("a", "avi")
 
 
-def test_frames_are_not_mixed_with_what_is_there(tmp_path: Path, trace: Path) -> None:
+def test_an_existing_directory_of_frames_raises(tmp_path: Path, trace: Path) -> None:
     (tmp_path / "v").mkdir()
     (tmp_path / "v" / "mine").touch()
-    with pytest.raises(InvalidOption, match="is there already"):
+    with pytest.raises(InvalidOption, match="already exists"):
         rendered(trace, tmp_path / "v.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace", "v"]
 
@@ -339,11 +341,11 @@ def test_schedules() -> None:
     assert [n for n in range(3500) if cubic(n)] == [0, 1, 8, 27, 64, 125, 216, 343, 512, 729, 1000, 2000, 3000]
     assert [n for n in range(10) if schedule_of("every:4")(n)] == [0, 4, 8]
     for wrong in ("every:0", "every", "cube", True, 3):
-        with pytest.raises(InvalidOption, match="no schedule"):
+        with pytest.raises(InvalidOption, match="invalid schedule"):
             schedule_of(wrong)
 
 
-def test_the_best_and_the_worst_episodes_are_found(tmp_path: Path) -> None:
+def test_best_episodes_returns_the_best_and_the_worst(tmp_path: Path) -> None:
     returns = [3.0, float("nan"), -1.0, 7.0, 3.0]
     env = ScriptedEnv(
         gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2), [(0, [Told(1, value)]) for value in returns]
@@ -385,8 +387,10 @@ def long_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "source"), [("v.mp4", "simulation"), ("v.gif", "observations")])
-def test_many_frames_take_no_more_memory_than_some(tmp_path: Path, long_trace: Path, name: str, source: str) -> None:
-    """The pictures alone are 61 MB, and more with GYM_TRACE_LONG=1."""
+def test_memory_does_not_grow_with_the_number_of_frames(
+    tmp_path: Path, long_trace: Path, name: str, source: str
+) -> None:
+    """The frames alone are 61 MB, and more with GYM_TRACE_LONG=1."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", _MEASURE, str(long_trace), str(tmp_path / name), source],
@@ -405,7 +409,7 @@ def test_many_frames_take_no_more_memory_than_some(tmp_path: Path, long_trace: P
 
 
 class Clock:
-    """Stands in for the module time: sleeping passes the time at once."""
+    """Fake of the module time: sleep() advances the clock immediately."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -435,10 +439,12 @@ def test_a_window_opens_for_environments_of_gymnasium(tmp_path: Path, monkeypatc
     directory = recorded(tmp_path / "t", 1, gymnasium.make("CartPole-v1", render_mode="rgb_array"))
     (verdict,) = play_for_humans(open_trace(directory), [0])
     assert verdict.verdict == "identical"
-    assert len(flips) == verdict.steps + 1  # none while it is being verified
+    assert len(flips) == verdict.steps + 1  # no flips during verification
 
 
-def test_a_window_that_cannot_be_opened_is_no_identical_replay(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_cannot_be_opened_is_not_an_identical_replay(
+    trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = PaintedEnv.step
 
     def needs_more(self: PaintedEnv, action: Any) -> Any:
@@ -454,9 +460,9 @@ def test_a_window_that_cannot_be_opened_is_no_identical_replay(trace: Path, monk
 
 
 @pytest.mark.parametrize("out", ["x.avi", "x.mp3", "x-{}.webm"])
-def test_an_ending_of_no_known_format_makes_no_directory(trace: Path, tmp_path: Path, out: str) -> None:
+def test_an_unknown_suffix_raises_and_creates_no_directory(trace: Path, tmp_path: Path, out: str) -> None:
     refused = run("render", trace, "-o", tmp_path / "new" / out)
     assert refused.exit_code == 1
-    assert f"{out} ends in {Path(out).suffix}" in refused.output
+    assert f"{out}: unknown suffix {Path(out).suffix}" in refused.output
     assert ".mp4, .gif, .png, .cast" in refused.output
     assert not (tmp_path / "new").exists()

@@ -1,4 +1,4 @@
-"""The same run leaves the same bytes: seeded recordings against tests/written_bytes.txt."""
+"""Seeded runs write the same bytes: recordings against tests/written_bytes.txt."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import written_bytes
 
 FIRST, *GOLDEN = (Path(__file__).parent / "written_bytes.txt").read_text(encoding="utf-8").splitlines()
 SAME_ZSTD = FIRST.startswith(f"# zstd {written_bytes.ZSTD};")
-HINT = "if this is meant, say so in CHANGELOG.md and run: python tests/written_bytes.py > tests/written_bytes.txt"
+HINT = "if intended, add a line to CHANGELOG.md and run: python tests/written_bytes.py > tests/written_bytes.txt"
 
 
 def compared(line: str) -> str:
-    """A line without the hash of what zstd made, unless it is the zstd of the golden file."""
+    """Return the line without its zstd hash, unless this zstd version made the golden file."""
     return line if SAME_ZSTD else line.partition(" zstd ")[0]
 
 
 @pytest.mark.parametrize("name", written_bytes.names())
-def test_a_seeded_recording_leaves_the_bytes_it_always_left(name: str, tmp_path: Path) -> None:
+def test_a_seeded_recording_writes_the_golden_bytes(name: str, tmp_path: Path) -> None:
     if name in written_bytes.VECTORS and not written_bytes.HAS_VECTORS:
         pytest.skip("vector environments need gymnasium 1.1")
     golden = [line.removeprefix(f"{name}: ") for line in GOLDEN if line.startswith(f"{name}: ")]
     lines = written_bytes.recorded(name, tmp_path / "trace")
     if lines[0].startswith("said ") and lines[0] != golden[0]:
-        pytest.skip("the environment itself comes out otherwise on this machine")
+        pytest.skip("the environment itself behaves differently on this machine")
     different = [(old, new) for old, new in zip(golden, lines) if compared(old) != compared(new)]
     assert len(lines) == len(golden), HINT
     assert not different, HINT
 
 
-def test_the_golden_file_has_every_recording_and_no_other() -> None:
+def test_the_golden_file_lists_exactly_the_recordings() -> None:
     assert list(dict.fromkeys(line.partition(": ")[0] for line in GOLDEN)) == written_bytes.names()

@@ -1,4 +1,4 @@
-"""TraceRecordingVectorWrapper for tests of more than vectors: where gymnasium has none, a test is skipped."""
+"""TraceRecordingVectorWrapper for mixed tests; without vector environments in gymnasium, the test is skipped."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Seeded recordings, and what they leave on the disk, in lines that are the same wherever and whenever they are made.
+"""Seeded recordings and the bytes they write, as lines that are equal on every machine and in every run.
 
-    python tests/written_bytes.py > tests/written_bytes.txt      after a change of the bytes that is meant
+    python tests/written_bytes.py > tests/written_bytes.txt      after an intended change of the bytes
 
-Each line is a column of a chunk, its descriptor, and hashes of its bytes: decompressed, and as they are stored. The
-latter differ between versions of zstd, and are compared only where zstd is the one named in the first line of the file.
-Left out is what differs from run to run: ids, times, the process, the host, versions. The files are read here, by
-docs/FORMAT.md, and not by the package, whose bytes are what is tested.
+Each line is a column of a chunk: its descriptor, and hashes of its decompressed and of its stored bytes. The stored
+bytes depend on the zstd version, so they are compared only with the version in the first line of the file. Ids, times,
+processes, hosts and versions are omitted, because they differ between runs. This module parses the files by
+docs/FORMAT.md and does not use the package's reader.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ZSTD = ".".join(map(str, zstandard.ZSTD_VERSION))
 SAMPLES = Path(__file__).parent.parent / "sample_traces"
 HAS_VECTORS = hasattr(gymnasium.vector, "AutoresetMode")
 HEADER = 64
-TIMES = 48  # of the 80 bytes of a fragment; what follows are times
+TIMES = 48  # offset in a fragment of 80 bytes; only times follow
 SCHEMA_KEYS = ("format", "split", "observation_space", "action_space", "recorder", "metadata")
 
 
-# -- what a file says --------------------------------------------------------------------------------------------------
+# -- contents of a file -----------------------------------------------------------------------------------------------
 
 
 def aligned(size: int) -> int:
@@ -53,7 +53,7 @@ def unpacked(data: bytes) -> Any:
 
 
 def lines_of(directory: Path) -> Iterator[str]:
-    """All batches of a trace with one writer."""
+    """Yield the lines of all batches of a trace with one writer."""
     for path in sorted(directory.glob("*.gtb*")):
         data = path.read_bytes()
         assert not any(data[36:60]), "the file header is padded with zeros"
@@ -95,7 +95,7 @@ def record_lines(kind: int, number: int, metadata: dict[str, Any], body: bytes) 
 
 
 def without_what_varies(path: list[Any], data: bytes, encoding: int, rows: int) -> bytes:
-    """Fragments without times, chunks without offsets and lengths."""
+    """Return fragments without times, and chunks without offsets and lengths."""
     width = 80 if path == ["fragments"] else 32
     assert not encoding & ~11, "tables are shuffled, constant, or plain"
     table = np.frombuffer(data, np.uint8)
@@ -108,7 +108,7 @@ def without_what_varies(path: list[Any], data: bytes, encoding: int, rows: int) 
 
 
 class Told(NamedTuple):
-    """What an environment says after one step, or instead of one."""
+    """Result of one scripted step; error: the step raises."""
 
     observation: Any
     reward: Any = 1.0
@@ -119,8 +119,10 @@ class Told(NamedTuple):
 
 
 class Scripted(gymnasium.Env[Any, Any]):
-    """Says what tell(random, step) gives; random is its generator, of which only integers and floats below 1 are had:
-    they are the same on every machine."""
+    """Returns the results of tell(random, step).
+
+    Scripts draw only integers and floats below 1 from random: they are equal on every machine.
+    """
 
     def __init__(self, observation_space: Any, action_space: Any, tell: Callable[[Any, int], Told]):
         self.observation_space, self.action_space, self.tell = observation_space, action_space, tell
@@ -148,7 +150,7 @@ def play(
     resets: Callable[[int], dict[str, Any]] = lambda episode: {"seed": 7} if episode == 0 else {},
     annotate: Callable[[int], dict[str, Any]] | None = None,
 ) -> None:
-    """So many steps, reset where an episode is over; then closed."""
+    """Take `steps` steps, with a reset after each episode; then close."""
     env.reset(**resets(0))
     episodes = 1
     for number in range(1, steps + 1):
@@ -182,7 +184,7 @@ def four_numbers(random: Any, step: int) -> Told:
 
 
 def cartpole(directory: Path) -> str:
-    """Its sines may differ between machines: returns a hash of what it said, and is compared where that is the same."""
+    """Record CartPole and return a hash of its results. Its sines may differ between machines: then it is skipped."""
     said = hashlib.sha256()
 
     class Listening(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -192,13 +194,13 @@ def cartpole(directory: Path) -> str:
             return told
 
     env = Listening(gymnasium.make("CartPole-v1"))
-    said.update(env.observation_space.high.tobytes())  # other ones in Gymnasium 0.29
+    said.update(env.observation_space.high.tobytes())  # differs in Gymnasium 0.29
     play(recorder(env, directory), lambda number: number // 3 % 2, 900, flush_every=250)
     return said.hexdigest()[:16]
 
 
 def many_numbers(directory: Path) -> None:
-    """As many as make several chunks by themselves."""
+    """Record enough steps for several chunks."""
     play(recorder(Scripted(FOUR, TWO, four_numbers), directory), lambda number: number * 7 % 5 % 2, 30_000)
 
 
@@ -235,7 +237,7 @@ def trees(directory: Path) -> None:
 
 
 def frames(directory: Path) -> None:
-    """Little changes from frame to frame; now and then everything; some are noise."""
+    """Record frames: most change little, some change completely, some are noise."""
     picture = np.zeros((84, 84, 3), np.uint8)
 
     def tell(random: Any, step: int) -> Told:
@@ -278,7 +280,7 @@ def chosen_infos(directory: Path) -> None:
 
 
 def resets(directory: Path) -> None:
-    """Seeds of every size, options, and states of the generator before resets that have no seed."""
+    """Record resets: seeds of every size, options, and generator states before unseeded resets."""
     given: list[dict[str, Any]] = [
         {"seed": 0},
         {},
@@ -298,7 +300,7 @@ def filtered_steps(directory: Path) -> None:
 
 
 def odd_values(directory: Path) -> None:
-    """What no space is of, rewards of several types, steps that raise, resets in the middle."""
+    """Record values outside their spaces, rewards of several types, steps that raise, and resets in mid-episode."""
     nan = np.frombuffer(b"\x01\x00\xa0\x7f" * 4, np.float32)
     told = [
         Told(np.arange(4.0), 1),
@@ -324,7 +326,7 @@ def odd_values(directory: Path) -> None:
 
 
 def cuts(directory: Path) -> None:
-    """Resets in the middle of episodes, and steps after the end of one."""
+    """Record resets in mid-episode, and steps after the end of an episode."""
     env = recorder(Scripted(FOUR, TWO, four_numbers), directory, reward_classes=[0.0, 0.5])
     for length in (5, 0, 40, 3, 37, 1):
         env.reset(seed=length)
@@ -338,7 +340,7 @@ def repaired(directory: Path) -> None:
 
 
 def imported(directory: Path) -> None:
-    """By the command, which is the public way."""
+    """Record with the command line."""
     old = SAMPLES / "legacy" / "gym_recording-json" / "Pixels"
     CliRunner().invoke(cli, ["import", str(old), "-o", str(directory)], catch_exceptions=False)
 
@@ -367,7 +369,7 @@ LANES = {
 
 
 def counting_lanes(mode: str, of: str) -> Any:
-    """Three lanes that count their steps and end after 5, 8 and 11 of them; what they observe is one of LANES."""
+    """Three lanes that count their steps and end after 5, 8 and 11 steps. Observations are one of LANES."""
 
     class Lanes(gymnasium.vector.VectorEnv[Any, Any, Any]):
         metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode[mode]}  # noqa: RUF012
@@ -445,7 +447,7 @@ VECTORS: dict[str, dict[str, Any]] = {
 
 
 def recorded(name: str, directory: Path) -> list[str]:
-    """The lines of a recording by its name, made in an empty directory."""
+    """Make the named recording in an empty directory; return its lines."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of odd values
         if name in VECTORS:

@@ -1,4 +1,4 @@
-"""Environments and values that try a recorder: reused buffers, odd values, and a way to compare bit for bit."""
+"""Environments and values that test a recorder: reused buffers, odd values, and comparisons bit for bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gym_trace.model.tensors import RawArray
 
 
 class Told(NamedTuple):
-    """What an environment says after one step."""
+    """Result of one scripted step."""
 
     observation: Any
     reward: Any = 1.0
@@ -29,9 +29,9 @@ class Told(NamedTuple):
 
 
 class ScriptedEnv(gymnasium.Env[Any, Any]):
-    """Tells what it is told to tell: a list of episodes, each a reset observation and a list of Told.
+    """Plays a script: a list of episodes, each a reset observation and a list of Told.
 
-    What it hands out is a copy, which it spoils as soon as it is called again, as environments do that reuse buffers.
+    It returns copies and overwrites them at the next call, like environments that reuse buffers.
     """
 
     def __init__(self, observation_space: Any, action_space: Any, episodes: list[tuple[Any, list[Told]]]):
@@ -78,7 +78,7 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
 
 
 class CountingEnv(gymnasium.Env[Any, Any]):
-    """Observation: how many steps since the reset, in a buffer that is used again and again. Ends after `length`."""
+    """Observes the number of steps since the reset, in a reused buffer. Ends after `length` steps."""
 
     metadata = {"render_modes": ["rgb_array_list"]}  # noqa: RUF012
 
@@ -131,7 +131,7 @@ class ImageEnv(CountingEnv):
 
 
 class OddSpace(spaces.Space[Any]):
-    """A space that only its own package knows."""
+    """A custom space."""
 
     def __init__(self) -> None:
         super().__init__(None, None)
@@ -145,7 +145,7 @@ class OddSpace(spaces.Space[Any]):
 
 
 class Lazy:
-    """An array that is made when it is asked for, as the stacked frames of gymnasium 0.29 and many tensors are."""
+    """An array that is computed on access, like stacked frames of gymnasium 0.29 and many tensors."""
 
     def __init__(self, array: Any):
         self.array = array
@@ -155,7 +155,7 @@ class Lazy:
 
 
 def duplicate(value: Any) -> Any:
-    """A copy that shares no memory and keeps everything: byte order, memory layout, signs and payloads of NaN."""
+    """Return a copy that shares no memory and keeps byte order, memory layout, and signs and payloads of NaN."""
     if isinstance(value, np.ma.MaskedArray):
         return value if value is np.ma.masked else value.copy()
     if isinstance(value, (bytearray, array.array, collections.deque)):
@@ -183,7 +183,7 @@ def duplicate(value: Any) -> Any:
 
 
 def spoil(value: Any) -> None:
-    """Overwrites everything in value that can be overwritten."""
+    """Overwrite all mutable parts of value."""
     if value is np.ma.masked:
         return
     if isinstance(value, np.ma.MaskedArray):
@@ -216,7 +216,7 @@ def spoil(value: Any) -> None:
 
 
 def bits(value: Any) -> Any:
-    """A form of any value that is equal only for values of the same types, dtypes, shapes and bits."""
+    """Return a form that is equal only for values of equal types, dtypes, shapes and bits."""
     if isinstance(value, np.ma.MaskedArray):
         fill_value = np.asarray(value._fill_value)
         kept = bits(fill_value) if fill_value.dtype == value.dtype else None
@@ -243,7 +243,7 @@ def bits(value: Any) -> Any:
 
 
 def number_bytes(value: Any) -> bytes:
-    """The bytes of an array or scalar, but for those that extended precision leaves unused: copies do not keep them."""
+    """Return the bytes of an array or scalar, without padding of extended precision, which copies do not keep."""
     data = np.asarray(value)
     if data.dtype.kind in "fc" and np.finfo(data.dtype).nmant == 63:  # ten bytes of sixteen, or of twelve
         part = data.dtype.itemsize // (1 + (data.dtype.kind == "c"))
@@ -252,7 +252,7 @@ def number_bytes(value: Any) -> bytes:
 
 
 def row_bits(value: Any) -> Any:
-    """As bits, but a number is the same whether it is a NumPy scalar, an array of no dimensions or plain Python."""
+    """Like bits(), but NumPy scalars, 0-d arrays and Python numbers compare equal."""
     if type(value) in (bool, float) or (type(value) is int and -(1 << 63) <= value < 1 << 63):
         value = np.asarray(value)
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype != object:
@@ -262,10 +262,13 @@ def row_bits(value: Any) -> Any:
 
 @contextmanager
 def small_blocks(rows: int = 4, chunk: int = 300, frame: int = 4096, values: int = 200) -> Iterator[None]:
-    """Recorders made within write slabs of so many rows, so that short runs meet all their boundaries.
+    """Make recorders use small slabs and chunks, so that short runs cross all their boundaries.
 
-    chunk: raw bytes that make a chunk. frame: bytes from which on a value is a frame, more than a number has. values:
-    bytes of the log of a slab, which is a page at least.
+    Args:
+        rows: rows per slab.
+        chunk: raw bytes per chunk.
+        frame: bytes from which on a value is stored as changes.
+        values: bytes of the log of a slab, at least a page.
     """
     sizes = {"MOST_ROWS": rows, "LOG_BYTES": values, "VALUES_BYTES": values}
     with (

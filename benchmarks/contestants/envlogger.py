@@ -1,4 +1,4 @@
-"""EnvLogger with its riegeli backend, around a dm_env.Environment made of a Gymnasium environment."""
+"""EnvLogger with its riegeli backend, around a dm_env.Environment that wraps a Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from contestants import Contestant, size_of
 
 
 class AsDmEnv(dm_env.Environment):
-    """What EnvLogger wraps. The unrecorded loop goes through it as well."""
+    """Adapter from Gymnasium to dm_env. The unrecorded loop uses it, too."""
 
     def __init__(self, env: gymnasium.Env):
         self.gymnasium_env = env
@@ -59,7 +59,7 @@ def _spec(space: gymnasium.Space) -> Any:
 
 class Entry(Contestant):
     packages = ("envlogger", "dm-env", "protobuf", "numpy", "gymnasium")
-    note = "1.2 is the newest on PyPI; it needs NumPy 1; its loop is one of dm_env, with and without recording"
+    note = "1.2 is the latest on PyPI; needs NumPy 1; runs a dm_env loop, with and without recording"
 
     def make(self, workload: workloads.Workload) -> AsDmEnv:
         return AsDmEnv(workload.make())
@@ -106,7 +106,7 @@ class Entry(Contestant):
 
 
 def _stacked(steps: list[Any]) -> tuple[Any, Any, Any]:
-    """The arrays that other readers give: a step's action led to its observation, the first has none."""
+    """Return arrays like other readers: each action led to the observation of its step; the first step has none."""
     seen = [step.timestep.observation for step in steps]
     observations = {key: np.stack([row[key] for row in seen]) for key in seen[0]} if isinstance(seen[0], dict) else None
     actions = np.array([step.action for step in steps[1:]])

@@ -1,4 +1,4 @@
-"""gym_recording itself, from a checkout, with the gym of its time. Its loop is one of gym 0.9.7."""
+"""gym_recording from a checkout, with gym 0.9.7, in a loop of that API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from contestants import Contestant
 
 class Entry(Contestant):
     packages = ("gym", "numpy")
-    note = "its reader maps files into memory; its arrays are not touched here, in its favour"
+    note = "reader maps files into memory; the arrays are not touched here, in its favour"
 
     def refuses(self, workload: workloads.Workload) -> str:
         return "" if workload.name == "cartpole" else "not in gym 0.9.7"
@@ -33,7 +33,7 @@ class Entry(Contestant):
 
     def wrap(self, env: Any, directory: str) -> Any:
         wrapper = gym_recording.wrappers.TraceRecordingWrapper(env)
-        os.rmdir(wrapper.directory)  # the one it makes, whatever it is given
+        os.rmdir(wrapper.directory)  # it ignores the given directory and makes its own
         wrapper.directory = wrapper.recording.directory = directory
         return wrapper
 
@@ -47,7 +47,7 @@ class Entry(Contestant):
                 env.reset()
 
     def finish(self, env: Any) -> None:
-        """It divides by zero if it is closed before the first step since it saved."""
+        """Close it; it divides by zero without a step since the last save."""
         if not env.recording.buffered_step_count:
             env.step(0)
         env.close()
@@ -71,7 +71,7 @@ class Entry(Contestant):
         return counts[0], counts[1]
 
     def episode(self, reader: str, index: int) -> tuple[Any, Any, Any]:
-        """There is no way to one episode but through those before it."""
+        """Return one episode by reading all episodes before it: there is no random access."""
         found: list[Any] = []
         gym_recording.playback.scan_recorded_traces(reader, lambda *columns: found.append(columns), index + 1)
         return found[index]

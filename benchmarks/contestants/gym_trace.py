@@ -16,7 +16,7 @@ from gym_trace import Trace, TraceRecordingVectorWrapper, TraceRecordingWrapper,
 
 class Entry(Contestant):
     packages = ("gym-trace", "gymnasium", "zstandard")
-    note = "everything at its default, written while the loop runs; the random generator's state before every reset too"
+    note = "default settings; writes while the loop runs; includes the random generator's state before every reset"
 
     tasks: ClassVar[dict[str, Any]] = {"sizes": floors.sizes, "batches": growth.batches}
 

@@ -1,4 +1,4 @@
-"""What people write by hand next: an HDF5 file whose data sets grow by a row a step."""
+"""A hand-written HDF5 recorder whose datasets grow by one row per step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from contestants import Contestant
 
-LARGE = 4096  # bytes; larger rows are a chunk each
+LARGE = 4096  # bytes; larger rows have one chunk each
 
 
 class StepAppender(gymnasium.Wrapper):
@@ -87,9 +87,7 @@ class Reader:
 
 class Entry(Contestant):
     packages = ("h5py", "gymnasium")
-    note = (
-        "rows of more than 4 KiB are a chunk each, others 1,024 a chunk; a killed process leaves a file it cannot open"
-    )
+    note = "one chunk per row of more than 4 KiB, or per 1,024 smaller rows; a killed process leaves an unreadable file"
 
     def wrap(self, env: Any, directory: str) -> Any:
         return StepAppender(env, directory)
@@ -105,7 +103,7 @@ class Entry(Contestant):
 
     def window(self, reader: Reader, index: int, start: int, stop: int) -> Any:
         first = int(reader.bounds[index])
-        seen = first + index  # each episode has one observation more than steps
+        seen = first + index  # each episode has one more observation than steps
         observations = reader.columns("observations", seen + start, seen + stop + 1)
         actions = reader.columns("actions", first + start, first + stop)
         return observations, actions, reader.columns("rewards", first + start, first + stop)

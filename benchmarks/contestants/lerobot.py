@@ -16,7 +16,7 @@ NAME = "bench/run"
 
 
 class FrameAdder(gymnasium.Wrapper):
-    """Adds the observation before each step with what came of the step, as LeRobot does."""
+    """Adds the observation before each step with the results of the step, as LeRobot does."""
 
     def __init__(self, env: gymnasium.Env, directory: str):
         super().__init__(env)
@@ -75,7 +75,7 @@ def _feature(shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
 
 
 def _renamed(key: str) -> str:
-    """LeRobot expects the statistics of pictures of whatever has "image" in its name, such as MiniGrid's cells."""
+    """Rename "image" in keys: LeRobot expects image statistics for such names, such as MiniGrid's cells."""
     return key.replace("image", "cells")
 
 
@@ -88,15 +88,15 @@ def _values(name: str, value: Any) -> dict[str, Any]:
 class Entry(Contestant):
     packages = ("lerobot", "datasets", "pyarrow", "torch", "numpy", "gymnasium")
     note = (
-        "images as lossless PNG rather than as video; drops the last observation of every episode; read through its "
-        "hf_dataset, as arrays of whole episodes: its own __getitem__ gives a frame of tensors at a time"
+        "images as lossless PNG instead of video; drops the last observation of every episode; read with hf_dataset as "
+        "arrays of whole episodes, because its own __getitem__ returns one frame of tensors"
     )
 
     def wrap(self, env: Any, directory: str) -> FrameAdder:
         return FrameAdder(env, directory)
 
     def open(self, directory: str) -> LeRobotDataset:
-        # There is no video; to look for torchcodec takes longer than all the rest.
+        # Skips the slow search for torchcodec; there are no videos.
         return LeRobotDataset(NAME, root=os.path.join(directory, "data"), video_backend="pyav")
 
     def lengths(self, reader: LeRobotDataset) -> np.ndarray:
@@ -130,7 +130,7 @@ class Entry(Contestant):
 def _read(reader: LeRobotDataset, start: int, stop: int) -> tuple[Any, Any, Any]:
     if reader.meta.image_keys:
         rows = reader.hf_dataset.with_format("numpy")[start:stop]
-    else:  # its NumPy format would make float32 of float64
+    else:  # its NumPy format would convert float64 to float32
         table = reader.hf_dataset.with_format("arrow")[start:stop]
         rows = {name: _column(table[name]) for name in table.column_names}
     observations = {name: rows[name] for name in rows if name.startswith("observation")}

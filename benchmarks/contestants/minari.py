@@ -1,4 +1,4 @@
-"""Minari: its DataCollector, and a data set made of what that has collected."""
+"""Minari: its DataCollector, and the dataset created from it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from contestants import Contestant, size_of
 DATASET = "bench/run-v0"
 
 for _module in ("jax.tree_util", "minari.dataset._storages.arrow_storage", "minari.dataset._storages.hdf5_storage"):
-    importlib.import_module(_module)  # which Minari does at the first step
+    importlib.import_module(_module)  # Minari imports them at the first step
 
 
 class Entry(Contestant):
     packages = ("minari", "gymnasium", "h5py", "pyarrow")
     note = (
-        "gives every unseeded reset a seed; keeps references to what the environment hands over, so that buffers an "
-        "environment uses again come back as copies of their last value; of MiniGrid it cannot store the space of "
-        "missions, and is given a Text space; reads whole episodes whatever is asked of them; until create_dataset() "
-        "everything is in a temporary folder, which a killed process leaves and load_dataset() does not know"
+        "seeds every unseeded reset; keeps references to values, so buffers that an environment reuses come back as "
+        "copies of their last value; cannot store MiniGrid's mission space, which is replaced by Text; always reads "
+        "whole episodes; until create_dataset(), all data is in a temporary folder, which load_dataset() cannot find "
+        "after a kill"
     )
 
     def __init__(self, variant: str):

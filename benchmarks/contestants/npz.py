@@ -1,4 +1,4 @@
-"""What people write by hand first: lists, and a compressed .npz file an episode."""
+"""A hand-written recorder: lists, and one compressed .npz file per episode."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ListRecorder(gymnasium.Wrapper):
 
 
 class VectorListRecorder(gymnasium.vector.VectorWrapper):
-    """The batches as they come: whoever reads them has to take the episodes apart."""
+    """Keeps whole batches; the reader must separate the episodes."""
 
     def __init__(self, envs: gymnasium.vector.VectorEnv, directory: str):
         super().__init__(envs)
@@ -78,12 +78,12 @@ class VectorListRecorder(gymnasium.vector.VectorWrapper):
 class Entry(Contestant):
     packages = ("numpy", "gymnasium")
     note = (
-        "loses the running episode; keeps references, so that buffers that are used again are lost; text becomes "
-        "fixed-width Unicode; of vector environments one file with the batches as they come, episodes not taken apart"
+        "loses the running episode; keeps references, so reused buffers lose their values; text becomes fixed-width "
+        "Unicode; vector environments: one file of batches, with episodes not separated"
     )
 
     def refuses(self, workload: workloads.Workload) -> str:
-        return "noise does not compress: minutes of zlib" if workload.name == "noise-x64" else ""
+        return "noise takes minutes of zlib" if workload.name == "noise-x64" else ""
 
     def wrap(self, env: Any, directory: str) -> Any:
         return (VectorListRecorder if hasattr(env, "num_envs") else ListRecorder)(env, directory)
@@ -115,7 +115,7 @@ class Entry(Contestant):
         for path in self.open(directory):
             try:
                 count += len(self._columns(path)["rewards"])
-            except Exception:  # the file that was being written: zipfile, zlib and NumPy each raise errors of their own
+            except Exception:  # the torn last file: zipfile, zlib and NumPy raise various errors
                 continue
         return count
 

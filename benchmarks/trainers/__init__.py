@@ -1,4 +1,4 @@
-"""Who trains with PPO: gym-trace and its peers, a module each, with a function train(job, progress)."""
+"""PPO trainers: gym-trace and its peers, one module each, with a function train(job, progress)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BURNT_SECONDS = 50e-6
 
 
 class Burning(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """As an environment that takes 50 microseconds of a processor a step more."""
+    """Adds 50 microseconds of CPU time to each step."""
 
     def step(self, action: Any) -> Any:
         until = time.perf_counter() + BURNT_SECONDS
@@ -30,7 +30,7 @@ class Burning(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def make(name: str) -> gymnasium.Env[Any, Any]:
-    """An environment by its id; "burning:ID" is one that takes 50 microseconds longer, "pong" that of pong.py."""
+    """Make an environment by its id; "burning:ID" adds 50 microseconds per step, "pong" is that of pong.py."""
     if name == "pong":
         made: gymnasium.Env[Any, Any] = import_module("trainers.pong").make_env()
         return made
@@ -40,19 +40,19 @@ def make(name: str) -> gymnasium.Env[Any, Any]:
 
 
 def cpu_seconds() -> float:
-    """Of all processes of this session."""
+    """Return the CPU seconds of all processes of this session."""
     ticks, session = 0, os.getsid(0)
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            told = path.read_text().rpartition(")")[2].split()
-            if int(told[3]) == session:
-                ticks += int(told[11]) + int(told[12])
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                ticks += int(fields[11]) + int(fields[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be trained, the same for all: actor and critic of two layers of 64, tanh."""
+    """A training job, the same for all trainers: actor and critic of two layers of 64, tanh."""
 
     environment: str
     directory: str
@@ -87,16 +87,16 @@ class Progress:
         self.reached: int | None = None
 
     def add(self, rewards: Any, ends: Any) -> None:
-        """Of a step of all lanes."""
+        """Add a step of all lanes."""
         self._lanes += rewards
         self._last.extend(self._lanes[ends].tolist())
         self._lanes[ends] = 0.0
 
     def updated(self, steps: int) -> bool:
-        """Whether the job is done before its steps are over."""
-        return self.told(steps, sum(self._last) / 100 if len(self._last) == 100 else None)
+        """Record progress; return True if the job reached its target."""
+        return self.record(steps, sum(self._last) / 100 if len(self._last) == 100 else None)
 
-    def told(self, steps: int, mean: float | None, marks: bool = True) -> bool:
+    def record(self, steps: int, mean: float | None, marks: bool = True) -> bool:
         if marks and (not self.marks or steps > self.marks[-1][0]):
             self.marks.append((steps, time.monotonic(), cpu_seconds()))
         if mean is not None:

@@ -1,4 +1,4 @@
-"""PPO as CleanRL's ppo.py has it (Huang et al., 2022; https://github.com/vwxyzjn/cleanrl, MIT), written anew.
+"""PPO like CleanRL's ppo.py (Huang et al., 2022; https://github.com/vwxyzjn/cleanrl, MIT), reimplemented.
 
 The same layers and initialization, optimizer, order of random numbers, losses and settings; it logs nothing, and resets
 lanes in the step in which they end, as gymnasium did when that script was written.
@@ -73,7 +73,7 @@ def train(job: Job, progress: Progress) -> None:
 
 @torch.no_grad()
 def generalized(store: dict[str, Any], critic: nn.Module, observation: Any, over: Any, job: Job) -> Any:
-    """Advantages; the end of a time limit counts as an end."""
+    """Return advantages; truncation counts as an end."""
     after, last = critic(observation).reshape(-1), torch.zeros(job.lanes)
     goes_on = 1.0 - over
     advantages = torch.zeros(job.rollout, job.lanes)

@@ -1,4 +1,4 @@
-"""gym_trace.train, with the settings of a job; what a job does not say is as it comes."""
+"""gym_trace.train with the settings of a job, and defaults for the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = ("torch", "gymnasium")
 
 
 class Unrecorded(VectorWrapper):
-    """In the place of the recorder: nothing."""
+    """Stand-in for the recorder that records nothing."""
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], *_: Any, **__: Any):
         super().__init__(envs)
@@ -30,16 +30,16 @@ class Unrecorded(VectorWrapper):
 
 
 def unrecorded(name: str) -> gymnasium.Env[Any, Any]:
-    """Takes the recorder away from the worker that asks for its environment."""
+    """Remove the recorder when the worker makes its environment."""
     vars(actor)["TraceRecordingVectorWrapper"] = Unrecorded
     return make(name)
 
 
 def train(job: Job, progress: Progress, records: bool = True, **settings: Any) -> None:
-    def told(trained: Trained) -> bool:
+    def record(trained: Trained) -> bool:
         mean = trained.returns[0] if trained.returns and trained.episodes >= 100 else None
         goes_on = trained.steps < job.steps  # afterwards the CPU seconds of processes that have ended are not there
-        return progress.told(trained.steps, mean if isinstance(mean, float) else None, marks=goes_on)
+        return progress.record(trained.steps, mean if isinstance(mean, float) else None, marks=goes_on)
 
     chosen: dict[str, Any] = {
         "workers": job.workers,
@@ -56,4 +56,4 @@ def train(job: Job, progress: Progress, records: bool = True, **settings: Any) -
         **settings,
     }
     make_env = job.make_env if records else partial(unrecorded, job.environment)
-    told(train_and_record(make_env, job.directory, steps=job.steps, seed=job.seed, on_progress=told, **chosen))
+    record(train_and_record(make_env, job.directory, steps=job.steps, seed=job.seed, on_progress=record, **chosen))

@@ -1,4 +1,4 @@
-"""Sample Factory's APPO, asynchronous, with the processes and lanes that the others have."""
+"""Sample Factory's asynchronous PPO (APPO), with the same processes and lanes as the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_for(full_env_name: str, cfg: Any = None, env_config: Any = None, render
 def train(job: Job, progress: Progress) -> None:
     register_env(job.environment, make_for)
     batch = job.rollout * job.lanes
-    told = {
+    options = {
         "env": job.environment,
         "experiment": "run",
         "train_dir": str(Path(job.directory)),
@@ -50,7 +50,7 @@ def train(job: Job, progress: Progress) -> None:
         "save_every_sec": 3600,
         "with_wandb": False,
     }
-    argv = [f"--{name}={value}" for name, value in told.items() if not isinstance(value, tuple)]
+    argv = [f"--{name}={value}" for name, value in options.items() if not isinstance(value, tuple)]
     argv += ["--encoder_mlp_layers", "64", "64"]
     parser, _ = parse_sf_args(argv)
     cfg = parse_full_cfg(parser, argv)
@@ -60,7 +60,7 @@ def train(job: Job, progress: Progress) -> None:
 
     def watch() -> None:
         while not over.wait(0.1):
-            progress.told(sum(runner.env_steps.values()), None)
+            progress.record(sum(runner.env_steps.values()), None)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -70,4 +70,4 @@ def train(job: Job, progress: Progress) -> None:
         over.set()
         watcher.join()
     if status:
-        raise RuntimeError(f"Sample Factory ended with {status}")
+        raise RuntimeError(f"Sample Factory: failed with status {status}")

@@ -12,17 +12,17 @@ PACKAGES = ("stable-baselines3", "torch", "gymnasium")
 
 
 class Marking(BaseCallback):
-    """Tells of each update, when the next rollout begins."""
+    """Reports each update when the next rollout starts."""
 
     def __init__(self, progress: Progress):
         super().__init__()
         self._progress = progress
 
     def _on_rollout_start(self) -> None:
-        self._progress.told(self.num_timesteps, None)
+        self._progress.record(self.num_timesteps, None)
 
     def _on_training_end(self) -> None:
-        self._progress.told(self.num_timesteps + 1, None)
+        self._progress.record(self.num_timesteps + 1, None)
 
     def _on_step(self) -> bool:
         return True

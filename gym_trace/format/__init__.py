@@ -1,1 +1,1 @@
-"""docs/FORMAT.md in code."""
+"""The file format of docs/FORMAT.md."""

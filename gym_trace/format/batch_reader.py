@@ -1,4 +1,4 @@
-"""Reading one batch file: which records there are, and whether they check."""
+"""Reading one batch file: find its records and verify their checksums."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gym_trace.storage.protocol import Reader, Storage
 
 PART = ".part"
 _SCAN_BLOCK = 1 << 20
-_LARGE = 1 << 20  # bytes of a column
+_LARGE = 1 << 20  # bytes; columns of this size or more are read without a copy
 _NO_RECORD = "not a record"
-_KNOWN = 4096  # chunks
+_CACHED_CHUNKS = 4096  # chunks whose parsed descriptors are kept
 
 
 class Damage(NamedTuple):
-    """A range of bytes of a file that does not check."""
+    """A damaged range of bytes in a file."""
 
     path: str
     start: int
@@ -33,16 +33,17 @@ class Damage(NamedTuple):
     problem: str
 
     def error(self) -> CorruptTrace:
-        """What is to be raised where these bytes are needed."""
+        """Return the error to raise when these bytes are needed."""
         return CorruptTrace(self.problem, self.path, self.start)
 
 
 class Chunk:
-    """The columns of one chunk, read and checked; decoded when asked for.
+    """The columns of one chunk: read, verified, and decoded on access.
 
     Attributes:
-        described: what each column is, those included that were not read. rows: how many rows they have.
-        located: a problem with it, together with where it lies.
+        described: descriptor of each column, also of those that were not read.
+        rows: number of rows of each column, by path.
+        located: function that adds the position of the chunk to an error.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Chunk:
 
     @property
     def full_size(self) -> int:
-        """Bytes of the columns once decoded, those that are walked as they are stored."""
+        """Bytes of the decoded columns; walked columns count with their stored bytes."""
         sizes = [column.stored if self.is_walked(path) else column.full_size for path, column in self.columns.items()]
         return sum(sizes)
 
@@ -71,17 +72,17 @@ class Chunk:
         return path in self._blobs
 
     def encoded(self, path: Path) -> tuple[Column, Piece]:
-        """A column as it is stored; before it is decoded."""
+        """Return a column as stored. Call it before the column is decoded."""
         return self._blobs[path]
 
     def array(self, path: Path) -> Array:
-        """The decoded rows of a column: the same writable array at every call."""
+        """Return the decoded rows of a column: the same writable array on every call."""
         if path not in self._decoded:
             self._decoded[path] = self._by(decode, path)
         return self._decoded[path]
 
     def packed(self, path: Path) -> list[bytes]:
-        """The rows of a msgpack column as they are packed; before it is decoded. Raises CorruptTrace."""
+        """Return the packed rows of a msgpack column. Call it before the column is decoded. Raises CorruptTrace."""
         packed: list[bytes] = self._by(packed_values, path)
         return packed
 
@@ -92,47 +93,47 @@ class Chunk:
             raise self.located(error) from error
 
     def decode(self) -> None:
-        """Decodes all columns but those that are walked, and lets go of their bytes as they are stored."""
+        """Decode all columns except walked ones, and release their stored bytes."""
         for path, column in self.columns.items():
             if not self.is_walked(path):
                 self.array(path)
                 self._blobs[path] = column, b""
 
     def decode_all(self) -> None:
-        """Decodes all columns."""
+        """Decode all columns."""
         for path in self._blobs:
             self.array(path)
 
     def is_walked(self, path: Path) -> bool:
-        """Whether a column says of each row what has changed, so that some rows can be had without the others."""
+        """Return True if a column stores the changes of each row: a range of its rows can be decoded alone."""
         return bool(self._blobs[path][0].encoding & CHANGES)
 
     def decode_rows(self, path: Path, begin: int, out: Array) -> None:
-        """Fills out, (rows, *row shape), with rows of a walked column, from begin on. Raises CorruptTrace."""
+        """Decode rows of a walked column into out, (rows, *row shape), starting at begin. Raises CorruptTrace."""
         self._by(decode_rows, path, begin, out)
 
 
 class BatchReader:
-    """Finds the chunks of one batch, sealed or not, whole or damaged.
+    """Finds the chunks of one batch: sealed or unsealed, intact or damaged.
 
     Attributes:
-        schema: what the schema record says, or None where it is damaged.
-        sealed: whether the index and footer were read.
-        ended: whether no chunk can follow.
-        fragments: the fragment tables of all readable chunks, joined (wire.FRAGMENT).
-        chunks: offset, length, number of fragments and observation rows of each (wire.CHUNK_ENTRY).
+        schema: contents of the schema record, or None if it is damaged.
+        sealed: True if the index and footer were read.
+        ended: True if no chunk can follow.
+        fragments: fragment tables of all readable chunks, joined (wire.FRAGMENT).
+        chunks: offset, length, number of fragments and observation rows of each chunk (wire.CHUNK_ENTRY).
         totals: raw and stored bytes of each column.
-        slabs: which slabs of a ring these chunks are of.
-        damage: what was found not to check so far. A torn end of an unsealed batch is no damage.
-        torn: bytes at the end of an unsealed batch that are not a whole record.
+        slabs: the slabs of the ring that these chunks come from.
+        damage: damage found so far. A torn end of an unsealed batch is not damage.
+        torn: bytes of an incomplete record at the end of an unsealed batch.
     """
 
     def __init__(self, storage: Storage, name: str, room: TableRoom | None = None):
-        """room: for the tables of this batch and of others; None: of this one alone."""
+        """room: row limit shared by the tables of several batches; None: a limit for this batch alone."""
         self.name = name
         self._storage = storage
         self._room = TableRoom() if room is None else room
-        self._known: dict[int, list[tuple[Column, int]]] = {}  # columns of chunks that were read, and where they are
+        self._known: dict[int, list[tuple[Column, int]]] = {}  # by chunk offset: its columns and their offsets
         self.damage: list[Damage] = []
         self.torn = 0
         self.sealed = False
@@ -153,7 +154,7 @@ class BatchReader:
                 self._read_schema(file)
 
     def refresh(self) -> None:
-        """Reads what was appended since; of a batch that was not sealed."""
+        """Read records appended since the last read; does nothing for a sealed batch."""
         if self.sealed:
             return
         with self._open() as file:
@@ -162,7 +163,7 @@ class BatchReader:
             self._walk(file)
 
     def read_chunk(self, number: int, wanted: Callable[[Path], bool]) -> Chunk:
-        """The wanted columns of a chunk, their checksums compared. Raises CorruptTrace."""
+        """Read the wanted columns of a chunk and verify their checksums. Raises CorruptTrace."""
         offset, length = (int(self.chunks[name][number]) for name in ("offset", "length"))
         try:
             with self._open() as file:
@@ -174,15 +175,15 @@ class BatchReader:
 
     @property
     def path(self) -> str:
-        """How messages name the file."""
+        """Path of the file, for messages."""
         return self._storage.path(self.name)
 
     def _open(self) -> Reader:
-        name = self.name  # which another thread may change
+        name = self.name  # another thread may change it
         try:
             return self._storage.open(name)
         except FileNotFoundError:
-            if name.endswith(PART):  # sealed since we saw it: the same bytes, with an index behind them
+            if name.endswith(PART):  # sealed since: same bytes, followed by an index
                 self.name = name.removesuffix(PART)
                 return self._storage.open(self.name)
             raise
@@ -191,7 +192,7 @@ class BatchReader:
         try:
             return wire.unpack_file_header(file.read(0, wire.HEADER_SIZE))
         except CorruptTrace as error:
-            # The first record bears the file id too: damage to these bytes need not cost the whole file.
+            # The first record holds the file id, too: the other records stay readable.
             file_id = wire.file_id_of(file.read(wire.HEADER_SIZE, wire.HEADER_SIZE), wire.HEADER_SIZE)
             if file_id is None:
                 raise error.located(self.path, 0) from error
@@ -204,9 +205,9 @@ class BatchReader:
         return wire.unpack_record_header(file.read(offset, wire.HEADER_SIZE), offset, self.header.file_id)
 
     def _metadata(self, file: Reader, header: wire.RecordHeader) -> dict[str, Any]:
-        """The metadata of a record that lies within the file. Raises CorruptTrace."""
+        """Return the metadata of a record. Raises CorruptTrace, also if the record exceeds the file."""
         if header.metadata_length > wire.MAX_METADATA or header.end > self.size:
-            raise CorruptTrace("a record claims more bytes than there are")
+            raise CorruptTrace("record larger than its file")
         raw = file.read(header.offset + wire.HEADER_SIZE, header.metadata_length)
         if len(raw) != header.metadata_length or crc32(raw) != header.metadata_crc:
             raise CorruptTrace("checksum mismatch in the metadata of a record")
@@ -216,7 +217,7 @@ class BatchReader:
         return metadata
 
     def _columns(self, header: wire.RecordHeader, metadata: dict[str, Any]) -> Iterator[tuple[Column, int]]:
-        """The columns of a record with the offset of their blobs."""
+        """Yield the columns of a record with the offsets of their blobs."""
         descriptors = metadata.get("columns")
         if not isinstance(descriptors, list):
             raise CorruptTrace("a record has no columns")
@@ -227,11 +228,11 @@ class BatchReader:
             size += column.full_size + column.rows * wire.VALUE_SIZE * (column.dtype == MSGPACK)
             rows = max(rows, column.rows)
             if header.type == wire.CHUNK and size > (wire.CHUNK_BYTES if rows > 1 else max(wire.CHUNK_BYTES, grown)):
-                raise CorruptTrace(f"the columns of a record claim {size} bytes, more than they may have")
+                raise CorruptTrace(f"the columns of a record declare {size} bytes, more than the limit")
             if offset + column.stored > header.end:
-                raise CorruptTrace("a column claims more bytes than its record has")
+                raise CorruptTrace("column larger than its record")
             if column.path in seen:
-                raise CorruptTrace("a record has the same column twice")
+                raise CorruptTrace("duplicate column in a record")
             seen.add(column.path)
             yield column, offset
             offset += wire.aligned(column.stored)
@@ -243,7 +244,7 @@ class BatchReader:
             if header is None or header.type != wire.CHUNK or header.end != offset + length:
                 raise CorruptTrace("checksum mismatch in the header of a record")
             columns = list(self._columns(header, self._metadata(file, header)))
-            if len(self._known) >= _KNOWN:
+            if len(self._known) >= _CACHED_CHUNKS:
                 self._known.clear()
             self._known[offset] = columns
         blobs = {c.path: (c, _checked(file, where, c)) for c, where in columns if wanted(c.path)}
@@ -252,11 +253,11 @@ class BatchReader:
     # -- finding chunks -----------------------------------------------------------------------------------------------
 
     def _read_index(self, file: Reader) -> bool:
-        """Reads the index if this is a sealed batch whose index is whole."""
+        """Read the index; return False if it is missing or damaged."""
         footer = self._footer(file)
         if footer is None:
             if not self.name.endswith(PART):
-                self._damaged(max(0, self.size - wire.HEADER_SIZE), self.size, "the footer does not check")
+                self._damaged(max(0, self.size - wire.HEADER_SIZE), self.size, "invalid footer")
             return False
         try:
             header = self._header_at(file, footer.index_offset)
@@ -275,7 +276,7 @@ class BatchReader:
         fragments = self._table(tables, "fragments", wire.FRAGMENT)
         chunks = self._table(tables, "chunks", wire.CHUNK_ENTRY)
         if sum(chunks["fragments"].tolist()) != len(fragments) or not are_apart(chunks, header.offset):
-            raise CorruptTrace("the tables of the index do not fit each other")
+            raise CorruptTrace("the tables of the index contradict each other")
         return Index(fragments, chunks, totals_of(metadata.get("totals")), SlabLedger.of_index(metadata))
 
     def _read_schema(self, file: Reader) -> None:
@@ -289,7 +290,7 @@ class BatchReader:
             self._damaged(wire.HEADER_SIZE, end, error.problem)
 
     def _walk(self, file: Reader) -> None:
-        """Reads record after record from where the last walk ended; after damage, from the next valid record on."""
+        """Read records from the end of the last walk; after damage, continue at the next valid record."""
         fragments: list[Array] = []
         chunks: list[tuple[int, int, int, int]] = []
         offset = self._walked
@@ -345,7 +346,7 @@ class BatchReader:
             raise UnsupportedTrace(f"{self.path}: unknown record type {header.type}; upgrade gym-trace")
 
     def _is_torn(self, file: Reader, offset: int, header: wire.RecordHeader | None) -> bool:
-        """Whether what follows offset is what a killed writer leaves, rather than damage."""
+        """Return True if the bytes after offset are the torn end of a killed writer, not damage."""
         if not self.name.endswith(PART):
             return False
         if header is not None or self.size - offset < wire.HEADER_SIZE:
@@ -355,12 +356,17 @@ class BatchReader:
     def _table(self, columns: dict[Path, tuple[Column, Piece]], name: str, dtype: np.dtype[Any]) -> Array:
         found = columns.get((name,))
         if found is None or found[0].dtype != f"|V{dtype.itemsize}":
-            raise CorruptTrace(f"a record has no {name} table")
+            raise CorruptTrace(f"record without a {name} table")
         self._room.take(found[0].rows)
         return decode(*found).view(dtype)
 
     def _next_record(self, file: Reader, offset: int) -> tuple[int | None, wire.RecordHeader | None]:
-        """Where the first whole record at or after offset is, and the last valid header, if there is none that is."""
+        """Find the next record.
+
+        Returns:
+            The offset of the first whole record at or after offset, and None. Without such a record: None, and the last
+            valid header, if any.
+        """
         last = None
         offset = wire.aligned(offset)
         while offset < self.size:
@@ -385,7 +391,7 @@ class BatchReader:
 
 
 def _checked(file: Reader, offset: int, column: Column) -> Piece:
-    """The stored bytes of a column. Those of a large one can be written to, so that it need not be copied."""
+    """Read the stored bytes of a column and verify them. For a large column the buffer is writable: no copy needed."""
     blob: Piece
     if column.stored < _LARGE:
         blob = file.read(offset, column.stored)

@@ -1,4 +1,4 @@
-"""Writing one batch file: records are appended, and sealed with an index and a footer."""
+"""Writing one batch file: append records, then seal it with an index and a footer."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader, Storage
 
-_WORTH_A_CALL = 64 << 10  # bytes
+_LARGE_PIECE = 64 << 10  # bytes; smaller pieces are joined before a write
 _NO_CRCS: Mapping[int, int] = {}
-_BLOCK = 1 << 20
-_MOST_METADATA = 2048  # bytes that a record and its metadata begin with, as a rule
+_BLOCK = 1 << 20  # bytes per read of a checksum
+_USUAL_METADATA = 2048  # bytes; most record headers with their metadata fit
 
 
 class StoredChunk(NamedTuple):
-    """A chunk as it lies in a batch: what its record says of it, and none of its columns.
+    """A chunk as stored in a batch: its record header and metadata, without the bytes of its columns.
 
-    pending: what it says of actions that were never answered.
+    pending: pending actions: steps that were never answered.
     """
 
     file: Reader
@@ -38,9 +38,9 @@ class StoredChunk(NamedTuple):
 
 
 def stored_chunk(file: Reader, batch: BatchReader, number: int) -> StoredChunk:
-    """A chunk of a batch, of which file is open. Raises CorruptTrace."""
+    """Return a chunk of a batch. file: the open batch. Raises CorruptTrace."""
     offset, length = (int(batch.chunks[name][number]) for name in ("offset", "length"))
-    start = file.read(offset, min(length, _MOST_METADATA))
+    start = file.read(offset, min(length, _USUAL_METADATA))
     header = wire.unpack_record_header(start[: wire.HEADER_SIZE], offset, batch.header.file_id)
     if header is None or header.type != wire.CHUNK or header.end != offset + length:
         raise CorruptTrace("checksum mismatch in the header of a record", batch.path, offset)
@@ -52,19 +52,19 @@ def stored_chunk(file: Reader, batch: BatchReader, number: int) -> StoredChunk:
         raise CorruptTrace("checksum mismatch in the metadata of a record", batch.path, offset)
     columns = list(map(parse_column, metadata["columns"]))
     if sum(wire.aligned(column.stored) for column in columns) > header.body_length:
-        raise CorruptTrace("a column claims more bytes than its record has", batch.path, offset)
+        raise CorruptTrace("column larger than its record", batch.path, offset)
     return StoredChunk(file, header, columns, metadata.get("pending"))
 
 
 def copy_batch(batch: BatchReader, source: Storage, crc: int | None, target: Storage, name: str, number: int) -> int:
-    """Copies a sealed batch as it is stored, but for the number it has; returns the CRC of the copy.
+    """Copy a sealed batch without decoding it, under another batch number; return the CRC of the copy.
 
     Args:
-        source: where the batch lies.
-        crc: that of its file; None: to be had by reading it.
+        source: storage of the batch.
+        crc: CRC of its file; None: computed by reading the file.
 
     Raises:
-        UnstorableValue: with this number it would not be as long as it is. Nothing was written.
+        UnstorableValue: the new number would change the length of the batch. Nothing was written.
         CorruptTrace, OSError
     """
     with source.open(batch.name) as file:
@@ -79,7 +79,7 @@ def copy_batch(batch: BatchReader, source: Storage, crc: int | None, target: Sto
             record = wire.pack_record(wire.SCHEMA, schema, [], wire.HEADER_SIZE, header.sequence, file_id, header.flags)
             new = b"".join([wire.pack_file_header(file_id, number, features_of(batch.schema)), *record])
         if len(new) != len(old):
-            raise UnstorableValue(f"{batch.path}: as batch {number} it would have another length")
+            raise UnstorableValue(f"{batch.path}: number {number} would change the length of the batch")
         if crc is None:
             crc, at = 0, 0
             while block := file.read(at, _BLOCK):
@@ -100,28 +100,28 @@ def copy_batch(batch: BatchReader, source: Storage, crc: int | None, target: Sto
 
 
 def features_of(schema: dict[str, Any]) -> int:
-    """What a reader of a batch with this schema has to know."""
+    """Return the feature bits that a reader of this schema must support."""
     return wire.ORIGINS if ORIGINS in schema else 0
 
 
 class BatchWriter:
-    """Writes one batch. Every call leaves a file that can be read up to its end.
+    """Writes one batch. After every call, the file is readable to its end.
 
-    Raises OSError as the file system does; what was written before stays readable.
+    Raises OSError from the file system; earlier records stay readable.
     """
 
     def __init__(
         self, storage: Storage, name: str, number: int, schema: dict[str, Any], begun: BatchReader | None = None
     ):
-        """begun: this batch, as a writer that died has left it; all of it are whole records."""
-        self.name = name  # of the sealed batch; until then .part is appended
+        """begun: the batch of a dead writer, to continue; it ends with a whole record."""
+        self.name = name  # of the sealed batch; the open file has the suffix .part
         self._storage = storage
         self._sequence = 0
         self._fragments: list[Array] = []
         self._chunks: list[tuple[int, int, int, int]] = []
         self._totals: dict[Path, list[int]] = {}
-        self._slab: tuple[int, bool, int] | None = None  # of the last chunk, and how many of the last ones are of it
-        self._pending: Sequence[Any] = ()  # of the last chunk
+        self._slab: tuple[int, bool, int] | None = None  # slab of the last chunk; the int counts its latest chunks
+        self._pending: Sequence[Any] = ()  # pending actions of the last chunk
         self.size = 0
         self.crc = 0
         self.fragments = 0
@@ -154,7 +154,7 @@ class BatchWriter:
                 self._sequence += stored_chunk(reader, begun, len(self._chunks) - 1).header.sequence
 
     def has_room(self, fragments: int) -> bool:
-        """Whether the index can have the fragments of one more chunk."""
+        """Return True if the index has space for one more chunk with this number of fragments."""
         return self.fragments + fragments <= wire.MAX_TABLE and len(self._chunks) < wire.MAX_TABLE
 
     def write_chunk(
@@ -165,7 +165,11 @@ class BatchWriter:
         slab: tuple[int, bool] | None,
         pending: Sequence[Any] = (),
     ) -> None:
-        """columns: the fragment table's first, then the data's, the bytes of each in pieces. More: see TraceWriter."""
+        """Append a chunk; see TraceWriter.write.
+
+        Args:
+            columns: the fragment table, then the data, the bytes of each in pieces.
+        """
         offset = self.size
         described: dict[str, Any] = {"columns": [column.descriptor() for column, _ in columns]}
         if slab is not None:
@@ -175,7 +179,7 @@ class BatchWriter:
         metadata = pack(described)
         short = -(-len(fragments) // wire.ROWS_A_BYTE) - sum(column.stored for column, _ in columns)
         blobs = [pieces for _, pieces in columns]
-        if short > 0:  # a reader could take these for few bytes that stand for many
+        if short > 0:  # pad: a reader rejects chunks with too many fragments for their bytes
             blobs.append([bytes(short)])
         self._record(wire.CHUNK, metadata, blobs, {id(p[0]): column.crc for column, p in columns if len(p) == 1})
         self._pending = pending
@@ -185,7 +189,7 @@ class BatchWriter:
         self._indexed(offset, fragments, observation_rows, [column for column, _ in columns])
 
     def copy_chunk(self, fragments: Array, observation_rows: int, chunk: StoredChunk) -> None:
-        """Appends a chunk of another batch as it is stored, without its columns being read."""
+        """Append a chunk of another batch as stored, without reading its columns."""
         offset, header = self.size, chunk.header
         packed = wire.pack_record_header(header._replace(offset=offset, sequence=self._sequence), self._file_id)
         start, length = header.offset + wire.HEADER_SIZE, header.end - header.offset - wire.HEADER_SIZE
@@ -207,7 +211,7 @@ class BatchWriter:
         self._indexed(offset, fragments, observation_rows, chunk.columns)
 
     def _indexed(self, offset: int, fragments: Array, observation_rows: int, columns: Sequence[Column]) -> None:
-        """Has the index tell of the chunk that was appended."""
+        """Add the appended chunk to the index."""
         self._fragments.append(fragments)
         self._chunks.append((offset, self.size - offset, len(fragments), observation_rows))
         self.fragments += len(fragments)
@@ -217,7 +221,7 @@ class BatchWriter:
             total[1] += column.stored
 
     def seal(self, workspace: Workspace) -> None:
-        """Writes index and footer, makes all of it durable, and gives the file its final name."""
+        """Write index and footer, sync the file, and rename it to its final name."""
         tables = {
             ("fragments",): wire.join_fragments(self._fragments),
             ("chunks",): np.array(self._chunks, wire.CHUNK_ENTRY),
@@ -239,19 +243,19 @@ class BatchWriter:
         self._storage.sync()
 
     def sync(self) -> None:
-        """Returns when all that was written would survive a loss of power."""
+        """Sync to disk: on return, all written data survives a power loss."""
         self._file.sync()
 
     def abandon(self) -> None:
-        """Closes the file as it is."""
+        """Close the file without sealing it."""
         self._file.close()
 
     def _record(
         self, kind: int, metadata: bytes, blobs: Sequence[Sequence[Piece]], crcs: Mapping[int, int] = _NO_CRCS
     ) -> None:
-        """crcs: those of pieces that are known, by their ids."""
+        """Append a record. crcs: known CRCs of pieces, by the id of the piece."""
         if len(metadata) > wire.MAX_METADATA:
-            raise UnstorableValue(f"what describes columns takes {len(metadata)} bytes; at most {wire.MAX_METADATA}")
+            raise UnstorableValue(f"column descriptors take {len(metadata)} bytes; the limit is {wire.MAX_METADATA}")
         self._append(wire.pack_record(kind, metadata, blobs, self.size, self._sequence, self._file_id), crcs)
         self._sequence += 1
 
@@ -264,16 +268,16 @@ class BatchWriter:
                 size += len(group)
                 self._file.write(group)
         except OSError:
-            self._file.truncate(start)  # what is torn, so that a later record can follow
+            self._file.truncate(start)  # remove the torn record, so that later records can follow
             raise
         self.size, self.crc = size, crc
 
 
 def _gathered(pieces: Sequence[Piece]) -> Iterator[Piece]:
-    """The same bytes in pieces that are worth a call each: small ones are joined, large ones are not copied."""
+    """Yield the same bytes in fewer pieces: small ones are joined, large ones are not copied."""
     small: list[Piece] = []
     for piece in pieces:
-        if len(piece) < _WORTH_A_CALL:
+        if len(piece) < _LARGE_PIECE:
             small.append(piece)
             continue
         if small:

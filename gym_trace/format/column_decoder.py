@@ -1,4 +1,4 @@
-"""Bytes to columns (docs/FORMAT.md, section 3). Nothing of what was read is trusted."""
+"""Decode columns (docs/FORMAT.md, section 3). Input is untrusted."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ _MAX_WINDOW = 128 << 20
 
 
 def decode(column: Column, blob: bytes | memoryview) -> Array:
-    """The rows of a column as an array that can be written to; of a msgpack column, an array of objects.
+    """Return the rows of a column as a writable array; for a msgpack column, an array of objects.
 
-    Of a column that is stored as it is, the array has the memory of blob, if that can be written to.
+    The array of an unencoded column shares the memory of blob, if blob is writable.
 
-    Raises CorruptTrace. The memory taken is bounded by what parse_column has allowed.
+    Raises CorruptTrace. Memory is bounded by the limits of parse_column.
     """
     try:
         if column.dtype == MSGPACK:
             return _decode_values(column, blob)
         return _decode_typed(column, blob)
     except MemoryError as error:
-        raise CorruptTrace(f"a column claims {column.full_size} bytes, more than there is memory for") from error
+        raise CorruptTrace(f"column declares {column.full_size} bytes, more than the available memory") from error
 
 
 def decode_rows(column: Column, blob: bytes | memoryview, begin: int, out: Array) -> None:
-    """Fills out with the rows from begin on of a column whose encoding is CHANGES. Raises CorruptTrace."""
+    """Decode rows, starting at begin, of a column with encoding CHANGES into out. Raises CorruptTrace."""
     transforms.undo_changes(_inflated(column, blob), column.rows, begin, transforms.as_bytes(out))
 
 
 def packed_values(column: Column, blob: bytes | memoryview) -> list[bytes]:
-    """The rows of a msgpack column as they were packed. Raises CorruptTrace."""
+    """Return the packed rows of a msgpack column. Raises CorruptTrace."""
     view, bounds = _value_bounds(column, blob)
     return [bytes(view[a:b]) for a, b in bounds]
 
 
 def unpacked(packed: Sequence[bytes]) -> Array:
-    """Rows of a msgpack column as an array of objects. Raises CorruptTrace."""
+    """Return rows of a msgpack column as an array of objects. Raises CorruptTrace."""
     containers = Containers() if sum(map(len, packed)) > MAX_CONTAINERS else None
     return objects([unpack(value, containers) for value in packed])
 
@@ -70,35 +70,36 @@ def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:
 
 
 def _inflated(column: Column, blob: bytes | memoryview) -> Array:
-    """The decompressed bytes of blob, exactly as many as the column says, in an array that can be written to."""
+    """Decompress blob to exactly the declared size, into a writable array."""
     if not column.encoding & ZSTD:
         stored = np.frombuffer(blob, np.uint8)
         return stored if stored.flags.writeable else stored.copy()
     out = np.empty(column.raw, np.uint8)
     try:
-        if zstandard.frame_content_size(blob) not in (column.raw, -1):  # -1: it does not say
-            raise CorruptTrace("a compressed column does not have the size it should")
+        if zstandard.frame_content_size(blob) not in (column.raw, -1):  # -1: unknown
+            raise CorruptTrace("wrong size of a compressed column")
         reader = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(blob)
         target = out.data
         filled = 0
-        # A truncated frame ends early without an error: count what comes.
+        # A truncated frame ends early without an error, so count the bytes.
         while filled < len(out) and (count := reader.readinto(target[filled:])):
             filled += count
         if filled != len(out) or reader.read(1):
-            raise CorruptTrace("a compressed column does not have the size it should")
+            raise CorruptTrace("wrong size of a compressed column")
         return out
     except zstandard.ZstdError as error:
-        raise CorruptTrace(f"a column does not decompress: {error}") from error
+        raise CorruptTrace(f"decompressing a column failed: {error}") from error
 
 
 def _decode_values(column: Column, blob: bytes | memoryview) -> Array:
     view, bounds = _value_bounds(column, blob)
     containers = Containers() if column.full_size > MAX_CONTAINERS else None
-    return objects([unpack(view[a:b], containers) for a, b in bounds])  # equal ones, too: they must not share memory
+    # Equal values are unpacked again: they must not share memory.
+    return objects([unpack(view[a:b], containers) for a, b in bounds])
 
 
 def _value_bounds(column: Column, blob: bytes | memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
-    """The decompressed bytes of a msgpack column, and where in them the value of each row begins and ends."""
+    """Return the decompressed bytes of a msgpack column, and the begin and end of each row in them."""
     raw = _inflated(column, blob)
     view = memoryview(raw.data)
     if column.encoding & CONSTANT:
@@ -106,5 +107,5 @@ def _value_bounds(column: Column, blob: bytes | memoryview) -> tuple[memoryview,
     lengths = raw[: column.rows * wire.LENGTH.itemsize].view(wire.LENGTH)
     ends = lengths.astype(np.int64).cumsum() + lengths.nbytes
     if (ends[-1] if column.rows else 0) != len(raw):
-        raise CorruptTrace("the values of a column do not fill it")
+        raise CorruptTrace("the values of a column do not match its size")
     return view, list(zip((ends - lengths).tolist(), ends.tolist()))

@@ -1,4 +1,4 @@
-"""Columns to bytes: filters under zstd, and the choice between them (docs/FORMAT.md, section 3)."""
+"""Encode columns: filters, zstd, and the choice of an encoding (docs/FORMAT.md, section 3)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from gym_trace.format.columns import CHANGES, CONSTANT, MSGPACK, SHUFFLE, XOR, Z
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.values import Array
 
-_SAMPLE_BYTES = 256 << 10  # on which the encodings of a column are tried
-_LARGE_SAMPLE = 1 << 20  # of large rows, of which the first one, kept whole, must not outweigh the others
-_PIECE_BYTES = 512 << 10  # of large rows are filtered and compressed at a time, while the processor's cache holds them
-_CHANGES_BYTES = 4 << 20  # of rows that are compared at a time, which touches less memory
-_LITTLE, _HARDER = 1024, 3  # bytes that change in a large row, so few that they can take so many levels of zstd more
-_LITTLE_CHUNK = 256 << 10  # bytes of a chunk of such rows, about: zstd takes less memory, and looks more closely
-_QUICK, _QUICK_SIZE = -1, 1.03  # a level several times as fast as 1: for columns that get hardly larger under it
-_TELLING_BYTES = 16 << 10  # fewer do not tell how much larger
-_WORTHWHILE = 0.98  # large rows that do not get smaller than this are not compressed at all
-_LEAST_BYTES = 256  # fewer are not worth the call, which hands the interpreter lock to the loop being recorded
-_LEAST_ROWS = 2  # fewer large rows do not tell what the next ones are like
-_RETRY_AFTER = 64  # chunks, after which the encodings of a column are tried again
+_SAMPLE_BYTES = 256 << 10  # sample on which encodings are tried
+_LARGE_SAMPLE = 1 << 20  # same for large rows: more, because the first row is stored whole and must not dominate
+_PIECE_BYTES = 512 << 10  # large rows are filtered and compressed in pieces that fit the processor's cache
+_CHANGES_BYTES = 4 << 20  # piece size for CHANGES, which touches less memory
+_LITTLE = 1024  # bytes; large rows with fewer changed bytes get a higher zstd level
+_HARDER = 3  # zstd levels added for such rows
+_LITTLE_CHUNK = 256 << 10  # bytes, size hint for chunks of such rows: zstd uses less memory and searches harder
+_QUICK = -1  # zstd level several times faster than level 1
+_QUICK_SIZE = 1.03  # size ratio up to which _QUICK replaces level 1
+_LEAST_QUICK_SAMPLE = 16 << 10  # bytes; smaller samples do not predict that ratio
+_WORTHWHILE = 0.98  # large rows with a worse compression ratio stay uncompressed
+_LEAST_BYTES = 256  # smaller columns stay uncompressed: the call passes the interpreter lock to the recorded loop
+_LEAST_ROWS = 2  # fewer large rows do not predict the next ones
+_RETRY_AFTER = 64  # chunks between trials of the encodings
 
 
 def is_large(rows: Array) -> bool:
-    """Whether the rows are such as are best encoded piece by piece."""
+    """Return True if the rows should be encoded in pieces."""
     return len(rows) > 0 and _is_large(rows.nbytes // len(rows))
 
 
@@ -40,41 +42,42 @@ def _is_large(row_size: int) -> bool:
 
 
 class Workspace:
-    """What encoders of columns share that take turns."""
+    """Compressors shared by column encoders that run in turn."""
 
     def __init__(self, level: int):
-        self.level = level or 3  # which is what zstd takes 0 for
+        self.level = level or 3  # zstd takes 0 as 3
         self.compressor = zstandard.ZstdCompressor(level=self.level)
         self.compress: Callable[[Any], bytes] = self.compressor.compress
         self.compress_quickly: Callable[[Any], bytes] = self.compress
-        if level == 1:  # which is to be quick
+        if level == 1:
             self.compress_quickly = zstandard.ZstdCompressor(level=_QUICK).compress
 
 
 class _Habit:
-    """What has proved best for rows of one kind so far."""
+    """The best encoding so far for small or large rows of a column."""
 
     def __init__(self) -> None:
         self.encoding = 0
         self.compressible = True
-        self.quick = False  # whether the quicker level does
+        self.quick = False  # use compress_quickly
         self.patience = 0  # chunks between trials; 0 before the first one
         self.until_trial = 0
 
 
 class ColumnEncoder:
-    """Encodes one column, chunk after chunk, under the encoding that has proved best on its rows."""
+    """Encodes one column, chunk by chunk, with the encoding that compressed its rows best."""
 
     def __init__(self, path: Path, workspace: Workspace):
         self._path = path
         self._workspace = workspace
-        self._habits = (_Habit(), _Habit())  # of small rows, and of large ones
-        self._compressors: dict[bool, zstandard.ZstdCompressor] = {}  # of streams, which do not take turns: if harder
+        self._habits = (_Habit(), _Habit())  # for small rows, for large rows
+        # By whether the level is raised by _HARDER. Streams of several columns are open at a time: no sharing.
+        self._compressors: dict[bool, zstandard.ZstdCompressor] = {}
         self._stream: _Stream | None = None
-        self._changes_little = False  # the stream, if it is one of changes, and before it begins the last one
+        self._changes_little = False  # whether few bytes change per row in the current stream, or else in the last one
 
     def feed(self, rows: Array | DeltaRows) -> None:
-        """Encodes some of the large rows of a chunk, of one dtype and shape; they are not to change until finish()."""
+        """Encode large rows of a chunk, all of one dtype and shape. Do not modify them before finish()."""
         if self._stream is None:
             shape = rows.shape if isinstance(rows, DeltaRows) else rows.shape[1:]
             row_size = rows.row_size if isinstance(rows, DeltaRows) else rows.nbytes // len(rows)
@@ -86,11 +89,11 @@ class ColumnEncoder:
             self._stream.feed(transforms.as_bytes(rows))
 
     def finish(self) -> tuple[Column, list[Piece]]:
-        """The column of all rows fed since the last call, its bytes in pieces."""
+        """Return the column of all rows fed since the last call, with its bytes in pieces."""
         stream, self._stream = self._stream, None
         assert stream is not None
         pieces = stream.finish()
-        if self._changes_little and not stream.changes_little:  # it is time to see what suits the rows now
+        if self._changes_little and not stream.changes_little:  # the rows are different now: try encodings again
             self._habits[True].until_trial = 0
         self._changes_little = stream.changes_little
         column = self._column(stream.dtype.str, stream.shape, stream.rows, stream.encoding, stream.raw, pieces)
@@ -100,13 +103,13 @@ class ColumnEncoder:
         little = bool(encoding & CHANGES) and self._changes_little
         if little not in self._compressors:
             level = min(22, self._workspace.level + _HARDER * little) or 1  # 0 would be 3
-            size = _LITTLE_CHUNK if little else 0  # not known
+            size = _LITTLE_CHUNK if little else 0  # 0: unknown
             parameters = zstandard.ZstdCompressionParameters.from_level(level, source_size=size)
             self._compressors[little] = zstandard.ZstdCompressor(compression_params=parameters)
         return self._compressors[little]
 
     def encode(self, rows: Array) -> tuple[Column, bytes]:
-        """rows: any array of shape (rows, *row shape) and a plain little-endian or void dtype, C-contiguous."""
+        """Encode a column. rows: C-contiguous, (rows, *row shape), of a plain little-endian or void dtype."""
         if is_large(rows):
             self.feed(rows)
             column, pieces = self.finish()
@@ -126,7 +129,7 @@ class ColumnEncoder:
         return self._column(dtype, rows.shape[1:], len(rows), encoding | CONSTANT * constant, flat.size, [blob]), blob
 
     def encode_values(self, packed: list[bytes]) -> tuple[Column, bytes]:
-        """packed: one MessagePack value a row."""
+        """Encode a msgpack column. packed: one MessagePack value per row."""
         constant = len(packed) > 1 and packed.count(packed[0]) == len(packed)
         if constant and len(packed) * (wire.VALUE_SIZE + len(packed[0])) <= wire.MAX_VALUES:
             raw = packed[0]
@@ -134,7 +137,9 @@ class ColumnEncoder:
             constant = False
             raw = np.fromiter(map(len, packed), wire.LENGTH, len(packed)).tobytes() + b"".join(packed)
         if len(raw) > wire.MAX_VALUES:
-            raise UnstorableValue(f"{'/'.join(map(str, self._path))}: {len(raw)} bytes at once, too many for a trace")
+            raise UnstorableValue(
+                f"{'/'.join(map(str, self._path))}: {len(raw)} bytes in one chunk; the limit is {wire.MAX_VALUES}"
+            )
         blob, encoding = _squeezed(raw, raw, 0, self._workspace.compress)
         return self._column(MSGPACK, (), len(packed), encoding | CONSTANT * constant, len(raw), [blob]), blob
 
@@ -147,7 +152,7 @@ class ColumnEncoder:
         return Column(self._path, dtype, shape, rows, encoding, sum(map(len, pieces)), raw, crc)
 
     def _choice(self, rows: Array | DeltaRows, row_size: int) -> int:
-        """What proved smallest on a sample of these rows, tried again now and then; of small ones the filters alone."""
+        """Return the encoding that was smallest on a sample, with periodic new trials; for small rows without ZSTD."""
         large = _is_large(row_size)
         habit = self._habits[large]
         if large and len(rows) < _LEAST_ROWS:
@@ -155,34 +160,32 @@ class ColumnEncoder:
         if large and isinstance(rows, DeltaRows):
             self._changes_little = rows.changed <= _LITTLE * len(rows)
         if large and self._changes_little and (isinstance(rows, DeltaRows) or habit.encoding == CHANGES):
-            return CHANGES | ZSTD  # no other encoding is worth a trial
-        if (
-            rows.dtype.names and not large
-        ):  # a table: not larger than by a tenth under this, in little more than half of the time
+            return CHANGES | ZSTD  # clearly the best: skip the trials
+        if rows.dtype.names and not large:  # a table: SHUFFLE takes at most 10 % more space, in about half of the time
             return SHUFFLE
         habit.until_trial -= 1
         if habit.until_trial < 0 and len(rows) * row_size:
             tried = max(8, (_LARGE_SAMPLE if large else _SAMPLE_BYTES) // row_size)
             sample = next(rows.arrays(tried)) if isinstance(rows, DeltaRows) else transforms.as_bytes(rows[:tried])
             self._try(habit, sample, rows.dtype.itemsize)
-            # A column that has just begun may not look like the rest of it: try the first chunks again soon.
+            # The first rows of a column may not be typical: try again soon.
             habit.patience = min(_RETRY_AFTER, 4 * habit.patience + 3)
             habit.until_trial = habit.patience
         return habit.encoding | ZSTD * (large and habit.compressible)
 
     def _try(self, habit: _Habit, sample: Array, item_size: int) -> None:
-        """Chooses what makes the sample smallest."""
+        """Choose the encoding with the smallest sample."""
         sizes: dict[int, int] = {}
         for candidate in _candidates(sample, item_size):
             sizes[candidate] = self._size_under(candidate, sample, item_size)
-            if candidate == CHANGES and self._changes_little:  # no other is worth it
+            if candidate == CHANGES and self._changes_little:  # clearly the best
                 break
-        # Transforms cost time: a costlier one has to be smaller by 2 %.
+        # Each transform costs time, so it must save 2 %.
         best = min(sizes, key=lambda c: sizes[c] * (1 + 0.02 * c.bit_count()))
         habit.compressible = sizes[best] < _WORTHWHILE * sample.nbytes
         habit.encoding = best if habit.compressible else 0
         quick = self._workspace.compress_quickly
-        if not _is_large(sample.shape[1]) and sample.nbytes >= _TELLING_BYTES:
+        if not _is_large(sample.shape[1]) and sample.nbytes >= _LEAST_QUICK_SAMPLE:
             filtered = _filter(sample, habit.encoding, item_size)
             habit.quick = len(quick(filtered)) <= _QUICK_SIZE * sizes[best]
 
@@ -210,7 +213,7 @@ def _squeezed(
 
 
 def _candidates(flat: Array, item_size: int) -> list[int]:
-    """The encodings that may suit the rows."""
+    """Return the encodings to try."""
     shuffles = [SHUFFLE, SHUFFLE | XOR] if item_size > 1 else []
     return [*([CHANGES] if _is_large(flat.shape[1]) else []), 0, XOR, *shuffles]
 
@@ -222,14 +225,14 @@ def _all_rows_equal(flat: Array) -> bool:
 
 
 def _filter(flat: Array, encoding: int, item_size: int) -> Array:
-    """The bytes of flat under the transforms of encoding."""
+    """Apply the transforms of encoding to flat; return the bytes."""
     if encoding & XOR:
         flat = transforms.xor(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat))
     return transforms.shuffle(flat, item_size) if encoding & SHUFFLE else flat.reshape(-1)
 
 
 class _Stream:
-    """The large rows of one chunk, transformed and compressed as they come."""
+    """Large rows of one chunk, transformed and compressed as they arrive."""
 
     def __init__(
         self, compressor: zstandard.ZstdCompressor, dtype: np.dtype[Any], shape: tuple[int, ...], encoding: int
@@ -240,7 +243,7 @@ class _Stream:
         self._object = compressor.compressobj() if encoding & ZSTD else None
         self._pieces: list[Piece] = []
         self._step = max(1, (_CHANGES_BYTES if encoding & CHANGES else _PIECE_BYTES) // row_size)
-        self._room = np.empty((self._step if encoding & (XOR | CHANGES) else 0, row_size), np.uint8)
+        self._scratch = np.empty((self._step if encoding & (XOR | CHANGES) else 0, row_size), np.uint8)
         self._before = np.zeros(row_size, np.uint8)
 
     def feed(self, flat: Array) -> None:
@@ -263,18 +266,18 @@ class _Stream:
             self._add(first)
         slots = frames.slots[skip:]
         whole = sum(isinstance(slot, bytes) for slot in slots)
-        step = self._step if whole > self._step else len(slots)  # of whole ones the places take up to 8 times as much
+        step = self._step if whole > self._step else len(slots)  # positions of whole rows take up to 8 times their size
         for i in range(0, len(slots), step or 1):
             self._add(transforms.packed_changes(slots[i : i + step], frames.row_size))
         self.rows += len(frames)
 
     def _transformed(self, piece: Array) -> Array | bytes:
-        room, before, last = self._room[: len(piece)], self._before, piece[-1]
+        scratch, before, last = self._scratch[: len(piece)], self._before, piece[-1]
         if self.encoding & CHANGES:
-            result: Array | bytes = transforms.changes(piece, before, room.view(np.bool_))
+            result: Array | bytes = transforms.changes(piece, before, scratch.view(np.bool_))
         else:
             if self.encoding & XOR:
-                piece = transforms.xor(piece, before, room)
+                piece = transforms.xor(piece, before, scratch)
             result = transforms.shuffle(piece, self.dtype.itemsize) if self.encoding & SHUFFLE else piece
         before[:] = last
         return result
@@ -285,11 +288,11 @@ class _Stream:
         if self._object is not None:
             self._pieces.append(self._object.compress(raw))
         else:
-            self._pieces.append(bytes(raw) if self.encoding & XOR else raw)  # which is made in room that is used again
+            self._pieces.append(bytes(raw) if self.encoding & XOR else raw)  # XOR results lie in reused scratch memory
 
     @property
     def changes_little(self) -> bool:
-        """Whether rows are kept as changes, and these are few."""
+        """True if rows are stored as changes, and few bytes change."""
         return bool(self.encoding & CHANGES) and self.rows > 1 and self.raw - len(self._before) <= _LITTLE * self.rows
 
     def finish(self) -> list[Piece]:

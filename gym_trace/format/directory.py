@@ -1,4 +1,4 @@
-"""A trace directory: which writers it holds, which batches, and what to do when there is one already."""
+"""The files of a trace directory: writers, batches, rings and videos; and on_exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gym_trace.format.batch_reader import PART
 from gym_trace.format.facts import remove_facts
 from gym_trace.storage.protocol import Storage
 
-RING = ".ring"  # the end of the name of a ring (docs/FORMAT.md, section 8)
+RING = ".ring"  # suffix of a ring file (docs/FORMAT.md, section 8)
 _WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
 _MANIFEST = re.compile(_WRITER + re.escape(manifest.SUFFIX))
 _BATCH = re.compile(_WRITER + r"\.(?P<number>\d{6}|[1-9]\d{6,8})\.gtb(?P<part>\.part)?")
@@ -27,7 +27,7 @@ _VIDEO = re.compile(_WRITER + r"\.video\.(?P<episode>\d{6}|[1-9]\d{6,18})\.mp4(?
 
 
 class WriterFiles:
-    """The files of one writer: its manifest and ring, if there are any, and its batches in order, by number."""
+    """The files of one writer: its manifest and ring, if any, and its batches by number, in order."""
 
     def __init__(self, storage: Storage, writer: str):
         self.storage = storage
@@ -38,11 +38,11 @@ class WriterFiles:
 
     @property
     def where(self) -> str:
-        """How messages name it: the path of its manifest, or its id."""
+        """Name of the writer for messages: the path of its manifest, or its id."""
         return self.writer if self.manifest is None else self.storage.path(self.manifest)
 
     def is_there(self, name: str) -> bool:
-        """Whether there is a file of this name by now."""
+        """Return True if the file exists now."""
         try:
             self.storage.size(name)
         except FileNotFoundError:
@@ -50,7 +50,7 @@ class WriterFiles:
         return True
 
     def listed_again(self) -> WriterFiles:
-        """The same writer with the files that it has by now."""
+        """Return the same writer with its current files."""
         found = [files for files in find_writers(self.storage) if files.writer == self.writer]
         return found[0] if found else self
 
@@ -58,12 +58,12 @@ class WriterFiles:
         return self.manifest is not None and self.storage.holder(self.manifest) is not None
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Those of the manifest, as read_manifest gives them; none if there is no manifest."""
+        """Return the entries of the manifest, as from read_manifest; none without a manifest."""
         return iter(()) if self.manifest is None else manifest.read_manifest(self.storage, self.manifest)
 
 
 def new_writer_id() -> str:
-    """Unique without asking anyone: UTC time, process, and chance."""
+    """Return a unique id made of UTC time, process id and random digits."""
     return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -73,7 +73,7 @@ def is_writer_id(writer: str) -> bool:
 
 def check_writer_id(writer: str) -> str:
     if not is_writer_id(writer):
-        raise InvalidOption(f"uid={writer!r}: a writer id has 1 to 120 of A-Z a-z 0-9 _ - . and no dot in front")
+        raise InvalidOption(f"uid={writer!r}: invalid writer id; use 1 to 120 of A-Z a-z 0-9 _ - . and no leading dot")
     return writer
 
 
@@ -82,7 +82,7 @@ def batch_name(writer: str, number: int) -> str:
 
 
 def batch_number(writer: str, name: str) -> int | None:
-    """The number of a sealed batch of this writer, by its name; None if name is not that of one."""
+    """Return the number of a sealed batch of this writer; None if name is not one."""
     found = _BATCH.fullmatch(name)
     return int(found["number"]) if found is not None and found["writer"] == writer and not found["part"] else None
 
@@ -92,7 +92,7 @@ def video_name(writer: str, episode: int) -> str:
 
 
 def find_writers(storage: Storage) -> list[WriterFiles]:
-    """The writers of a trace, in the order of their ids (which begin with the time). Raises TraceNotFound."""
+    """Return the writers of a trace in the order of their ids, which begin with a time. Raises TraceNotFound."""
     writers: dict[str, WriterFiles] = {}
     rings = set()
     for name in sorted(storage.names()):
@@ -112,20 +112,20 @@ def find_writers(storage: Storage) -> list[WriterFiles]:
 
 
 def prepare(storage: Storage, on_exist: str) -> None:
-    """Makes the directory, and decides about traces that it holds: "error", "append" or "replace"."""
+    """Create the directory and handle an existing trace by on_exist: "error", "append" or "replace"."""
     if on_exist not in ("error", "append", "replace"):
-        raise InvalidOption(f'on_exist={on_exist!r}: pass "error", "append" or "replace"')
+        raise InvalidOption(f'on_exist={on_exist!r}: invalid; pass "error", "append" or "replace"')
     try:
         storage.make()
     except FileExistsError as error:
-        raise InvalidOption(f"{storage.root}: a trace is a directory, this is a file") from error
+        raise InvalidOption(f"{storage.root}: is a file; pass a directory") from error
     writers = find_writers(storage)
     if on_exist == "error" and writers:
         shown = "".join(f"\n  {files.writer} (batches: {len(files.batches)})" for files in writers[:5])
         more = f"\n  and {len(writers) - 5} more" if len(writers) > 5 else ""
         raise TraceExists(
-            f"{storage.root} holds recorded traces already:{shown}{more}\n"
-            f'pass on_exist="append" to record beside them{_of_several()}, on_exist="replace" to delete them, '
+            f"{storage.root}: already holds a trace:{shown}{more}\n"
+            f'pass on_exist="append" to add to it{_of_several()}, on_exist="replace" to delete it, '
             "or another directory"
         )
     if on_exist == "replace":
@@ -138,10 +138,10 @@ def prepare(storage: Storage, on_exist: str) -> None:
 
 
 def _of_several() -> str:
-    """What to say to a process whose like, started from the same function, record into the same directory."""
+    """Return a hint for a child process: its siblings may record into the same directory."""
     if multiprocessing.parent_process() is None:
         return ""
-    return f" (as each process must of several that record into one directory; this is {current_process().name})"
+    return f" (required in each process if several record into one directory; this is {current_process().name})"
 
 
 def _refuse_alive(files: WriterFiles) -> None:
@@ -150,17 +150,17 @@ def _refuse_alive(files: WriterFiles) -> None:
         return
     if holder == "this process":
         raise TraceExists(
-            f"{files.where}: an environment that this process made earlier is still recording it, perhaps in a "
-            "notebook cell that is run again; call .close() on that environment before you replace its trace"
+            f"{files.where}: still recorded by an earlier environment of this process, perhaps of a notebook cell; "
+            "call .close() on that environment before replacing its trace"
         )
-    raise TraceExists(f"{files.where}: another process is recording it; stop that before you replace the trace")
+    raise TraceExists(f"{files.where}: another process is recording it; stop that process before replacing the trace")
 
 
 def _delete(files: WriterFiles) -> None:
-    """Removes what is proved to be a writer's: a manifest that says so, batches with a valid header."""
+    """Remove only files that provably belong to a writer: a valid manifest, batches with a valid header."""
     storage, names = files.storage, set(files.storage.names())
     for name in files.batches.values():
-        for batch in (name, name + PART):  # one that is sealed may have been begun again
+        for batch in (name, name + PART):  # a sealed batch may have a .part file, too
             if batch in names and _is_batch(storage, batch):
                 storage.remove(batch)
     for name in (files.ring, files.ring + PART):
@@ -173,7 +173,7 @@ def _delete(files: WriterFiles) -> None:
 
 
 def _videos(files: WriterFiles, names: set[str]) -> list[str]:
-    """The videos that a manifest lists, and what a killed writer left of one: it has no list, but begins as an MP4."""
+    """Return the videos that a manifest lists, and unfinished ones of a killed writer: unlisted, with an MP4 header."""
     listed = {str(entry.get("file")) for entry in files.entries() if entry.get("type") == "video"}
     found = [match for match in map(_VIDEO.fullmatch, names) if match is not None and match["writer"] == files.writer]
     return [it[0] for it in found if it[0] in listed or (it["part"] and _begins_as_video(files.storage, it[0]))]
@@ -195,7 +195,7 @@ def _is_batch(storage: Storage, name: str) -> bool:
 
 
 def _is_ring(storage: Storage, name: str) -> bool:
-    """Whether a file begins as a ring; one that was never begun may be empty, or all zero."""
+    """Return True if the file starts like a ring; an unused .part file may be empty or all zeros."""
     try:
         with storage.open(name) as file:
             start = file.read(0, len(wire.RING_MAGIC))

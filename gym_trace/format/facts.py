@@ -1,4 +1,4 @@
-"""What people say of a whole trace: author, licence, description …, in one file beside it (docs/FORMAT.md, Facts)."""
+"""Facts about a whole trace, such as author, licence and description, in one file (docs/FORMAT.md, Facts)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def _is_scores(value: Any) -> bool:
 
 
 def _is_score(value: Any) -> bool:
-    if isinstance(value, list):  # a number for each objective
+    if isinstance(value, list):  # one number per objective
         return bool(value) and all(_is_score(one) and not isinstance(one, list) for one in value)
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
-SPELT = {"licence": "license"}  # and what it is kept as
-# The keys whose values have a form, and which.
+SPELT = {"licence": "license"}  # accepted spelling: stored key
+# Keys with a required form of their values: its description, and its check.
 KNOWN: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "author": ("text", _is_text),
     "license": ("text, such as MIT or cc-by-4.0", _is_text),
@@ -52,9 +52,9 @@ KNOWN: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def read_facts(storage: Storage) -> Facts:
-    """What is said of a trace; nothing where nothing is. Anybody may have written it: see known().
+    """Return the facts of a trace; an empty dict if it has none. They are untrusted: see known().
 
-    Raises CorruptTrace if it is no JSON object, or too large to be one of ours, and OSError.
+    Raises CorruptTrace if the file is too large or not a JSON object, and OSError.
     """
     path = storage.path(NAME)
     try:
@@ -63,7 +63,7 @@ def read_facts(storage: Storage) -> Facts:
     except FileNotFoundError:
         return {}
     if len(raw) > MOST_BYTES or is_bomb(raw):
-        raise CorruptTrace(f"larger than the {MOST_BYTES} bytes that facts of a trace may take", path)
+        raise CorruptTrace(f"facts of a trace larger than {MOST_BYTES} bytes", path)
     try:
         found = json.loads(raw, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -74,12 +74,12 @@ def read_facts(storage: Storage) -> Facts:
 
 
 def write_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
-    """Has a trace say this of itself, and no more what it said before. A kill leaves the one or the other.
+    """Replace the facts of a trace atomically.
 
-    What somebody gave goes through checked() first. Raises InvalidOption for what JSON cannot hold, and OSError.
+    Pass facts from a user through checked() first. Raises InvalidOption for values that JSON cannot hold, and OSError.
     """
     content = _packed(facts)
-    fresh = f"{NAME}.{secrets.token_hex(4)}.part"  # of this call alone: others may be at it, too
+    fresh = f"{NAME}.{secrets.token_hex(4)}.part"  # unique: other processes may be writing facts, too
     file = storage.create(fresh)
     try:
         try:
@@ -97,31 +97,34 @@ def write_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def changed_facts(storage: Storage) -> Iterator[Facts]:
-    """What is said of a trace, to be changed: it says that when the block ends, and nobody else changes it meanwhile.
+    """Yield the facts of a trace for editing, and write them when the block ends. A lock keeps other writers out.
 
-    Raises as read_facts and write_facts do.
+    Raises the errors of read_facts and write_facts.
     """
     with alone(storage.root):
-        said = read_facts(storage)
-        yield said
-        write_facts(storage, said)
+        facts = read_facts(storage)
+        yield facts
+        write_facts(storage, facts)
 
 
 def add_facts(storage: Storage, facts: Mapping[str, Any]) -> None:
-    """Has a trace say this, too, or instead of what it said by that name. Raises as read_facts and write_facts do."""
+    """Add facts to a trace; existing keys are replaced. Raises the errors of read_facts and write_facts."""
     if facts:
-        with changed_facts(storage) as said:
-            said |= facts
+        with changed_facts(storage) as existing:
+            existing |= facts
 
 
 def checked(facts: Mapping[str, Any]) -> Facts:
-    """Facts that somebody gave, under the names of SPELT. Raises InvalidOption where one has not the form of KNOWN."""
+    """Validate facts from a user and return them with the keys of SPELT.
+
+    Raises InvalidOption for a value that lacks the form in KNOWN.
+    """
     facts = {SPELT.get(key, key) if isinstance(key, str) else key: value for key, value in facts.items()}
     for key, value in facts.items():
         if not isinstance(key, str) or not key:
-            raise InvalidOption(f"a fact of a trace has a name, which {key!r} is not")
+            raise InvalidOption(f"{key!r}: invalid key of a fact; pass a non-empty string")
         if key in KNOWN and not KNOWN[key][1](value):
-            raise InvalidOption(f"{key}={shown(value)}: pass {KNOWN[key][0]}")
+            raise InvalidOption(f"{key}={shown(value)}: invalid; pass {KNOWN[key][0]}")
     _packed(facts)
     return dict(facts)
 
@@ -130,28 +133,28 @@ def _packed(facts: Mapping[str, Any]) -> bytes:
     try:
         text = json.dumps(dict(facts), indent=2, ensure_ascii=False, allow_nan=False)
         content = text.encode() + b"\n"
-    except UnicodeEncodeError:  # half a character, which JSON can tell of by its number
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can store as an escape
         content = json.dumps(dict(facts), indent=2, allow_nan=False).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidOption(f"the facts of a trace are kept as JSON, which cannot hold these: {error}") from error
+        raise InvalidOption(f"facts: not storable as JSON: {error}") from error
     if len(content) > MOST_BYTES or is_bomb(content):
-        raise InvalidOption(f"the facts of a trace may take {MOST_BYTES} bytes, these take {len(content)}")
+        raise InvalidOption(f"facts: {len(content)} bytes; the limit is {MOST_BYTES}")
     return content
 
 
 def known(facts: Mapping[str, Any]) -> Facts:
-    """Those of KNOWN that have the form which they should have, in its order, and that say something."""
+    """Return the non-empty facts with keys and forms of KNOWN, in its order."""
     return {key: facts[key] for key, (_, fits) in KNOWN.items() if facts.get(key) and fits(facts[key])}
 
 
 def agreed(several: Iterable[Mapping[str, Any]]) -> Facts:
-    """What all of several traces say alike, which can be said of a trace that is made of them."""
+    """Return the facts that all of several traces share, for a trace made of them."""
     first, *others = several
     return {key: value for key, value in first.items() if all(key in one and one[key] == value for one in others)}
 
 
 def remove_facts(storage: Storage) -> None:
-    """Removes what was said of a trace; what is no such thing is left alone."""
+    """Remove the facts of a trace; keep a file that does not hold valid facts."""
     with contextlib.suppress(CorruptTrace, FileNotFoundError):
         if read_facts(storage):
             storage.remove(NAME)

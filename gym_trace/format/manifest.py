@@ -1,4 +1,4 @@
-"""One writer's journal: JSON lines, append-only (docs/FORMAT.md, section 7)."""
+"""Manifest of one writer: append-only JSON lines (docs/FORMAT.md, section 7)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gym_trace.model.values import shown
 from gym_trace.storage.protocol import Appender, Reader, Storage
 
 SUFFIX = ".manifest.jsonl"
-_MOST_BITS = 4096  # of an integer in a line that holds such ones; Python reads 4300 digits at most
-_MAX_LINE = 64 << 20  # bytes; a longer line is none, and neither is what follows it
-MAX_LINES = 1 << 20  # what follows them is not read
+_MOST_BITS = 4096  # of an integer written as a number; larger ones are text, as Python parses at most 4300 digits
+_MAX_LINE = 64 << 20  # bytes; reading stops at a longer line
+MAX_LINES = 1 << 20  # reading stops after this many lines
 
 
 class ManifestWriter:
-    """Appends lines to a new manifest, and holds its lock until closed: a reader sees by it that the writer lives."""
+    """Appends lines to a new manifest and holds its lock until closed. The lock shows readers that the writer lives."""
 
     def __init__(self, storage: Storage, name: str, schema: dict[str, Any], file: Appender | None = None):
         """file: that of a writer that died, with its lock, as reopened() gives it."""
@@ -31,8 +31,8 @@ class ManifestWriter:
             self._file = file
             return
         first = as_json({"type": "writer", **schema})
-        if len(first) >= _MAX_LINE:  # of which those of a batch, that are to be read, have about as many
-            raise UnstorableValue(f"spaces and metadata take {len(first)} bytes in the manifest; at most {_MAX_LINE}")
+        if len(first) >= _MAX_LINE:  # readers reject longer lines; the schema record of a batch is about as long
+            raise UnstorableValue(f"spaces and metadata take {len(first)} bytes; the limit is {_MAX_LINE}")
         self._file = storage.create(name, lock=True)
         try:
             self._file.write(first + b"\n")
@@ -71,20 +71,20 @@ def reopened(storage: Storage, name: str) -> Appender | None:
 
 
 def append(storage: Storage, writer: str, entry: dict[str, Any]) -> None:
-    """Appends a line to the manifest of a writer, which may be writing to it. Raises OSError."""
+    """Append a line to the manifest of a writer, which may be writing to it. Raises OSError."""
     storage.append(f"{writer}{SUFFIX}", as_json(entry) + b"\n")
 
 
 def as_json(entry: dict[str, Any]) -> bytes:
     try:
         text = json.dumps(entry, default=_as_json, separators=(",", ":"))
-    except (TypeError, ValueError):  # a key that JSON does not know, an integer of so many digits that Python refuses
+    except (TypeError, ValueError):  # a key that JSON does not support, or an integer with too many digits
         text = json.dumps(_as_text(entry), default=_as_json, separators=(",", ":"))
     return text.encode()
 
 
 def _as_text(value: Any) -> Any:
-    """value with keys that are text, and with integers beyond all that is usual as text, in hexadecimal digits."""
+    """Return value with keys converted to text, and very large integers to hexadecimal text."""
     if isinstance(value, dict):
         return {key if isinstance(key, str) else shown(_as_text(key)): _as_text(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -95,7 +95,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _as_json(value: Any) -> Any:
-    """What JSON does not know, as what comes nearest: manifests are for people and for `jq`, batches are exact."""
+    """Approximate a value that JSON does not support. Batches hold the exact value; manifests are for people."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
@@ -106,16 +106,19 @@ def _as_json(value: Any) -> Any:
 
 
 class Line(NamedTuple):
-    """A line of a manifest: its range of bytes, and its entry, or None if it is not a JSON object."""
+    """A line of a manifest: its byte range, and its entry, or None if it is not a JSON object."""
 
     start: int
     end: int
     entry: dict[str, Any] | None
-    whole: bool  # whether it ends in a newline; the last line of a writer that was killed may not
+    whole: bool  # ends in a newline; the last line of a killed writer may not
 
 
 def read_lines(storage: Storage, name: str) -> Iterator[Line]:
-    """The lines of a manifest; what is beyond the limits is one line without an entry. Raises CorruptTrace, OSError."""
+    """Yield the lines of a manifest; the rest beyond the limits as one line without entry.
+
+    Raises CorruptTrace, OSError.
+    """
     start = 0
     with storage.open(name) as reader, io.BufferedReader(_Stream(reader)) as file:
         for number in range(MAX_LINES + 1):
@@ -131,7 +134,7 @@ def read_lines(storage: Storage, name: str) -> Iterator[Line]:
 
 
 class _Stream(io.RawIOBase):
-    """A file that is read from its beginning on."""
+    """Sequential access to a Reader."""
 
     def __init__(self, file: Reader):
         self._file, self._at = file, 0
@@ -147,7 +150,7 @@ class _Stream(io.RawIOBase):
 
 
 def read_manifest(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
-    """The entries of a manifest but for lines that are not whole or no JSON objects; none of what is no file."""
+    """Yield the entries of a manifest; skip incomplete and invalid lines. A missing file has none."""
     with contextlib.suppress(CorruptTrace, FileNotFoundError):
         for line in read_lines(storage, name):
             if line.whole and line.entry is not None:
@@ -173,5 +176,5 @@ def json_of(text: str | bytes, **options: Any) -> Any:
 
 
 def is_bomb(raw: bytes) -> bool:
-    """Whether JSON has so many lists, maps and entries that it would take many times its size in memory."""
+    """Return True if JSON has too many lists, maps and entries: in memory they take many times its size."""
     return len(raw) > MAX_CONTAINERS and raw.count(b"[") + raw.count(b"{") + raw.count(b":") > MAX_CONTAINERS

@@ -1,4 +1,4 @@
-"""The tables of an index, of which nothing is trusted: where chunks are, what is in them, how much there may be."""
+"""Tables of an index: positions and contents of chunks, and limits. Input is untrusted."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from gym_trace.format import wire
 from gym_trace.format.columns import Path, is_path
 from gym_trace.model.values import Array
 
-FARTHEST = 1 << 40  # byte that is looked for: systems refuse to go much farther
+FARTHEST = 1 << 40  # largest offset: operating systems reject much larger ones
 
 
 class SlabLedger:
-    """Which slabs of its writer's ring (docs/FORMAT.md, section 8) the chunks of a batch are of.
+    """The slabs of the writer's ring (docs/FORMAT.md, section 8) that the chunks of a batch come from.
 
     Attributes:
-        complete: the number of a slab that is in this batch, or in those before, with all that came before it.
-        unfinished, chunks: the number of the slab that the last chunks are of, where others are to follow, and how many
-            these are; 0 where there are none.
-        pending: what the last chunk says of actions that were never answered.
+        complete: number of the latest slab that is in the batches so far, with all slabs before it.
+        unfinished: number of the slab that the last chunks come from, if more chunks of it follow; otherwise 0.
+        chunks: number of these last chunks.
+        pending: pending actions in the last chunk: steps that were never answered.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class SlabLedger:
 
     @classmethod
     def of_index(cls, metadata: dict[str, Any]) -> SlabLedger:
-        """What the metadata of an index says."""
+        """Return the ledger stored in the metadata of an index."""
         ledger = cls()
         ledger.take(metadata)
         match metadata.get("slab"):
@@ -37,7 +37,7 @@ class SlabLedger:
         return ledger
 
     def take(self, metadata: dict[str, Any]) -> None:
-        """Takes in what the metadata of the next chunk says. Nobody vouches for it."""
+        """Update from the metadata of the next chunk, which is untrusted."""
         self.pending = metadata.get("pending")
         before, self.unfinished, self.chunks = (self.unfinished, self.chunks), 0, 0
         match metadata.get("slab"):
@@ -48,7 +48,7 @@ class SlabLedger:
 
 
 class Index(NamedTuple):
-    """What the index of a batch says: see BatchReader."""
+    """Contents of the index of a batch; see BatchReader."""
 
     fragments: Array
     chunks: Array
@@ -57,23 +57,23 @@ class Index(NamedTuple):
 
 
 class TableRoom:
-    """How many rows the tables of a trace may still have: they stay in memory, and few bytes can stand for many."""
+    """Limits the table rows of a trace: tables stay in memory, and few stored bytes can become many rows."""
 
     def __init__(self) -> None:
         self._rows = wire.TABLE_ROWS
 
     def grant(self, size: int) -> None:
-        """To be told of bytes on the disk."""
+        """Allow more rows, for `size` bytes on disk."""
         self._rows += size * wire.ROWS_A_BYTE
 
     def take(self, rows: int) -> None:
         if rows > self._rows:
-            raise CorruptTrace(f"{rows} more rows in the tables of the trace, which is not large enough to have them")
+            raise CorruptTrace(f"table of {rows} rows exceeds the limit for a trace of this size")
         self._rows -= rows
 
 
 def are_apart(chunks: Array, end: int) -> bool:
-    """Whether chunks lie one after the other before end, so that to read all of them is to read no byte twice."""
+    """Return True if chunks are in order, do not overlap, and end before `end`: no byte is read twice."""
     offsets, lengths = chunks["offset"], chunks["length"]
     if not len(chunks) or max(offsets.max(), lengths.max()) > FARTHEST:
         return not len(chunks)
@@ -85,8 +85,8 @@ def totals_of(raw: Any) -> dict[Path, list[int]]:
     try:
         totals = {tuple(path): [full, stored] for path, full, stored in raw}
     except (TypeError, ValueError) as error:
-        raise CorruptTrace("the totals of the index are malformed") from error
+        raise CorruptTrace("malformed totals in the index") from error
     numbers = [number for sizes in totals.values() for number in sizes]
     if not all(map(is_path, totals)) or not all(type(n) is int and 0 <= n < 1 << 62 for n in numbers):
-        raise CorruptTrace("the totals of the index are malformed")
+        raise CorruptTrace("malformed totals in the index")
     return totals

@@ -1,4 +1,4 @@
-"""All files of one writer: its batches one after the other, and its manifest."""
+"""Writing all files of one writer: its batches in order, and its manifest."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Appender, Storage
 
-# A batch is sealed, and so made durable, when it has reached one of these.
+# A batch is sealed and synced when it reaches one of these limits.
 BATCH_BYTES = 64 << 20
 BATCH_SECONDS = 600.0
-BATCH_FRAGMENTS = 200_000  # their index is kept in memory until then
+BATCH_FRAGMENTS = 200_000  # bounds the index, which stays in memory until the batch is sealed
 
 
 RowsOrEncoded = Array | list[bytes] | tuple[Column, Piece]
 
 
 class TraceWriter:
-    """Turns tables of fragments and columns of rows into chunks, batches and manifest lines.
+    """Writes fragment tables and columns as chunks, batches and manifest lines.
 
-    Not thread-safe. Raises OSError as the file system does.
+    Not thread-safe. Raises OSError from the file system.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TraceWriter:
         try:
             self._manifest = ManifestWriter(storage, f"{self.writer}{SUFFIX}", schema, manifest)
         except FileExistsError as error:
-            raise InvalidOption(f"uid={self.writer!r} is taken in {storage.root}; pass another one, or none") from error
+            raise InvalidOption(f"uid={self.writer!r}: exists in {storage.root}; pass another or omit it") from error
 
     def go_on(self, batches: int, last: BatchReader | None) -> None:
         """Goes on where a writer died: after so many batches, in the one after them if that was begun.
@@ -76,16 +76,17 @@ class TraceWriter:
         slab: tuple[int, bool] | None = None,
         pending: Sequence[Any] = (),
     ) -> None:
-        """Appends one chunk, which also has the columns that were fed.
+        """Append one chunk, including the columns that were fed.
 
         Args:
-            columns: typed arrays of rows, lists of MessagePack values, or what is encoded already.
-            slab: the sequence number of the slab that it is of, and whether more chunks of that follow.
-            pending: actions that were not answered yet (docs/FORMAT.md, section 4): never, if no chunk follows.
+            columns: typed arrays of rows, lists of MessagePack values, or encoded columns.
+            slab: sequence number of the slab that the chunk comes from, and whether more of its chunks follow.
+            pending: actions without an answer so far (docs/FORMAT.md, section 4). If this is the last chunk, they never
+                get one.
 
-        Raises UnstorableValue for what a reader would refuse.
+        Raises UnstorableValue for data that a reader would reject.
         """
-        while len(fragments) > wire.MAX_TABLE:  # a repair puts ends, which have no rows, before them
+        while len(fragments) > wire.MAX_TABLE:  # a repair puts many ends, which have no rows, in front
             ends = min(len(fragments) - wire.MAX_TABLE, wire.MAX_TABLE)
             self._write(fragments[:ends], [], slab and (slab[0], True))
             fragments = fragments[ends:]
@@ -106,14 +107,14 @@ class TraceWriter:
         self._wrote(fragments)
 
     def copy_chunk(self, fragments: Array, chunk: StoredChunk) -> None:
-        """Appends a chunk of another batch as it is stored; fragments: its fragment table."""
+        """Append a chunk of another batch as stored. fragments: its fragment table."""
         self._with_room(fragments).copy_chunk(fragments, _observation_rows(fragments), chunk)
         self._wrote(fragments)
 
     def copy_batch(self, batch: BatchReader, source: Storage, crc: int | None) -> None:
-        """Seals, and appends a sealed batch as it is stored in source. crc: of its file, if that is known.
+        """Seal the current batch, and copy a sealed batch from source. crc: of its file, if known.
 
-        Raises UnstorableValue if it has to be written anew, chunk by chunk; CorruptTrace.
+        Raises UnstorableValue if the batch must be written again, chunk by chunk; CorruptTrace.
         """
         self.seal()
         name = batch_name(self.writer, self._batches)
@@ -123,7 +124,7 @@ class TraceWriter:
         self._sealed(name, batch.size, crc)
 
     def _with_room(self, fragments: Array) -> BatchWriter:
-        """The batch for a chunk of these fragments."""
+        """Return the current batch, or a new one if these fragments do not fit."""
         if self._batch is not None and not self._batch.has_room(len(fragments)):
             self.seal()
         return self.batch()
@@ -139,7 +140,7 @@ class TraceWriter:
         self._batch_episodes += int(np.count_nonzero(fragments["flags"] & wire.ENDS))
 
     def feed(self, path: ColumnPath, rows: Array | DeltaRows) -> None:
-        """Takes some of the large rows of a column of the next chunk; all of one dtype and shape, not to be changed."""
+        """Add large rows to a column of the next chunk. All have one dtype and shape; do not modify them later."""
         self._fed[path] = None
         self._encoder(path).feed(rows)
 
@@ -171,7 +172,7 @@ class TraceWriter:
         self._sealed(batch.name, batch.size, batch.crc)
 
     def _sealed(self, name: str, size: int, crc: int) -> None:
-        """Has the manifest tell of a batch that is sealed."""
+        """Add a sealed batch to the manifest."""
         self._in_sealed += size
         self.bytes = self._in_sealed
         self._manifest.batch(name, size, crc, self._batch_episodes, self._batch_steps)
@@ -180,7 +181,7 @@ class TraceWriter:
         self._batch_episodes = self._batch_steps = 0
 
     def close(self, extra: dict[str, Any]) -> None:
-        """Seals, says closed in the manifest, and lets go of all files, also where that fails."""
+        """Seal the batch, mark the writer as closed in the manifest, and close all files, even after an error."""
         try:
             self.seal()
             self._manifest.closed(self.episodes, self.steps, extra)
@@ -188,7 +189,7 @@ class TraceWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Lets go of all files as they are."""
+        """Close all files without sealing the batch."""
         if self._batch is not None:
             self._batch.abandon()
             self._batch = None

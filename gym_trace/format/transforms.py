@@ -1,4 +1,4 @@
-"""What is done to the bytes of rows before compression, and undone after it (docs/FORMAT.md, section 3)."""
+"""Transforms of row bytes before compression, and their inverses (docs/FORMAT.md, section 3)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gym_trace.model.deltas import Slot, word_of
 from gym_trace.model.values import Array
 
 _COUNT = np.dtype("<u4")
-_NARROW = 16  # bytes of an element
-_WIDE_AT_ONCE = 2048  # wider elements, of which each pass over all would read all memory once more
+_NARROW = 16  # bytes; up to this size, all elements are shuffled in one pass
+_WIDE_AT_ONCE = 2048  # wider elements per pass, so that a block stays in the processor's cache
 
 
 def as_bytes(rows: Array) -> Array:
-    """A (rows, row size) view of the bytes of a C-contiguous array."""
+    """Return the bytes of a C-contiguous array as a (rows, row size) view."""
     row_size = rows.dtype.itemsize * math.prod(rows.shape[1:])
     if rows.size == 0:
         return np.empty((len(rows), row_size), np.uint8)
@@ -25,7 +25,7 @@ def as_bytes(rows: Array) -> Array:
 
 
 def widest(flat: Array) -> Array:
-    """The same bytes as rows of the widest integers that divide a row: wide loops are fast loops."""
+    """Return a view with the widest integers that divide a row, because loops over wide integers are faster."""
     for dtype in (np.uint64, np.uint32, np.uint16):
         if flat.shape[1] % np.dtype(dtype).itemsize == 0:
             return flat.view(dtype)
@@ -36,14 +36,14 @@ def widest(flat: Array) -> Array:
 
 
 def xor(flat: Array, before: Array, out: Array) -> Array:
-    """Each row XORed with the one before it, which for the first one is given."""
+    """XOR each row with its predecessor into out. before: predecessor of the first row."""
     np.bitwise_xor(widest(flat[:1]), widest(before[None]), out=widest(out[:1]))
     np.bitwise_xor(widest(flat[1:]), widest(flat[:-1]), out=widest(out[1:]))
     return out
 
 
 def undo_xor(flat: Array) -> None:
-    """Undoes, in place, what xor() did after a row of zeros."""
+    """Undo xor() in place, for a `before` of zeros."""
     wide = widest(flat)
     if wide.shape[1] <= 64:
         np.bitwise_xor.accumulate(wide, axis=0, out=wide)
@@ -52,11 +52,11 @@ def undo_xor(flat: Array) -> None:
         np.bitwise_xor(wide[i], wide[i - 1], out=wide[i])
 
 
-# -- bytes grouped by their place in the element ----------------------------------------------------------------------
+# -- bytes grouped by their position in the element -------------------------------------------------------------------
 
 
 def shuffle(flat: Array, item_size: int) -> Array:
-    """A copy with the bytes grouped, over all rows or, where rows are large, in each by itself."""
+    """Return a copy with the bytes grouped: over all rows, or within each row if rows are large."""
     out, groups = np.empty(flat.size, np.uint8), _groups(flat)
     elements, planes = flat.reshape(groups, -1, item_size), out.reshape(groups, item_size, -1)
     for part in _parts(elements.shape[1], item_size):
@@ -65,7 +65,7 @@ def shuffle(flat: Array, item_size: int) -> Array:
 
 
 def undo_shuffle(planes: Array, out: Array, item_size: int) -> None:
-    """Fills out, of shape (rows, row size), with the bytes of planes in their old order."""
+    """Undo shuffle(): write the bytes of planes to out, (rows, row size), in their original order."""
     if out.size:
         groups = _groups(out)
         elements, sources = out.reshape(groups, -1, item_size), planes.reshape(groups, item_size, -1)
@@ -73,12 +73,12 @@ def undo_shuffle(planes: Array, out: Array, item_size: int) -> None:
             for part in _parts(elements.shape[1], item_size):
                 elements[:, part] = sources[:, :, part].transpose(0, 2, 1)
             return
-        for j in range(item_size):  # one strided pass a byte is several times faster than one transposing copy
+        for j in range(item_size):  # one strided pass per byte is several times faster than one transposing copy
             elements[:, :, j] = sources[:, j]
 
 
 def _parts(count: int, item_size: int) -> list[slice]:
-    """Of that many elements as many at a time as the processor's cache holds, if they are wide; else all of them."""
+    """Split `count` elements into slices that fit the processor's cache; narrow elements stay in one slice."""
     if item_size <= _NARROW:
         return [slice(0, count)]
     return [slice(begin, begin + _WIDE_AT_ONCE) for begin in range(0, count, _WIDE_AT_ONCE)]
@@ -88,7 +88,7 @@ def _groups(flat: Array) -> int:
     return len(flat) if flat.shape[1] >= wire.LARGE_ROW else 1
 
 
-# -- only what has changed --------------------------------------------------------------------------------------------
+# -- changed words only -----------------------------------------------------------------------------------------------
 
 
 def _gap_type(width: int) -> np.dtype[np.unsignedinteger]:
@@ -96,9 +96,11 @@ def _gap_type(width: int) -> np.dtype[np.unsignedinteger]:
 
 
 def changes(flat: Array, before: Array, differs: Array) -> bytes:
-    """The words of each row that are not as in the one before it, and where they are.
+    """Pack the words of each row that differ from the row before, with their positions.
 
-    differs: room for as many booleans as flat has words at most.
+    Args:
+        before: predecessor of the first row.
+        differs: scratch buffer with at least one boolean per word of flat.
     """
     words, first = flat.view(word_of(flat.shape[1])), before.view(word_of(flat.shape[1]))
     width = words.shape[1]
@@ -111,7 +113,7 @@ def changes(flat: Array, before: Array, differs: Array) -> bytes:
 
 
 def packed_changes(slots: list[Slot], row_size: int) -> bytes:
-    """The same of rows of which it is known already what has changed."""
+    """Pack rows whose changed words are known."""
     word = word_of(row_size)
     width = row_size // word.itemsize
     whole = any(isinstance(slot, bytes) for slot in slots)
@@ -132,14 +134,16 @@ def _changes(counts: Array, words: bytes, places: Array, width: int) -> bytes:
 
 
 def undo_changes(data: Array, rows: int, begin: int, out: Array) -> None:
-    """Fills out with the rows from begin on, from the bytes of the first row and what changes() said of all others.
+    """Undo changes(): write the rows from begin on to out.
 
-    rows: how many there are in all.
+    Args:
+        data: bytes of the first row, then the results of changes() for all other rows.
+        rows: total number of rows in data.
 
     Raises CorruptTrace.
     """
     word = word_of(out.shape[1])
-    frame, words = data[: out.shape[1]].copy().view(word), out.view(word)  # of the row before, and of those wanted
+    frame, words = data[: out.shape[1]].copy().view(word), out.view(word)  # the previous row, and the rows wanted
     width, gap_type = words.shape[1], _gap_type(words.shape[1])
     offset, i, end_row = out.shape[1], 1, begin + len(out)
 
@@ -155,16 +159,16 @@ def undo_changes(data: Array, rows: int, begin: int, out: Array) -> None:
     while i < end_row:
         count = int(take(_COUNT, 1)[0])
         if not 0 < count <= rows - i:
-            raise CorruptTrace("the changes of a column are not those of its rows")
+            raise CorruptTrace("the changes of a column do not match its rows")
         counts = take(_COUNT, count).astype(np.int64)
         ends = counts.cumsum()
         if ends[-1] > len(data):
             raise CorruptTrace("the changes of a column end early")
         values, places = take(word, int(ends[-1])), _places(take(gap_type, int(ends[-1])), counts, ends, width)
-        before = min(count, max(0, begin - i))  # rows that are only passed
+        before = min(count, max(0, begin - i))  # rows to skip
         if before:
             passed = int(ends[before - 1])
-            frame[places[:passed]] = values[:passed]  # of several for one place, the last one stays
+            frame[places[:passed]] = values[:passed]  # for repeated positions, the last value wins
         at = 0 if before == 0 else int(ends[before - 1])
         for row, end in enumerate(ends[before : end_row - i].tolist(), i + before - begin):
             if row > 0:
@@ -174,11 +178,11 @@ def undo_changes(data: Array, rows: int, begin: int, out: Array) -> None:
             at = end
         i += count
     if i >= rows and offset != len(data):
-        raise CorruptTrace("the changes of a column do not end with it")
+        raise CorruptTrace("excess bytes after the changes of a column")
 
 
 def _places(gaps: Array, counts: Array, ends: Array, width: int) -> Array:
-    """The places of changes in their rows. Raises CorruptTrace."""
+    """Return the positions of changes in their rows. Raises CorruptTrace."""
     sums = gaps.cumsum(dtype=np.int64)
     begins = ends - counts
     filled = counts > 0

@@ -1,4 +1,4 @@
-"""Record framing: the only file that packs and checks the fixed binary structures of docs/FORMAT.md."""
+"""Record framing: the only module that packs and checks the fixed binary structures of docs/FORMAT.md."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.model.vocabulary import FragmentFlag
 
 MAJOR, MINOR = 1, 1
-ORIGINS_MINOR = 2  # of batches that need the feature of that name
-ORIGINS = 1  # the required feature bit of batches that hold what other writers have recorded
-HEADER_SIZE = 64  # file header, record header and footer alike
-MAX_METADATA = 256 << 20
-MAX_COLUMN = 2 << 30  # bytes of a column once decoded
-MAX_VALUES = 64 << 20  # bytes of the values of a msgpack column, which take many times that in memory
-MAX_ROWS = 1 << 24  # of a column
-MAX_TABLE = 1 << 20  # rows of a fragment table or a table of chunks
-MAX_DIMENSIONS = 32  # of the rows of a column
-# What decoding may make of the bytes on the disk. Honest data is far from these.
-TABLE_ROWS, ROWS_A_BYTE = 1 << 20, 2  # of the tables of a trace: so many rows, and so many more for each byte of it
-CHUNK_BYTES = 128 << 20  # of a chunk of more than one step; of one step, what its bytes can become
-MOST_GROWTH = 1 << 16  # of compressed bytes
-VALUE_SIZE = 64  # bytes that a decoded value takes at least, if it is no more than that
-LARGE_ROW = 4096  # bytes from which on the rows of a column are shuffled one by one
+ORIGINS_MINOR = 2  # minor version of batches with the feature ORIGINS
+ORIGINS = 1  # feature bit, required: the batch holds episodes of other writers
+HEADER_SIZE = 64  # bytes of a file header, a record header or a footer
+MAX_METADATA = 256 << 20  # bytes
+MAX_COLUMN = 2 << 30  # decoded bytes of a column
+MAX_VALUES = 64 << 20  # bytes of the values of a msgpack column; they take many times that in memory
+MAX_ROWS = 1 << 24  # rows of a column
+MAX_TABLE = 1 << 20  # rows of a table of fragments or chunks
+MAX_DIMENSIONS = 32  # dimensions of the rows of a column
+# Limits on decoded sizes. Regular data stays far below them.
+TABLE_ROWS, ROWS_A_BYTE = 1 << 20, 2  # all tables of a trace: base number of rows, and more per byte on disk
+CHUNK_BYTES = 128 << 20  # decoded bytes of a chunk; a chunk of one step may have more: see MOST_GROWTH
+MOST_GROWTH = 1 << 16  # decoded bytes per stored byte, in a chunk of one step
+VALUE_SIZE = 64  # bytes: estimated memory of a small decoded value
+LARGE_ROW = 4096  # bytes; rows of this size or more are shuffled one by one
 
 FILE_MAGIC = b"\x89GTB\r\n\x1a\n"
 SYNC = b"\xf7GTREC\r\n"
 FOOTER_MAGIC = b"\x89GTBEND\n"
-RING_MAGIC = b"\x89GTRNG\r\n"  # the rest of a ring is read and written by gym_trace.ring
+RING_MAGIC = b"\x89GTRNG\r\n"  # gym_trace.ring reads and writes the rest of a ring
 
 SCHEMA, CHUNK, INDEX = 1, 2, 3
 OPTIONAL = 1
@@ -43,10 +43,10 @@ _FILE = struct.Struct("<8sHHI16sI24x")
 _RECORD = struct.Struct("<8sHHIQQQ16sI")
 _FOOTER = struct.Struct("<8sQQ16s20x")
 _CRC = struct.Struct("<I")
-_POLYNOMIAL = 0xEDB88320  # of CRC-32, its lowest bit first
-LENGTH = np.dtype("<u4")  # of the values of a msgpack column
+_POLYNOMIAL = 0xEDB88320  # CRC-32, lowest bit first
+LENGTH = np.dtype("<u4")  # length of a value in a msgpack column
 
-# The fragment table; see docs/FORMAT.md, section 4.
+# A row of the fragment table; see docs/FORMAT.md, section 4.
 FRAGMENT = np.dtype(
     [
         ("episode", "<u8"),
@@ -63,11 +63,11 @@ FRAGMENT = np.dtype(
         ("clock_drift", "<i8"),
     ]
 )
-OutOfRange = struct.error  # what is raised for numbers that have no room
-pack_fragment = struct.Struct("<QQIIIIdqqqqq").pack  # its fields in their order
+OutOfRange = struct.error  # raised by pack_fragment for a number out of range
+pack_fragment = struct.Struct("<QQIIIIdqqqqq").pack  # takes the fields of FRAGMENT in order
 CHUNK_ENTRY = np.dtype([("offset", "<u8"), ("length", "<u8"), ("fragments", "<u8"), ("observation_rows", "<u8")])
 
-# Plain integers: an operation with members of FragmentFlag takes a microsecond.
+# Plain integers, because an operation on members of FragmentFlag takes a microsecond.
 STARTS, LEADS, TERMINATED, TRUNCATED, STOPS, ENDS, PLACEHOLDER = (flag.value for flag in FragmentFlag)
 NO_SEED, SEED_ELSEWHERE = -1, -2
 
@@ -101,7 +101,7 @@ class Footer(NamedTuple):
 
 
 def aligned(length: int) -> int:
-    """The smallest multiple of 8 that is not less than length."""
+    """Return length rounded up to a multiple of 8."""
     return (length + 7) & ~7
 
 
@@ -113,22 +113,31 @@ def _sealed(packed: bytes) -> bytes:
     return packed + _CRC.pack(crc32(packed))
 
 
-def _checks(raw: bytes | memoryview) -> bool:
+def _is_valid(raw: bytes | memoryview) -> bool:
     return len(raw) == HEADER_SIZE and crc32(raw[:60]) == _CRC.unpack_from(raw, 60)[0]
 
 
 def joined_crc(first: int, second: int, length: int) -> int:
-    """The CRC of some bytes and of length bytes behind them, whose CRCs are known. As zlib's crc32_combine does it."""
+    """Return the CRC of two joined byte strings, given their CRCs and the length of the second.
+
+    The method is that of zlib's crc32_combine.
+    """
     return _shifted(first, length) ^ second
 
 
 def replaced_crc(crc: int, old: bytes, new: bytes, rest: int) -> int:
-    """The CRC of a file that began with old, of which it was crc, once it begins with new; rest: bytes behind that."""
+    """Return the CRC of a file after its start is replaced.
+
+    Args:
+        crc: CRC of the file before.
+        old, new: start of the file before and after, of equal length.
+        rest: number of bytes after the start.
+    """
     return crc ^ _shifted(crc32(old) ^ crc32(new), rest)
 
 
 def _shifted(crc: int, length: int) -> int:
-    """What zeros, length of them, make of the register of a CRC, which is linear in it."""
+    """Return the CRC register after `length` zero bytes; this is linear in the register."""
     power = 0
     while length:
         if length & 1:
@@ -141,7 +150,7 @@ def _shifted(crc: int, length: int) -> int:
 
 @cache
 def _zeros(power: int) -> list[list[int]]:
-    """What 2 ** power zeros make of a register, a table for each of its bytes."""
+    """Return tables, one per byte of the register, that apply 2 ** power zero bytes to it."""
     images = []
     for bit in range(32):
         image = 1 << bit
@@ -164,16 +173,21 @@ def pack_file_header(file_id: bytes, batch: int, features: int = 0) -> bytes:
 
 
 def unpack_file_header(raw: bytes) -> FileHeader:
-    """Raises CorruptTrace, or UnsupportedTrace for a version or feature that this release does not know."""
+    """Parse a file header.
+
+    Raises:
+        CorruptTrace: raw is not a valid file header.
+        UnsupportedTrace: this release does not know the version or a feature.
+    """
     if len(raw) < HEADER_SIZE or not raw.startswith(FILE_MAGIC):
         raise CorruptTrace("not a gym-trace batch")
-    if not _checks(raw):
-        raise CorruptTrace("the file header does not check")
+    if not _is_valid(raw):
+        raise CorruptTrace("checksum mismatch in the file header")
     _, major, minor, features, file_id, batch = _FILE.unpack_from(raw)
     if major != MAJOR:
-        raise UnsupportedTrace(f"format version {major}.{minor}, but this gym-trace reads {MAJOR}.x; upgrade gym-trace")
+        raise UnsupportedTrace(f"format version {major}.{minor}: this gym-trace reads {MAJOR}.x; upgrade gym-trace")
     if features & ~ORIGINS:
-        raise UnsupportedTrace(f"needs features {features:#x} that this gym-trace does not know; upgrade gym-trace")
+        raise UnsupportedTrace(f"unknown required features {features:#x}; upgrade gym-trace")
     return FileHeader(file_id, batch)
 
 
@@ -186,7 +200,7 @@ def pack_record(
     file_id: bytes,
     flags: int = 0,
 ) -> list[bytes | memoryview]:
-    """The pieces of one record, to be written one after the other at offset. blobs: each in pieces."""
+    """Return one record in pieces, to be written one after the other at offset. blobs: each a list of pieces."""
     lengths = [sum(map(len, blob)) for blob in blobs]
     body_length = sum(map(aligned, lengths))
     header = RecordHeader(kind, flags, len(metadata), body_length, offset, sequence, crc32(metadata))
@@ -202,8 +216,8 @@ def pack_record_header(header: RecordHeader, file_id: bytes) -> bytes:
 
 
 def unpack_record_header(raw: bytes | memoryview, offset: int, file_id: bytes) -> RecordHeader | None:
-    """The record header in raw, or None if raw is not the header of a record of this file at this offset."""
-    if not _checks(raw):
+    """Parse a record header; return None if raw is not the header of a record of this file at this offset."""
+    if not _is_valid(raw):
         return None
     sync, kind, flags, metadata_length, body_length, where, sequence, file, crc = _RECORD.unpack_from(raw)
     if sync != SYNC or where != offset or file != file_id:
@@ -212,7 +226,7 @@ def unpack_record_header(raw: bytes | memoryview, offset: int, file_id: bytes) -
 
 
 def places_of_headers(block: bytes, offset: int, file_id: bytes) -> list[int]:
-    """Where in a block of a file, which begins at offset, there may be record headers: they are still to be checked."""
+    """Return positions in a block that may be record headers; the caller must check them. offset: of the block."""
     words = np.frombuffer(block, "<u8", len(block) // 8)
     if len(words) < HEADER_SIZE // 8:
         return []
@@ -226,8 +240,8 @@ def places_of_headers(block: bytes, offset: int, file_id: bytes) -> list[int]:
 
 
 def file_id_of(raw: bytes, offset: int) -> bytes | None:
-    """The file id in raw, if raw is the header of the schema record of some file at this offset; otherwise None."""
-    if not _checks(raw):
+    """Return the file id in raw if raw is the header of a schema record at this offset; otherwise None."""
+    if not _is_valid(raw):
         return None
     header = unpack_record_header(raw, offset, raw[40:56])
     return raw[40:56] if header is not None and header.type == SCHEMA else None
@@ -238,8 +252,8 @@ def pack_footer(index_offset: int, file_length: int, file_id: bytes) -> bytes:
 
 
 def unpack_footer(raw: bytes, file_length: int, file_id: bytes) -> Footer | None:
-    """The footer in raw, or None if raw is not the footer of this file at this length."""
-    if not _checks(raw):
+    """Parse a footer; return None if raw is not the footer of this file at this length."""
+    if not _is_valid(raw):
         return None
     magic, index_offset, length, file = _FOOTER.unpack_from(raw)
     if magic != FOOTER_MAGIC or length != file_length or file != file_id:
@@ -248,11 +262,11 @@ def unpack_footer(raw: bytes, file_length: int, file_id: bytes) -> Footer | None
 
 
 def pack_floats(values: Sequence[float]) -> bytes:
-    """Python floats as float64, in half of the time that NumPy takes to look at each of them."""
+    """Pack Python floats as float64; twice as fast as NumPy."""
     return struct.pack(f"{len(values)}d", *values)
 
 
 def join_fragments(tables: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Fragment tables, C-contiguous, one behind the other."""
-    # Joined as bytes: NumPy copies structured rows field by field.
+    """Concatenate fragment tables. tables: C-contiguous."""
+    # Join bytes, because NumPy copies structured rows field by field.
     return np.frombuffer(bytearray().join(table.data for table in tables), FRAGMENT)

@@ -1,1 +1,1 @@
-"""Which rows of a table are meant: the language of --where and --sort. It knows columns, not traces."""
+"""Selecting rows of a table: the language of --where and --sort. It knows columns, not traces."""

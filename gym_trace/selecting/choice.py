@@ -1,4 +1,4 @@
-"""Rows of a table by a condition, a sample, an order and a limit."""
+"""Select rows of a table: filter, sample, sort, limit."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ def chosen_rows(
     sample: int | None = None,
     seed: int | None = None,
 ) -> Array:
-    """The rows of a table that are meant, (n,) int64: first where, then sample, then sort, then limit.
+    """Return the selected rows of a table, (n,) int64. Applies where, then sample, then sort, then limit.
 
-    sample: as many rows, drawn at random, each at most once; in their order in the table. seed: of the draw.
+    Args:
+        sample: number of rows to sample without replacement; they keep their order in the table.
+        seed: seed of the sample.
 
     Raises InvalidOption.
     """
-    for name, text, such in (("where", where, "return > 100"), ("sort", sort, "-return")):
+    for name, text, example in (("where", where, "return > 100"), ("sort", sort, "-return")):
         if text is not None and not isinstance(text, str):
-            raise InvalidOption(f"{name}={text!r}: pass text, such as {such!r}")
+            raise InvalidOption(f"{name}={text!r}: not text; pass text such as {example!r}")
     for name, given in (("limit", limit), ("sample", sample)):
         if given is not None and not (isinstance(given, (int, np.integer)) and given >= 0):
-            raise InvalidOption(f"{name}={given!r}: pass a whole number, 0 or more")
+            raise InvalidOption(f"{name}={given!r}: invalid; pass a whole number, 0 or more")
     if seed is not None and sample is None:
-        raise InvalidOption("seed is that of the sample; pass sample, too")
+        raise InvalidOption("seed: needs sample; pass sample=N")
     rows = np.arange(len(table)) if where is None else np.flatnonzero(rows_where(where, table))
     if sample is not None and sample < len(rows):
         rows = rows[sorted(random.Random(seed).sample(range(len(rows)), sample))]

@@ -1,4 +1,4 @@
-"""Columns of a table as conditions see them: numbers and times as arrays, all else by its distinct values."""
+"""Columns of a table for conditions: numbers and times as arrays, other values as codes of distinct values."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gym_trace.errors import InvalidOption
 
 Array = npt.NDArray[Any]
 _INT64 = np.iinfo(np.int64)
-_EXACT = 2**53  # up to here every integer is a float64, too
-_MOST_COMBINED = 4096  # pairs of distinct values that are compared whether or not they occur
+_EXACT = 2**53  # float64 holds every integer up to here
+_MOST_COMBINED = 4096  # up to this many pairs of distinct values, all are compared; above, only those that occur
 _TIME = re.compile(
     r"(\d{4})(?:-(\d\d)(?:-(\d\d)(?:[T ](\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?"
     r"\s*(?:(Z)|([+-])(\d\d):?(\d\d))?)?)?)?",
@@ -25,12 +25,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class Column(NamedTuple):
-    """A value for each row, or one for all of them.
+    """One value per row, or one value for all rows.
 
-    kind: "number" (data: float64, int64, or Python integers as objects), "time" (ns since 1970, UTC), "condition"
-        (bool), "text" or "any" (data: places in words; of "any" these are numbers, bools and texts), "none", or "list".
-    known: where there is a value.
-    words: the distinct values of "text" and "any"; what else there is, such as a dict, is in it as OTHER.
+    Attributes:
+        kind: "number" (data: float64, int64, or Python integers as objects), "time" (ns since 1970, UTC), "condition"
+            (bool), "text" or "any" (data: indices into words), "none", or "list".
+        known: True where a row has a value.
+        words: the distinct values of "text" and "any". Those of "any" are numbers, bools and text; OTHER stands for
+            other values, such as dicts.
     """
 
     kind: str
@@ -40,44 +42,44 @@ class Column(NamedTuple):
 
 
 class NoSuchKey(InvalidOption):
-    """A column may be called so, but here there is none of this name; elsewhere there may be."""
+    """The name is valid, but this table has no such column; other tables may have it."""
 
 
 class Table(Protocol):
-    """Rows that can be chosen of."""
+    """Interface of a table whose rows can be selected."""
 
     def __len__(self) -> int: ...
 
     def column(self, path: tuple[Any, ...]) -> Column:
-        """The column that is called so. Raises InvalidOption, NoSuchKey: there is none."""
+        """Return a column by its path. Raises InvalidOption, or NoSuchKey if this table does not have it."""
 
 
-OTHER = object()  # a value that is equal to nothing
+OTHER = object()  # stands for values that compare equal to nothing
 ALWAYS = np.array(True)
 NEVER = np.array(False)
 
 
 def numbers(data: Array, known: Array = ALWAYS) -> Column:
-    """Of int64, float64 (where NaN is no number), or Python integers."""
+    """Make a column of int64, float64 (NaN is unknown), or Python integers."""
     if data.dtype.kind == "f":
         known = known & ~np.isnan(data)
     return Column("number", data, known)
 
 
 def times(data: Array) -> Column:
-    """Of datetime64[ns]."""
+    """Make a column of datetime64[ns]."""
     return Column("time", data.view(np.int64), ~np.isnat(data))
 
 
 def words(codes: Array, values: Iterable[Any], kind: str = "any") -> Column:
-    """Of values that are given by their places in a list of them; None where there is no value."""
+    """Make a column of values by their indices into `values`; None is unknown."""
     plain = [_plain(value) for value in values]
     known = np.array([value is not None for value in plain] or [False], bool)
     return Column(kind, codes, known[codes] if len(plain) else np.zeros(codes.shape, bool), plain or [None])
 
 
 def factorized(values: Iterable[Any]) -> Column:
-    """Of any values, one for each row."""
+    """Make a column of any values, one per row."""
     places: dict[Any, int] = {}
     codes = []
     for value in map(_plain, values):
@@ -86,7 +88,7 @@ def factorized(values: Iterable[Any]) -> Column:
 
 
 def literal(value: Any) -> Column:
-    """The same value for all rows."""
+    """Make a column with the same value in all rows."""
     if value is None:
         return Column("none", np.array(0), NEVER)
     if isinstance(value, bool):
@@ -100,7 +102,7 @@ def literal(value: Any) -> Column:
 
 
 def time_of(text: str) -> int | None:
-    """ISO 8601 as ns since 1970, UTC if it does not say otherwise; None if it is none."""
+    """Parse ISO 8601 as ns since 1970, UTC by default; None if it is invalid."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
         return None
@@ -115,7 +117,7 @@ def time_of(text: str) -> int | None:
 
 
 def as_numbers(column: Column) -> Column:
-    """The numbers in a column of any values."""
+    """Return the numbers in a column; other values become unknown."""
     if column.kind == "number":
         return column
     given = [value if _is_number(value) else None for value in column.words]
@@ -131,36 +133,36 @@ def as_numbers(column: Column) -> Column:
 
 
 def floats(column: Column) -> Array:
-    """The numbers of a column as float64."""
+    """Return the numbers of a column as float64."""
     if column.data.dtype != object:
         return column.data.astype(np.float64)
     return np.array([_float(value) for value in column.data.ravel().tolist()]).reshape(column.data.shape)
 
 
 def of_pairs(a: Column, b: Column, answer: Callable[[Any, Any], bool]) -> Array:
-    """What answer says of the values of two columns, asked once for each pair of them."""
+    """Apply answer to two columns, row by row, with one call per distinct pair of values."""
     wide, pairs = len(b.words), a.data * len(b.words) + b.data
     if len(a.words) * wide <= max(_MOST_COMBINED, pairs.size):
         of_all: Array = np.array([answer(x, y) for x in a.words for y in b.words], bool)[pairs]
         return of_all
     found, places = np.unique(pairs, return_inverse=True)
     answers = [answer(a.words[pair // wide], b.words[pair % wide]) for pair in found.tolist()]
-    said: Array = np.array(answers, bool)[places].reshape(pairs.shape)
-    return said
+    result: Array = np.array(answers, bool)[places].reshape(pairs.shape)
+    return result
 
 
 def same(x: Any, y: Any) -> bool:
-    """Whether two values of columns are equal: numbers to numbers, text to text, bools to bools."""
+    """Return True if two values are equal and of one type: both numbers, text or bools."""
     return _rank(x) == _rank(y) < 3 and x == y
 
 
 def in_order(x: Any, y: Any, compare: Callable[[Any, Any], bool]) -> bool:
-    """compare(x, y) among numbers and among texts; all else has no order."""
+    """Return compare(x, y) for two numbers or two texts; False for other types, which have no order."""
     return _rank(x) == _rank(y) < 2 and compare(x, y)
 
 
 def ranks(column: Column) -> Array:
-    """Numbers that sort as the values do: of any values numbers come first, then text, then bools."""
+    """Return numbers in the sort order of the values: numbers first, then text, then bools."""
     if column.kind in ("text", "any"):
         ranked = {key: i for i, key in enumerate(sorted(set(map(_sortable, column.words))))}
         return np.array([ranked[_sortable(word)] for word in column.words], np.int64)[column.data]
@@ -171,7 +173,7 @@ def ranks(column: Column) -> Array:
 
 
 def _plain(value: Any) -> Any:
-    """A value as words hold it."""
+    """Normalize a value for Column.words."""
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         value = value.item()
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What conditions say of the rows of a table: trees are evaluated column by column, a whole one at a time."""
+"""Evaluate conditions over a table, one whole column at a time."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ _OF_WORDS: dict[str, Callable[[Any, Any], bool]] = {
     "==": same, "is": same, "!=": same, "is not": same,
     **{sign: partial(in_order, compare=_COMPARED[sign]) for sign in ("<", "<=", ">", ">=")},
 }  # fmt: skip
-_CALLED = {"number": "a number", "time": "a time", "text": "text", "condition": "true or false", "list": "a list"}
+_KIND_NAMES = {"number": "a number", "time": "a time", "text": "text", "condition": "true or false", "list": "a list"}
 _INT64 = np.iinfo(np.int64)
 
 
 def rows_where(condition: str, table: Table) -> Array:
-    """Which rows of a table a condition is true of: a bool each. Raises InvalidOption, which shows the place."""
+    """Return one bool per row: True where the condition holds. Raises InvalidOption, which marks the position."""
     answer = _Evaluation(condition, table).condition(parse_condition(condition))
     return np.broadcast_to(answer, len(table))
 
 
 def sorted_rows(keys: str, table: Table, rows: Array) -> Array:
-    """rows in the order of some keys; those that are the same in all of them stay as they are to each other.
+    """Return rows sorted by keys. The sort is stable; unknown values come last in both directions.
 
-    What is not known comes last, whether a key ascends or descends. Raises InvalidOption, which shows the place.
+    Raises InvalidOption, which marks the position.
     """
     evaluation, by = _Evaluation(keys, table), []
     for node, descends in parse_keys(keys):
         column = evaluation.sortable(node)
         rank = np.broadcast_to(ranks(column), len(table))[rows]
         known = np.broadcast_to(column.known, len(table))[rows]
-        if descends:  # the largest integer has no opposite, but a complement
+        if descends:  # the complement, because the smallest integer has no negative
             rank = -rank if rank.dtype.kind == "f" else ~rank.astype(np.int64)
         by += [~known, np.where(known, rank, 0)]
     return rows[np.lexsort(by[::-1])]
@@ -80,7 +80,7 @@ class _Evaluation:
     # -- conditions ---------------------------------------------------------------------------------------------------
 
     def condition(self, node: Node) -> Array:
-        """Where it is true."""
+        """Return True where the condition holds."""
         if node.kind in ("and", "or"):
             combine = np.logical_and if node.kind == "and" else np.logical_or
             answer = self.condition(node.parts[0])
@@ -98,21 +98,21 @@ class _Evaluation:
             return column.data & column.known
         if column.kind == "any":
             return of_pairs(column, literal_words(True), same)
-        said = self._text(node)
-        raise self._error(node, f"{said} is {_called(column)}, and no condition; compare it, such as {said} == …")
+        text = self._text(node)
+        raise self._error(node, f"{text} is {_kind_name(column)}, not a condition; compare it, such as {text} == …")
 
     def _compared(self, sign: str, left: Node, right: Node) -> Array:
         negated = sign in _NEGATED
         a, b = self._value(left), self._value(right)
         if sign in ("is", "is not") and "none" not in (a.kind, b.kind):
-            raise self._error(right, f"'{sign}' is for None alone; write {'!=' if negated else '=='}")
+            raise self._error(right, f"'{sign}' supports only None; write {'!=' if negated else '=='}")
         if sign in ("in", "not in"):
             answer = self._within(a, left, b, right)
         elif "list" in (a.kind, b.kind):
-            raise self._error(right if b.kind == "list" else left, "of a list there is 'in' alone")
+            raise self._error(right if b.kind == "list" else left, "lists support only 'in'")
         elif "none" in (a.kind, b.kind):
             if sign in ("<", "<=", ">", ">="):
-                raise self._error(right if b.kind == "none" else left, "None comes neither before nor after anything")
+                raise self._error(right if b.kind == "none" else left, "None has no order; write 'is None'")
             answer = ~a.known & ~b.known
         else:
             answer = self._ordered(sign, a, left, b, right)
@@ -122,15 +122,15 @@ class _Evaluation:
         if "time" in (a.kind, b.kind):
             a, b = self._as_time(a, left), self._as_time(b, right)
         elif "condition" in (a.kind, b.kind) and sign in ("<", "<=", ">", ">="):
-            raise self._error(left, "true and false come in no order")
+            raise self._error(left, "true and false have no order; write == or !=")
         elif "any" in (a.kind, b.kind) and "number" not in (a.kind, b.kind):
             a, b = (as_words(column) if column.kind == "condition" else column for column in (a, b))
             return of_pairs(a, b, _OF_WORDS[sign])
         elif "any" in (a.kind, b.kind):
             a, b = as_numbers(a), as_numbers(b)
         elif a.kind != b.kind:
-            told = f"{self._text(left)} is {_called(a)}, and {self._text(right)} is {_called(b)}"
-            raise self._error(right, f"{told}: they cannot be compared")
+            kinds = f"{self._text(left)} is {_kind_name(a)}, {self._text(right)} is {_kind_name(b)}"
+            raise self._error(right, f"{kinds}; they cannot be compared")
         if a.kind == "text":
             return of_pairs(a, b, _OF_WORDS[sign])
         with np.errstate(invalid="ignore"):
@@ -139,12 +139,14 @@ class _Evaluation:
     def _within(self, a: Column, left: Node, b: Column, right: Node) -> Array:
         if b.kind in ("text", "any"):
             if a.kind not in ("text", "any"):
-                raise self._error(left, f"{self._text(left)} is {_called(a)}, and only text can be in text")
+                raise self._error(left, f"{self._text(left)} is {_kind_name(a)}; only text can be in text")
             return of_pairs(a, b, lambda x, y: isinstance(x, str) and isinstance(y, str) and x in y)
         if b.kind != "list":
-            raise self._error(right, f"{self._text(right)} is {_called(b)}; 'in' takes a list, as [1, 2], or text")
+            raise self._error(
+                right, f"{self._text(right)} is {_kind_name(b)}; 'in' takes text or a list such as [1, 2]"
+            )
         if a.kind in ("list", "none"):
-            raise self._error(left, "a column was expected before 'in'")
+            raise self._error(left, "expected a column before 'in'")
         answer = ~a.known if any(value is None for value in right.value) else NEVER
         listed = [(value, part) for value, part in zip(right.value, right.parts) if value is not None]
         if a.kind == "number":
@@ -155,8 +157,8 @@ class _Evaluation:
         if a.kind in ("text", "any"):
             for value, part in listed:
                 if a.kind == "text" and not isinstance(value, str):
-                    raise self._error(part, f"{self._text(left)} is text, and {self._text(part)} is not")
-            # With its kind, because True is 1 for a set.
+                    raise self._error(part, f"{self._text(left)} is text, {self._text(part)} is not")
+            # With the type, because True == 1 in a set.
             among = {(isinstance(value, bool), isinstance(value, str), value) for value, _ in listed}
             found = [(isinstance(word, bool), isinstance(word, str), word) in among for word in a.words]
             return np.asarray(answer | np.array(found, bool)[a.data])
@@ -170,7 +172,7 @@ class _Evaluation:
         moment = time_of(node.value) if node.kind == "literal" and isinstance(node.value, str) else None
         if moment is None:
             example = '"2026-11-01" or "2026-11-01 20:15"'
-            raise self._error(node, f"times are compared with times, which are written as {example}, in UTC")
+            raise self._error(node, f"not a time; write times as {example}, in UTC")
         return Column("time", literal(moment).data, ALWAYS)
 
     # -- values -------------------------------------------------------------------------------------------------------
@@ -206,12 +208,12 @@ class _Evaluation:
     def _number(self, node: Node) -> Column:
         column = self._value(node)
         if column.kind not in ("number", "any"):
-            hint = "; end - start in seconds is duration" if column.kind == "time" else ""
-            raise self._error(node, f"{self._text(node)} is {_called(column)}, and no number to calculate with{hint}")
+            hint = "; use duration for seconds from start to end" if column.kind == "time" else ""
+            raise self._error(node, f"{self._text(node)} is {_kind_name(column)}, not a number{hint}")
         return as_numbers(column)
 
     def sortable(self, node: Node) -> Column:
-        """What to sort by."""
+        """Return the column to sort by."""
         column = self._value(node)
         if column.kind in ("none", "list") or node.kind in ("literal",):
             raise self._error(node, f"{self._text(node)} is the same for all; sort by a column")
@@ -219,24 +221,24 @@ class _Evaluation:
 
 
 def literal_words(value: Any) -> Column:
-    """A value for all rows, in words."""
+    """Make a column of kind "any" with the same value in all rows."""
     return words(np.array(0), [value])
 
 
 def as_words(column: Column) -> Column:
-    """True and false in words."""
+    """Convert a condition to a column of kind "any"."""
     return Column("any", column.data.astype(np.int64), column.known, [False, True])
 
 
-def _called(column: Column) -> str:
-    return _CALLED.get(column.kind, "None" if column.kind == "none" else "of no certain kind")
+def _kind_name(column: Column) -> str:
+    return _KIND_NAMES.get(column.kind, "None" if column.kind == "none" else "of mixed types")
 
 
 def _exactly(compare: Callable[[Any, Any], Any], a: Array, b: Array) -> Array:
-    """compare(a, b), integers with integers of any size exactly."""
+    """Return compare(a, b); integers of any size are compared exactly."""
     if a.dtype != object and b.dtype != object:
         return np.asarray(compare(a, b))
-    if a.dtype == np.int64 and b.ndim == 0:  # an integer that is beyond all of 64 bits
+    if a.dtype == np.int64 and b.ndim == 0:  # b is outside of int64
         return np.full(a.shape, compare(0, 1 if b.item() > 0 else -1))
     if b.dtype == np.int64 and a.ndim == 0:
         return np.full(b.shape, compare(1 if a.item() > 0 else -1, 0))
@@ -244,7 +246,7 @@ def _exactly(compare: Callable[[Any, Any], Any], a: Array, b: Array) -> Array:
 
 
 def _calculated(sign: str, a: Column, b: Column) -> Column:
-    """Sums, products and remainders of integers are integers while they fit 64 bits; all else is float64."""
+    """Apply an arithmetic operator. Integer results stay int64 if they fit; everything else is float64."""
     known = a.known & b.known
     with np.errstate(all="ignore"):
         if sign in ("/", "%"):
@@ -257,7 +259,7 @@ def _calculated(sign: str, a: Column, b: Column) -> Column:
 
 
 def _fits(sign: str, a: Array, b: Array) -> bool:
-    """Whether the result is surely in 64 bits."""
+    """Return True if the result certainly fits in 64 bits."""
     if not a.size or not b.size:
         return True
     low, high, least, most = (int(bound) for bound in (a.min(), a.max(), b.min(), b.max()))

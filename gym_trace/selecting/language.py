@@ -1,4 +1,4 @@
-"""The grammar of conditions: from text to a tree, in which there is nothing of Python, only what is below.
+"""Parser of conditions: from text to a tree.
 
     condition   = both {"or" both}
     both        = negation {"and" negation}
@@ -11,8 +11,8 @@
     literal     = number | "text" | 'text' | True | False | None
     column      = name {"." name | "[" number or "text" "]"}
 
-It is that of Python's expressions, but for names: "return" is one. Not Python's own parser, for which "return" is none,
-which warns of odd text, and which text of many brackets can bring down.
+The grammar is that of Python expressions, except that "return" is a valid name. Python's own parser is not used: it
+rejects "return", warns about odd text, and crashes on deeply nested brackets.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 from gym_trace.errors import InvalidOption
 
 _MOST_CHARACTERS = 100_000
-_MOST_DEEP = 50  # brackets and signs in one another
+_MOST_DEEP = 50  # nested brackets and signs
 _MOST_DIGITS = 1000
-_SHOWN = 72  # characters of a line in which a place is pointed to
+_SHOWN = 72  # characters of the line in an error message
 _COMPARING = ("==", "!=", "<=", ">=", "<", ">", "in", "is", "not")
 _CONSTANTS = {"True": True, "true": True, "False": False, "false": False, "None": None, "none": None, "null": None}
 _WORDS = frozenset((*_CONSTANTS, "and", "or", "not", "in", "is"))
@@ -37,8 +37,8 @@ _HINTS = {
     "|": "write 'or'",
     "||": "write 'or'",
     "!": "write 'not'",
-    "**": "there are + - * / %",
-    "//": "there are + - * / %",
+    "**": "use + - * / %",
+    "//": "use + - * / %",
 }
 _TOKEN = re.compile(
     r"""(?P<number>(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][+-]?\d[\d_]*)?)
@@ -51,7 +51,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 class Token(NamedTuple):
-    """kind: "number", "text", "name", "sign" or "end"; begin, end: characters."""
+    """A token. kind: "number", "text", "name", "sign" or "end"; begin, end: character positions."""
 
     kind: str
     text: str
@@ -60,10 +60,12 @@ class Token(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A part of a condition.
+    """A node of the tree of a condition.
 
-    kind: "or", "and", "not", "comparison" (value: the signs between parts), "sum", "product" (likewise), "minus",
-        "abs", "list", "literal" (value: what it is) or "column" (value: its path).
+    Attributes:
+        kind: "or", "and", "not", "comparison", "sum", "product", "minus", "plus", "abs", "list", "literal" or "column".
+        value: the signs between the parts of a "comparison", "sum" or "product"; the values of a "list"; the value of
+            a "literal"; the path of a "column".
     """
 
     kind: str
@@ -74,7 +76,7 @@ class Node(NamedTuple):
 
 
 def pointed(source: str, begin: int, end: int, problem: str) -> InvalidOption:
-    """An error that shows the place it speaks of."""
+    """Return an error that marks its position in the source."""
     left = max(0, min(begin - _SHOWN // 2, len(source) - _SHOWN))
     shown = "".join(c if c.isprintable() else " " for c in source[left : left + _SHOWN])
     width = max(1, min(end, left + len(shown)) - begin)
@@ -82,7 +84,7 @@ def pointed(source: str, begin: int, end: int, problem: str) -> InvalidOption:
 
 
 def parse_condition(source: str) -> Node:
-    """The tree of a condition. Raises InvalidOption, which shows what is wrong with it."""
+    """Parse a condition. Raises InvalidOption, which marks the position."""
     parser = _Parser(source)
     tree = parser.condition()
     parser.expect_end("'and', 'or' or a comparison")
@@ -90,7 +92,7 @@ def parse_condition(source: str) -> Node:
 
 
 def parse_keys(source: str) -> list[tuple[Node, bool]]:
-    """What to sort by, one key behind the other, and whether it descends. Raises InvalidOption."""
+    """Parse sort keys; return each with True if it is descending. Raises InvalidOption."""
     parser = _Parser(source)
     keys: list[tuple[Node, bool]] = []
     while not keys or parser.takes(","):
@@ -104,7 +106,7 @@ def _tokens(source: str) -> list[Token]:
     found: list[Token] = []
     at = 0
     if len(source) > _MOST_CHARACTERS:
-        raise InvalidOption(f"a condition of {len(source):,} characters; the longest has {_MOST_CHARACTERS:,}")
+        raise InvalidOption(f"condition of {len(source):,} characters; the limit is {_MOST_CHARACTERS:,}")
     while True:
         while at < len(source) and source[at].isspace():
             at += 1
@@ -112,19 +114,19 @@ def _tokens(source: str) -> list[Token]:
             return [*found, Token("end", "the end", at, at + 1)]
         match = _TOKEN.match(source, at)
         if match is None:
-            problem = "text without an end" if source[at] in "\"'" else f"{source[at]!r} means nothing here"
+            problem = "missing closing quote" if source[at] in "\"'" else f"unexpected character {source[at]!r}"
             raise pointed(source, at, at + 1, problem)
         token = Token(str(match.lastgroup), match[0], at, match.end())
         if hint := _HINTS.get(token.text):
-            raise pointed(source, at, match.end(), f"no {token.text!r} here; {hint}")
+            raise pointed(source, at, match.end(), f"{token.text!r} is not an operator; {hint}")
         if token.kind == "number" and source[token.end : token.end + 1].isidentifier():
-            raise pointed(source, at, token.end + 1, "a number that goes over into a name")
+            raise pointed(source, at, token.end + 1, "number directly followed by a name")
         found.append(token)
         at = match.end()
 
 
 class _Parser:
-    """Goes through the tokens once; a method for each rule of the grammar."""
+    """Recursive-descent parser with one method per rule of the grammar."""
 
     def __init__(self, source: str):
         self._source, self._tokens, self._at, self._deep = source, _tokens(source), 0, 0
@@ -142,17 +144,17 @@ class _Parser:
         return token
 
     def takes(self, *texts: str) -> Token | None:
-        """The next token if it is one of these signs or words; otherwise it stays."""
+        """Consume and return the next token if it is one of these; otherwise return None."""
         return self._take() if self._next.kind in ("sign", "name") and self._next.text in texts else None
 
     def _expect(self, text: str, opened: Token) -> Token:
         if (token := self.takes(text)) is None:
-            raise self._error(self._next, f"{text!r} is missing here, for the {opened.text!r} before")
+            raise self._error(self._next, f"missing {text!r} for {opened.text!r}")
         return token
 
     def expect_end(self, instead: str) -> None:
         if self._next.kind != "end":
-            raise self._error(self._next, f"{self._next.text!r} was not expected here, but {instead}")
+            raise self._error(self._next, f"expected {instead}, not {self._next.text!r}")
 
     def condition(self) -> Node:
         return self._chain("or", lambda: self._chain("and", self._negation))
@@ -174,7 +176,7 @@ class _Parser:
         while token := self.takes(*_COMPARING):
             sign = token.text
             if sign == "not" and not self.takes("in"):
-                raise self._error(self._next, "'in' was expected after 'not'")
+                raise self._error(self._next, "expected 'in' after 'not'")
             if sign == "is":
                 sign = "is not" if self.takes("not") else "is"
             signs.append("not in" if sign == "not" else sign)
@@ -182,7 +184,7 @@ class _Parser:
         return _node("comparison", signs, parts) if signs else parts[0]
 
     def sum(self) -> Node:
-        """A sum, or what is in the place of one."""
+        """Parse the rule `sum`."""
         return self._calculation("sum", ("+", "-"), lambda: self._calculation("product", ("*", "/", "%"), self._factor))
 
     def _calculation(self, kind: str, known: Sequence[str], part: Any) -> Node:
@@ -206,12 +208,12 @@ class _Parser:
         if token.kind == "text":
             return Node("literal", _unescaped(token.text), (), token.begin, token.end)
         if token.kind != "name" or (token.text in _WORDS and token.text not in _CONSTANTS):
-            raise self._error(token, f"a column, number or text was expected here, not {token.text!r}")
+            raise self._error(token, f"expected a column, number or text, not {token.text!r}")
         if token.text in _CONSTANTS:
             return Node("literal", _CONSTANTS[token.text], (), token.begin, token.end)
         if (opened := self.takes("(")) is not None:
             if token.text != "abs":
-                raise self._error(token, f"no function {token.text!r}; there is abs()")
+                raise self._error(token, f"unknown function {token.text!r}; the only function is abs()")
             part = self._deeper(opened, self.condition)
             return Node("abs", None, (part,), token.begin, self._expect(")", opened).end)
         return self._column(token)
@@ -235,14 +237,14 @@ class _Parser:
         return Node("list", values, tuple(parts), opened.begin, closed.end)
 
     def _constant(self, node: Node) -> Any:
-        """The value of a literal, with its signs."""
+        """Return the value of a literal with its signs."""
         if node.kind == "literal":
             return node.value
         if node.kind in ("minus", "plus"):
             value = self._constant(node.parts[0])
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 return -value if node.kind == "minus" else value
-        raise pointed(self._source, node.begin, node.end, "lists hold numbers, text, True, False and None alone")
+        raise pointed(self._source, node.begin, node.end, "not allowed in lists; use numbers, text, True, False, None")
 
     def _column(self, token: Token) -> Node:
         path: list[Any] = [token.text]
@@ -251,17 +253,17 @@ class _Parser:
             key = self._take()
             if sign.text == ".":
                 if key.kind != "name":
-                    raise self._error(key, "a name was expected after '.'; others are written [\"so\"]")
+                    raise self._error(key, "expected a name after '.'; write other keys as [\"key\"]")
                 path.append(key.text)
                 end = key.end
                 continue
             minus = key.text == "-" and key.kind == "sign"
             key = self._take() if minus else key
             if key.kind not in ("number", "text") or (minus and key.kind == "text"):
-                raise self._error(key, "a number or a text was expected in '[ ]'")
+                raise self._error(key, "expected a number or text in '[ ]'")
             value = self._number(key) if key.kind == "number" else _unescaped(key.text)
             if isinstance(value, float):
-                raise self._error(key, "a whole number was expected in '[ ]'")
+                raise self._error(key, "expected a whole number in '[ ]'")
             path.append(-value if minus else value)  # type: ignore[operator]
             end = self._expect("]", sign).end
         return Node("column", tuple(path), (), token.begin, end)
@@ -270,17 +272,17 @@ class _Parser:
         try:
             plain = token.text.replace("_", "")
             if len(plain) > _MOST_DIGITS:
-                raise self._error(token, f"a number of more than {_MOST_DIGITS} digits")
+                raise self._error(token, f"number of more than {_MOST_DIGITS} digits")
             return int(plain) if plain.isdecimal() else float(plain)
         except ValueError as error:
             if isinstance(error, InvalidOption):
                 raise
-            raise self._error(token, f"{token.text!r} is no number") from error
+            raise self._error(token, f"invalid number {token.text!r}") from error
 
     def _deeper(self, token: Token, part: Any) -> Node:
         self._deep += 1
         if self._deep > _MOST_DEEP:
-            raise self._error(token, f"more than {_MOST_DEEP} brackets or signs in one another")
+            raise self._error(token, f"more than {_MOST_DEEP} nested brackets or signs")
         node: Node = part()
         self._deep -= 1
         return node

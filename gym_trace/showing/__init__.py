@@ -1,1 +1,1 @@
-"""How traces and episodes show themselves: in a REPL, in a notebook, in pandas. It knows arrays, not traces."""
+"""Display of traces and episodes in a REPL, a notebook or pandas. It knows arrays, not traces."""

@@ -1,4 +1,4 @@
-"""Tables as pandas has them. pandas is imported when it is asked for."""
+"""Tables as pandas DataFrames. pandas is imported on first use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 from gym_trace.errors import MissingExtra
 
 Array = npt.NDArray[Any]
-_MOST_ELEMENTS = 64  # of a value, that have a column each; of more they are in one column, an array a row
+_MOST_ELEMENTS = 64  # a value with more elements becomes one column of arrays instead of one column per element
 
 
 def episodes_frame(table: Array, writers: list[str], splits: list[str], seeds: list[int | None]) -> Any:
-    """A table of episodes with what its numbers stand for: see Trace.to_pandas."""
+    """Return a table of episodes as a DataFrame; see Trace.to_pandas."""
     pandas = _pandas()
     duration = np.where(np.isnat(table["end_time"]), np.iinfo(np.int64).min, table["duration"]).view("m8[ns]")
     largest = max((seed for seed in seeds if seed is not None), default=0)
@@ -35,9 +35,11 @@ def episodes_frame(table: Array, writers: list[str], splits: list[str], seeds: l
 
 
 def steps_frame(trees: Mapping[str, Any], rows: int) -> Any:
-    """A row a step, a column a number: see Episode.to_pandas.
+    """Return a DataFrame with one row per step and one column per number; see Episode.to_pandas.
 
-    trees: by name, arrays whose first rows these are, or dicts and tuples of such.
+    Args:
+        trees: by name, arrays, or dicts and tuples of arrays.
+        rows: number of steps; extra rows of the arrays are ignored.
     """
     pandas = _pandas()
     columns = {label: values for name, tree in trees.items() for label, values in _columns(name, tree, rows)}
@@ -64,7 +66,7 @@ def _columns(name: str, tree: Any, rows: int) -> Iterator[tuple[str, Any]]:
 
 
 def _distinct(codes: Array, names: list[str]) -> tuple[Array, list[str]]:
-    """The same names by places in a list that has each of them once."""
+    """Return codes and names with duplicate names merged."""
     distinct = list(dict.fromkeys(names))
     return np.array([distinct.index(name) for name in names], np.int64)[codes], distinct
 
@@ -73,5 +75,5 @@ def _pandas() -> Any:
     try:
         import pandas
     except ImportError as missing:
-        raise MissingExtra(f"this is a table of pandas ({missing}): pip install 'gym-trace[pandas]'") from missing
+        raise MissingExtra(f"to_pandas needs pandas ({missing}): pip install 'gym-trace[pandas]'") from missing
     return pandas

@@ -1,4 +1,4 @@
-"""What notebooks show: a little HTML, in which everything that a trace holds is text."""
+"""HTML for notebooks. All text of a trace is escaped."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _WIDTH, _HEIGHT, _POINTS = 240, 40, 120
 
 
 def page(title: str, lines: Iterable[str], *parts: str) -> str:
-    """A title, some lines, and whatever else."""
-    told = "".join(f"<div>{_text(line)}</div>" for line in lines if line)
-    return f"<div><b>{_text(title)}</b>{told}{''.join(parts)}</div>"
+    """Return a title, lines of text, and parts of HTML."""
+    body = "".join(f"<div>{_text(line)}</div>" for line in lines if line)
+    return f"<div><b>{_text(title)}</b>{body}{''.join(parts)}</div>"
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Rows under headings."""
+    """Return a table."""
     body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><tr>{''.join(f'<th>{_text(name)}</th>' for name in headings)}</tr>{body}</table>"
 
 
 def sparkline(values: Array, label: str) -> str:
-    """A line through values, neighbours taken together where there are many; empty for fewer than two."""
+    """Return a line chart of values, averaged if there are many; empty for fewer than two values."""
     groups = [group[np.isfinite(group)] for group in np.array_split(values, min(_POINTS, max(1, len(values))))]
     with np.errstate(over="ignore"):
         means = np.array([group.mean() for group in groups if len(group)])
@@ -46,7 +46,7 @@ def sparkline(values: Array, label: str) -> str:
 
 
 def image(picture: Array) -> str:
-    """A thumbnail of a picture; see pictures.thumbnail."""
+    """Return a thumbnail of an image; see pictures.thumbnail."""
     data = base64.b64encode(thumbnail(picture)).decode("ascii")
     return f'<img src="data:image/png;base64,{data}" alt="an observation"/>'
 

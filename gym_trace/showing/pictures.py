@@ -1,4 +1,4 @@
-"""Observations that are pictures."""
+"""Observations that are images: detection, thumbnails and PNG."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-_MOST_PIXELS = 160  # of a side of a thumbnail
+_MOST_PIXELS = 160  # per side of a thumbnail
 _PNG_KINDS = {1: 0, 2: 4, 3: 2, 4: 6}  # by channels: grey, grey and alpha, RGB, RGBA
 
 
 def is_picture(dtype: Any, shape: tuple[int, ...] | None) -> bool:
-    """Whether values of this dtype and shape are pictures, or stacks of them; None: of any shape."""
+    """Return True if values of this dtype and shape are images or stacks of images. shape: None if it varies."""
     if shape is None:
         return False
     return bool(dtype == np.uint8) and len(shape) in (2, 3, 4) and min(shape[-3:]) > 0
 
 
 def pictures_in(tree: Any) -> list[Array]:
-    """The arrays of pictures, one a row, in an array or a structure of dicts and tuples."""
+    """Return the arrays with one image per row in an array, or in nested dicts and tuples."""
     if isinstance(tree, dict):
         return [array for part in tree.values() for array in pictures_in(part)]
     if isinstance(tree, tuple):
@@ -31,7 +31,7 @@ def pictures_in(tree: Any) -> list[Array]:
 
 
 def picture_of(observation: Any) -> Array:
-    """The picture in an observation; of a stack of them, (stack, H, W) or (stack, H, W, 3), the last."""
+    """Return the image in an observation; of a stack, (stack, H, W) or (stack, H, W, 3), the last image."""
     picture = np.asarray(observation)
     if picture.ndim == 4:
         picture = picture[-1]
@@ -41,17 +41,17 @@ def picture_of(observation: Any) -> Array:
 
 
 def thumbnail(picture: Array) -> bytes:
-    """A picture of uint8, (H, W), (H, W, 1) or (H, W, 3), as a PNG of few pixels."""
+    """Return an image of uint8, (H, W), (H, W, 1) or (H, W, 3), as a small PNG."""
     step = -(-max(picture.shape[:2]) // _MOST_PIXELS)
     return png(picture[::step, ::step])
 
 
 def png(picture: Array, level: int = -1) -> bytes:
-    """A picture of uint8, (H, W) or (H, W, C) with up to 4 channels, as a PNG with every bit of it. level: of zlib."""
+    """Return an image of uint8, (H, W) or (H, W, C) with C up to 4, as a lossless PNG. level: of zlib."""
     height, width = picture.shape[:2]
     rows = np.ascontiguousarray(picture).reshape(height, -1)
     kind = _PNG_KINDS[rows.shape[1] // width if picture.ndim == 3 else 1]
-    lines = np.zeros((height, 1 + rows.shape[1]), np.uint8)  # each begins with its filter: none
+    lines = np.zeros((height, 1 + rows.shape[1]), np.uint8)  # the first byte of a line is its filter; 0: none
     lines[:, 1:] = rows
     header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, kind, 0, 0, 0])
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), level)), (b"IEND", b""))

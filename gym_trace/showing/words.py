@@ -1,4 +1,4 @@
-"""Numbers and times of arrays in a few words."""
+"""Short text for numbers and times."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Array = npt.NDArray[Any]
 
 
 def number(value: float) -> str:
-    """In four digits: 0.01235, 12.35, 12,346."""
+    """Format a number with four digits: 0.01235, 12.35, 12,346."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def count(of: int, noun: str) -> str:
-    """1 episode, 2,000 episodes."""
+    """Format a count: 1 episode, 2,000 episodes."""
     return f"{of:,} {noun}" + ("" if of == 1 else "s")
 
 
 def spread(values: Array) -> str:
-    """The mean of those that are finite, and between which they are; empty if there are none."""
+    """Format mean, min and max of the finite values; empty without any."""
     known = values[np.isfinite(values)]
     if not len(known):
         return ""
@@ -31,30 +31,30 @@ def spread(values: Array) -> str:
 
 
 def tally(codes: Array, names: list[str]) -> str:
-    """How often there is each name, the most frequent first. codes: places in names."""
+    """Format the count of each name, the most frequent first. codes: indices into names."""
     counts = np.bincount(codes, minlength=len(names))
     order = np.argsort(-counts, kind="stable").tolist()
     return ", ".join(f"{names[i]} {counts[i]:,}" for i in order if counts[i])
 
 
 def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows under headings, a line each, flush right."""
+    """Format a table as lines, right-aligned."""
     widths = [max(map(len, column)) for column in zip(headings, *rows)]
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in (headings, *rows)]
 
 
 def moment(time: Any) -> str:
-    """A datetime64, to the second: 2026-11-01 20:15:00."""
+    """Format a datetime64 to the second: 2026-11-01 20:15:00."""
     return "unknown" if np.isnat(time) else str(np.datetime_as_string(time, "s")).replace("T", " ")
 
 
 def seed_of(row: Any) -> str:
-    """The seed in a row of a table of episodes."""
+    """Format the seed in a row of a table of episodes."""
     return {-1: "none", -2: "(see .seed)"}.get(int(row["seed"]), str(row["seed"]))
 
 
 def period(begins: Array, ends: Array) -> str:
-    """From the first to the last of these times; empty if none is known."""
+    """Format the range from the first begin to the last end; empty if no time is known."""
     begins, ends = begins[~np.isnat(begins)], ends[~np.isnat(ends)]
     if not len(begins):
         return ""

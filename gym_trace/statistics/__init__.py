@@ -1,1 +1,1 @@
-"""What is in a trace, in numbers."""
+"""Statistics, descriptions and dataset cards of traces."""

@@ -1,6 +1,6 @@
-"""What a stream of values is like, found out in memory that does not grow with it: moments, counts, examples.
+"""Streaming statistics in bounded memory: moments, counts, histograms, examples.
 
-Everything here can be merged: two halves that were summed up apart give what the whole would have given.
+All accumulators can be merged: two halves merged give the result of the whole.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
 from gym_trace.printable import shown
 
-FEW_VALUES = 10  # a tally always lists so many, however often they came
+FEW_VALUES = 10  # up to this many distinct values, a tally never becomes a histogram
 BINS = 64
-KNOWN_VALUES = 10_000  # distinct values that are not numbers are told apart up to here
+KNOWN_VALUES = 10_000  # distinct non-numeric values are counted up to here
 EXAMPLES = 3
-_BLOCK = 1 << 18  # elements that are summed up at once
+_BLOCK = 1 << 18  # elements summed at a time
 _BYTE = np.arange(256.0)
 _LARGEST = np.finfo(np.float64).max
 
 
 def finite(value: float) -> float | None:
-    """value as JSON can hold it: None for NaN and infinities."""
+    """Return value for JSON: None for NaN and infinities."""
     return float(value) if math.isfinite(value) else None
 
 
 class Moments:
-    """Mean, standard deviation, smallest and largest value of each column of the rows that were added.
+    """Mean, standard deviation, min and max of each column of the added rows.
 
-    Blocks of rows are summed up about their own mean and merged with the update of Chan, Golub and LeVeque, "Updating
-    Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979), so that no precision cancels however many
-    rows come and however far they are from zero. NaN and infinities are counted and left out.
+    Each block of rows is summed about its own mean and merged with the update of Chan, Golub and LeVeque, "Updating
+    Formulae and a Pairwise Algorithm for Computing Sample Variances" (1979). Precision is independent of the number of
+    rows and of their distance from zero. NaN and infinities are counted and skipped.
     """
 
     def __init__(self, width: int):
@@ -44,12 +44,12 @@ class Moments:
         self.nan = np.zeros(width, np.int64)
         self.infinite = np.zeros(width, np.int64)
         self.mean = np.zeros(width)
-        self.squares = np.zeros(width)  # sum of the squared distances from the mean
+        self.squares = np.zeros(width)  # sum of squared distances from the mean
         self.least = np.full(width, np.inf)
         self.largest = np.full(width, -np.inf)
 
     def add(self, rows: Array) -> None:
-        """rows: numbers, of shape (rows, width)."""
+        """Add rows of numbers, (rows, width)."""
         width = rows.shape[1]
         if rows.dtype == np.uint8 and width == 1:
             return self._add_bytes(rows.reshape(-1))
@@ -58,7 +58,7 @@ class Moments:
             self.merge(_moments_of(rows[start : start + step]))
 
     def _add_bytes(self, values: Array) -> None:
-        """Pixels: there are many of them, and counting 256 values is several times faster than adding them up."""
+        """Add pixels: counting 256 values is several times faster than summing."""
         counts = np.zeros(256)
         for start in range(0, len(values), _BLOCK):
             counts += np.bincount(values[start : start + _BLOCK], minlength=256)
@@ -86,7 +86,7 @@ class Moments:
         self.largest = np.maximum(self.largest, other.largest)
 
     def result(self) -> list[dict[str, Any]]:
-        """For each column count, nan and inf (how many of each), mean, std, min and max; None where there are none."""
+        """Return for each column count, nan and inf (counts), mean, std, min and max; None without values."""
         described = []
         for i, count in enumerate(self.count.tolist()):
             known: dict[str, Any] = dict.fromkeys(("mean", "std", "min", "max"))
@@ -105,7 +105,7 @@ class Moments:
 
 def _moments_of(rows: Array) -> Moments:
     block = Moments(rows.shape[1])
-    # A row a dimension: numpy adds along the last axis pairwise, which is both faster and more exact.
+    # One row per dimension: numpy sums the last axis pairwise, which is faster and more exact.
     values = np.array(rows.T, np.float64, order="C")
     good = np.isfinite(values)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -127,19 +127,19 @@ def _moments_of(rows: Array) -> Moments:
 
 
 class Tally:
-    """How often each value came, while there are few; then a histogram.
+    """Counts of each distinct value; with many values, a histogram.
 
-    The bins of the histogram are 2**k wide and begin at multiples of that; k grows as values come that lie outside. So
-    no range need be known beforehand, counts stay exact, and histograms merge.
+    Bins of the histogram are 2**k wide and start at multiples of 2**k; k grows to fit new values. So the range need not
+    be known in advance, counts stay exact, and histograms can be merged.
     """
 
     def __init__(self, most: int):
         self._most = most
-        self._counts: dict[Any, int] = {}  # by value; by bin once this is a histogram
-        self._exponent: int | None = None  # the k of a histogram
+        self._counts: dict[Any, int] = {}  # by value; in a histogram, by bin
+        self._exponent: int | None = None  # k of the histogram; None: no histogram
 
     def add(self, values: Array) -> None:
-        """values: numbers, of shape (n,); what is not finite is left out."""
+        """Add numbers, (n,); NaN and infinities are skipped."""
         if values.dtype.kind == "f":
             values = values.astype(np.float64)
             values = values[np.isfinite(values)]
@@ -163,7 +163,7 @@ class Tally:
         self._coarsen(self._excess())
 
     def gathered(self) -> Tally:
-        """As a histogram where most values came but once, as those of a continuous quantity do."""
+        """Return a histogram if most values occurred only once, as in continuous data; otherwise self."""
         if len(self._counts) <= FEW_VALUES or 2 * len(self._counts) <= sum(self._counts.values()):
             return self
         histogram = Tally(0)
@@ -188,7 +188,7 @@ class Tally:
         values = values.astype(np.float64)
         self._coarsen(max(0, _finest(values) - self._exponent))
         bins = np.floor(np.ldexp(values, -self._exponent)).astype(np.int64)
-        bins[(bins == 0) & (values < 0)] = -1  # so little below zero that scaling it has left nothing
+        bins[(bins == 0) & (values < 0)] = -1  # tiny negative values underflow to zero when scaled
         places, which = np.unique(bins, return_inverse=True)
         for place, count in zip(places.tolist(), np.bincount(which, counts).tolist()):
             self._count(place, int(count))
@@ -198,7 +198,7 @@ class Tally:
         self._counts[value] = self._counts.get(value, 0) + count
 
     def _excess(self) -> int:
-        """By how many powers of two bins must widen so that no more than BINS of them reach from first to last."""
+        """Return by how many powers of two bins must widen, so that at most BINS span all values."""
         first, last, by = min(self._counts), max(self._counts), 0
         while (last >> by) - (first >> by) >= BINS:
             by += 1
@@ -212,7 +212,7 @@ class Tally:
                 self._count(place >> by, count)
 
     def result(self) -> dict[str, Any]:
-        """{"values": [[value, count], …]} by value, or {"histogram": {"edges": n + 1, "counts": n}}."""
+        """Return {"values": [[value, count], …]} sorted by value, or {"histogram": {"edges": n + 1, "counts": n}}."""
         if self._exponent is None:
             return {"values": [[value, self._counts[value]] for value in sorted(self._counts)]}
         first, last = min(self._counts), max(self._counts)
@@ -227,12 +227,12 @@ def _as_floats(values: Iterable[Any]) -> Array:
 
 
 def _finest(values: Array) -> int:
-    """The k of the narrowest bins whose numbers, for these values, stay below 2**60."""
+    """Return the smallest k for which the bin indices of these values stay below 2**60."""
     return math.frexp(float(np.abs(values).max()))[1] - 60
 
 
 class Variety:
-    """Values that are no numbers: how many distinct ones there were, and the first few of them."""
+    """Non-numeric values: the number of distinct ones, and the first few as examples."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -258,7 +258,7 @@ class Variety:
                 self._examples.setdefault(key, example)
 
     def result(self) -> dict[str, Any]:
-        """distinct is a lower bound where distinct_is_exact is false."""
+        """Return distinct, distinct_is_exact and examples. Without distinct_is_exact, distinct is a lower bound."""
         return {
             "distinct": len(self._seen),
             "distinct_is_exact": len(self._seen) < KNOWN_VALUES,
@@ -269,7 +269,7 @@ class Variety:
 def _fingerprint(value: Any) -> bytes:
     try:
         packed = pack(value)
-    except UnstorableValue:  # an extension type that this release does not know
+    except UnstorableValue:  # an unknown extension type
         packed = shown(value, 1 << 20).encode("utf-8", "backslashreplace")
     return hashlib.blake2b(packed, digest_size=16).digest()
 

@@ -1,4 +1,4 @@
-"""A data set card: what a trace is, for people who find it on a hub, as Markdown with the metadata of Hugging Face."""
+"""Dataset card of a trace for a hub: Markdown with Hugging Face metadata."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gym_trace.statistics.describe import plain, space_text
 from gym_trace.statistics.markdown import block, code, cut, front_matter, link, paragraphs, prose, table
 from gym_trace.statistics.summary import summarize
 
-_ENDLESS = 1e300  # returns from here on are not calculated with
-_MOST = 8  # environments, policies … that are told one by one
+_ENDLESS = 1e300  # returns of this size or more are not used in calculations
+_MOST = 8  # environments, policies … listed individually
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "1B<n<10B",
           "10B<n<100B", "100B<n<1T", "n>1T")  # fmt: skip
-# Those that Hugging Face knows by name, of the licences that data and code are given under.
+# Licences of data and code that Hugging Face knows by name.
 _LICENSES = (
     "apache-2.0 mit afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 "
     "cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 "
@@ -33,29 +33,29 @@ _LICENSES = (
     "gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 isc ms-pl mpl-2.0 odc-by odbl openrail osl-3.0 postgresql ofl-1.1 ncsa "
     "unlicense zlib pddl unknown other"
 )
-MARK = "<!-- Written by gym-trace card, which writes it anew unless this line is taken out. -->"
+MARK = "<!-- Written by gym-trace card, which overwrites this file. To keep your edits, delete this line. -->"
 _USE = """\
 ```python
 import gym_trace
 
-trace = gym_trace.open_trace(".")  # the directory that this card is in
+trace = gym_trace.open_trace(".")  # the directory of this card
 for episode in trace.scan():
     episode.observations, episode.actions, episode.rewards
 ```"""
 
 
 def dataset_card(trace: Trace | str | os.PathLike[str]) -> str:
-    """What a trace is, as a data set card: Markdown with YAML in front, as README.md of a data set on Hugging Face.
+    """Return a dataset card: Markdown with a YAML header, for the README.md of a Hugging Face dataset.
 
-    It says what trace.facts says (author, license, description, tags, homepage, citation, reference_scores) and what
-    the trace itself does: environments, spaces, numbers, returns, what it was recorded by. Reads no steps, unless
-    rewards are several numbers each. Whatever the trace holds is text there: it brings no markup of its own.
+    The card shows trace.facts (author, license, description, tags, homepage, citation, reference_scores) and describes
+    the trace: environments, spaces, counts, returns, origin. Steps are read only if rewards are several numbers each.
+    All text of the trace is escaped: it cannot add markup.
 
     Args:
         trace: a trace, a view of one, or the directory.
 
     Raises:
-        TraceNotFound: there is no trace in the directory.
+        TraceNotFound: no trace in the directory.
     """
     trace = as_trace(trace)
     facts, summary = trace.facts, summarize(trace)
@@ -81,7 +81,7 @@ def dataset_card(trace: Trace | str | os.PathLike[str]) -> str:
         *_more({key: value for key, value in facts.items() if key not in KNOWN}),
         "## How to read it",
         _USE,
-        "`gym-trace verify .` plays every episode again in its environment, and compares it bit for bit.",
+        "`gym-trace verify .` replays every episode in its environment and compares it bit for bit.",
         *(["## Citation", block(said["citation"])] if "citation" in said else []),
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -99,7 +99,7 @@ def _front(title: str, names: list[str], said: dict[str, Any], steps: int) -> st
             "task_categories": ["reinforcement-learning"],
             "tags": [cut(tag, 100) for tag in dict.fromkeys(tags)],
             "size_categories": [_SIZES[min(10, max(0, len(str(steps)) - 3))]],
-            "viewer": False,  # which would take the journals of writers for the data
+            "viewer": False,  # the viewer would show the manifests as data
         }
     )
 
@@ -126,7 +126,7 @@ def _recorded(trace: Trace, summary: dict[str, Any]) -> Iterator[str]:
     if first:
         points.append(("When", first if last in (first, "") else f"{first} to {last}"))
     if trace.damage:
-        points.append(("Damage", f"{len(trace.damage):,} places do not check; `gym-trace check` names them"))
+        points.append(("Damaged ranges", f"{len(trace.damage):,}; `gym-trace check` lists them"))
     yield _points(points)
     objectives = summary["objectives"]
     returns = [(f"return[{i}]", objective) for i, objective in enumerate(objectives)] or [("return", summary["return"])]
@@ -144,7 +144,7 @@ def _recorded(trace: Trace, summary: dict[str, Any]) -> Iterator[str]:
             (prose(name, 100) or "–", f"{group['episodes']:,}", f"{group['steps']:,}", _mean(group))
             for name, group in list(splits.items())[: 4 * _MOST]
         ]
-        rows += [(told, "", "", "") for told in _rest(len(splits), 4 * _MOST)]
+        rows += [(rest, "", "", "") for rest in _rest(len(splits), 4 * _MOST)]
         yield table(["split", "episodes", "steps", "mean return"], rows)
 
 
@@ -152,8 +152,8 @@ def _environment(readers: list[tuple[WriterReader, int]], ids: list[tuple[str, i
     if len(ids) == 1:
         yield "Id", code(ids[0][0]) if ids[0][0] else "none"
     else:
-        told = [f"{code(name, 100) if name else 'none'} ({count:,} episodes)" for name, count in ids[:_MOST]]
-        yield "Ids", ", ".join([*told, *_rest(len(ids), _MOST)])
+        listed = [f"{code(name, 100) if name else 'none'} ({count:,} episodes)" for name, count in ids[:_MOST]]
+        yield "Ids", ", ".join([*listed, *_rest(len(ids), _MOST)])
     first = readers[0][0].about_or_empty
     if kind := _text(first.environment.get("class")):
         yield "Class", code(kind)
@@ -167,8 +167,8 @@ def _environment(readers: list[tuple[WriterReader, int]], ids: list[tuple[str, i
     for reader, _ in readers:
         for package, version in list(reader.about_or_empty.versions.items())[:50]:
             versions.setdefault(_text(package), {})[_text(version)] = None
-    told = [f"{package} {', '.join(list(found)[:_MOST])}" for package, found in list(versions.items())[:50]]
-    yield "Versions", ", ".join(code(one, 100) for one in told)
+    listed = [f"{package} {', '.join(list(found)[:_MOST])}" for package, found in list(versions.items())[:50]]
+    yield "Versions", ", ".join(code(one, 100) for one in listed)
 
 
 def _scores(scores: dict[str, Any], mean: float | None) -> Iterator[str]:
@@ -180,14 +180,14 @@ def _scores(scores: dict[str, Any], mean: float | None) -> Iterator[str]:
     random, expert = _float(scores.get("random")), _float(scores.get("expert"))
     if mean is not None and random is not None and expert is not None and expert != random:
         score = 100 * (mean - random) / (expert - random)
-        yield f"Normalised, 0 being random and 100 expert, the mean return of this data is {_number(score)}."
+        yield f"Normalised mean return: {_number(score)} (random is 0, expert is 100)."
 
 
 def _origin(trace: Trace, readers: list[tuple[WriterReader, int]]) -> Iterator[tuple[str, str]]:
     made = _counted((_made(reader), count) for reader, count in readers)
     for text, count in made[:_MOST]:
         episodes = f" ({count:,} episodes)" if len(made) > 1 else ""
-        yield "Made by", (text or "nobody who says so") + episodes
+        yield "Made by", (text or "unknown") + episodes
     if len(made) > _MOST:
         yield "Made by", f"{len(made) - _MOST:,} others"
     seeded = int(np.count_nonzero(trace.episodes["seed"] != -1))
@@ -202,9 +202,9 @@ def _origin(trace: Trace, readers: list[tuple[WriterReader, int]]) -> Iterator[t
 
 
 def _made(reader: WriterReader) -> str:
-    """In Markdown. What was recorded on demand alone, such as argv, is not for a card."""
-    said = reader.about_or_empty.raw.get("provenance")
-    known = said if isinstance(said, dict) else {}
+    """Return command, policy and commit as Markdown. Fields recorded only on request, such as argv, are omitted."""
+    provenance = reader.about_or_empty.raw.get("provenance")
+    known = provenance if isinstance(provenance, dict) else {}
     parts = [code(_text(known[name]), 100) for name in ("command",) if known.get(name)]
     parts += [f"{word} {code(_text(known[name]), 100)}" for word, name in (("policy", "policy"), ("commit", "commit"))
               if known.get(name)]  # fmt: skip
@@ -233,7 +233,7 @@ def _counted(pairs: Iterator[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def _others(different: set[bytes]) -> str:
-    """What to say behind one of them."""
+    """Return a suffix that counts the other variants."""
     number = len(different) - 1
     return f" (and {number:,} {'other' if number == 1 else 'others'})" if number else ""
 

@@ -1,4 +1,4 @@
-"""What the values of columns are like, read chunk by chunk."""
+"""Statistics of column values, read chunk by chunk."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gym_trace.reading.episode_table import step_offsets
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import Moments, Tally, Variety
 
-DISTINCT_VALUES = 64  # of rewards that are counted one by one; more of them become a histogram
-DISTINCT_CATEGORIES = 4096  # likewise of discrete actions and observations
-MOST_ROW_DIMENSIONS = 512  # of a flat array; longer ones are described as a whole
-MOST_GRID_DIMENSIONS = 64  # of an array of several axes, such as a small image
+DISTINCT_VALUES = 64  # distinct rewards counted individually; more become a histogram
+DISTINCT_CATEGORIES = 4096  # same for discrete actions and observations
+MOST_ROW_DIMENSIONS = 512  # a longer flat array is described as a whole
+MOST_GRID_DIMENSIONS = 64  # same for arrays of several axes, such as small images
 _VALUES = frozenset(("observations", "actions", "rewards"))
 
 
 class ColumnValues:
-    """What the rewards, actions and observations of one group of episodes are like."""
+    """Statistics of the rewards, actions and observations of one group of episodes."""
 
     def __init__(self) -> None:
         self._rewards = Rewards()
@@ -43,7 +43,7 @@ class ColumnValues:
             self._of(LeafValues(values.leaf, values.space)).merge(values)
 
     def _of(self, empty: LeafValues) -> LeafValues:
-        """Those of this leaf so far. Writers of other environments may have a leaf of this name and another kind."""
+        """Return the values of this leaf so far. Other environments may use the same name for another kind of leaf."""
         return self._leaves.setdefault(empty.key, empty)
 
     def result(self) -> dict[str, Any]:
@@ -56,13 +56,13 @@ class ColumnValues:
 def describe_columns(
     trace: Trace, groups: int, group_of_part: Array, on_progress: Callable[[int, int], None] | None
 ) -> list[ColumnValues]:
-    """What the values of each group are like. Raises CorruptTrace.
+    """Return statistics of the values of each group. Raises CorruptTrace.
 
-    Goes through the chunks, not the episodes: an episode of images may be larger than the memory.
+    Reads by chunks, not by episodes, because an episode of images may exceed the memory.
 
     Args:
-        group_of_part: to which of the groups each row of trace.episodes belongs.
-        on_progress: called with the steps done and all there are.
+        group_of_part: the group of each row of trace.episodes.
+        on_progress: called with the number of steps done and in all.
     """
     described = [ColumnValues() for _ in range(groups)]
     total = sum(int(writer.fragments["steps"].sum()) for writer in trace.readers)
@@ -99,16 +99,16 @@ def _leaf_spaces(space: PlainSpace) -> Iterator[PlainSpace]:
 
 
 def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tuple[int, dict[Path, Array], int]]:
-    """(group, columns, steps) of each chunk, once for each group that it has rows of."""
+    """Yield (group, columns, steps) for each group in each chunk."""
     parts = writer.parts
-    # Of a step whose leading observation is lost nothing is known for sure: as in Episode, it is left out.
+    # As in Episode, a step is skipped if its leading observation is lost.
     trimmed = np.zeros(len(writer.fragments), bool)
     trimmed[parts.fragments[parts.first[:-1][parts.trimmed]]] = True
     for number in range(writer.chunk_count):
         begin, end = writer.chunk_bounds[number : number + 2].tolist()
         rows = parts.of_fragment[begin:end]
         groups = np.where(rows >= 0, group_of_part[rows], -1) if len(group_of_part) else np.full(len(rows), -1)
-        if not (groups >= 0).any():  # of episodes that are not in the view, or nothing but marks
+        if not (groups >= 0).any():  # only episodes outside of the view, or fragments without steps
             continue
         chunk = writer.chunk(number, _VALUES)
         observations, steps = step_offsets(writer.fragments[begin:end])
@@ -127,14 +127,14 @@ def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tupl
 
 
 class LeafValues:
-    """What the values of one leaf of a space are like, in the way that suits the space."""
+    """Statistics of the values of one leaf of a space, by its kind of space."""
 
     def __init__(self, leaf: Leaf, space: PlainSpace):
         self.leaf = leaf
         self.space = space
         self.kind = str(space.get("type"))
         self.rows = 0
-        self.misfits = 0  # rows that are no numbers of the shape that the space says
+        self.misfits = 0  # rows that are not numbers with the shape of the space
         self._tallies: list[Tally] = []
         self._moments: Moments | None = None
         self._variety: Variety | None = None
@@ -151,11 +151,11 @@ class LeafValues:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Of those that can be merged."""
+        """Key of the leaf; values with equal keys can be merged."""
         return self.leaf.path, self.kind, self.leaf.shape
 
     def add(self, rows: Array) -> None:
-        """rows: of the column of this leaf, as a chunk has them."""
+        """Add rows of the column of this leaf from a chunk."""
         self.rows += len(rows)
         if self._variety is not None:
             return self._variety.add(list(rows))
@@ -180,8 +180,8 @@ class LeafValues:
             self._variety.merge(other._variety)
 
     def result(self) -> dict[str, Any]:
-        """path, space, shape, rows, misfits; and dimensions (one for each element of a row), all (all elements of all
-        rows together), or the distinct values."""
+        """Return path, space, shape, rows, misfits, and one of: dimensions (one entry per element of a row), all (all
+        elements of all rows), or the distinct values."""
         common = {"path": list(self.leaf.path), "space": self.kind, "shape": list(self.leaf.shape), "rows": self.rows}
         common["misfits"] = self.misfits
         if self._variety is not None:
@@ -196,7 +196,7 @@ class LeafValues:
 
 
 def numbers_in(rows: Array, shape: tuple[int, ...]) -> list[Array]:
-    """The rows that are numbers of this shape, as arrays of one dtype each."""
+    """Return the rows that are numbers of this shape, as one array per dtype."""
     if rows.dtype != object:
         return [rows] if rows.dtype.kind in "biuf" and rows.shape[1:] == shape else []
     fitting: dict[np.dtype[Any], list[Array]] = {}
@@ -209,13 +209,13 @@ def numbers_in(rows: Array, shape: tuple[int, ...]) -> list[Array]:
 
 
 class Rewards:
-    """What rewards are like: their moments, and the values they take or a histogram."""
+    """Statistics of rewards: moments, and counts of values or a histogram."""
 
     def __init__(self) -> None:
-        self.misfits = 0  # rewards that are neither a number nor several
+        self.misfits = 0  # rewards that are neither a number nor an array of numbers
         self._moments = Moments(1)
         self._tally = Tally(DISTINCT_VALUES)
-        self._objectives: dict[int, Moments] = {}  # by how many there are
+        self._objectives: dict[int, Moments] = {}  # by number of objectives
 
     def add(self, rows: Array) -> None:
         if rows.ndim > 1 and rows.dtype.kind in "biuf" and rows[:1].size <= MOST_ROW_DIMENSIONS:
@@ -239,7 +239,7 @@ class Rewards:
         return self._objectives.setdefault(width, Moments(width))
 
     def result(self) -> dict[str, Any]:
-        """objectives: the moments of each number of rewards that are several, in all the writers that have so many."""
+        """Return the statistics. objectives: moments of each objective, grouped by the number of objectives."""
         objectives = [
             {"index": [i], **known}
             for _, moments in sorted(self._objectives.items())

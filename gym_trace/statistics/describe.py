@@ -1,4 +1,4 @@
-"""What a trace is, as plain data: environment, spaces, writers and their files, health."""
+"""Describe a trace as plain data: environment, spaces, writers and their files, damage."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from gym_trace.statistics.summary import by_episode
 
 _FIRST_SEEDS = 5
 _DEEPEST = 32
-_MOST_BITS = 4096  # of an integer that JSON is given as such
-_MOST_ELEMENTS = 1000  # of an array in the metadata; a larger one is only named
+_MOST_BITS = 4096  # integers with more bits become text
+_MOST_ELEMENTS = 1000  # arrays in metadata with more elements are shown by dtype and shape
 
 
 def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
-    """What a trace is, as plain data, fit for JSON. Reads no steps.
+    """Describe a trace as plain data for JSON. Reads no steps.
 
     Args:
         trace: a trace, a view of one, or the directory.
 
     Returns:
         environment (as recorded: id, class, wrappers, render_mode, spec, note), observation_space and action_space (as
-        text), versions, platform, recorder, metadata, provenance: of the first writer with episodes. facts: what people
-        say of the trace, see Trace.facts. seeds: how many episodes were seeded and unseeded, and the first seeds.
-        episodes, steps and bytes: with those of running ones.
+        text), versions, platform, recorder, metadata, provenance: of the first writer with episodes. facts: see
+        Trace.facts. seeds: numbers of seeded and unseeded episodes, and the first seeds. episodes, steps, bytes:
+        including running episodes.
 
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
-        and batches (file, sealed, bytes, chunks, steps, torn: bytes at its end that are not a whole record), which
-        several writers have in common once a trace was compacted: the writer's bytes are a share of them then. state:
-        "recording" (its process lives), "closed" (in order), or "killed". ring_steps: of these steps, how many are in
-        its ring alone. pending: what it was executing when it died: episode (id), lane, step, and action as text.
+        and batches (file, sealed, bytes, chunks, steps, torn: bytes of an incomplete record at its end). After a
+        compaction several writers share batches, and bytes is the writer's share. state: "recording" (its process
+        lives), "closed" or "killed". ring_steps: the steps that are only in its ring. pending: the actions it was
+        executing when it died: episode (id), lane, step, and action as text.
 
-        damage: (path, start, end, problem) of what opening found not to check; gym-trace check looks at everything.
+        damage: (path, start, end, problem) of damage found while opening; only gym-trace check reads everything.
     """
     trace = as_trace(trace)
     with_episodes_first = sorted(trace.readers, key=lambda writer: not len(writer.parts.table))
@@ -64,7 +64,7 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def progress_of(trace: Trace | str | os.PathLike[str]) -> dict[str, int]:
-    """episodes, steps and bytes so far, and how many writers are recording: what is quick to tell again and again."""
+    """Return episodes, steps and bytes so far, and the number of recording writers. Fast enough for polling."""
     trace = as_trace(trace)
     return {
         "episodes": sum(_episodes_of(writer) for writer in trace.readers),
@@ -113,7 +113,7 @@ def _describe_batch(batch: BatchReader) -> dict[str, Any]:
 
 
 def state_of(writer: WriterReader) -> str:
-    """ "recording" (its process lives), "closed" (in order), or "killed"."""
+    """Return "recording" (the process lives), "closed" or "killed"."""
     if writer.alive:
         return "recording"
     return "closed" if any(entry.get("type") == "closed" for entry in writer.files.entries()) else "killed"
@@ -136,13 +136,13 @@ def _seeds(trace: Trace) -> dict[str, Any]:
 
 
 def space_text(space: PlainSpace | None) -> str:
-    """A space as gymnasium prints it; those that cannot be rebuilt here, as they were printed when recorded."""
-    from gym_trace.envs.spaces import restore  # here, because summaries do not need gymnasium
+    """Return a space as gymnasium prints it. A space that cannot be rebuilt here is shown as printed when recorded."""
+    from gym_trace.envs.spaces import restore  # lazy: summaries do not need gymnasium
 
     if space is None:
         return "unknown"
     try:
-        layout_of(space, ())  # which limits how deep it may be nested
+        layout_of(space, ())  # rejects spaces that are nested too deep
         return repr(restore(space))
     except EnvironmentUnavailable:
         pass
@@ -156,7 +156,7 @@ def space_text(space: PlainSpace | None) -> str:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """value as JSON can hold it, as near as may be: arrays as lists, what JSON lacks as text, NaN as None."""
+    """Approximate a value in JSON: arrays as lists, NaN as None, unsupported types as text."""
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > _MOST_BITS:
         return integer(value)
     if value is None or isinstance(value, (bool, int, str)):

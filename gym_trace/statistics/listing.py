@@ -1,4 +1,4 @@
-"""What gym-trace ls shows: the traces of a directory, and what each of them is."""
+"""Find the traces below a directory and summarize each, for gym-trace ls."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ from gym_trace.statistics.describe import state_of
 from gym_trace.statistics.summary import summarize
 from gym_trace.storage.local import LocalStorage, directories_in
 
-DEEPEST = 3  # levels of directories that are looked through for traces
-STATES = ("recording", "killed", "closed")  # of several writers the first counts
+DEEPEST = 3  # levels of directories searched for traces
+STATES = ("recording", "killed", "closed")  # the first state of any writer is the state of the trace
 
 
 def is_trace(directory: str | os.PathLike[str]) -> bool:
-    """Whether there is a trace in a directory, readable or not. Raises TraceNotFound: there is no such directory."""
+    """Return True if the directory holds a trace, even an unreadable one. Raises TraceNotFound if it is missing."""
     return bool(find_writers(LocalStorage(directory)))
 
 
 def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> Iterator[str]:
-    """The traces in a directory and in those below it, by name; the directory itself, if it is one.
+    """Yield the traces in a directory and below it, by name; only the directory itself if it is a trace.
 
-    Links are not followed, hidden directories and those inside of traces not looked into. Raises TraceNotFound: there
-    is no such directory.
+    Skips links, hidden directories and directories inside traces. Raises TraceNotFound for a missing directory.
     """
     path = os.fspath(directory)
     if is_trace(path):
@@ -41,24 +40,23 @@ def find_traces(directory: str | os.PathLike[str], deepest: int = DEEPEST) -> It
         for name in directories_in(path):
             try:
                 yield from find_traces(os.path.join(path, name), deepest - 1)
-            except (TraceNotFound, PermissionError):  # gone since, or not ours to read
+            except (TraceNotFound, PermissionError):  # removed since, or not readable
                 continue
 
 
 def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Array] | None = None) -> dict[str, Any]:
-    """What a trace is, in few words: plain data, fit for JSON. Reads its index; of several objectives the rewards too.
+    """Summarize a trace as plain data for JSON. Reads the index; with several objectives, also the rewards.
 
     Args:
-        directory: of the trace.
-        select: gives the episodes that episodes, steps, return and times are of, as places in the trace; None: all.
+        directory: directory of the trace.
+        select: returns the indices of the episodes that episodes, steps, return and times describe; None: all.
 
     Returns:
-        directory; environments: their ids, None for one without; episodes, steps; return: the mean of complete
-        episodes, None if there are none, a list of means where rewards are several numbers; bytes; state: "recording"
-        (a writer lives), "killed" (one died), "closed" (all have ended in order), "damaged" (something does not check,
-        of what opening reads), or "unreadable"; writers: how many are recording, killed and closed; start_time,
-        end_time: of the first and the last episode, UTC, in ISO 8601, None where unknown; problem: why it cannot be
-        read, or the first damage, otherwise None.
+        directory; environments: their ids, None for one without; episodes; steps; return: mean of complete episodes,
+        None without any, a list of means if rewards are several numbers; bytes; state: "recording" (a writer lives),
+        "killed" (a writer died), "closed" (all writers closed), "damaged" (opening found damage), or "unreadable";
+        writers: numbers of recording, killed and closed writers; start_time, end_time: of the first and last episode,
+        UTC, in ISO 8601, None if unknown; problem: the reading error or the first damage, otherwise None.
     """
     row: dict[str, Any] = dict.fromkeys(
         ("directory", "environments", "episodes", "steps", "return", "bytes", "state", "writers", "start_time")
@@ -74,7 +72,7 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
     means = [objective["mean"] for objective in summary["objectives"]]
     writers = Counter(state_of(writer) for writer in trace.readers)
     problems = [f"{damage.path}: {damage.problem}" for damage in trace.damage]
-    problems += (problem for writer in trace.readers for problem in _not_as_told(writer))
+    problems += (problem for writer in trace.readers for problem in _manifest_mismatches(writer))
     ids = dict.fromkeys(_id_of(writer.about_or_empty.environment) for writer in chosen.readers)
     return row | {
         "environments": list(ids),
@@ -90,18 +88,18 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
     }
 
 
-def _not_as_told(writer: WriterReader) -> Iterator[str]:
-    """Batches that do not have the bytes that they had when the manifest took note of them."""
+def _manifest_mismatches(writer: WriterReader) -> Iterator[str]:
+    """Yield a problem for each batch that is missing or whose size differs from the manifest."""
     for entry in writer.files.entries():
         name, size = entry.get("file"), entry.get("bytes")
         if entry.get("type") == "batch" and isinstance(name, str) and batch_number(writer.writer, name) is not None:
             try:
                 there = writer.files.storage.size(name)
             except FileNotFoundError:
-                yield f"{writer.files.storage.path(name)}: the manifest tells of it, and it is not there"
+                yield f"{writer.files.storage.path(name)}: missing, but listed in the manifest"
             else:
                 if there != size:
-                    yield f"{writer.files.storage.path(name)}: the manifest tells of {size} bytes, and it has {there}"
+                    yield f"{writer.files.storage.path(name)}: {there} bytes, but {size} in the manifest"
 
 
 def _id_of(environment: dict[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Text from files as Markdown and YAML that say it and do nothing: no HTML, no pictures, no hidden links."""
+"""Untrusted text as inert Markdown and YAML: no HTML, no images, no hidden links."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any
 
 from gym_trace.printable import printable
 
-_ACTING = re.compile(r"([\\`*_{}\[\]<>&~|$#])")
-_BEGINNING = re.compile(r"^(?:([-+=:])|(\d+)([.)]))")  # of a list, an underlined heading, a table
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>&~|$#])")
+_BEGINNING = re.compile(r"^(?:([-+=:])|(\d+)([.)]))")  # start of a list item, a heading underline or a table
 _LINK = re.compile(r"https?://[A-Za-z0-9.-]+(:\d+)?(/[\w.~!$'*+,;=:@%/?#&-]*)?", re.ASCII)
 
 
 def front_matter(values: Mapping[str, Any]) -> str:
-    """YAML between two lines of dashes; of JSON, which YAML contains."""
+    """Return a YAML header between two lines of dashes. Values are JSON, which is valid YAML."""
     lines = (f"{key}: {json.dumps(_printable(value), ensure_ascii=False)}" for key, value in values.items())
     return "\n".join(["---", *lines, "---"])
 
 
 def _printable(value: Any) -> Any:
-    """As text without what YAML has no place for: what is printable for Python is for YAML."""
+    """Escape unprintable characters in text: YAML does not allow them."""
     if isinstance(value, str):
         return printable(value)
     return list(map(_printable, value)) if isinstance(value, list) else value
 
 
 def prose(text: str, most: int = 300) -> str:
-    """Text in one line."""
+    """Return text on one line, escaped."""
     return _escaped(cut(printable(" ".join(text.split())), most))
 
 
 def paragraphs(text: str, most: int = 20_000) -> str:
-    """Text with its lines."""
+    """Return text escaped, with its line breaks."""
     return "\n".join(_escaped(printable(line.strip())) for line in cut(text, most).strip().splitlines())
 
 
 def code(text: str, most: int = 600) -> str:
-    """Text as it is, in one line of code; not for tables."""
+    """Return text as inline code on one line; not for tables."""
     line = cut(printable(" ".join(text.split())), most) or " "
     fence = "`" * (1 + _longest_run(line))
     space = " " if line[0] in "` " or line[-1] in "` " else ""
@@ -46,30 +46,30 @@ def code(text: str, most: int = 600) -> str:
 
 
 def block(text: str, most: int = 20_000) -> str:
-    """Text with its lines, as a block of code."""
+    """Return text as a code block."""
     lines = [printable(line) for line in cut(text, most).strip().splitlines()]
     fence = "`" * max(3, 1 + max(map(_longest_run, lines), default=0))
     return "\n".join([fence, *lines, fence])
 
 
 def link(address: str) -> str:
-    """An address that can be followed, if it is one of the web and says what it is."""
+    """Return a link if the address is a plain web address; otherwise the escaped text."""
     return f"<{address}>" if len(address) < 500 and _LINK.fullmatch(address) else prose(address)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are Markdown already."""
+    """Return a table. Cells must be Markdown."""
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cut(text: str, most: int) -> str:
-    """The beginning of a long text."""
+    """Return text, shortened to `most` characters."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _escaped(line: str) -> str:
-    return _BEGINNING.sub(lambda found: f"{found[2] or ''}\\{found[1] or found[3]}", _ACTING.sub(r"\\\1", line))
+    return _BEGINNING.sub(lambda found: f"{found[2] or ''}\\{found[1] or found[3]}", _MARKUP.sub(r"\\\1", line))
 
 
 def _longest_run(text: str) -> int:

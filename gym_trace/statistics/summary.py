@@ -1,4 +1,4 @@
-"""Summaries of a trace: from its index at once, and from its columns in one pass."""
+"""Summaries of a trace: fast from its index, and in one pass from its columns."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gym_trace.statistics.accumulators import finite
 from gym_trace.statistics.columns import ColumnValues, describe_columns
 
 GROUPINGS = ("split", "writer", "outcome")
-ENDED = ("terminated", "truncated")  # the outcomes of episodes that came to their end
+ENDED = ("terminated", "truncated")  # outcomes of complete episodes
 QUANTILES = (5, 25, 75, 95)  # percent
-_BINS = 40  # of the histograms of return and length
-_POINTS = 120  # of the curve of returns
-_UNKNOWN = np.iinfo(np.int64).min  # as a time
-_BOOKKEEPING = ("fragments",)  # the column that says where episodes begin and end
+_BINS = 40  # bins in the histograms of return and length
+_POINTS = 120  # points of the return curve
+_UNKNOWN = np.iinfo(np.int64).min  # an unknown time
+_BOOKKEEPING = ("fragments",)  # the fragment table, which is not recorded data
 
 
 def summarize(
@@ -34,56 +34,55 @@ def summarize(
     columns: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Describes a trace as plain data, fit for JSON: numbers that do not exist are None, none is NaN.
+    """Summarize a trace as plain data for JSON. Undefined numbers are None; no number is NaN.
 
-    Without columns only the index is used, so the answer comes at once whatever the size of the trace; but rewards that
-    are several numbers each (objectives), for which the index has no return, are read.
+    Without columns, only the index is read, so the call is fast for any trace. Rewards of several numbers each
+    (objectives) are the exception: the index has no return for them, so the rewards are read.
 
     Args:
         trace: a trace, a view of one, or the directory.
-        by: "split", "writer" or "outcome": the same summary of each group besides, under "groups".
+        by: "split", "writer" or "outcome": add the same summary of each group under "groups".
         columns: also read the rewards, actions and observations, in one pass and in bounded memory.
         on_progress: called as ``on_progress(steps done, steps in all)`` while columns are read.
 
     Returns:
-        episodes, parts (runs of steps: more than episodes where frames were filtered out or lost), filtered (whether
-        frames were: then length and return count the kept steps only), steps, outcomes (how many episodes of each).
+        episodes; parts: runs of steps, more than episodes if frames were filtered out or lost; filtered: True if frames
+        were filtered out, and length and return count only the kept steps; steps; outcomes: number of episodes of each.
 
-        complete: how many episodes are: terminated or truncated, with at least one step (of imported recordings, which
-        mostly do not say how episodes ended, all with a step).
+        complete: number of complete episodes: terminated or truncated, with at least one step. Imported recordings
+        rarely store how episodes ended: all of their episodes with a step are complete.
 
-        return, length: of complete episodes (grouped by outcome, of all in the group that have a step): count, mean,
-        std (of the population), min, median, max, quantiles (by percent), histogram (edges, counts), nan and inf (how
-        many episodes are left out for having such a return). objectives: where rewards are several numbers each, a list
-        with the same as return of each, otherwise empty. return_curve: mean returns of equally many complete episodes
-        each, in the order in which the episodes started.
+        return, length: of complete episodes (in groups by outcome, of all episodes with a step): count, mean, std (of
+        the population), min, median, max, quantiles (by percent), histogram (edges, counts), nan and inf (numbers of
+        episodes skipped for such a return). objectives: if rewards are several numbers each, one such entry per
+        objective; otherwise empty. return_curve: mean returns of consecutive, equally large groups of complete
+        episodes, in the order of their start.
 
-        duration: in seconds: wall (from the first start to the last end), episodes (sum over those that ended) and
-        running (in which at least one of these was under way).
-        steps_per_second: of those episodes, while they were running.
+        duration, in seconds: wall (first start to last end), episodes (sum over ended episodes), running (time with at
+        least one of these episodes running).
+        steps_per_second: of ended episodes, over the running time.
 
-        storage: bytes (of all files), raw_bytes (of all recorded values), compression_ratio (the one over the other),
-        and for each column raw_bytes, stored_bytes, compression_ratio. None for groups by outcome, and views of
-        a trace, which share files.
+        storage: bytes (of all files), raw_bytes (of all recorded values), compression_ratio (raw_bytes / bytes), and
+        for each column raw_bytes, stored_bytes, compression_ratio. None for views and groups by outcome, which share
+        files.
 
-        With columns: rewards (count, mean, std, min, max, nan, inf, and the values with their counts while there are
-        few, otherwise a histogram; objectives: the same of each number of rewards that are several), actions and
-        observations (a list, one entry a leaf of the space, see
-        columns.LeafValues): counts of each value for Discrete, MultiDiscrete and MultiBinary, moments for
-        Box: of each dimension, or of all elements together where there are very many, as in images; for values that
-        are no numbers how many distinct ones there are, and examples.
+        With columns: rewards (count, mean, std, min, max, nan, inf, and counts of each value, or a histogram if there
+        are many; objectives: moments of each objective), actions and observations (one entry per leaf of the space, see
+        columns.LeafValues): counts of each value for Discrete, MultiDiscrete and MultiBinary; moments for Box, per
+        dimension, or over all elements if there are very many, as in images; number of distinct values and examples for
+        non-numeric values.
 
     Raises:
-        TraceNotFound: there is no trace in the directory.
-        InvalidOption: by is something else.
-        CorruptTrace: columns are damaged; what the index alone says can be had all the same.
+        TraceNotFound: no trace in the directory.
+        InvalidOption: by is invalid.
+        CorruptTrace: columns are damaged. Without columns, the call still works.
     """
     if by is not None and by not in GROUPINGS:
-        raise InvalidOption(f"by={by!r}: pass one of {', '.join(GROUPINGS)}")
+        raise InvalidOption(f"by={by!r}: invalid; pass one of {', '.join(GROUPINGS)}")
     trace = as_trace(trace)
     codes = outcome_codes(trace.episodes)
     facts = _facts(trace, codes)
-    files = trace.readers if trace.whole is trace else None  # a view has only a share in them
+    files = trace.readers if trace.whole is trace else None  # a view shares the files
     summary = {"directory": str(trace.directory), **_summary(trace, facts, len(trace.episodes), files)}
     summary["damage"] = [list(damage) for damage in trace.damage]
     grouping = _grouping(trace, by)
@@ -102,14 +101,14 @@ def summarize(
 
 
 class Grouping(NamedTuple):
-    """The group of an episode is the sum of what the arrays say of its writer and its outcome: a place in names."""
+    """Groups of episodes: of_writer[writer] + of_outcome[outcome] is the index of the group in names."""
 
     names: list[str]
     of_writer: Array
     of_outcome: Array
 
     def of_parts(self, trace: Trace, codes: Array) -> Array:
-        """Of each row of trace.episodes, given its place in OUTCOMES."""
+        """Return the group of each row of trace.episodes. codes: outcomes of the rows, as indices into OUTCOMES."""
         groups: Array = self.of_writer[trace.episodes["writer"]] + self.of_outcome[codes]
         return groups
 
@@ -131,16 +130,16 @@ def _grouping(trace: Trace, by: str | None) -> Grouping:
 
 
 class Facts(NamedTuple):
-    """Arrays with an element an episode; parts of an episode taken together."""
+    """Arrays with one element per episode; the parts of an episode are merged."""
 
     writer: Array
-    outcome: Array  # a place in OUTCOMES
+    outcome: Array  # index into OUTCOMES
     steps: Array
-    lengths: Array  # the same as steps, but where statistics are all that is known
+    lengths: Array  # as steps; for recordings with statistics only, the recorded length
     returns: Array
-    objectives: Array  # of returns that are several numbers, a column each
-    complete: Array  # whether it is terminated or truncated, and has a step
-    start: Array  # ns, or the least int64 where unknown
+    objectives: Array  # returns of several numbers, one column per objective
+    complete: Array  # see is_complete
+    start: Array  # ns; the smallest int64 if unknown
     end: Array
     duration: Array
 
@@ -149,7 +148,7 @@ class Facts(NamedTuple):
 
 
 def by_episode(table: Array) -> tuple[Array, Array]:
-    """An order of the rows of Trace.episodes that joins the parts of an episode, and where in it episodes begin."""
+    """Return an order of the rows of Trace.episodes that joins the parts of episodes, and the positions of starts."""
     order = np.lexsort((table["episode_id"], table["writer"]))
     writer, episode = table["writer"][order], table["episode_id"][order]
     opens = np.ones(len(table), bool)
@@ -179,9 +178,13 @@ def _facts(trace: Trace, codes: Array) -> Facts:
 
 
 def is_complete(trace: Trace, rows: Array, lengths: Array) -> Array:
-    """Which episodes count for means of returns and lengths: those that came to their end, and have a step.
+    """Return True for episodes that count in mean returns and lengths: ended, with at least one step.
 
-    rows: of trace.episodes, one an episode. lengths: their steps. How imported ones ended is mostly not known.
+    Imported episodes count as ended, because their outcome is rarely known.
+
+    Args:
+        rows: rows of trace.episodes, one per episode.
+        lengths: their numbers of steps.
     """
     imported = np.array([writer.about_or_empty.is_imported for writer in trace.readers], bool)
     complete: Array = (np.isin(rows["outcome"], ENDED) | imported[rows["writer"]]) & (lengths > 0)
@@ -189,13 +192,13 @@ def is_complete(trace: Trace, rows: Array, lengths: Array) -> Array:
 
 
 def _summaries(trace: Trace, facts: Facts, grouping: Grouping, codes: Array) -> dict[str, Any]:
-    """The summary of each group. codes: the outcomes of the parts."""
+    """Return the summary of each group. codes: outcomes of the parts."""
     names, of_writer, of_outcome = grouping
     group = of_writer[facts.writer] + of_outcome[facts.outcome]
     parts = np.bincount(grouping.of_parts(trace, codes), minlength=len(names)).tolist()
     order = np.argsort(group, kind="stable")
     bounds = np.searchsorted(group[order], np.arange(len(names) + 1))
-    # Whether files hold episodes of several groups.
+    # True if files hold episodes of several groups.
     shared = of_outcome.any() or not all(writer.has_own_files for writer in trace.readers)
     summaries = {}
     for i, name in enumerate(names):
@@ -243,13 +246,13 @@ def _wall_time(facts: Facts) -> float | None:
 
 
 def _running_time(starts: Array, durations: Array) -> float:
-    """Seconds in which at least one of the episodes was under way. starts, durations: in ns."""
+    """Return the seconds with at least one episode running. starts, durations: in ns."""
     known = starts != _UNKNOWN
     alone = durations[~known].sum(dtype=np.float64)
     starts, durations = starts[known], durations[known]
     order = np.argsort(starts, kind="stable")
     begins, ends = starts[order], (starts + durations)[order]
-    counted = np.append(begins[:1], np.maximum.accumulate(ends)[:-1])  # up to where, before each of them
+    counted = np.append(begins[:1], np.maximum.accumulate(ends)[:-1])  # the latest end before each episode
     return float(alone + np.maximum(0, ends - np.maximum(begins, counted)).sum(dtype=np.float64)) / 1e9
 
 
@@ -277,7 +280,7 @@ def _spread(values: Array) -> dict[str, Any]:
 
 
 def _histogram(values: Array) -> dict[str, Any] | None:
-    """Bins of equal width; where values are whole numbers, of whole width too."""
+    """Return bins of equal width; for whole numbers, the width is whole, too."""
     least, largest = float(values.min()), float(values.max())
     width = (largest - least) / _BINS
     if not np.isfinite(width):

@@ -1,1 +1,1 @@
-"""Pictures of episodes: videos, terminal recordings, windows."""
+"""Videos, terminal recordings and windows of episodes."""

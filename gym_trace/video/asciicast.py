@@ -1,4 +1,4 @@
-"""Screens of text written as an asciicast, version 2, which asciinema and its players show."""
+"""Write text screens as an asciicast, version 2, the format of asciinema."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace.storage.local import open_regular
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_SMALLEST = (40, 10)  # columns and rows of the terminal
+_SMALLEST = (40, 10)  # minimum columns and rows of the terminal
 _CLEAR = "\x1b[H\x1b[2J"
 
 
 class CastWriter:
-    """Takes screens of text one by one."""
+    """Writes text screens one by one."""
 
     def __init__(self, path: Path, fps: float, title: str = ""):
         if not 0.01 <= fps <= 1000:
-            raise InvalidOption(f"fps={fps!r}: give frames per second, 0.01 to 1000")
+            raise InvalidOption(f"fps={fps!r}: out of range; pass 0.01 to 1000 frames per second")
         self.path = path
         self.frames = 0
         self._fps = fps
@@ -31,9 +31,9 @@ class CastWriter:
         self._size = _SMALLEST
 
     def write(self, screen: Any) -> None:
-        """Shows a screen instead of the one before. Raises RenderingError, OSError."""
+        """Replace the current screen. Raises RenderingError, OSError."""
         if not isinstance(screen, str):
-            raise RenderingError(f"not text but {type(screen).__name__}: an asciicast needs what is rendered as text")
+            raise RenderingError(f"asciicast: render() returned {type(screen).__name__}; text is required")
         lines = screen.rstrip("\n").split("\n")
         plain = [_ESCAPE.sub("", line) for line in lines]
         size = (max(self._size[0], *map(len, plain)), max(self._size[1], len(lines) + 1))
@@ -48,15 +48,15 @@ class CastWriter:
         self.frames += 1
 
     def close(self) -> None:
-        """Has the last screen stay as long as the others, and gives the whole its name. Raises RenderingError."""
+        """Hold the last screen for one frame, and rename the file to its final name. Raises RenderingError."""
         if self._file is None:
-            raise RenderingError(f"{self.path}: there is no screen to write")
+            raise RenderingError(f"{self.path}: no frames to write")
         self._event("o", "")
         self._file.close()
         self._part.replace(self.path)
 
     def drop(self) -> None:
-        """Removes what was written."""
+        """Remove the unfinished file."""
         if self._file is not None:
             self._file.close()
         self._part.unlink(missing_ok=True)

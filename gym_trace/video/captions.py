@@ -1,4 +1,4 @@
-"""What is said of each step in a video: step, action, reward, return."""
+"""Captions of the steps in a video: step, action, reward, return."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array, row_of
 
-_LONGEST = 60  # characters of an action
+_LONGEST = 60  # characters of a value
 
 
 class Words:
-    """What is to be said of each step of an episode.
+    """Captions of the steps of an episode.
 
     Attributes:
         rewards: (N,), or (N, objectives).
@@ -26,17 +26,17 @@ class Words:
         self._returns = _returns(self.rewards)
 
     def at(self, step: int) -> list[str]:
-        """step: how many were taken."""
+        """Return the lines after `step` steps."""
         taken = self._first_step + step
-        said = f"step {taken}   return {_number(self._returns[step])}"
+        first = f"step {taken}   return {_number(self._returns[step])}"
         if step == 0:
-            return [said, "reset"]
+            return [first, "reset"]
         action = _short(row_of(self._actions, step - 1))
-        return [said, f"reward {_number(self.rewards[step - 1])}   action {action}"]
+        return [first, f"reward {_number(self.rewards[step - 1])}   action {action}"]
 
 
 def _returns(rewards: Array) -> Array | list[Any]:
-    """After so many steps; NaN from the first reward on that is no number, and not several."""
+    """Return the return after 0, 1, 2 … steps; NaN after the first reward that cannot be added."""
     if rewards.dtype.kind in "biuf" and rewards.ndim == 1:
         return np.concatenate([[0.0], np.cumsum(rewards, dtype=np.result_type(rewards.dtype, np.float64))])
     returns: list[Any] = [0.0]
@@ -56,7 +56,7 @@ def _number(value: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value in a few words."""
+    """Return a value as short text on one line."""
     if isinstance(value, np.ndarray):
         text = np.array2string(value, precision=2, suppress_small=True, threshold=20, max_line_width=10**6)
     elif isinstance(value, (float, np.floating)):

@@ -1,4 +1,4 @@
-"""What there is to see of an episode at each of its steps: what was observed, or what its environment renders."""
+"""Frames of an episode, step by step: recorded observations, or renderings of the replayed environment."""
 
 from __future__ import annotations
 
@@ -18,37 +18,42 @@ from gym_trace.replay.resimulate import Lane, Verdict, observation_rows
 from gym_trace.showing.pictures import is_picture, picture_of
 from gym_trace.video.simulate import DEFAULT_FPS, Making, fps_of, made_env, replays
 
-_KEPT = 64 << 20  # bytes of frames, compressed, that were seen and may be seen again
+_KEPT = 64 << 20  # bytes of compressed frames kept for seeking back
 
 
 class Viewer(Protocol):
-    """Somebody who goes through an episode. Whatever it raises ends that.
+    """Interface of a viewer of an episode. Any exception it raises ends the viewing.
 
     Attributes:
-        step: which is wanted next, as the number of steps taken: 0 is after the reset.
-        fps: steps a second, as the environment says.
+        step: the wanted step, as the number of steps taken; 0 is after the reset.
+        fps: steps per second of the environment.
     """
 
     step: int
     fps: float
 
     def see(self, frame: Any) -> None:
-        """Looks at the wanted step for as long as it takes; .step is another one afterwards.
+        """Show the frame of the wanted step, then set .step to another one.
 
-        frame: a picture, which is (H, W), (H, W, 1) or (H, W, 3) of uint8; text; or a list of (name, value).
+        Args:
+            frame: an image of uint8, (H, W), (H, W, 1) or (H, W, 3); text; or a list of (name, value).
         """
 
     def told(self, verdict: Verdict) -> None:
-        """What came out when the episode was played again, before it is seen."""
+        """Called with the result of the replay before its frames are shown."""
 
     def wait(self) -> None:
-        """Called again and again while steps are played that nobody sees, such as those before the wanted one."""
+        """Called periodically while steps are replayed without being shown, such as those before the wanted step."""
 
 
 def view_observed(trace: Trace, index: int, viewer: Viewer, smallest: int | None = 1) -> None:
-    """Shows what was observed: pictures with sides of so many pixels at least, or all values. Raises CorruptTrace."""
+    """Show recorded observations. Raises CorruptTrace.
+
+    Args:
+        smallest: show images with sides of at least this many pixels, if any; None: show all values.
+    """
     rows, episode = observation_rows(trace, index), trace[index]
-    end = len(episode) - (not episode.has_final_observation and len(episode) > 0)  # of what is known
+    end = len(episode) - (not episode.has_final_observation and len(episode) > 0)  # last known row
     viewer.fps = DEFAULT_FPS
     leaf = None if smallest is None else picture_leaf(rows.layout, smallest)
     named = [("/".join(map(str, leaf.path[1:])) or "observation", leaf) for leaf in rows.layout.leaves()]
@@ -60,11 +65,11 @@ def view_observed(trace: Trace, index: int, viewer: Viewer, smallest: int | None
 
 
 def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> None:
-    """Shows what the environment renders when the episode is played again: text if it can, otherwise pictures.
+    """Replay the episode and show renderings of its environment: text if supported, otherwise images.
 
     Raises:
-        EnvironmentUnavailable: the environment cannot be made here, or does not render; says why.
-        RenderingError: there is no frame of a step that was wanted.
+        EnvironmentUnavailable: the environment cannot be built here or does not render; the message has the reason.
+        RenderingError: a wanted step has no frame.
         CorruptTrace
     """
     seen = _Seen()
@@ -75,7 +80,7 @@ def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> N
         if step == viewer.step:
             frame = rendered_frame(env)
             if not isinstance(frame, str) and (not isinstance(frame, np.ndarray) or frame.dtype.hasobject):
-                raise RenderingError(f"what is rendered is neither text nor a picture, but {type(frame).__name__}")
+                raise RenderingError(f"render() returned {type(frame).__name__}; expected text or an image")
             seen.keep(step, frame)
         while viewer.step <= step:
             if viewer.step not in seen:
@@ -87,12 +92,12 @@ def view_rendered(trace: Trace, index: int, viewer: Viewer, making: Making) -> N
             for played in playing:
                 made = partial(_showing_env, played.lane, making)
                 verdict = played.replay.film(played.position, watch, made, viewer.told)
-                reason = verdict.reason or str(verdict.difference or "it ends before")
-                raise RenderingError(f"this step cannot be played again: {reason}")
+                reason = verdict.reason or str(verdict.difference or "the replay ends before it")
+                raise RenderingError(f"this step cannot be replayed: {reason}")
 
 
 def _showing_env(lane: Lane, making: Making) -> gymnasium.Env[Any, Any]:
-    """The environment of a lane, with a render mode that a terminal can show."""
+    """Build the environment of a lane with a render mode for a terminal."""
     env = made_env(lane, making, None)
     modes = tuple((env.metadata or {}).get("render_modes") or ())
     env.close()
@@ -100,11 +105,11 @@ def _showing_env(lane: Lane, making: Making) -> gymnasium.Env[Any, Any]:
 
 
 class _FromTheStart(Exception):
-    """A step is wanted that is not kept any more."""
+    """The wanted step is no longer kept: replay from the start."""
 
 
 class _Seen:
-    """The frames that were seen last."""
+    """Compressed frames of the latest steps."""
 
     def __init__(self) -> None:
         self._frames: OrderedDict[int, tuple[bytes, Any]] = OrderedDict()
@@ -133,20 +138,20 @@ class _Seen:
 
 
 def rendered_frame(env: gymnasium.Env[Any, Any]) -> Any:
-    """What an environment renders. Raises RenderingError."""
+    """Return the frame that an environment renders. Raises RenderingError."""
     name = env if env.spec is None else env.spec.id
     try:
         frame: Any = env.render()
-    except Exception as error:  # other people's code, and graphics
-        raise RenderingError(f"{name} cannot render: {told(error)}") from error
-    if isinstance(frame, list):  # of those since the last one
+    except Exception as error:  # any error of foreign code
+        raise RenderingError(f"{name}: render() failed: {told(error)}") from error
+    if isinstance(frame, list):  # frames since the last call
         frame = frame[-1] if frame else None
     if frame is None:
-        raise RenderingError(f"{name} renders nothing in its render mode {env.render_mode!r}")
+        raise RenderingError(f"{name}: render() returned nothing in render mode {env.render_mode!r}")
     return frame
 
 
 def picture_leaf(layout: Layout, smallest: int = 1) -> Leaf | None:
-    """The first part of an observation that is a picture, with sides of so many pixels at least; or None."""
+    """Return the first leaf that holds images with sides of at least `smallest` pixels, or None."""
     pictures = (leaf for leaf in layout.leaves() if is_picture(leaf.dtype, leaf.shape))
     return next((leaf for leaf in pictures if sorted(leaf.shape)[-2] >= smallest), None)

@@ -1,4 +1,4 @@
-"""What is written into the pictures of an episode: step, action, reward, return."""
+"""Draw captions below the frames of an episode."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from gym_trace.model.values import Array
 try:
     from PIL import Image, ImageDraw, ImageFont
 except ImportError as missing:
-    raise MissingExtra(f"text in pictures needs Pillow ({missing}): pip install 'gym-trace[video]'") from missing
+    raise MissingExtra(f"text in images needs Pillow ({missing}): pip install 'gym-trace[video]'") from missing
 
-_NARROWEST = 240  # pixels; narrower pictures are enlarged, or there would be no room for the text
-_SMALLEST = 13  # pixels of a letter's height
+_NARROWEST = 240  # pixels; narrower images are enlarged, so that the text fits
+_SMALLEST = 13  # pixels, font size
 _MARGIN = 4
 
 
 class Caption:
-    """Draws lines of text into a band below pictures of one size, so that the text hides nothing of them."""
+    """Draws lines of text in a band below images of one size; the text covers no part of them."""
 
     def __init__(self) -> None:
         self._font: Any = None
 
     def under(self, picture: Array, lines: list[str]) -> Array:
-        """The picture, (H, W, 3) of uint8, enlarged if it is small, with the lines below it."""
+        """Return the image, (H, W, 3) of uint8, enlarged if it is small, with the lines below it."""
         times = -(-_NARROWEST // picture.shape[1])
         picture = picture.repeat(times, axis=0).repeat(times, axis=1)
         width = picture.shape[1]

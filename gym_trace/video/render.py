@@ -1,4 +1,4 @@
-"""Recorded episodes as videos: simulated again, or from the pictures that were observed."""
+"""Render recorded episodes as videos: from a replay, or from recorded images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PATTERN = "{}"
 
 @dataclass(frozen=True)
 class Rendered:
-    """A video that was made. verdict: on the replay that it shows; None if it shows what was observed."""
+    """A finished video. verdict: of the replay that it shows; None if it shows recorded observations."""
 
     index: int
     path: Path
@@ -39,14 +39,13 @@ class Rendered:
 
 
 class Destination:
-    """Where videos go, and in which format.
+    """Output path and format of videos.
 
     Args:
-        out: a file name.mp4, name.gif or name.cast, for one episode, or with {} in it, which stands for the episode's
-            number; name.png, which makes a directory "name" of frames; or a directory, in which each episode becomes
-            episode-000012.mp4 and so on. A name with another ending is taken for a mistake, unless it is that of a
-            directory, ends in a slash, or form is given.
-        form: the format, one of FORMATS; None: by the suffix of out, or mp4.
+        out: a file name.mp4, name.gif or name.cast for one episode, or with {} for the episode number; name.png for a
+            directory "name" of frames; or a directory, in which episode 12 becomes episode-000012.mp4. Any other suffix
+            raises, unless out is an existing directory, ends in a slash, or form is given.
+        form: format, one of FORMATS; None: by the suffix of out, or mp4.
 
     Raises:
         InvalidOption
@@ -60,15 +59,15 @@ class Destination:
         is_mistaken = suffix.isalnum() and not suffix.isdecimal() and not self._is_file
         if is_mistaken and form is None and not str(out).endswith("/") and not self._out.is_dir():
             known = ", ".join(f".{name}" for name in FORMATS)
-            raise InvalidOption(f"{out} ends in .{suffix}: videos end in {known}, and the name of a directory in /")
+            raise InvalidOption(f"{out}: unknown suffix .{suffix}; use {known}, or end the name of a directory in /")
         if form is not None and form not in FORMATS:
-            raise InvalidOption(f"{form!r} is no format: pass one of {', '.join(FORMATS)}")
+            raise InvalidOption(f"{form!r}: unknown format; pass one of {', '.join(FORMATS)}")
         if form is not None and self._is_file and form != suffix:
-            raise InvalidOption(f"{out} ends in .{suffix}, but the format is to be {form}")
+            raise InvalidOption(f"{out}: ends in .{suffix}, but the format is {form}; change one of them")
         self.form = form or (suffix if self._is_file else "mp4")
 
     def paths(self, indices: list[int]) -> dict[int, Path]:
-        """The path for each of these episodes. Raises InvalidOption if they would all have the same."""
+        """Return the path for each of these episodes. Raises InvalidOption if they would share one file."""
         if not self._is_file:
             out = self._out / f"episode-{_PATTERN}.{self.form}"
         elif len(indices) < 2 or _PATTERN in self._out.name:
@@ -76,24 +75,24 @@ class Destination:
         else:
             pattern = self._out.with_name(f"{self._out.stem}-{_PATTERN}{self._out.suffix}")
             raise InvalidOption(
-                f"{self._out} is one file, and {len(indices)} episodes are to be rendered: "
-                f"choose one, or name a directory or a pattern such as {pattern}"
+                f"{self._out}: one file for {len(indices)} episodes; "
+                f"choose one episode, or pass a directory or a pattern such as {pattern}"
             )
         out = out.with_suffix("") if self.form == "png" else out
         return {index: out.with_name(out.name.replace(_PATTERN, f"{index:06d}")) for index in indices}
 
 
 def best_episodes(trace: Trace | str | os.PathLike[str], number: int, worst: bool = False) -> list[int]:
-    """The indices of the episodes with the highest returns, or the lowest, in this order.
+    """Return the indices of the episodes with the highest returns, or the lowest, in this order.
 
-    Raises InvalidOption where no episode has a return that is one number.
+    Raises InvalidOption if no return is a single number.
     """
     returns = as_trace(trace).episodes["return"]
     known = np.flatnonzero(~np.isnan(returns))
     if len(returns) and not len(known):
         raise InvalidOption(
-            "no episode has a return that is one number, as where rewards are several (objectives): there is no best "
-            "or worst; choose by episodes, and sort by an objective of Episode.total_reward to find their indices"
+            "no return is a single number, such as with several objectives, so no episode is the best or worst; "
+            "choose episodes by an objective instead, such as with sort='-return[0]'"
         )
     order = np.argsort(returns[known] if worst else -returns[known], kind="stable")
     return [int(index) for index in known[order][:number]]
@@ -112,25 +111,24 @@ def render_episodes(
     make_env: MakeEnv | None = None,
     on_frame: Callable[[], None] = lambda: None,
 ) -> Iterator[Rendered]:
-    """Makes a video of each episode, and yields what it made. Memory does not grow with the length of episodes.
+    """Render a video of each episode, and yield each when it is finished. Memory does not grow with episode length.
 
-    An episode whose replay does not come out as recorded is rendered all the same, with a warning that says so.
+    If a replay differs from the recording, its video is rendered anyway, with a warning.
 
     Args:
         trace: a trace, a view of one, or the directory.
-        episodes: their indices in the trace.
-        source: "simulation" plays them again; "observations" shows the pictures that were observed, for which no
-            simulator is needed.
-        overlay: whether step, action, reward and return stand below each picture.
-        fps: frames per second; None: as the environment says, or 30.
+        episodes: indices in the trace.
+        source: "simulation" replays episodes; "observations" shows recorded images and needs no simulator.
+        overlay: show step, action, reward and return below each frame.
+        fps: frames per second; None: that of the environment, or 30.
         env_kwargs: override the recorded arguments of the environment.
-        trust: do what only the trace names to make the environment; see Trace.make_env().
-        make_env: makes the environment in place of what the trace says; given render_mode=, if it takes that.
+        trust: allow imports and calls that only the trace names; see Trace.make_env().
+        make_env: builds the environment instead of the trace; called with render_mode= if it accepts that.
         on_frame: called after each frame.
 
     Raises:
-        EnvironmentUnavailable: the environment cannot be made here, or does not render; says why.
-        MissingExtra: PyAV or Pillow are not installed.
+        EnvironmentUnavailable: the environment cannot be built here or does not render; the message has the reason.
+        MissingExtra: PyAV or Pillow is not installed.
         RenderingError, InvalidOption, TraceNotFound, CorruptTrace
     """
     trace = as_trace(trace)
@@ -140,7 +138,7 @@ def render_episodes(
     if source == "observations":
         return (studio.observed(index, path) for index, path in paths.items())
     if source != "simulation":
-        raise InvalidOption(f'source={source!r}: pass "simulation" or "observations"')
+        raise InvalidOption(f'source={source!r}: unknown; pass "simulation" or "observations"')
     mode = "ansi" if destination.form == "cast" else "rgb_array"
     return (
         rendered
@@ -153,14 +151,14 @@ def render_episodes(
 
 
 class _Studio:
-    """Makes videos of one kind."""
+    """Renders videos of one format."""
 
     def __init__(self, trace: Trace, form: str, overlay: bool, fps: float | None, on_frame: Callable[[], None]):
         self._trace, self._form, self._fps, self._on_frame = trace, form, fps, on_frame
         self._overlay = overlay
         self._writer_class: Any = CastWriter
         if form != "cast":
-            from gym_trace.video.writers import WRITERS  # here, because it needs an optional package
+            from gym_trace.video.writers import WRITERS  # lazy: needs an optional package
 
             self._writer_class = WRITERS[form]
         if overlay and form != "cast":
@@ -169,7 +167,7 @@ class _Studio:
             self._caption = Caption
 
     def simulated(self, replay: LaneReplay, position: int, index: int, path: Path) -> Rendered | None:
-        """A video of the episode played again; None if there is no way to begin it."""
+        """Render a replay of the episode; return None if the replay cannot start."""
         film = self._film(index, path)
 
         def watch(env: gymnasium.Env[Any, Any], step: int) -> None:
@@ -179,22 +177,20 @@ class _Studio:
             verdict = replay.film(position, watch)
             if film.writer is None:
                 reason = verdict.reason or str(verdict.difference)
-                warnings.warn(f"episode {index} is not rendered: {reason}", UserWarning, stacklevel=3)
+                warnings.warn(f"episode {index}: not rendered: {reason}", UserWarning, stacklevel=3)
                 return None
         warn_of(verdict, str(path))
         return Rendered(index, path, film.frames, verdict)
 
     def observed(self, index: int, path: Path) -> Rendered:
-        """A video of the pictures that were observed in the episode."""
+        """Render the recorded images of the episode."""
         if self._form == "cast":
-            raise InvalidOption(
-                "an asciicast shows text, and observations are pictures: render them as mp4, gif or png"
-            )
+            raise InvalidOption("observations: images cannot be rendered as an asciicast; use mp4, gif or png")
         rows = observation_rows(self._trace, index)
         leaf = picture_leaf(rows.layout)
         if leaf is None:
             raise RenderingError(
-                "the observations hold no pictures: uint8 of (H, W), (H, W, 1), (H, W, 3) or (stack, H, W)"
+                "observations: no images, which are uint8 of (H, W), (H, W, 1), (H, W, 3) or (stack, H, W)"
             )
         film = self._film(index, path)
         with film:
@@ -218,7 +214,7 @@ class _Studio:
 
 
 class _Film:
-    """One video being made; leaves nothing behind if that fails."""
+    """One video in progress; removes its files on failure."""
 
     def __init__(
         self, open_writer: Callable[[float], Any], episode: Episode | None, caption: Any, on_frame: Callable[[], None]
@@ -261,10 +257,10 @@ class _Film:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Has errors of the operating system say what they are about."""
+    """Add the path to OSErrors that lack one."""
     try:
         yield
     except OSError as error:
         if error.filename is not None:
             raise
-        raise RenderingError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise RenderingError(f"{path}: cannot be written: {error.strerror or error}") from error

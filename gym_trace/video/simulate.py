@@ -1,4 +1,4 @@
-"""Recorded episodes simulated again to be looked at."""
+"""Replay recorded episodes for viewing."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from gym_trace.replay.resimulate import (
     lanes_of,
 )  # fmt: skip
 
-DEFAULT_FPS = 30.0  # of environments that do not say how fast they are
+DEFAULT_FPS = 30.0  # for environments without render_fps
 
 
 class Making(NamedTuple):
-    """How to make environments: as the trace says, with these arguments, or with a function of somebody's own."""
+    """How to build environments: from the trace, with env_kwargs replaced, or with the user's make_env."""
 
     trust: bool = False
     env_kwargs: Mapping[str, Any] | None = None
@@ -41,7 +41,7 @@ class Making(NamedTuple):
 
 @dataclass(frozen=True)
 class Played:
-    """What plays an episode, at which position of its lane, and its index in the trace."""
+    """A replay of a lane, the position of an episode in it, and the index of the episode in the trace."""
 
     replay: LaneReplay
     position: int
@@ -56,9 +56,9 @@ def replays(
     render_mode: str | None,
     on_step: Callable[[], None] = lambda: None,
 ) -> Iterator[Played]:
-    """What plays each episode, lane by lane, which is quickest. on_step: called after each step that is taken."""
+    """Yield the replay of each episode, lane by lane, because that is fastest. on_step: called after each step."""
     wanted = {int(trace.chosen[index]): index for index in chosen}
-    trace = trace.whole  # what was before an episode may have to be played, too
+    trace = trace.whole  # earlier episodes of a lane may have to be replayed, too
     for lane in lanes_of(trace):
         positions = [(position, wanted[index]) for position, index in enumerate(lane.indices) if index in wanted]
         if not positions:
@@ -74,7 +74,7 @@ def replays(
 
 
 def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.Env[Any, Any]:
-    """The environment of a lane, with a render mode that it has to have; None: as recorded, with nobody to look."""
+    """Build the environment of a lane. render_mode: required mode; None: as recorded, but headless."""
     description = lane.writer.about.environment
     wanted = {} if render_mode is None else {"render_mode": render_mode}
     if making.make_env is not None:
@@ -86,7 +86,7 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
         env = make_environment(description, making.trust, kwargs, lane.lane)
         modes = env.metadata.get("render_modes") or ()
         has_it = render_mode is None or render_mode in modes
-        has_it = has_it or (render_mode == "human" and "rgb_array" in modes)  # gymnasium shows its pictures then
+        has_it = has_it or (render_mode == "human" and "rgb_array" in modes)  # gymnasium's wrapper shows them
     if has_it:
         return env
     env.close()
@@ -94,14 +94,14 @@ def made_env(lane: Lane, making: Making, render_mode: str | None) -> gymnasium.E
     known = ", ".join(map(str, modes)) or "none"
     instead = ""
     if render_mode == "ansi" and "rgb_array" in modes:
-        instead = "; render it to a video, such as name.mp4"
+        instead = "; render a video such as name.mp4"
     elif render_mode == "rgb_array" and "ansi" in modes:
-        instead = "; render it as text, to name.cast"
+        instead = "; render text to name.cast"
     elif render_mode == "rgb_array":
-        instead = "; pictures that were observed can be shown without it: --from observations"
+        instead = "; use --from observations to show recorded images"
     if making.make_env is not None:
-        raise EnvironmentUnavailable(f"{env} was not made with render_mode={render_mode!r}; make_env has to do so")
-    raise EnvironmentUnavailable(f"{description.get('id')} has no render mode {render_mode!r}, it has {known}{instead}")
+        raise EnvironmentUnavailable(f"make_env: returned {env} without render_mode={render_mode!r}; set it")
+    raise EnvironmentUnavailable(f"{description.get('id')}: no render mode {render_mode!r}, only {known}{instead}")
 
 
 def _takes_render_mode(make: MakeEnv) -> bool:
@@ -118,11 +118,11 @@ def fps_of(env: gymnasium.Env[Any, Any]) -> float:
 
 
 def warn_of(verdict: Verdict, shown: str) -> None:
-    """Says so where a replay is not what was recorded."""
+    """Warn if a replay differs from the recording. shown: what shows the replay."""
     if verdict.verdict in (IDENTICAL, CLOSE):
         return
     if verdict.verdict == DIFFERS:
-        told = f"does not come out as recorded, {verdict.difference}"
+        problem = f"the replay differs from the recording, {verdict.difference}"
     else:
-        told = f"may not come out as recorded: {verdict.reason}"
-    warnings.warn(f"episode {verdict.index} {told}; {shown} is the replay", UserWarning, stacklevel=3)
+        problem = f"the replay may differ from the recording: {verdict.reason}"
+    warnings.warn(f"episode {verdict.index}: {problem}; {shown} shows the replay", UserWarning, stacklevel=3)

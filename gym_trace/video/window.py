@@ -1,4 +1,4 @@
-"""Recorded episodes played in a window."""
+"""Play recorded episodes in a window."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def play_for_humans(
     trust: bool = False,
     make_env: MakeEnv | None = None,
 ) -> Iterator[Verdict]:
-    """Plays episodes in a window (render_mode="human"), and yields what came out of each.
+    """Play episodes in a window (render_mode="human"), and yield the verdict of each.
 
     Args:
         trace: a trace, a view of one, or the directory.
-        episodes: their indices in the trace.
-        speed: times the speed that the environment says (render_fps), or 30 steps a second.
+        episodes: indices in the trace.
+        speed: factor on the speed of the environment (render_fps, or 30 steps per second).
         env_kwargs, trust, make_env: as for render_episodes().
 
     Raises:
-        EnvironmentUnavailable: the environment cannot be made here, or not shown; says why.
+        EnvironmentUnavailable: the environment cannot be built or shown here; the message has the reason.
         InvalidOption, TraceNotFound, CorruptTrace
     """
     if not 0.001 <= speed <= 1000:
-        raise InvalidOption(f"speed={speed!r}: pass 0.001 to 1000")
+        raise InvalidOption(f"speed={speed!r}: out of range; pass 0.001 to 1000")
     trace = as_trace(trace)
     chosen = [range(len(trace))[index] for index in episodes]
     making = Making(trust, env_kwargs, make_env)
@@ -46,12 +46,12 @@ def play_for_humans(
         pace = _Pace(speed)
         make = partial(made_env, played.lane, making, "human")
         verdict = played.replay.film(played.position, pace.watch, partial(pace.made, make))
-        warn_of(verdict, "what is shown")
+        warn_of(verdict, "the window")
         yield verdict
 
 
 class _Pace:
-    """Has time pass between steps as it would."""
+    """Sleeps between steps to keep the speed of the environment."""
 
     def __init__(self, speed: float):
         self._speed = speed
@@ -59,7 +59,7 @@ class _Pace:
         self._begin = 0.0
 
     def made(self, make: MakeEnv) -> gymnasium.Env[Any, Any]:
-        """An environment that does not wait by itself, as many do after each step; notes how fast it is meant to be."""
+        """Build the environment, keep its speed, and disable its own waiting after each step."""
         env = make()
         self._fps = fps_of(env)
         env.unwrapped.metadata = {**(env.unwrapped.metadata or {}), "render_fps": 1_000_000}

@@ -1,6 +1,6 @@
-"""Pictures written as MP4, GIF or PNG, one at a time, in memory that does not grow with their number.
+"""Write frames as MP4, GIF or PNG, one at a time, in bounded memory.
 
-This is the one module that needs PyAV.
+Only this module needs PyAV.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ try:
 except ImportError as missing:
     raise MissingExtra(f"videos need PyAV ({missing}): pip install 'gym-trace[video]'") from missing
 
-PART = ".part"  # appended to the name of what is not whole yet
-_BT709 = 1  # the number that H.264 has for these colours
-_GIF_TICKS = 100  # a second; the unit of time of GIF
-_GIF_FASTEST = 2  # ticks that a frame lasts at least; viewers show shorter ones much longer
-_PALETTE = 255  # colours of a GIF, beside the transparent one
-_MANY_COLOURS = 1 << 16  # from which on they are counted more coarsely, so that counting them takes bounded memory
-_COARSE = 0xFC  # the bits of a colour that count then
+PART = ".part"  # suffix of an unfinished file
+_BT709 = 1  # code of these colours in H.264
+_GIF_TICKS = 100  # per second; the time unit of GIF
+_GIF_FASTEST = 2  # ticks, minimum duration of a frame; viewers show shorter frames much longer
+_PALETTE = 255  # colours of a GIF, without the transparent one
+_MANY_COLOURS = 1 << 16  # with more colours, low bits are dropped, so that counting takes bounded memory
+_COARSE = 0xFC  # mask of the bits kept then
 
 
 class PictureWriter(Protocol):
-    """Takes pictures one by one."""
+    """Interface of a writer of frames."""
 
     frames: int
 
     def write(self, picture: Array) -> None:
-        """Adds a picture, (H, W, 3) of uint8, all of the same size. Raises RenderingError, OSError."""
+        """Add an image, (H, W, 3) of uint8; all must have the same size. Raises RenderingError, OSError."""
 
     def close(self) -> None:
-        """Writes what is left, and gives the whole its name. Raises RenderingError, OSError."""
+        """Finish the file and rename it to its final name. Raises RenderingError, OSError."""
 
     def drop(self) -> None:
-        """Removes what was written."""
+        """Remove the unfinished file."""
 
 
 def as_picture(frame: Any) -> Array:
-    """A frame as (H, W, 3) of uint8; it may be (H, W), (H, W, 1) or have an alpha channel. Raises RenderingError."""
+    """Convert a frame, (H, W) or (H, W, C) with C in 1, 3, 4, to (H, W, 3) of uint8. Raises RenderingError."""
     picture = np.asarray(frame)
     if picture.ndim == 2:
         picture = picture[:, :, None]
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] not in (1, 3, 4) or 0 in picture.shape:
-        raise RenderingError(f"not a picture: {picture.dtype} of shape {picture.shape}; pictures are uint8 (H, W, 3)")
+        raise RenderingError(f"not an image: {picture.dtype} of shape {picture.shape}; images are uint8 (H, W, 3)")
     picture = np.repeat(picture, 3, axis=2) if picture.shape[2] == 1 else picture[:, :, :3]
     return np.ascontiguousarray(picture)
 
 
 def check_fps(fps: float) -> Fraction:
-    """Frames per second as a fraction that video files can hold. Raises InvalidOption."""
+    """Return frames per second as a fraction that video files can hold. Raises InvalidOption."""
     if not (math.isfinite(fps) and 0.01 <= fps <= 1000):
-        raise InvalidOption(f"fps={fps!r}: give frames per second, 0.01 to 1000")
+        raise InvalidOption(f"fps={fps!r}: out of range; pass 0.01 to 1000 frames per second")
     return Fraction(fps).limit_denominator(1001)
 
 
 class _OwnFile:
-    """A file that only the process that opened it writes to: a child that inherits a half-written video leaves it."""
+    """A file that only its opening process writes to, so that a forked child cannot damage an unfinished video."""
 
     def __init__(self, path: Path):
-        fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)  # what a killed process left is overwritten
+        fd = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)  # overwrites the file of a killed process
         self._file = open(fd, "wb", buffering=0)  # noqa: SIM115
         self._pid = os.getpid()
 
@@ -114,7 +114,7 @@ class _Encoder:
         self._stream = stream
 
     def encode(self, frame: Any) -> None:
-        """Adds a frame; None: writes what is left of those before."""
+        """Add a frame; None flushes the encoder."""
         for packet in self._stream.encode(frame):
             self._container.mux(packet)
 
@@ -125,12 +125,12 @@ class _Encoder:
             self.leave()
 
     def leave(self) -> None:
-        """Lets go of the file as it is."""
+        """Close the file without finishing it."""
         self._file.close()
 
 
 class _Writer(ABC):
-    """What all writers do alike: a temporary name, and pictures that have to be of one size."""
+    """Base class of the writers: temporary name, images of one size."""
 
     def __init__(self, path: Path, fps: float):
         self.path = path
@@ -146,7 +146,7 @@ class _Writer(ABC):
             self._open(*picture.shape[:2])
         if picture.shape != self._shape:
             (height, width), (then_height, then_width) = picture.shape[:2], self._shape[:2]
-            raise RenderingError(f"the pictures change their size, from {then_width}x{then_height} to {width}x{height}")
+            raise RenderingError(f"image size changed from {then_width}x{then_height} to {width}x{height}")
         try:
             self._add(picture)
         except av.FFmpegError as error:
@@ -156,7 +156,7 @@ class _Writer(ABC):
     def close(self) -> None:
         try:
             if self._shape is None:
-                raise RenderingError(f"{self.path}: there is no picture to write")
+                raise RenderingError(f"{self.path}: no frames to write")
             self._finish()
             self._part.replace(self.path)
         except av.FFmpegError as error:
@@ -166,7 +166,7 @@ class _Writer(ABC):
         try:
             self._abandon()
         except (av.FFmpegError, OSError):
-            pass  # such as that the disk is full; it is not to be kept
+            pass  # such as a full disk; the file is removed anyway
         finally:
             if self._part.is_dir():
                 shutil.rmtree(self._part, ignore_errors=True)
@@ -175,23 +175,23 @@ class _Writer(ABC):
 
     @abstractmethod
     def _open(self, height: int, width: int) -> None:
-        """Begins the file, for pictures of this size."""
+        """Open the file for images of this size."""
 
     @abstractmethod
     def _add(self, picture: Array) -> None:
-        """Adds a picture."""
+        """Add an image."""
 
     @abstractmethod
     def _finish(self) -> None:
-        """Completes the file."""
+        """Finish the file."""
 
     @abstractmethod
     def _abandon(self) -> None:
-        """Lets go of it as it is."""
+        """Close the file without finishing it."""
 
 
 class Mp4Writer(_Writer):
-    """H.264 in MP4, yuv420p. Odd sizes are made even by a further row or column, equal to the last."""
+    """Writes H.264 in MP4, yuv420p. Odd sizes are padded by repeating the last row or column."""
 
     _encoder: _Encoder | None = None
 
@@ -237,22 +237,22 @@ class Mp4Writer(_Writer):
             self._encoder.close()
 
     def leave(self) -> None:
-        """Lets go of what another process is writing."""
+        """Close the file without finishing it: another process is writing it."""
         if self._encoder is not None:
             self._encoder.leave()
 
 
 class GifWriter(_Writer):
-    """GIF with a palette made of all its pictures, which wait in a compressed temporary file until it is known.
+    """Writes a GIF with one palette for all frames. Frames wait in a compressed temporary file for the palette.
 
-    Frames that viewers are too slow for, beyond 50 a second, are left out; the speed stays right.
+    Frames beyond 50 per second are skipped, because viewers cannot show them; the speed stays right.
     """
 
     _encoder: _Encoder | None = None
     _spool: Any = None
 
     def _open(self, height: int, width: int) -> None:
-        os.close(open_regular(self._part, os.O_WRONLY | os.O_CREAT))  # says early if it cannot be written
+        os.close(open_regular(self._part, os.O_WRONLY | os.O_CREAT))  # fail early if it cannot be written
         self._spool = tempfile.TemporaryFile(dir=self.path.parent)  # noqa: SIM115
         self._packed: Any = zstandard.ZstdCompressor(level=1).stream_writer(self._spool, closefd=False)
         self._seen = np.zeros(1 << 24, bool)  # by colour
@@ -267,7 +267,7 @@ class GifWriter(_Writer):
             self._seen[red << 16 | green << 8 | blue] = True
             self._colours = int(np.count_nonzero(self._seen))
         self._source.push(self._frame(picture, self.frames))
-        _pulled(self._statistics)  # there is nothing yet, but asking has the frame taken in
+        _pulled(self._statistics)  # returns nothing, but makes the graph process the frame
 
     def _finish(self) -> None:
         assert self._shape is not None
@@ -276,7 +276,8 @@ class GifWriter(_Writer):
         self._source.push(None)
         graph = Graph()
         pictures, palette = _buffer(graph, width, height), _buffer(graph, 16, 16, "rgb32")
-        dither = "none" if self._colours <= _PALETTE else "bayer:bayer_scale=2"  # the same in each frame: no flicker
+        # An ordered dither is the same in each frame, so it does not flicker.
+        dither = "none" if self._colours <= _PALETTE else "bayer:bayer_scale=2"
         use, sink = graph.add("paletteuse", f"dither={dither}:diff_mode=rectangle"), graph.add("buffersink")
         pictures.link_to(use, 0, 0)
         palette.link_to(use, 0, 1)
@@ -295,7 +296,7 @@ class GifWriter(_Writer):
         self._spool.close()
 
     def _timed(self) -> Iterator[tuple[int, Array]]:
-        """The pictures that are shown for long enough, with their times in ticks."""
+        """Yield the frames to show with their times in ticks; frames that are too short are skipped."""
         assert self._shape is not None
         due = 0
         self._spool.seek(0)
@@ -327,13 +328,13 @@ class GifWriter(_Writer):
 
 
 class PngWriter(_Writer):
-    """A directory of PNG files, frame-000000.png and so on, which lose nothing of the pictures."""
+    """Writes a directory of lossless PNG files, frame-000000.png and so on."""
 
     def _open(self, height: int, width: int) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise InvalidOption(f"{self.path} is there already; remove it, or name another directory")
+            raise InvalidOption(f"{self.path}: already exists; remove it or choose another directory")
         if self._part.is_symlink():
-            raise InvalidOption(f"{self._part} is a link; remove it, or name another directory")
+            raise InvalidOption(f"{self._part}: is a symbolic link; remove it or choose another directory")
         self._part.mkdir(parents=True, exist_ok=True)
 
     def _add(self, picture: Array) -> None:
@@ -355,7 +356,7 @@ class PngWriter(_Writer):
 
 
 def _pulled(graph: Graph) -> Any:
-    """What comes out of a graph, or None if it waits for more."""
+    """Return the next frame of a graph, or None if it needs more input."""
     try:
         return graph.pull()
     except (av.BlockingIOError, av.EOFError):
@@ -368,7 +369,7 @@ def _buffer(graph: Graph, width: int, height: int, pixels: str = "rgb24") -> Any
 
 
 def _linked(graph: Graph, source: Any, name: str) -> Any:
-    """source, linked to a filter and that to the end of the graph."""
+    """Link source to a filter, and the filter to the end of the graph; return source."""
     node, sink = graph.add(name), graph.add("buffersink")
     source.link_to(node)
     node.link_to(sink)
@@ -377,7 +378,7 @@ def _linked(graph: Graph, source: Any, name: str) -> Any:
 
 
 def _told(path: Path, error: Any) -> RenderingError:
-    return RenderingError(f"{path} cannot be written: {error.strerror or error}")
+    return RenderingError(f"{path}: cannot be written: {error.strerror or error}")
 
 
 WRITERS: dict[str, Any] = {"mp4": Mp4Writer, "gif": GifWriter, "png": PngWriter}

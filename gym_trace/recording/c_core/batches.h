@@ -1,10 +1,10 @@
-/* What the lanes of a vector environment answer, a batch at a time. */
+/* Copies batches of a vector environment to the columns of a slab. */
 #pragma once
 #include "values.h"
 
-enum { MOST_COPIED = 256 << 10 }; /* bytes at once: NumPy lets go of the interpreter lock while it copies more */
+enum { MOST_COPIED = 256 << 10 }; /* bytes; NumPy copies larger batches, because it releases the interpreter lock */
 
-/* Whether a batch is an array just like an item of a column. */
+/* True if a batch has the dtype and shape of an item of a column. */
 static int is_like_item(PyObject *column, PyObject *batch)
 {
     if (!PyArray_CheckExact(column) || !PyArray_CheckExact(batch)) {
@@ -18,7 +18,7 @@ static int is_like_item(PyObject *column, PyObject *batch)
            PyArray_CompareLists(PyArray_DIMS(array), PyArray_DIMS(items) + 1, dimensions);
 }
 
-/* The bytes of a row of a batch, if items of the column have rows without gaps; otherwise 0. */
+/* Returns the bytes per row of a batch, or 0 if the rows of the column have gaps. */
 static npy_intp bytes_in_a_row(PyArrayObject *column, PyArrayObject *batch)
 {
     npy_intp bytes = PyArray_ITEMSIZE(batch);
@@ -34,7 +34,7 @@ static npy_intp bytes_in_a_row(PyArrayObject *column, PyArrayObject *batch)
     return bytes;
 }
 
-/* Copies a matrix that is not in order, as those are that were made column by column: NumPy takes several times as long. */
+/* Copies a matrix that is not C-contiguous, several times as fast as NumPy. */
 static inline __attribute__((always_inline)) void put_matrix(char *to, npy_intp stride, PyArrayObject *batch, const int width)
 {
     const char *from = PyArray_BYTES(batch);
@@ -76,7 +76,7 @@ static PyObject *put_batches(PyObject *Py_UNUSED(module), PyObject *const *args,
 {
     if (count != 3 || !PyTuple_CheckExact(args[0]) || !PyList_CheckExact(args[2]) ||
         PyTuple_GET_SIZE(args[0]) != PyList_GET_SIZE(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "put_batches() takes a tuple of columns, a time, a list of as many batches");
+        PyErr_SetString(PyExc_TypeError, "put_batches() takes a tuple of columns, a time, and a list of one batch per column");
         return NULL;
     }
     Py_ssize_t time = PyLong_AsSsize_t(args[1]), number = PyTuple_GET_SIZE(args[0]);
@@ -89,7 +89,7 @@ static PyObject *put_batches(PyObject *Py_UNUSED(module), PyObject *const *args,
             Py_RETURN_FALSE;
         }
         if (time < 0 || time >= PyArray_DIM((PyArrayObject *)column, 0)) {
-            PyErr_SetString(PyExc_IndexError, "the columns have no such time");
+            PyErr_SetString(PyExc_IndexError, "time out of range");
             return NULL;
         }
     }

@@ -1,15 +1,15 @@
-/* Large values: what has changed since the one before. */
+/* Large values: words that differ from the previous value. */
 #pragma once
 #include "slab.h"
 
-enum { BLOCK = 1024, PART = 64 }; /* bytes that are compared at once: first many, and of those that differ, few */
+enum { BLOCK = 1024, PART = 64 }; /* bytes per comparison: first a block, then parts of a block that differs */
 
 static inline int64_t least(int64_t first, int64_t second)
 {
     return first < second ? first : second;
 }
 
-/* The places of words of 1, 2, 4 or 8 bytes that differ. Returns how many; -1 if they are more than most. */
+/* Finds the positions of words of 1, 2, 4 or 8 bytes that differ. Returns their number; -1 if it exceeds most. */
 static inline __attribute__((always_inline)) int64_t places_of_width(const char *old, const char *new, int64_t bytes,
                                                                      const int width, uint32_t *places, int64_t most)
 {
@@ -37,7 +37,7 @@ static inline __attribute__((always_inline)) int64_t places_of_width(const char 
     return count;
 }
 
-/* The same; to the compiler the width is a constant, so that words are compared without calls. */
+/* Calls places_of_width with a constant width, so that the compiler inlines the comparison of words. */
 static int64_t find_changes(const char *old, const char *new, int64_t bytes, int width, uint32_t *places, int64_t most)
 {
     switch (width) {
@@ -52,7 +52,7 @@ static int64_t find_changes(const char *old, const char *new, int64_t bytes, int
     }
 }
 
-/* Copies the words in these places, and has the value before have them. */
+/* Copies the changed words to words, and updates the previous value. */
 static void take_changes(char *old, const char *new, int width, const uint32_t *places, int64_t count, char *words)
 {
     for (int64_t i = 0; i < count; i++, words += width) {
@@ -73,13 +73,13 @@ static PyObject *changed_words(PyObject *Py_UNUSED(module), PyObject *const *arg
     if (old == NULL || new == NULL || !PyArray_ISCARRAY(old) || !PyArray_IS_C_CONTIGUOUS(new) ||
         PyDataType_REFCHK(PyArray_DESCR(old)) || PyDataType_REFCHK(PyArray_DESCR(new)) ||
         PyArray_NBYTES(old) != PyArray_NBYTES(new) || PyArray_NBYTES(old) > UINT32_MAX || most < 0) {
-        PyErr_SetString(PyExc_TypeError, "two contiguous arrays of as many bytes are needed, and a number");
+        PyErr_SetString(PyExc_TypeError, "changed_words() takes two contiguous arrays of equal size, and a number");
         return NULL;
     }
     int64_t bytes = PyArray_NBYTES(old);
     int width = (int)PyArray_ITEMSIZE(old);
     if ((width != 1 && width != 2 && width != 4 && width != 8) || bytes % width) {
-        PyErr_SetString(PyExc_TypeError, "words have 1, 2, 4 or 8 bytes");
+        PyErr_SetString(PyExc_TypeError, "words must have 1, 2, 4 or 8 bytes");
         return NULL;
     }
     most = most < bytes / width ? most : bytes / width;

@@ -1,17 +1,17 @@
-/* RowSlab of gym_trace/ring/row_slab.py in C: the same methods, the same answers, the same bytes in the slab.
+/* RowSlab of gym_trace/ring/row_slab.py in C: same methods, same results, same bytes in the slab.
  *
- * What each method does is told there, and what the bytes mean in docs/FORMAT.md, section 8. Here is only how.
+ * That file documents the methods, and docs/FORMAT.md, section 8, the bytes.
  *
- * - Memory is written through put() and commit() alone, at offsets that row_at() or the log have checked against the buffer that
- *   is held. The layout is checked when it comes in.
- * - Other people's code (__bool__) runs before anything is looked at, and nothing that was looked at before is used after it.
- * - A mark is stored after all that it vouches for, by the compiler and by the processor: other processes read along.
+ * - Only put() and commit() write memory, at offsets that row_at() or the log have checked against the held buffer. Layouts
+ *   are checked in init().
+ * - User code (__bool__) runs before any value is read; nothing read before it is used after it.
+ * - A mark is stored after the data that it covers, with release order: other processes read at the same time.
  */
 #include "batches.h"
 #include "generators.h"
 #include "row_slab.h"
 
-#define ABI 7 /* of what Python expects of this module, in gym_trace/recording/core.py */
+#define ABI 7 /* must equal the number in gym_trace/recording/core.py */
 
 static PyObject *found_in(const char *module, const char *name)
 {

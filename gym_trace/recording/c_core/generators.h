@@ -1,10 +1,10 @@
-/* The state of generators of random numbers. */
+/* States of random generators. */
 #pragma once
 #include "slab.h"
 
 static PyObject *pcg64_type; /* numpy.random.PCG64 */
 
-/* As NumPy has it where the compiler knows integers of 128 bits; gym_trace.recording.core looks whether that is so. */
+/* NumPy's layout on compilers with 128-bit integers; gym_trace.recording.core checks that it applies. */
 typedef struct {
     struct {
         uint64_t state[2], inc[2];
@@ -13,7 +13,7 @@ typedef struct {
     uint32_t uinteger;
 } PCG64;
 
-/* pcg64_state(bit generator, parts): what lies between the numbers is in parts; None of anything but a PCG64. */
+/* pcg64_state(bit generator, parts): parts are the bytes between the numbers. Returns None unless it is a PCG64. */
 static PyObject *pcg64_state(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
     char bytes[512], *at = bytes;
@@ -34,7 +34,7 @@ static PyObject *pcg64_state(PyObject *Py_UNUSED(module), PyObject *const *args,
     for (int i = 0; i < 4; i++) {
         PyObject *part = PyTuple_GET_ITEM(args[1], i);
         if (!PyBytes_CheckExact(part) || PyBytes_GET_SIZE(part) > 64) {
-            PyErr_SetString(PyExc_TypeError, "parts are of at most 64 bytes");
+            PyErr_SetString(PyExc_TypeError, "parts must have at most 64 bytes");
             return NULL;
         }
         memcpy(at, PyBytes_AS_STRING(part), (size_t)PyBytes_GET_SIZE(part));

@@ -32,7 +32,7 @@ static void forget_tree(Tree *tree)
     tree->size = 0;
 }
 
-/* Reads dtype and shape of a leaf. Returns 1 if its values are known here, otherwise 0; -1 with an exception. */
+/* Reads dtype and shape of a leaf. Returns 1 if they are supported, otherwise 0; -1 with an exception. */
 static int read_leaf(PyObject *layout, Leaf *leaf)
 {
     PyObject *dtype = PyObject_GetAttrString(layout, "dtype");
@@ -65,7 +65,7 @@ done:
     return known;
 }
 
-/* The keys of a Dict as a tuple; None of anything else than texts and integers, and of a Tuple. */
+/* Returns the keys of a Dict as a tuple; NULL for a Tuple. */
 static PyObject *read_keys(PyObject *layout)
 {
     PyObject *keys = PyObject_GetAttrString(layout, "keys");
@@ -74,7 +74,7 @@ static PyObject *read_keys(PyObject *layout)
     return tuple;
 }
 
-/* Reads a node of a layout and those below it. Returns 1 if all are known here, otherwise 0; -1 with an exception. */
+/* Reads a node of a layout and its descendants. Returns 1 if all are supported, otherwise 0; -1 with an exception. */
 static int read_node(PyObject *layout, PyObject *deltas, Tree *tree)
 {
     if (tree->count == MOST_NODES) {

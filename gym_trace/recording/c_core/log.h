@@ -1,4 +1,4 @@
-/* The log of a slab: all that is not of fixed size. */
+/* The log of a slab: everything without a fixed size. */
 #pragma once
 #include "values.h"
 
@@ -23,7 +23,7 @@ static int64_t nanoseconds(clockid_t clock)
 #define MONOTONIC CLOCK_MONOTONIC
 #endif
 
-/* Appends an entry. Returns 0, -1 with LogFull. */
+/* Appends an entry. Returns 0; -1 with LogFull. */
 static int append_entry(RowSlab *self, const Entry *entry, const void *payload, int64_t length)
 {
     int64_t at = self->position;
@@ -52,7 +52,7 @@ static int append_entry(RowSlab *self, const Entry *entry, const void *payload, 
     return 0;
 }
 
-/* Appends a text, as MessagePack. Returns 0, -1 with LogFull. */
+/* Appends a text as MessagePack. Returns 0; -1 with LogFull. */
 static int append_text(RowSlab *self, uint32_t column, const Value *value)
 {
     Entry entry = {VALUE, 0, column, {0, 0, 0, 0}};
@@ -65,7 +65,7 @@ static int append_text(RowSlab *self, uint32_t column, const Value *value)
     return append_entry(self, &entry, packed, (int64_t)(head + length));
 }
 
-/* Appends what has changed of a large value, which is the one before from then on. Returns 0, -1 with LogFull. */
+/* Appends the changes of a large value, and makes it the previous value. Returns 0; -1 with LogFull. */
 static int append_changes(RowSlab *self, uint32_t column, const Leaf *leaf, const Value *value)
 {
     Entry entry = {CHANGES, 0, column, {value->length, 0, 0, 0}};
@@ -75,7 +75,7 @@ static int append_changes(RowSlab *self, uint32_t column, const Leaf *leaf, cons
     return append_entry(self, &entry, leaf->changes, value->length * (4 + width));
 }
 
-/* Appends those leaves of an observation or action that are in the log. Returns 0, -1 with LogFull. */
+/* Appends the leaves of an observation or action that belong to the log. Returns 0; -1 with LogFull. */
 static int append_parts(RowSlab *self, const Tree *tree, const Parts *parts)
 {
     uint32_t column = tree->column;
@@ -95,11 +95,11 @@ static int append_parts(RowSlab *self, const Tree *tree, const Parts *parts)
     return 0;
 }
 
-static int append_flag(RowSlab *self, int said)
+static int append_flag(RowSlab *self, int flags)
 {
     Entry entry = {FLAG, 0, 0, {0, 0, 0, 0}};
-    int is_terminated = said & SAYS_TERMINATED;
-    entry.flags = (unsigned int)((is_terminated ? flag_terminated : 0) | (said & SAYS_TRUNCATED ? flag_truncated : 0));
+    int is_terminated = flags & IS_TERMINATED;
+    entry.flags = (unsigned int)((is_terminated ? flag_terminated : 0) | (flags & IS_TRUNCATED ? flag_truncated : 0));
     entry.numbers[0] = is_terminated ? outcome_terminated : outcome_truncated;
     entry.numbers[2] = nanoseconds(CLOCK_REALTIME);
     entry.numbers[3] = nanoseconds(MONOTONIC);

@@ -4,7 +4,7 @@
 #include "rows.h"
 #include "state.h"
 
-/* The leaf of a column; NULL if it is not one that is known here. */
+/* Returns the leaf of a column; NULL if it is not supported. */
 static Leaf *leaf_of(Tree *tree, long long column)
 {
     for (int i = 0, leaf = 0; i < tree->count; i++) {
@@ -33,7 +33,7 @@ static PyObject *follow(RowSlab *self, PyObject *args)
         PyArray_NBYTES(before) != leaf->large || leaf->large > UINT32_MAX ||
         (width != 1 && width != 2 && width != 4 && width != 8) || PyArray_TYPE(ready) != NPY_BOOL ||
         PyArray_SIZE(ready) != 1 || most < 0 || most > leaf->large / width) {
-        PyErr_SetString(PyExc_ValueError, "there is no large value of this kind");
+        PyErr_SetString(PyExc_ValueError, "follow(): not a large leaf, or arrays that do not match it");
         return NULL;
     }
     forget_before(leaf);
@@ -53,7 +53,7 @@ static int init(RowSlab *self, PyObject *args, PyObject *names)
     PyObject *layout;
     int asks = 1, answers = 1;
     if (self->size) {
-        PyErr_SetString(PyExc_TypeError, "a slab is made once");
+        PyErr_SetString(PyExc_TypeError, "RowSlab can be initialized only once");
         return -1;
     }
     if (!PyArg_ParseTupleAndKeywords(args, names, "O|pp:RowSlab", words, &layout, &asks, &answers)) {
@@ -69,7 +69,7 @@ static int init(RowSlab *self, PyObject *args, PyObject *names)
     if (asked < 0 || asked % 8 || asked > MOST_BYTES || reward != asked + 8 || done < reward + 8 || done % 8 ||
         done > MOST_BYTES || size != done + 8 || column < 0 || column > UINT32_MAX || (self->action.count && self->action.size > asked) ||
         (self->observation.count && self->observation.size > done - reward - 8)) {
-        PyErr_SetString(PyExc_ValueError, "there are no rows of this layout");
+        PyErr_SetString(PyExc_ValueError, "invalid layout of rows");
         return -1;
     }
     self->size = size;
@@ -127,7 +127,7 @@ static PyMemberDef members[] = {
 
 static PyTypeObject RowSlabType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gym_trace.recording._core.RowSlab",
-    .tp_doc = "The slab that is being filled with rows, as gym_trace.ring.row_slab.RowSlab.",
+    .tp_doc = "Writes rows to a slab, like gym_trace.ring.row_slab.RowSlab.",
     .tp_basicsize = sizeof(RowSlab),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = PyType_GenericNew,

@@ -1,4 +1,4 @@
-/* Puts down rows: what is asked and answered in a step, and how episodes start. */
+/* Records rows: the action and the results of a step, and starts of episodes. */
 #pragma once
 #include "log.h"
 
@@ -9,7 +9,7 @@ static inline void complete_row(RowSlab *self, int64_t at)
     self->rows += 1;
 }
 
-/* Puts the leaves of fixed size where a row has them, and zeros after them. */
+/* Writes the leaves of fixed size to a row, followed by zeros. */
 static void put_parts(RowSlab *self, int64_t at, const Tree *tree, const Parts *parts, int64_t room)
 {
     const Value *value = parts->values;
@@ -25,7 +25,7 @@ static void put_parts(RowSlab *self, int64_t at, const Tree *tree, const Parts *
     put_padded(self, at, "", 0, end - at);
 }
 
-/* Whether there is room for a row at an offset, and so much in the log. */
+/* True if a row fits at an offset, and `log` bytes fit in the log. */
 static inline int has_room_for(const RowSlab *self, int64_t at, int64_t log)
 {
     return at >= 0 && at >= self->position + RESERVE + log;
@@ -52,7 +52,7 @@ static int read_answer(const RowSlab *self, PyObject *observation, PyObject *rew
     return read_reward(self, reward, number) < 0 ? -1 : read_parts(&self->observation, observation, parts);
 }
 
-/* Puts down a row with an observation; action and reward are there. Texts are in the log, from an offset on. */
+/* Completes a row with an observation; action and reward are already written. noted, noted_end: its texts in the log. */
 static void complete_with(RowSlab *self, int64_t at, const Parts *parts, int64_t noted, int64_t noted_end)
 {
     put_parts(self, at + self->reward + 8, &self->observation, parts, self->done - self->reward - 8);
@@ -70,14 +70,14 @@ static PyObject *answer(RowSlab *self, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "answer() takes observation, reward, terminated, truncated");
         return NULL;
     }
-    if (!is_plain_flag(args[2]) || !is_plain_flag(args[3])) { /* asked only of what is not declined, but before it is read */
+    if (!is_plain_flag(args[2]) || !is_plain_flag(args[3])) { /* fall back before __bool__ runs; read again after it */
         if (read_answer(self, args[0], args[1], &parts, &reward) < 0) {
             Py_RETURN_FALSE;
         }
         let_go(&parts);
     }
-    int said = read_flags(args[2], args[3]);
-    if (said < 0) {
+    int flags = read_flags(args[2], args[3]);
+    if (flags < 0) {
         return NULL;
     }
     if (read_answer(self, args[0], args[1], &parts, &reward) < 0) {
@@ -88,7 +88,7 @@ static PyObject *answer(RowSlab *self, PyObject *const *args, Py_ssize_t count)
     if (accepted) {
         failed = append_parts(self, &self->observation, &parts) < 0;
         noted_end = self->position;
-        failed = failed || (said && append_flag(self, said) < 0);
+        failed = failed || (flags && append_flag(self, flags) < 0);
     }
     if (accepted && !failed) {
         put(self, at + self->reward, &reward, 8);
@@ -124,14 +124,14 @@ static PyObject *answer_packed(RowSlab *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "y*dOO:answer_packed", &bytes, &number, &terminated, &truncated)) {
         return NULL;
     }
-    int said = read_flags(terminated, truncated), failed = said < 0;
+    int flags = read_flags(terminated, truncated), failed = flags < 0;
     int64_t at = row_at(self);
     if (!failed && at < 0) {
         no_room();
         failed = 1;
     }
-    if (!failed && said) {
-        failed = append_flag(self, said) < 0;
+    if (!failed && flags) {
+        failed = append_flag(self, flags) < 0;
     }
     if (!failed) {
         put(self, at + self->reward, &number, 8);
@@ -153,7 +153,7 @@ static PyObject *lead(RowSlab *self, PyObject *observation)
     }
     int64_t at = row_at(self);
     if (at >= 0) {
-        put_padded(self, at, "", 0, self->reward + 8); /* no action, not asked, no reward */
+        put_padded(self, at, "", 0, self->reward + 8); /* no action, no mark, no reward */
         put_padded(self, at + self->reward + 8, bytes.buf, bytes.len, self->done - self->reward - 8);
         complete_row(self, at);
         self->ended = 0;
@@ -205,8 +205,8 @@ static PyObject *flag(RowSlab *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "OO:flag", &terminated, &truncated)) {
         return NULL;
     }
-    int said = read_flags(terminated, truncated);
-    if (said < 0 || append_flag(self, said) < 0) {
+    int flags = read_flags(terminated, truncated);
+    if (flags < 0 || append_flag(self, flags) < 0) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -224,7 +224,7 @@ static PyObject *append(RowSlab *self, PyObject *args, PyObject *names)
     }
     int failed = kind < 0 || kind > UINT16_MAX || flags < 0 || flags > UINT16_MAX || column < 0 || column > UINT32_MAX;
     if (failed) {
-        PyErr_SetString(PyExc_OverflowError, "a number does not fit an entry of the log");
+        PyErr_SetString(PyExc_OverflowError, "number out of range for a log entry");
     }
     else {
         entry.kind = (unsigned int)kind;

@@ -1,4 +1,4 @@
-/* The slab that is being filled, and how its memory is written. */
+/* The state of a slab, and writing to its memory. */
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -19,30 +19,30 @@
 
 enum { HEADER = 64, ENTRY = 56, COMMIT_AT = 48, RESERVE = 4 * ENTRY, HAS_LEAD = 1 };
 enum { START = 1, FLAG = 3, VALUE = 6, CHANGES = 7 };
-enum { SAYS_TERMINATED = 1, SAYS_TRUNCATED = 2, MOST_DIMENSIONS = 32, MOST_NODES = 64, MOST_TEXT = 4096 };
+enum { IS_TERMINATED = 1, IS_TRUNCATED = 2, MOST_DIMENSIONS = 32, MOST_NODES = 64, MOST_TEXT = 4096 };
 static const int64_t NEVER = (int64_t)1 << 62;
 static const int64_t EXACT_INTEGERS = (int64_t)1 << 53;
-static const int64_t MOST_BYTES = (int64_t)1 << 40; /* of a row or slab, so that no sum of offsets overflows */
+static const int64_t MOST_BYTES = (int64_t)1 << 40; /* limit for rows and slabs, so that sums of offsets cannot overflow */
 
-/* A value that an observation or action consists of: of fixed size, in the row; without dtype a text, in the log; large, what
- * of it has changed, in the log. */
+/* A leaf of an observation or action. Values of fixed size are in the row; texts (dtype is NULL) and the changes of large
+ * values are in the log. */
 typedef struct {
     PyArray_Descr *dtype;
-    PyTypeObject *scalar; /* the type of its scalars; NULL if it has dimensions or another byte order */
+    PyTypeObject *scalar; /* type of its scalars; NULL if it has dimensions or a foreign byte order */
     int dimensions;
     npy_intp shape[MOST_DIMENSIONS];
-    int64_t size;  /* of it in the row */
-    int64_t large; /* its size, if it is large */
-    PyArrayObject *before, *ready; /* the value before, and whether it can be compared; see deltas.DeltaPacker */
-    int64_t most;                  /* words that may have changed */
-    uint32_t *changes;             /* has room for so many places, and the words after them */
+    int64_t size;  /* bytes in the row */
+    int64_t large; /* bytes of a large value; otherwise 0 */
+    PyArrayObject *before, *ready; /* the previous value, and whether it can be compared; see deltas.DeltaPacker */
+    int64_t most;                  /* maximum number of changed words */
+    uint32_t *changes;             /* buffer for `most` positions, followed by the words */
 } Leaf;
 
-/* A leaf, or what has so many children: those that follow. */
+/* A leaf, or an inner node; its children follow it. */
 typedef struct {
     Leaf leaf;
-    Py_ssize_t children; /* IS_LEAF */
-    PyObject *keys;      /* of a Dict: a tuple of texts and integers */
+    Py_ssize_t children; /* number of children, or IS_LEAF */
+    PyObject *keys;      /* of a Dict: a tuple of str and int */
 } Node;
 
 enum { IS_LEAF = -1 };
@@ -50,27 +50,27 @@ enum { IS_LEAF = -1 };
 /* An observation or action. */
 typedef struct {
     Node nodes[MOST_NODES];
-    int count;       /* of nodes; 0: there are some that are not known here, all values are declined */
-    int logs;        /* whether it is not one value of fixed size */
-    uint32_t column; /* of the first leaf */
-    int64_t size;    /* of it in the row */
+    int count;       /* number of nodes; 0: unsupported, always falls back to Python */
+    int logs;        /* false for a single value of fixed size */
+    uint32_t column; /* column of the first leaf */
+    int64_t size;    /* bytes in the row */
 } Tree;
 
 typedef struct {
     PyObject_HEAD
     Tree action, observation;
-    int64_t size, asked, reward, done; /* of a row, and offsets in it */
+    int64_t size, asked, reward, done; /* size of a row, and offsets in it */
     PyObject *memory;                  /* a memoryview */
-    Py_buffer buffer;                  /* of it, held as long as it is there */
-    uint64_t tag;                      /* the sequence number, where marks have it */
+    Py_buffer buffer;                  /* buffer of memory, held as long as memory */
+    uint64_t tag;                      /* sequence number, shifted to its position in marks */
     unsigned long long sequence, rows;
     long long logged;
-    int64_t at;            /* of the next row */
-    int64_t position;      /* of the next entry of the log; 0: begin() was never called */
-    uint64_t count;        /* of entries */
-    int64_t floor, least;  /* at must not be below floor for ask(); floor is never below least */
-    int64_t noted, noted_end;      /* where the log has the texts of the observation in the last row ... */
-    unsigned long long noted_rows; /* if so many rows are complete */
+    int64_t at;            /* offset of the next row */
+    int64_t position;      /* offset of the next log entry; 0: begin() was never called */
+    uint64_t count;        /* number of log entries */
+    int64_t floor, least;  /* ask() falls back if at is below floor; floor is at least `least` */
+    int64_t noted, noted_end;      /* offsets in the log of the texts of the last observation ... */
+    unsigned long long noted_rows; /* ... valid if this many rows are complete */
     char ended, only_floats, asks, answers;
 } RowSlab;
 
@@ -92,7 +92,7 @@ static inline void commit(RowSlab *self, int64_t offset, uint64_t mark)
     atomic_signal_fence(memory_order_seq_cst);
 }
 
-/* The offset of the next row, -1 if it is not in the slab, below the log. */
+/* Returns the offset of the next row; -1 if it does not fit between the log and the end of the slab. */
 static inline int64_t row_at(const RowSlab *self)
 {
     return self->position && self->at >= self->position && self->at + self->size <= self->buffer.len ? self->at : -1;
@@ -100,7 +100,7 @@ static inline int64_t row_at(const RowSlab *self)
 
 static PyObject *no_room(void)
 {
-    PyErr_SetString(PyExc_ValueError, "there is no room for a row");
+    PyErr_SetString(PyExc_ValueError, "no room for a row");
     return NULL;
 }
 

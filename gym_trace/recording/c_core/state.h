@@ -1,10 +1,10 @@
-/* The slab as a whole: the memory it holds, whether there is room, what was put down last. */
+/* The slab as a whole: its memory, free space, and the last row. */
 #pragma once
 #include "log.h"
 
 static PyObject *log_entries; /* gym_trace.ring.log.entries */
 
-/* Holds other memory, a new reference to a memoryview, from now on. Returns -1 with an exception if it will not do. */
+/* Replaces the held memory by another memoryview, and steals the reference. Returns -1 with an exception if it is invalid. */
 static int hold_memory(RowSlab *self, PyObject *memory)
 {
     Py_buffer buffer, before = self->buffer;
@@ -13,7 +13,7 @@ static int hold_memory(RowSlab *self, PyObject *memory)
         return -1;
     }
     if (buffer.len < HEADER + ENTRY + 8 || buffer.len > MOST_BYTES || buffer.len % 8 || (uintptr_t)buffer.buf % 8) {
-        PyErr_SetString(PyExc_ValueError, "a slab is aligned, and has room for a header");
+        PyErr_SetString(PyExc_ValueError, "invalid memory of a slab: too small or not aligned");
         PyBuffer_Release(&buffer);
         Py_DECREF(memory);
         return -1;
@@ -36,7 +36,7 @@ static PyObject *begin(RowSlab *self, PyObject *args)
         return NULL;
     }
     if (sequence > UINT32_MAX) {
-        PyErr_SetString(PyExc_OverflowError, "a sequence number has 32 bits");
+        PyErr_SetString(PyExc_OverflowError, "sequence number exceeds 32 bits");
         return NULL;
     }
     if (!self->size) {
@@ -119,7 +119,7 @@ static PyObject *drop(RowSlab *self, PyObject *most)
         at += ENTRY + (((int64_t)length + 7) & ~(int64_t)7);
     }
     if (!self->position || count > self->count || at > self->position) {
-        PyErr_SetString(PyExc_ValueError, "there are not so many entries in the log");
+        PyErr_SetString(PyExc_ValueError, "the log has fewer entries");
         return NULL;
     }
     commit(self, at + COMMIT_AT, 0);

@@ -1,14 +1,14 @@
-/* Reads values, observations, actions, rewards and flags, or declines them. */
+/* Reads observations, actions, rewards and flags, or falls back to Python. */
 #pragma once
 #include "changes.h"
 
-/* Whether a dtype is one of NumPy's own numbers, which can be compared and copied without running other people's code. */
+/* True for NumPy's own numeric dtypes, which can be compared and copied without running user code. */
 static inline int is_number(const PyArray_Descr *dtype)
 {
     return PyTypeNum_ISNUMBER(dtype->type_num) || PyTypeNum_ISBOOL(dtype->type_num);
 }
 
-/* Whether an array has the dtype and shape of a leaf. */
+/* True if an array has the dtype and shape of a leaf. */
 static inline int fits(const Leaf *leaf, PyArrayObject *array)
 {
     PyArray_Descr *dtype = PyArray_DESCR(array);
@@ -19,15 +19,15 @@ static inline int fits(const Leaf *leaf, PyArrayObject *array)
            PyArray_CompareLists(PyArray_DIMS(array), leaf->shape, leaf->dimensions);
 }
 
-/* The bytes of a value, as long as it is held. */
+/* The bytes of a value. */
 typedef struct {
     const void *bytes;
-    int64_t length; /* of a text; of changes, how many words */
-    PyObject *held; /* what they belong to, if nobody else holds it */
-    char scalar[32]; /* of two long doubles, at most */
+    int64_t length; /* length of a text, or number of changed words */
+    PyObject *held; /* owner of the bytes, if only this reference keeps it alive */
+    char scalar[32]; /* bytes of a scalar: at most two long doubles */
 } Value;
 
-/* An int of Python, where the leaf is an integer. */
+/* Reads a Python int for an integer leaf. */
 static int read_integer(const Leaf *leaf, PyObject *object, Value *value)
 {
     if (leaf->scalar == NULL || !PyTypeNum_ISINTEGER(leaf->dtype->type_num)) {
@@ -63,7 +63,7 @@ static int read_text(PyObject *object, Value *value)
     }
     Py_ssize_t length;
     value->bytes = PyUnicode_AsUTF8AndSize(object, &length);
-    if (value->bytes == NULL) { /* it has surrogates */
+    if (value->bytes == NULL) { /* contains surrogates */
         PyErr_Clear();
         return -1;
     }
@@ -71,7 +71,7 @@ static int read_text(PyObject *object, Value *value)
     return length > MOST_TEXT ? -1 : 0;
 }
 
-/* Finds what has changed of a large value. */
+/* Finds the changes of a large value. */
 static int read_large(const Leaf *leaf, PyObject *object, Value *value)
 {
     PyArrayObject *array = (PyArrayObject *)object;
@@ -85,7 +85,7 @@ static int read_large(const Leaf *leaf, PyObject *object, Value *value)
     return value->length < 0 ? -1 : 0;
 }
 
-/* Reads a value that is exactly as its leaf says, and if it is large, like the one before. Returns -1, with nothing held, of any other: it is declined. */
+/* Reads a value that has exactly the type of its leaf. Returns -1 for any other, and holds nothing: Python handles it. */
 static int read_value(const Leaf *leaf, PyObject *object, Value *value)
 {
     value->held = NULL;
@@ -122,13 +122,13 @@ static int read_value(const Leaf *leaf, PyObject *object, Value *value)
     return 0;
 }
 
-/* Bytes of a text as MessagePack. */
+/* Returns the bytes of a text as MessagePack. */
 static inline int64_t text_bytes(int64_t length)
 {
     return length + (length < 32 ? 1 : length < 256 ? 2 : 3);
 }
 
-/* Bytes that a value takes of the log. */
+/* Returns the log bytes of a value. */
 static inline int64_t log_bytes(const Leaf *leaf, const Value *value)
 {
     if (leaf->dtype != NULL && !leaf->large) {
@@ -142,7 +142,7 @@ static inline int64_t log_bytes(const Leaf *leaf, const Value *value)
 typedef struct {
     Value values[MOST_NODES];
     int count;
-    int64_t log; /* bytes of the log that they take */
+    int64_t log; /* their log bytes */
 } Parts;
 
 static void let_go(Parts *parts)
@@ -152,7 +152,7 @@ static void let_go(Parts *parts)
     }
 }
 
-/* Whether a dict can be asked for any text or integer without running other people's code. */
+/* True if looking up a str or int in a dict runs no user code. */
 static int has_plain_keys(PyObject *dict)
 {
     Py_ssize_t at = 0;
@@ -200,7 +200,7 @@ static int read_part(const Tree *tree, int *next, PyObject *object, Parts *parts
     return 0;
 }
 
-/* Reads a value whose leaves are all exactly as they should be. Returns -1, with nothing held, of any other: it is declined. */
+/* Reads a value whose leaves all have exactly their types. Returns -1 for any other, and holds nothing: Python handles it. */
 static int read_parts(const Tree *tree, PyObject *object, Parts *parts)
 {
     int next = 0;
@@ -231,16 +231,16 @@ static int read_reward(const RowSlab *self, PyObject *reward, double *number)
     return -1;
 }
 
-/* Whether an object can be asked whether it is true without running other people's code. */
+/* True if testing the truth of an object runs no user code. */
 static inline int is_plain_flag(PyObject *flag)
 {
     return PyBool_Check(flag) || Py_TYPE(flag) == &PyBoolArrType_Type;
 }
 
-/* Reads both flags. Returns what they say, SAYS_TERMINATED | SAYS_TRUNCATED; -1 with an exception. */
+/* Reads both flags. Returns IS_TERMINATED | IS_TRUNCATED; -1 with an exception. */
 static inline int read_flags(PyObject *terminated, PyObject *truncated)
 {
     int first = terminated == Py_False ? 0 : PyObject_IsTrue(terminated);
     int second = first < 0 ? -1 : truncated == Py_False ? 0 : PyObject_IsTrue(truncated);
-    return second < 0 ? -1 : first * SAYS_TERMINATED | second * SAYS_TRUNCATED;
+    return second < 0 ? -1 : first * IS_TERMINATED | second * IS_TRUNCATED;
 }

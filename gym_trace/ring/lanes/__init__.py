@@ -1,1 +1,1 @@
-"""Slabs of vector environments: the steps of all lanes at a time, and what is made of them."""
+"""Slabs of vector environments: steps of all lanes, and their encoding as segments."""

@@ -1,11 +1,11 @@
-"""Who resets an environment when an episode has ended: the modes, and what each means for a step.
+"""Autoreset modes: who resets an environment after an episode, and what that means for a step.
 
-The modes are those of Gymnasium's vector environments, and single environments are told in the same words:
+The modes are those of Gymnasium's vector environments; single environments use the same terms:
 
 NEXT_STEP: the step after the end is a reset. Its action is ignored; its reward and flags belong to no episode.
-SAME_STEP: the step that ends an episode resets, too. It returns the first observation and info of the next episode; the
-    last ones are among its infos, see FINAL_OBSERVATION and FINAL_INFO in gym_trace.envs.autoreset.
-DISABLED: nobody but the caller, who passes options={"reset_mask": lanes} to reset some lanes of a vector environment.
+SAME_STEP: the step that ends an episode also resets. It returns the first observation and info of the next episode; its
+    infos hold the last ones, see FINAL_OBSERVATION and FINAL_INFO in gym_trace.envs.autoreset.
+DISABLED: only the caller resets. options={"reset_mask": lanes} resets some lanes of a vector environment.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # as Gymnas
 
 
 def after_step(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:
-    """What a step is for each lane, given whether it says that an episode ended. All are boolean arrays, one a lane.
+    """Classify a step of each lane. All arrays are boolean, with one element per lane.
 
-    A lane of whose episode nothing is known has one again after the next end.
+    A lane in an unknown state is known again after the next end.
 
     Args:
-        open_, pending: before the step, whether an episode is open, and whether this step is a reset.
+        open_: an episode is open before the step.
+        pending: this step is a reset.
+        ended: the step reports the end of an episode.
 
     Returns:
-        Whether it is anything that is known of, whether that is a reset and not a step; and after it, whether an
-        episode is open, and whether the next step is a reset.
+        known (the state of the lane is known), resets (the step is a reset); and after the step, open_ and pending.
     """
     resets, open_ = pending, open_ | pending
     over = ended & ~pending
@@ -37,7 +38,7 @@ def after_step(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[A
 
 
 def after_steps(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[Array, Array, Array, Array]:
-    """The same for consecutive steps: ended and the first two results are of each (time, lane)."""
+    """Apply after_step to consecutive steps. ended and the first two results are (time, lane)."""
     known, resets = np.ones(ended.shape, np.bool_), np.zeros(ended.shape, np.bool_)
     if mode == NEXT_STEP:
         resets[0], resets[1:] = pending, ended[:-1]
@@ -45,6 +46,6 @@ def after_steps(mode: str, open_: Array, pending: Array, ended: Array) -> tuple[
         if mode == NEXT_STEP:
             open_, pending = ~ended[-1], ended[-1]
         return known, resets, open_, pending
-    for t, now in enumerate(ended):  # lanes without an episode, ends in a reset: seldom
+    for t, now in enumerate(ended):  # rare: lanes in an unknown state, or ends in a reset
         known[t], resets[t], open_, pending = after_step(mode, open_, pending, now)
     return known, resets, open_, pending

@@ -1,4 +1,4 @@
-"""The fragments of the steps that filters keep."""
+"""Fragments of the steps that filters keep."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gym_trace.ring.lanes.events import Step
 
 
 class ChosenRows:
-    """Fragments of the steps that are kept out of consecutive ones, and where their rows are to be taken from.
+    """Builds the fragments of kept steps, and collects the positions of their rows.
 
     Args:
-        known, resets, ended: of each (time, lane), see autoreset.after_step.
-        same_step: whether an end and the reset after it are one event.
-        filtered: whether single steps are left out. If so, the first observation of an episode comes with its first
-            step, if that is kept.
+        known, resets, ended: (time, lane), see autoreset.after_step.
+        same_step: an end and the reset after it are one event.
+        filtered: single steps may be skipped. Then the first observation of an episode is stored with its first step,
+            if that step is kept.
     """
 
     def __init__(
@@ -30,22 +30,22 @@ class ChosenRows:
         self._kept = np.array([event.kept for event in events])
         self._ids = np.array([event.ids for event in events])
         self._same_step, self._filtered = same_step, filtered
-        self.starts: list[tuple[int, int]] = []  # lane, time
-        self.steps: list[tuple[int, int]] = []  # likewise
-        self.observations: list[tuple[int, int]] = []  # likewise; the time is -1 for those before all events
-        self.finals: list[tuple[int, int, int]] = []  # last observations: before which of those above, lane, time
+        self.starts: list[tuple[int, int]] = []  # (lane, time)
+        self.steps: list[tuple[int, int]] = []  # (lane, time)
+        self.observations: list[tuple[int, int]] = []  # (lane, time); time -1: before all events
+        self.finals: list[tuple[int, int, int]] = []  # (index into observations to insert at, lane, time)
         self._table: list[dict[str, int]] = []
-        self._open: dict[str, int] | None = None  # the last fragment of the table, if steps may be added to it
+        self._open: dict[str, int] | None = None  # the last fragment of the table, if it accepts more steps
 
     def fragments(self) -> Array:
-        """The fragment table."""
+        """Return the fragment table."""
         table = np.zeros(len(self._table), wire.FRAGMENT)
         for name in wire.FRAGMENT.names or ():
             table[name] = [fragment.get(name, 0) for fragment in self._table]
         return table
 
     def add(self, lane: int, state: dict[str, Any]) -> None:
-        """Adds the steps of a lane. state: of the lane (LANE), which is updated."""
+        """Add the steps of a lane. state: state of the lane (LANE), updated in place."""
         self._open = None
         for time in np.flatnonzero(self._known[:, lane]).tolist():
             reset, ended = self._resets[time, lane], self._ended[time, lane]

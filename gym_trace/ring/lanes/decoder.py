@@ -1,4 +1,4 @@
-"""What slabs of lanes hold: decoded to segments of fragments and columns, and to actions that were never answered."""
+"""Decode slabs of lanes to segments, and to pending actions."""
 
 from __future__ import annotations
 
@@ -28,36 +28,38 @@ from gym_trace.ring.segment import Rows, Segment
 
 
 class Decoded(NamedTuple):
-    """What a slab holds."""
+    """Contents of a slab."""
 
     segments: list[Segment]
-    state: LaneState  # of the lanes after it
-    asked: list[Rows] | None  # actions that were asked and not answered, one for each leaf, with a row for each lane
+    state: LaneState  # after the slab
+    asked: list[Rows] | None  # actions without an answer, one entry per leaf, with one row per lane
 
 
 class LaneDecoder:
     """Decodes slabs of lanes for readers.
 
     Args:
-        layout: what the ring file says of its slabs (docs/FORMAT.md, section 8).
+        layout: layout of the slabs in the ring file (docs/FORMAT.md, section 8).
 
-    Raises CorruptTrace if that is malformed.
+    Raises CorruptTrace if the layout is malformed.
     """
 
     def __init__(self, layout: dict[str, Any]):
         self._layout = lane_layout(layout, MOST_SLAB_BYTES)
 
     def complete(self, sequence: int, slab: bytes | memoryview) -> tuple[int, int]:
-        """How many steps of a slab are complete, and how many entries of its log."""
+        """Return the number of complete steps in a slab, and of complete entries in its log."""
         log = [entry.kind for entry in entries(slab, self._layout.log, len(slab), sequence)]
         return log.count(STEP), len(log)
 
     def decode(
         self, sequence: int, slab: bytes | memoryview, most: tuple[int, int] | None = None
     ) -> tuple[list[Segment], list[Pending]]:
-        """What a slab holds, and the actions that were asked and not answered: one for each episode that goes on.
+        """Decode a slab; return its segments, and the pending action of each open episode.
 
-        most: of how many steps and entries, where there may be more by now, and of what is being asked.
+        Args:
+            most: numbers of steps and entries to decode of a slab that is still written; pending actions are omitted
+                then.
 
         Raises CorruptTrace.
         """
@@ -65,17 +67,17 @@ class LaneDecoder:
             found = decoded(self._layout, sequence, memoryview(slab), None, None if most is None else most[1])
             return found.segments, [] if most else pending_of(found.asked, found.state.lanes)
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise CorruptTrace(f"a slab of a ring is malformed: {error!r:.100}") from error
+            raise CorruptTrace(f"malformed ring slab: {error!r:.100}") from error
 
 
 def decoded(
     layout: LaneLayout, sequence: int, slab: memoryview, state: LaneState | None = None, most: int | None = None
 ) -> Decoded:
-    """What a slab holds. Its arrays may be views of the slab.
+    """Decode a slab. The arrays may be views of the slab.
 
     Args:
-        state: of the lanes when it was begun; None: as the slab says.
-        most: how many entries of its log to look at; None: all.
+        state: state of the lanes at the start of the slab; None: as stored in the slab.
+        most: number of log entries to read; None: all.
     """
     reading = _Reading(layout, slab)
     for entry in islice(entries(slab, layout.log, len(slab), sequence), most):
@@ -87,20 +89,21 @@ def decoded(
 
 
 class _Reading:
-    """The events of a slab.
+    """Reads the events of a slab.
 
     Attributes:
-        events: so far.
-        columns: of the slab; but for flags, only those that the rows of all its steps are in.
-        state: of the lanes when it was begun, if it says so.
+        events: events so far.
+        columns: columns of the slab: flags, and all columns that hold the rows of all steps.
+        state: state of the lanes at the start of the slab, if stored.
     """
 
     def __init__(self, layout: LaneLayout, slab: memoryview):
         self._layout, self._slab = layout, slab
         self.columns = layout.arrays(slab)
-        for path in (TERMINATIONS, TRUNCATIONS):  # of which any byte but 0 is true
+        for path in (TERMINATIONS, TRUNCATIONS):  # any byte except 0 is true
             self.columns[path] = self.columns[path].view(np.uint8) != 0
-        by_time = {path: column.swapaxes(0, 1) for path, column in self.columns.items()}  # an item is had sooner
+        # Time first, because indexing the first axis is faster than slicing.
+        by_time = {path: column.swapaxes(0, 1) for path, column in self.columns.items()}
         self._observations = [by_time.get(leaf.path) for leaf in layout.observation_leaves]
         self._actions = [by_time.get(leaf.path) for leaf in layout.action_leaves]
         self._terminations, self._truncations = by_time[TERMINATIONS], by_time[TRUNCATIONS]
@@ -113,7 +116,7 @@ class _Reading:
         self._asked: OddRows | None = None
 
     def add(self, entry: Entry) -> None:
-        """Takes an entry of the log. Raises CorruptTrace."""
+        """Add a log entry. Raises CorruptTrace."""
         kind, utc, monotonic = entry.kind, entry.c, entry.d
         if kind == ASK:
             self._asked = unpacked_rows(entry.payload, self._layout.lanes)
@@ -131,7 +134,7 @@ class _Reading:
             self._asked = None
 
     def asked(self) -> list[Rows] | None:
-        """The actions that were asked and not answered."""
+        """Return the actions without an answer, if any."""
         if self._asked is None or self._steps >= self._layout.times:
             return None
         return _rows(self._actions, self._asked, self._steps)
@@ -139,14 +142,14 @@ class _Reading:
     def _add_step(self, entry: Entry, utc: int, monotonic: int) -> None:
         time = self._steps
         if self._asked is None or entry.row != time or time >= self._layout.times:
-            raise CorruptTrace("the log of a ring is not in order")
+            raise CorruptTrace("ring log entries out of order")
         more = UnpackedStep(entry.payload, self._layout) if len(entry.payload) else self._nothing
         rewards: Rows | None = more.rewards
         if entry.column:
             rewards = self._reward_column(entry.column)[time]
         if rewards is None:
-            raise CorruptTrace("the rewards of a step of a ring are missing")
-        self._leave_out(entry.column, more.observations, self._asked)
+            raise CorruptTrace("ring step without rewards")
+        self._remove_incomplete(entry.column, more.observations, self._asked)
         self._steps += 1
         self.events.append(
             Step(
@@ -166,8 +169,8 @@ class _Reading:
             )
         )
 
-    def _leave_out(self, reward_type: int, observations: OddRows, actions: OddRows) -> None:
-        """Leaves out the columns of what of a step is not there."""
+    def _remove_incomplete(self, reward_type: int, observations: OddRows, actions: OddRows) -> None:
+        """Remove columns that do not hold the rows of a step."""
         if reward_type != self._reward_type:
             self.columns.pop(REWARDS, None)
             if reward_type and self._reward_type is None:
@@ -183,20 +186,20 @@ class _Reading:
         if column is None:
             dtype = dtype_from(np.dtype(f"{chr(code & 0xFF)}{code >> 8}").str)
             if dtype.kind not in "biuf" or dtype.itemsize > REWARD_BYTES:
-                raise CorruptTrace("the rewards of a ring have a type that there cannot be")
+                raise CorruptTrace("invalid reward type in a ring")
             column = self._rewards[code] = self._layout.rewards(self._slab, dtype).swapaxes(0, 1)
         return column
 
 
 def _rows(columns: list[Array | None], odd: OddRows, time: int) -> list[Rows]:
-    """The rows of leaves at a step. columns: by time."""
+    """Return the rows of all leaves at a step. columns: (time, lane, ...)."""
     if not odd:
         return [column[time] for column in columns]  # type: ignore[index]
     return [odd[number] if number in odd else column[time] for number, column in enumerate(columns)]  # type: ignore[index]
 
 
 def pending_of(asked: list[Rows] | None, lanes: Array) -> list[Pending]:
-    """The actions, if any are asked, of the lanes whose episodes go on. lanes: their state."""
+    """Return the pending actions of lanes with an open episode. lanes: state of the lanes."""
     if asked is None:
         return []
     steps = lanes["open"] & ~lanes["skipped"] & ~lanes["deferred"] & ~lanes["pending"]

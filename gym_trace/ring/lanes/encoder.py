@@ -1,4 +1,4 @@
-"""Encodes events of all lanes to fragments and columns that are ordered by lane."""
+"""Encode events of all lanes as fragments and columns, ordered by lane."""
 
 from __future__ import annotations
 
@@ -35,12 +35,11 @@ from gym_trace.ring.segment import Columns, Rows, Segment, size_of
 def encoded(
     layout: LaneLayout, state: LaneState, events: list[Event], columns: dict[Path, Array]
 ) -> tuple[list[Segment], LaneState]:
-    """The segments of consecutive events, and the state of the lanes after them.
+    """Encode consecutive events; return their segments, and the state of the lanes after them.
 
     Args:
-        state: of the lanes before them.
-        columns: of the slab they are of, of shape (lanes, times, ...): flags, and those that the rows of all its steps
-            are in.
+        state: state of the lanes before the events.
+        columns: columns of the slab, (lanes, times, ...): flags, and all columns that hold the rows of all steps.
     """
     encoding = _Encoding(layout, state)
     segments = encoding.segments(events, columns)
@@ -48,12 +47,12 @@ def encoded(
 
 
 def no_lanes(count: int) -> LaneState:
-    """The state before anything is known of any lane."""
+    """Return the initial state, with all lanes unknown."""
     return LaneState(np.zeros(count, LANE), np.full(count, NOTHING, object), 0, ())
 
 
 def left_open(state: LaneState) -> LaneState:
-    """The state that another recorder begins with which continues the open episodes."""
+    """Return the initial state of another recorder that continues the open episodes."""
     known = state.lanes.copy()
     known["deferred"] = known["open"] & ~known["skipped"]
     lanes = np.flatnonzero(known["deferred"])
@@ -63,7 +62,7 @@ def left_open(state: LaneState) -> LaneState:
 
 
 class _Encoding:
-    """The encoding of some events, on a copy of the state that they begin with."""
+    """Encodes events, on a copy of the initial state."""
 
     def __init__(self, layout: LaneLayout, state: LaneState):
         self._layout, self._count, self._mode = layout, layout.lanes, layout.mode
@@ -71,11 +70,11 @@ class _Encoding:
         self.episodes, self.recent = state.episodes, state.recent
 
     def state(self) -> LaneState:
-        """The state after what was encoded so far."""
+        """Return the state after the events encoded so far."""
         return LaneState(self.lanes, self.starts, self.episodes, self.recent)
 
     def segments(self, events: list[Event], columns: dict[Path, Array]) -> list[Segment]:
-        """The segments of consecutive events of a slab. columns: of the slab."""
+        """Encode consecutive events of a slab. columns: of the slab."""
         segments: list[Segment] = []
         time = 0
         for kind, group in groupby(events, type):
@@ -95,7 +94,7 @@ class _Encoding:
         return [segment for segment in segments if len(segment.fragments)]
 
     def _last(self, step: Step, rows: dict[Path, Array]) -> Step | Observed:
-        """The last of consecutive steps. rows: of these steps."""
+        """Return the last of consecutive steps, for LaneState.recent. rows: of these steps."""
         if not step.is_usual:
             return step
         leaves = self._layout.observation_leaves
@@ -121,7 +120,7 @@ class _Encoding:
         return [_segment(cut, {}), starts]
 
     def _continued(self) -> Segment:
-        """The starts of episodes that another recorder began, now that a step continues them."""
+        """Return the starts of deferred episodes, because a step continues them now."""
         lanes = np.flatnonzero(self.lanes["deferred"])
         self.lanes["deferred"] = False
         if not len(lanes):
@@ -130,7 +129,7 @@ class _Encoding:
         return self._starts(lanes, last_observations(self.recent, running, self._count))
 
     def _starts(self, lanes: Array, observations: list[Rows]) -> Segment:
-        """The starts of episodes. observations: of those lanes whose run of steps begins with them."""
+        """Return the starts of episodes. observations: of the lanes whose run of steps starts here."""
         known, fragments = self.lanes[lanes], np.zeros(len(lanes), wire.FRAGMENT)
         fragments["lane"], fragments["episode"], fragments["first_step"] = lanes, known["episode"], known["steps"]
         fragments["flags"] = wire.STARTS | wire.LEADS * known["running"].astype(np.uint32)
@@ -148,7 +147,7 @@ class _Encoding:
         return _segment(fragments, {})
 
     def _ends(self, lanes: Array, outcome: int, utc: int, monotonic: int) -> Array:
-        """Fragments without steps that end the open episodes of lanes."""
+        """Return fragments without steps that end the open episodes of lanes."""
         known = self.lanes[lanes]
         begun = known["open"] & ~known["skipped"] & ~known["deferred"]
         lanes, known = lanes[begun], known[begun]
@@ -162,35 +161,36 @@ class _Encoding:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def _steps(self, events: list[Step], rows: dict[Path, Array]) -> Segment:
-        """One segment of consecutive steps. All arrays of rows are ordered by lane, then by time.
+        """Encode consecutive steps as one segment. All arrays of rows are ordered by lane, then by time.
 
-        rows: of the columns of the block, those of these steps, of shape (lanes, times, ...).
+        Args:
+            rows: rows of these steps in the columns of the slab, (lanes, times, ...).
         """
         times, layout = len(events), self._layout
-        said = rows["terminations",].T * np.uint8(wire.TERMINATED)
-        said |= rows["truncations",].T * np.uint8(wire.TRUNCATED)
-        ended = said != 0
+        flags = rows["terminations",].T * np.uint8(wire.TERMINATED)
+        flags |= rows["truncations",].T * np.uint8(wire.TRUNCATED)
+        ended = flags != 0
         valid, leads = self._which(ended)
         if events[0].kept is not None:
             same_step, filtered = self._mode == SAME_STEP, layout.filtered
             return self._chosen(events, rows, ChosenRows(events, valid, leads, ended, same_step, filtered))
-        places = None if valid.all() else np.flatnonzero(valid.T)  # lane * times + time of each row; None: of all
-        said *= ended & ~leads
+        places = None if valid.all() else np.flatnonzero(valid.T)  # lane * times + time of each row; None: all
+        flags *= ended & ~leads
         lead = _in_place(leads, places)
         observations = [
             _column(rows, leaf.path, places, (event.observations[i] for event in events))
             for i, leaf in enumerate(layout.observation_leaves)
         ]
         steps = _without(places, lead)
-        if self._mode == SAME_STEP and said.any():
-            at = np.flatnonzero(_in_place(said, places))
+        if self._mode == SAME_STEP and flags.any():
+            at = np.flatnonzero(_in_place(flags, places))
             places = np.arange(len(lead)) if places is None else places
             ends = np.divmod(places[at], times)
             observations = [
                 inserted(column, at, self._finals(events, i, *ends)) for i, column in enumerate(observations)
             ]
             places, lead = np.insert(places, at, places[at]), np.insert(lead, at, False)
-            lead[at + np.arange(len(at)) + 1] = True  # the first observations of new episodes follow the last ones
+            lead[at + np.arange(len(at)) + 1] = True  # the next observation is the first of a new episode
         columns: Columns = {}
         begun = np.flatnonzero(lead)
         if len(begun):
@@ -198,10 +198,10 @@ class _Encoding:
         columns.update(zip((leaf.path for leaf in layout.observation_leaves), observations))
         if steps is None or len(steps):
             self._add_step_columns(columns, events, rows, steps)
-        return _segment(self._fragments(events, said, places, lead), columns)
+        return _segment(self._fragments(events, flags, places, lead), columns)
 
     def _chosen(self, events: list[Step], rows: dict[Path, Array], chosen: ChosenRows) -> Segment:
-        """The segment of the steps that filters keep."""
+        """Encode the steps that filters keep."""
         names, times = LANE.names or (), len(events)
         for lane, state in enumerate(self.lanes.tolist()):
             known = dict(zip(names, state))
@@ -227,7 +227,7 @@ class _Encoding:
     def _add_step_columns(
         self, columns: Columns, events: list[Step], rows: dict[Path, Array], steps: Array | None
     ) -> None:
-        """Adds the columns of steps: all but observations. steps: places, by lane, then by time; None for all."""
+        """Add the columns of steps, except observations. steps: indices, by lane, then by time; None: all."""
         for i, leaf in enumerate(self._layout.action_leaves):
             columns[leaf.path] = _column(rows, leaf.path, steps, (event.actions[i] for event in events))
         columns["rewards",] = _column(rows, ("rewards",), steps, (event.rewards for event in events))
@@ -238,7 +238,7 @@ class _Encoding:
             columns["annotations", name] = by_lane([event.notes.get(name, missing) for event in events], steps)
 
     def _which(self, ended: Array) -> tuple[Array, Array]:
-        """Of each (time, lane): whether its state is known, and whether it is a reset."""
+        """Return two arrays, (time, lane): True if the state is known, and True if the step is a reset."""
         lanes = self.lanes
         valid, leads, open_, pending = after_steps(self._mode, lanes["open"], lanes["pending"], ended)
         ended &= valid
@@ -246,7 +246,7 @@ class _Encoding:
         return valid, leads
 
     def _finals(self, events: list[Step], leaf: int, lanes: Array, times: Array) -> Rows:
-        """The last observations of the episodes that ended in these lanes at these times."""
+        """Return the last observations of the episodes that ended in these lanes at these times."""
         kept = [event.finals for event in events]
         offsets = np.cumsum([0] + [0 if finals is None else len(finals[0]) for finals in kept])
         rows = joined_rows([finals[1][leaf] for finals in kept if finals is not None])
@@ -262,16 +262,16 @@ class _Encoding:
             return [NOTHING] * len(lanes)
         infos = [(events[time].reset_infos or [])[lane] for lane, time in zip(lanes.tolist(), times.tolist())]
         starts = [start_with_info(info) for info in infos]
-        self.starts[lanes] = starts  # of several in one lane the last one counts
+        self.starts[lanes] = starts  # the last one of a lane wins
         return starts
 
-    def _fragments(self, events: list[Step], said: Array, places: Array | None, lead: Array) -> Array:
-        """The fragments of rows that are ordered by lane, then by time.
+    def _fragments(self, events: list[Step], flags: Array, places: Array | None, lead: Array) -> Array:
+        """Return the fragments of rows that are ordered by lane, then by time.
 
         Args:
-            said: of each (time, lane), the flags of an episode that ends there.
-            places: lane * times + time of each row; None for all there are.
-            lead: of each row, whether it is the first observation of an episode.
+            flags: (time, lane), the end flags of episodes.
+            places: lane * times + time of each row; None: all rows.
+            lead: True for rows that are the first observation of an episode.
         """
         times, opens = len(events), lead.copy()
         of_lanes = np.arange(self._count) * times
@@ -285,15 +285,15 @@ class _Encoding:
         lane, first = _lane_and_time(begin, places, times)
         _, final = _lane_and_time(after - 1, places, times)
         utc, monotonic = np.array([event.utc for event in events]), np.array([event.monotonic for event in events])
-        said = said[final, lane] * ~lead[after - 1]
-        ends = said != 0
+        flags = flags[final, lane] * ~lead[after - 1]
+        ends = flags != 0
 
         goes_on, started = np.flatnonzero(~starts), np.flatnonzero(starts)
         of_start = {"utc": utc[first], "monotonic": monotonic[first], "episode": np.empty(len(begin), np.int64)}
         for name, values in of_start.items():
             values[goes_on] = self.lanes[name][lane[goes_on]]
-        narrow = first[started].astype(np.min_scalar_type(times))  # for which NumPy has a faster way to sort
-        in_turn = started[np.argsort(narrow, kind="stable")]  # ids in the order of the starts, then of the lanes
+        narrow = first[started].astype(np.min_scalar_type(times))  # NumPy sorts narrow integers faster
+        in_turn = started[np.argsort(narrow, kind="stable")]  # ids ascend by start time, then by lane
         of_start["episode"][in_turn] = self.episodes + np.arange(len(started))
         self.episodes += len(started)
 
@@ -304,8 +304,8 @@ class _Encoding:
         fragments["start_time"] = of_start["utc"] * starts
         fragments["clock_offset"] = (of_start["utc"] - of_start["monotonic"]) * starts
         fragments["seed"] = wire.NO_SEED * starts
-        fragments["flags"] = (wire.STARTS | wire.LEADS) * starts + (wire.STOPS | wire.ENDS) * ends + said
-        fragments["outcome"] = np.where(said & wire.TERMINATED, Outcome.TERMINATED, Outcome.TRUNCATED * ends)
+        fragments["flags"] = (wire.STARTS | wire.LEADS) * starts + (wire.STOPS | wire.ENDS) * ends + flags
+        fragments["outcome"] = np.where(flags & wire.TERMINATED, Outcome.TERMINATED, Outcome.TRUNCATED * ends)
         duration = (monotonic[final] - of_start["monotonic"]) * ends
         fragments["duration"] = duration
         fragments["clock_drift"] = (utc[final] - of_start["utc"]) * ends - duration
@@ -321,19 +321,19 @@ class _Encoding:
 
 
 def _column(rows: dict[Path, Array], path: Path, chosen: Array | None, batches: Iterable[Rows]) -> Rows:
-    """The rows of a column by lane, then by time, at places in that order. batches: those that rows may lack."""
+    """Return rows of a column by lane, then by time. batches: used if rows lacks the column."""
     column = rows.get(path)
     return by_lane(list(batches), chosen) if column is None else column_by_lane(column, chosen)
 
 
 def _in_place(flags: Array, places: Array | None) -> Array:
-    """Flags, a row a time, in the order of rows."""
+    """Reorder flags, (time, lane), to the order of rows."""
     by_lane = flags.T.reshape(-1)
     return by_lane if places is None else by_lane[places]
 
 
 def _without(places: Array | None, lead: Array) -> Array | None:
-    """The places of the rows that are steps; None for all there are."""
+    """Return the positions of the rows that are steps; None: all."""
     if not lead.any():
         return places
     return np.flatnonzero(~lead) if places is None else places[~lead]

@@ -1,4 +1,4 @@
-"""Events of lanes as entries of a log: what of them is not in the columns, as MessagePack."""
+"""Events of lanes as log entries: everything that is not in the columns, as MessagePack."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gym_trace.ring.lanes.events import LANE, LaneState, Observed, Reset, Step
 from gym_trace.ring.lanes.layout import LaneLayout
 from gym_trace.ring.segment import Rows
 
-NOTHING = pack({})  # a row of the column "starts" that says nothing
+NOTHING = pack({})  # an empty row of the column "starts"
 _START = b"\x81" + pack("reset_info")
 
-OddRows = dict[int, Rows]  # of leaves whose values are not in the columns, by their number
+OddRows = dict[int, Rows]  # rows that do not fit the columns, by the number of their leaf
 
 
 def start_with_info(info: bytes) -> bytes:
-    """A row of the column "starts" that has the info of a reset, which is packed, and nothing else."""
+    """Return a row of the column "starts" with only the packed info of a reset."""
     return _START + pack(info)
 
 
@@ -30,16 +30,16 @@ def start_with_info(info: bytes) -> bytes:
 
 
 def packed_rows(odd: OddRows) -> bytes:
-    """The rows of leaves that are not in the columns."""
+    """Pack rows that do not fit the columns."""
     return pack(odd)
 
 
 def packed_step(step: Step, observations: OddRows, rewards: Rows | None) -> bytes:
-    """What of a step is not in the columns; nothing where all is.
+    """Pack the parts of a step that are not in the columns; empty if the columns hold everything.
 
     Args:
-        observations: of it, which are not.
-        rewards: if they are not.
+        observations: observations that do not fit the columns.
+        rewards: rewards, if they do not fit the column.
     """
     is_plain = not observations and rewards is None and step.finals is None and step.infos is None
     if is_plain and not step.notes and step.ids is None:
@@ -65,7 +65,7 @@ def packed_step(step: Step, observations: OddRows, rewards: Rows | None) -> byte
 
 
 def packed_reset(reset: Reset, count: int) -> bytes:
-    """A reset. count: of lanes."""
+    """Pack a reset. count: number of lanes."""
     given: dict[str, Any] = {"observations": reset.observations, "seeds": reset.seeds}
     if len(reset.lanes) != count:
         given["lanes"] = reset.lanes
@@ -77,7 +77,7 @@ def packed_reset(reset: Reset, count: int) -> bytes:
 
 
 def packed_state(state: LaneState, with_observations: bool) -> bytes:
-    """The state of the lanes. with_observations: whether steps to come may lead runs with those before them."""
+    """Pack the state of the lanes. with_observations: later steps may start a run with the last observation."""
     deferred = np.flatnonzero(state.lanes["deferred"])
     given: dict[str, Any] = {"lanes": state.lanes.tobytes(), "episodes": state.episodes}
     if len(deferred):
@@ -91,7 +91,7 @@ def packed_state(state: LaneState, with_observations: bool) -> bytes:
 
 
 def unpacked_rows(payload: bytes | memoryview, count: int) -> OddRows:
-    """The rows of leaves that are not in the columns. count: of lanes. Raises CorruptTrace."""
+    """Unpack rows that do not fit the columns. count: number of lanes. Raises CorruptTrace."""
     if not len(payload):
         return {}
     odd = unpack(payload)
@@ -100,9 +100,9 @@ def unpacked_rows(payload: bytes | memoryview, count: int) -> OddRows:
 
 
 class UnpackedStep:
-    """What of a step is not in the columns. Raises CorruptTrace.
+    """The parts of a step that are not in the columns. Raises CorruptTrace.
 
-    Attributes: as those of Step, but for observations and rewards, of which there are only those that are not.
+    Attributes: as in Step; observations and rewards are only those that do not fit the columns.
     """
 
     def __init__(self, payload: bytes | memoryview, layout: LaneLayout):
@@ -134,7 +134,7 @@ class UnpackedStep:
 
 
 def unpacked_reset(payload: bytes | memoryview, layout: LaneLayout, utc: int, monotonic: int) -> Reset:
-    """A reset. Raises CorruptTrace."""
+    """Unpack a reset. Raises CorruptTrace."""
     given = unpack(payload)
     lanes = _lanes(given["lanes"], layout.lanes) if "lanes" in given else np.arange(layout.lanes)
     return Reset(
@@ -149,7 +149,7 @@ def unpacked_reset(payload: bytes | memoryview, layout: LaneLayout, utc: int, mo
 
 
 def unpacked_state(payload: bytes | memoryview, layout: LaneLayout) -> LaneState:
-    """The state of the lanes. Raises CorruptTrace."""
+    """Unpack the state of the lanes. Raises CorruptTrace."""
     given, count = unpack(payload), layout.lanes
     _demand(len(given["lanes"]) == count * LANE.itemsize)
     lanes = np.frombuffer(given["lanes"], LANE).copy()
@@ -168,7 +168,7 @@ def unpacked_state(payload: bytes | memoryview, layout: LaneLayout) -> LaneState
 
 def _demand(holds: bool) -> None:
     if not holds:
-        raise CorruptTrace("an entry of a ring is malformed")
+        raise CorruptTrace("malformed ring log entry")
 
 
 def _number(lane: object, count: int) -> int:
@@ -182,7 +182,7 @@ def _typed(values: object, dtype: str, count: int) -> Array:
 
 
 def _lanes(lanes: Any, count: int) -> Array:
-    """Numbers of lanes, each of which there is, and none twice."""
+    """Check that lanes are valid, ascending and unique."""
     lanes = _typed(lanes, "<i8", len(lanes))
     _demand(not len(lanes) or (lanes[0] >= 0 and lanes[-1] < count and bool((lanes[1:] > lanes[:-1]).all())))
     return np.asarray(lanes)

@@ -1,4 +1,4 @@
-"""What happens to the lanes of a vector environment, and the state of each lane."""
+"""Events of the lanes of a vector environment, and the state of each lane."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ LANE = np.dtype(
         ("open", "?"),  # an episode is open
         ("pending", "?"),  # the next step is a reset
         ("skipped", "?"),  # the episode is not recorded
-        ("running", "?"),  # the next step, if it is kept, continues the run of steps before it
-        ("deferred", "?"),  # another recorder began the episode; nothing is written before a step comes
+        ("running", "?"),  # the next kept step continues the current run of steps
+        ("deferred", "?"),  # started by another recorder; nothing is written before the next step
         ("episode", "<i8"),
-        ("steps", "<i8"),  # of the episode so far, including those that are not kept
-        ("utc", "<i8"),  # of the start
+        ("steps", "<i8"),  # steps of the episode so far, including skipped ones
+        ("utc", "<i8"),  # time of the start
         ("monotonic", "<i8"),
-        ("seed", "<i8"),  # as the fragment table has it
+        ("seed", "<i8"),  # as in the fragment table
     ]
 )
 
 
 class Reset(NamedTuple):
-    """A reset of some lanes, or of all."""
+    """A reset of some or all lanes. Arrays and lists have one entry per reset lane."""
 
     lanes: Array
-    observations: list[Rows]  # one for each leaf, with a row for each of the lanes
-    seeds: Array  # as the fragment table has them, one for each of the lanes
-    starts: list[bytes]  # rows of the column "starts", likewise
-    ids: Array | None  # with filters: episode ids, one for each of the lanes, -1 for those not recorded
+    observations: list[Rows]  # one entry per leaf
+    seeds: Array  # as in the fragment table
+    starts: list[bytes]  # rows of the column "starts"
+    ids: Array | None  # with filters: episode ids; -1: not recorded
     utc: int
     monotonic: int
 
@@ -47,21 +47,21 @@ _NO_FLAGS = np.zeros(0, np.bool_)
 
 
 class Step(NamedTuple):
-    """A step of all lanes; of a usual one, the columns of the slab have all that there is to say but when it was."""
+    """A step of all lanes. For a usual step, the columns of the slab hold everything except its time."""
 
     utc: int
     monotonic: int
-    observations: list[Rows] = _IN_COLUMNS  # one for each leaf, with a row for each lane
+    observations: list[Rows] = _IN_COLUMNS  # one entry per leaf, with one row per lane
     actions: list[Rows] = _IN_COLUMNS
     rewards: Rows = _IN_COLUMNS
     terminations: Array = _NO_FLAGS
     truncations: Array = _NO_FLAGS
-    finals: tuple[Array, list[Rows]] | None = None  # lanes reset in the same step, and their last observations
-    infos: list[bytes] | None = None  # of the steps, one for each lane
-    reset_infos: list[bytes] | None = None  # of the episodes that began, one for each lane
+    finals: tuple[Array, list[Rows]] | None = None  # lanes reset in this step, and their last observations
+    infos: list[bytes] | None = None  # infos of the steps, one per lane
+    reset_infos: list[bytes] | None = None  # infos of the resets, one per lane
     notes: Mapping[str, Rows] = MappingProxyType({})  # annotations
-    ids: Array | None = None  # with filters: ids of the episodes that begin, one for each lane, or -1
-    kept: Array | None = None  # with filters: the lanes whose step is kept
+    ids: Array | None = None  # with filters: id of the starting episode of each lane, or -1
+    kept: Array | None = None  # with filters: True for lanes whose step is kept
 
     @property
     def is_usual(self) -> bool:
@@ -90,24 +90,24 @@ class Observed(NamedTuple):
     """Last observations of lanes."""
 
     lanes: Array
-    observations: list[Rows]  # one for each leaf, with a row for each of the lanes
+    observations: list[Rows]  # one entry per leaf, with one row per lane in lanes
 
 
 class LaneState(NamedTuple):
-    """The lanes between two events."""
+    """State of the lanes between two events."""
 
-    lanes: Array  # of dtype LANE
-    starts: Array  # of dtype object, one for each lane: the row of the column "starts"
-    episodes: int  # how many have begun
-    recent: tuple[Reset | Step | Observed, ...]  # the last event of all lanes, and resets since then
+    lanes: Array  # dtype LANE
+    starts: Array  # dtype object: for each lane, its row of the column "starts"
+    episodes: int  # episodes started so far
+    recent: tuple[Reset | Step | Observed, ...]  # the last event of all lanes, and later resets
 
     def observed(self, lanes: Array) -> list[Rows]:
-        """The last observations of lanes."""
+        """Return the last observations of lanes."""
         return last_observations(self.recent, lanes, len(self.lanes))
 
 
 def last_observations(recent: Sequence[Reset | Step | Observed], lanes: Array, count: int) -> list[Rows]:
-    """The last observations of lanes. recent: see LaneState. count: of all lanes."""
+    """Return the last observations of lanes. recent: see LaneState. count: number of all lanes."""
     places, total = np.zeros(count, np.int64), 0
     for event in recent:
         own = np.arange(count) if isinstance(event, Step) else event.lanes

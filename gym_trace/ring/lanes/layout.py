@@ -1,4 +1,4 @@
-"""Where the values of the steps of all lanes lie in a slab."""
+"""Memory layout of a slab of lanes."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from gym_trace.ring.lanes.autoreset import DISABLED, NEXT_STEP, SAME_STEP
 from gym_trace.ring.memory import SLAB_HEADER
 
 REWARDS, TERMINATIONS, TRUNCATIONS = ("rewards",), ("terminations",), ("truncations",)
-REWARD_BYTES = 8  # of the room for a reward; rewards of other types than float64 may take less of it
-_NARROW = 16  # bytes
-_STEP_BYTES = REWARD_BYTES + 2  # of a lane in a step, beside observation and action
+REWARD_BYTES = 8  # reserved per reward; types other than float64 may use less
+_NARROW = 16  # bytes; narrower rows are ordered by time
+_STEP_BYTES = REWARD_BYTES + 2  # per lane and step, without observation and action
 _MOST_LEAVES, _MOST_DIMENSIONS = 1 << 16, 32
 
 
 class _Column(NamedTuple):
-    """A column of the slab: of a leaf that is typed, rewards, or flags."""
+    """A column of the slab: a typed leaf, rewards, or flags."""
 
     leaf: Leaf
     offset: int
-    by_time: bool  # whether it is ordered by time, then by lane; otherwise by lane, then by time
+    by_time: bool  # True: ordered by time, then by lane; False: by lane, then by time
 
 
 class LaneLayout:
-    """The columns of the steps of a slab, and where its log begins.
+    """The columns of a slab, and the offset of its log.
 
-    A column lies in memory as it is to be stored, by lane, then by time; narrow rows by time first: to put each of them
-    into a cache line of its own, step by step, takes longer than to order them later, many at a time.
+    A column has the order in which it is stored: by lane, then by time. Narrow rows are ordered by time first: writing
+    each to its own cache line at every step takes longer than reordering many rows later.
 
     Attributes:
-        lanes: how many there are.
-        times: how many steps of all lanes a slab can have.
-        mode: of autoreset.
-        filtered: whether single steps are left out.
-        observation_leaves, action_leaves: of one lane.
-        log: offset of the log in the slab, which takes the rest of it.
+        lanes: number of lanes.
+        times: maximum number of steps in a slab.
+        mode: autoreset mode.
+        filtered: True if single steps may be skipped.
+        observation_leaves, action_leaves: leaves of one lane.
+        log: offset of the log, which takes the rest of the slab.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class LaneLayout:
                 self.log += aligned(leaf.row_size * lanes * times)
 
     def described(self) -> dict[str, Any]:
-        """As the ring file has it."""
+        """Return the layout as stored in the ring file."""
         fixed = [self.columns[path].leaf for path in (REWARDS, TERMINATIONS, TRUNCATIONS)]
         return {
             "lanes": self.lanes,
@@ -83,7 +83,7 @@ class LaneLayout:
         return [list(leaf.path), leaf.dtype.str, list(leaf.shape), offset, by_time]
 
     def arrays(self, memory: memoryview) -> dict[Path, Array]:
-        """The columns in the memory of a slab, of shape (lanes, times, ...)."""
+        """Return the columns in the memory of a slab, (lanes, times, ...)."""
         return {path: self._array(column, memory) for path, column in self.columns.items()}
 
     def _array(self, column: _Column, memory: memoryview) -> Array:
@@ -93,7 +93,7 @@ class LaneLayout:
         return array.swapaxes(0, 1) if by_time else array[:]
 
     def rewards(self, memory: memoryview, dtype: np.dtype[Any]) -> Array:
-        """The column of rewards where they are of this dtype, which has no more bytes than there is room for."""
+        """Return the column of rewards with this dtype, of at most REWARD_BYTES."""
         _, offset, _ = self.columns[REWARDS]
         strides = (REWARD_BYTES * self.lanes, dtype.itemsize)
         array: Array = np.ndarray((self.times, self.lanes), dtype, memory, offset, strides)
@@ -101,24 +101,24 @@ class LaneLayout:
 
 
 def row_bytes(leaves: list[Leaf]) -> int:
-    """What a step of one lane takes in the columns. leaves: of observation and action."""
+    """Return the bytes of one lane's step in the columns. leaves: of observation and action."""
     return _STEP_BYTES + sum(leaf.row_size for leaf in leaves)
 
 
 def lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
-    """The layout that a ring file has. Raises CorruptTrace."""
+    """Parse the layout stored in a ring file. Raises CorruptTrace."""
     try:
         return _lane_layout(plain, slab_bytes)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise CorruptTrace(f"the layout of a ring is malformed: {error!r:.100}") from error
+        raise CorruptTrace(f"malformed ring layout: {error!r:.100}") from error
 
 
 def _lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
     lanes, times, log = (plain[name] for name in ("lanes", "times", "log"))
     if not all(type(number) is int and 0 < number <= slab_bytes for number in (lanes, times, log)):
-        raise CorruptTrace("a number in the layout of a ring is out of range")
+        raise CorruptTrace("number out of range in a ring layout")
     if plain["mode"] not in (NEXT_STEP, SAME_STEP, DISABLED) or len(plain["columns"]) > _MOST_LEAVES:
-        raise CorruptTrace("the layout of a ring is none that there can be")
+        raise CorruptTrace("invalid ring layout")
     layout = LaneLayout(lanes, times, plain["mode"], bool(plain["filtered"]), [], [])
     layout.log, layout.columns = log, {}
     for path, dtype, shape, offset, by_time in plain["columns"]:
@@ -129,14 +129,14 @@ def _lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
         if leaf.dtype is None:
             continue
         if len(shape) > _MOST_DIMENSIONS or not all(type(number) is int and number >= 0 for number in shape):
-            raise CorruptTrace("a column of a ring has a shape that there cannot be")
+            raise CorruptTrace("invalid shape of a ring column")
         if type(offset) is not int or not SLAB_HEADER <= offset <= offset + leaf.row_size * lanes * times <= log:
-            raise CorruptTrace("a column of a ring does not lie in its slab")
+            raise CorruptTrace("ring column outside of its slab")
         layout.columns[path] = _Column(leaf, offset, bool(by_time))
     for path, dtype in ((REWARDS, "<f8"), (TERMINATIONS, "|b1"), (TRUNCATIONS, "|b1")):
         leaf = layout.columns[path].leaf
         if leaf.dtype != dtype or leaf.shape or not layout.columns[path].by_time:
-            raise CorruptTrace("the rewards or flags in a ring are none that there can be")
+            raise CorruptTrace("invalid type of ring rewards or flags")
     if math.prod((lanes, times)) > slab_bytes:
-        raise CorruptTrace("a ring claims more steps than there is room for")
+        raise CorruptTrace("ring declares more steps than fit")
     return layout

@@ -1,4 +1,4 @@
-"""Rows of all lanes at consecutive steps, put in the order that is stored: by lane, then by time."""
+"""Reorder rows of all lanes at consecutive steps for storage: by lane, then by time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
 from gym_trace.ring.segment import Rows
 
-_LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE = 32, 1 << 15  # such that what is read and written stays in near caches
-_WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # by their bytes
+_LEAST_TIMES_AT_ONCE, _ROWS_AT_ONCE = 32, 1 << 15  # block sizes that fit the processor's caches
+_WORDS = {2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # by size in bytes
 
 
 def column_by_lane(column: Array, chosen: Array | None) -> Rows:
-    """Rows of an array of shape (lanes, times, ...) by lane, then by time. chosen: places in that order; None: all."""
+    """Return rows of an array, (lanes, times, ...), by lane, then by time. chosen: indices in that order; None: all."""
     flat = _in_order(column).reshape(column.shape[0] * column.shape[1], *column.shape[2:])
     return flat if chosen is None else taken(flat, chosen)
 
 
 def by_lane(batches: Sequence[Rows], chosen: Array | None) -> Rows:
-    """The same of batches that have a row for each lane."""
+    """Return rows of batches by lane, then by time. batches: one per time, with one row per lane."""
     flat: Rows
     if _alike(batches):
-        stacked = np.ascontiguousarray(np.stack(batches, axis=1))  # which are in Fortran order if all batches are
+        stacked = np.ascontiguousarray(np.stack(batches, axis=1))  # np.stack keeps the Fortran order of batches
         flat = stacked.reshape(len(stacked) * stacked.shape[1], *stacked.shape[2:])
     else:
         flat = [row for lane in zip(*map(_packed, batches)) for row in lane]
@@ -33,7 +33,7 @@ def by_lane(batches: Sequence[Rows], chosen: Array | None) -> Rows:
 
 
 def _in_order(stacked: Array) -> Array:
-    """An array of shape (lanes, times, ...) as it lies in memory in that order."""
+    """Return an array, (lanes, times, ...), in C order."""
     if stacked.flags.c_contiguous:
         return stacked
     ordered = np.empty(stacked.shape, stacked.dtype)
@@ -45,7 +45,7 @@ def _in_order(stacked: Array) -> Array:
 
 
 def _as_words(stacked: Array) -> Array:
-    """The same bytes with one number a row, where there are numbers so wide: these are copied far more quickly."""
+    """View each row as one number, if a type of that size exists: such rows are copied much faster."""
     word = _WORDS.get(stacked.itemsize * math.prod(stacked.shape[2:]))
     if word is None or stacked.ndim != 3:
         return stacked
@@ -53,12 +53,12 @@ def _as_words(stacked: Array) -> Array:
 
 
 def taken(rows: Rows, places: Array) -> Rows:
-    """Rows at places."""
+    """Return rows at the given indices."""
     return rows.take(places, axis=0) if isinstance(rows, np.ndarray) else [rows[place] for place in places.tolist()]
 
 
 def inserted(column: Rows, at: Array, rows: Rows) -> Rows:
-    """column with rows put in, one before each place."""
+    """Return column with rows inserted, one before each index in `at`."""
     if isinstance(column, np.ndarray) and isinstance(rows, np.ndarray) and _alike([column, rows]):
         return np.insert(column, at, rows, axis=0)
     kept, more = _packed(column), _packed(rows)

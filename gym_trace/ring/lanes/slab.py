@@ -1,4 +1,4 @@
-"""Steps of all lanes, put into a slab as they happen."""
+"""Write steps of all lanes to a slab as they happen."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gym_trace.ring.log import ASK, END_ALL, ENTRY, INTERRUPTED, RESET, STATE, S
 from gym_trace.ring.memory import begin
 from gym_trace.ring.segment import Rows
 
-_RESERVE = 8 * ENTRY.size  # bytes of the log for entries without a payload
+_RESERVE = 8 * ENTRY.size  # log bytes reserved for entries without a payload
 _FLOAT = np.dtype("<f8")
 _FLOAT_CODE = ord("f") | 8 << 8
-_step_of, _USUAL = partial(tuple.__new__, Step), Step(0, 0)[2:]  # which make a step in a third of the time
+_step_of, _USUAL = partial(tuple.__new__, Step), Step(0, 0)[2:]  # three times as fast as Step()
 
 
 class Rooms(NamedTuple):
-    """Where the rows of a step are put, one a lane: in the slab, if they fit."""
+    """Output arrays for a step, with one row per lane: views of the slab if the step fits."""
 
-    time: int  # of the step in its slab; -1: in no slab
-    observations: list[Array | None]  # one for each leaf; None where values are MessagePack
+    time: int  # index of the step in its slab; -1: not in a slab
+    observations: list[Array | None]  # one per leaf; None for MessagePack values
     actions: list[Array | None]
-    rewards: Array  # if they are float64
+    rewards: Array  # for float64 rewards
     terminations: Array
     truncations: Array
 
@@ -43,7 +43,7 @@ PutBatches = Callable[[Sequence[Any], int, Sequence[Any]], bool]
 
 
 def put_batches(columns: Sequence[Any], time: int, batches: Sequence[Any]) -> bool:
-    """Copies batches to an index of columns, if each is an array just like an item of its column; says whether."""
+    """Copy batches to columns[time]; return False without copying if an array does not match its column exactly."""
     for column, batch in zip(columns, batches):
         if type(batch) is not np.ndarray or batch.dtype != column.dtype or batch.shape != column.shape[1:]:
             return False
@@ -53,18 +53,18 @@ def put_batches(columns: Sequence[Any], time: int, batches: Sequence[Any]) -> bo
 
 
 class LaneSlab:
-    """The slab that is being filled with steps of all lanes. Whatever does not fit raises LogFull(bytes).
+    """Writes steps of all lanes to a slab. Raises LogFull(bytes) for data that does not fit.
 
-    Steps of which there is nothing to put down but arrays, just as the columns have them, go by ask_usual() and
-    step_usual(), which take a tenth of the time; what these decline, by ask() and step().
+    ask_usual() and step_usual() are ten times as fast as ask() and step(). They accept only steps that consist of
+    arrays with the form of the columns, and return False for all others.
 
     Args:
-        state: of the lanes, packed; nothing where nothing is known of them yet.
-        put: put_batches(), or the same in C.
+        state: packed state of the lanes; empty if unknown.
+        put: put_batches(), or its C version.
 
     Attributes:
-        is_empty: whether nothing has happened since it was begun.
-        asked_bytes: what the last actions take in the log.
+        is_empty: True if no event was written.
+        asked_bytes: log bytes of the last actions.
         sequence, memory: of the slab.
     """
 
@@ -76,33 +76,33 @@ class LaneSlab:
         self._log = LaneLog(memory, layout.log, len(memory), sequence)
         self._times, self._last_start = layout.times, self._log.end - 2 * _RESERVE - ENTRY.size
         self._columns = layout.arrays(memory)
-        # By time: rows of all lanes are an item of it, which is had sooner than a slice.
+        # Time first, because indexing the first axis is faster than slicing.
         by_time = {path: column.swapaxes(0, 1) for path, column in self._columns.items()}
         self._observations = [by_time.get(leaf.path) for leaf in layout.observation_leaves]
         self._actions = [by_time.get(leaf.path) for leaf in layout.action_leaves]
         self._flags = by_time[TERMINATIONS], by_time[TRUNCATIONS]
         self._rewards: dict[np.dtype[Any], Array] = {_FLOAT: by_time[REWARDS]}
-        self._rooms = _NO_ROOMS  # of the step that is the next one, or was
+        self._rooms = _NO_ROOMS  # of the current step
         self._put_batches = put
-        # Where usual steps have their arrays, and the code of the type of their rewards.
+        # Columns of usual steps, and the code of their reward type.
         self._usual_actions: tuple[Any, ...] = tuple(self._actions)
         self._usual_answers: tuple[Any, ...] = (*self._observations, by_time[REWARDS], *self._flags)
         self._usual_code = _FLOAT_CODE
         self._is_usual = not any(column is None for column in (*self._observations, *self._actions))
-        self._odd: set[Path] = set()  # columns that lack rows of a step
-        self._reward_code: int | None = None  # of the type of all rewards so far, or 0
+        self._odd: set[Path] = set()  # columns that lack the rows of a step
+        self._reward_code: int | None = None  # code of the type of all rewards so far; 0: types differ
         self.is_empty, self._asked, self.asked_bytes = True, False, 0
         if state:
             self._append(STATE, state, None)
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for a further step."""
+        """True if there is no space for another step."""
         log = self._log
         return log.steps >= self._times or log.position > self._last_start
 
     def rooms(self) -> Rooms | None:
-        """Where the rows of the next step are put; None if there is no room for it."""
+        """Return the output arrays for the next step; None if it does not fit."""
         time, rooms = self._log.steps, self._rooms
         if rooms.time == time:
             return rooms
@@ -119,12 +119,12 @@ class LaneSlab:
         return rooms
 
     def reward_room(self, dtype: np.dtype[Any]) -> Array | None:
-        """Where rewards of the next step are put if they are of this type; None if there is no room for them."""
+        """Return the output array for rewards of this type in the next step; None if they do not fit."""
         column = self._reward_column(dtype)
         return None if column is None or self._log.steps >= self._layout.times else column[self._log.steps]
 
     def recorded(self) -> tuple[list[Event], dict[Path, Array]]:
-        """The events so far, and the columns, as the encoder takes them. They are views of the slab."""
+        """Return the events so far and the columns for the encoder. They are views of the slab."""
         columns = {path: column for path, column in self._columns.items() if path not in self._odd}
         code = self._reward_code
         if code:
@@ -135,7 +135,7 @@ class LaneSlab:
         return self._whole(events) if self._odd or not code else events, columns
 
     def _whole(self, events: list[Event]) -> list[Event]:
-        """The events with all that there is to say of usual steps, which is needed where columns lack rows."""
+        """Return the events with usual steps filled in from the columns, because some columns lack rows."""
         whole: list[Event] = []
         time = 0
         for event in events:
@@ -149,7 +149,7 @@ class LaneSlab:
         return whole
 
     def ask_usual(self, actions: Sequence[Any]) -> bool:
-        """As ask(), if all actions, one for each leaf, are arrays as the columns have them; says whether they are."""
+        """Do ask() if all actions, one per leaf, have the form of the columns; otherwise return False."""
         log = self._log
         if not self._is_usual or not self._put_batches(self._usual_actions, log.steps, actions):
             return False
@@ -158,23 +158,23 @@ class LaneSlab:
         return True
 
     def asked_usual(self) -> list[Rows]:
-        """The actions that ask_usual() was given last."""
+        """Return the actions of the last ask_usual()."""
         return self._actions_at(self._log.steps)
 
     def _actions_at(self, time: int) -> list[Rows]:
         return [column[time] for column in self._usual_actions]
 
     def step_usual(self, batches: Sequence[Any], utc: int, monotonic: int) -> bool:
-        """As step(), if there is nothing to put down but arrays as the columns have them; says whether it is so.
+        """Do step() if all arrays have the form of the columns; otherwise return False.
 
         Args:
-            batches: observations, one for each leaf, rewards, terminations, truncations.
+            batches: observations, one per leaf, rewards, terminations, truncations.
         """
         log = self._log
         if not self._is_usual or not self._put_batches(self._usual_answers, log.steps, batches):
             return False
         if self._layout.mode == SAME_STEP and (batches[-2].tobytes() + batches[-1].tobytes()).strip(b"\0"):
-            return False  # there are last observations to put down
+            return False  # last observations must be stored, too
         if self._reward_code is None:
             self._reward_code = self._usual_code
         log.step(_step_of((utc, monotonic, *_USUAL)), self._usual_code, utc, monotonic)
@@ -182,7 +182,7 @@ class LaneSlab:
         return True
 
     def ask(self, actions: list[Any]) -> None:
-        """Puts down that the environment is about to be stepped."""
+        """Record the actions before the environment is stepped."""
         self.is_empty = False
         if actions is self._rooms.actions:
             self.asked_bytes = ENTRY.size
@@ -195,7 +195,7 @@ class LaneSlab:
         self._asked = True
 
     def step(self, step: Step) -> None:
-        """Puts down what the step has led to."""
+        """Record the results of the step."""
         if not self._asked:
             self.ask(step.actions)
         odd: OddRows = {}
@@ -215,13 +215,13 @@ class LaneSlab:
         self._asked = False
 
     def reset(self, reset: Reset) -> None:
-        """Puts down a reset of some lanes, or of all."""
+        """Record a reset of some or all lanes."""
         self.is_empty = False
         self._append(RESET, packed_reset(reset, self._layout.lanes), reset, 0, reset.utc, reset.monotonic)
         self._asked = False
 
     def mark(self, event: Interrupted | End) -> None:
-        """Puts down that the state of the lanes is unknown, or that all episodes end."""
+        """Record that the state of the lanes is unknown, or that all episodes end."""
         self.is_empty = False
         kind, outcome = (END_ALL, event.outcome) if isinstance(event, End) else (INTERRUPTED, 0)
         self._log.append(kind, b"", event, 0, outcome, event.utc, event.monotonic, 0)
@@ -232,12 +232,12 @@ class LaneSlab:
         self._log.append(kind, payload, event, 0, a, utc, mono, 0)
 
     def _demand(self, payload: int) -> None:
-        """Raises LogFull unless there is room for a payload, and then for some entries without one."""
+        """Raise LogFull unless a payload and the reserve fit."""
         if self._log.left() < payload + _RESERVE:
             raise LogFull(size_of(payload))
 
     def _put(self, leaves: list[Leaf], columns: list[Array | None], rows: list[Rows]) -> OddRows:
-        """Puts rows of leaves into their columns, if they are not there yet; returns those that do not fit."""
+        """Copy rows of leaves to their columns, unless they already are views of them; return rows that do not fit."""
         odd = {}
         for number, (leaf, column, values) in enumerate(zip(leaves, columns, rows)):
             if column is not None and isinstance(values, np.ndarray):
@@ -251,7 +251,7 @@ class LaneSlab:
         return odd
 
     def _put_rewards(self, rewards: Rows) -> int:
-        """Puts rewards into their column, and returns the code of their type; 0 if they do not fit."""
+        """Copy rewards to their column; return the code of their type, or 0 if they do not fit."""
         if not isinstance(rewards, np.ndarray) or rewards.shape != (self._layout.lanes,):
             return 0
         dtype = rewards.dtype
@@ -263,7 +263,7 @@ class LaneSlab:
         return ord(dtype.kind) | dtype.itemsize << 8
 
     def _take_rewards(self, code: int) -> None:
-        """Takes note of the type of the rewards of a step, which is not that of those before it."""
+        """Handle a reward type that differs from that of earlier steps."""
         if self._reward_code is None and code:
             self._reward_code = self._usual_code = code
             self._usual_answers = (*self._observations, self._rewards[_dtype_of(code)], *self._flags)
@@ -282,12 +282,12 @@ def _dtype_of(code: int) -> np.dtype[Any]:
 
 
 def log_bytes_for(state: bytes) -> int:
-    """What of the log of a slab is not for what is to come, given the state of the lanes that it begins with."""
+    """Return the log bytes that a slab needs for its initial state and its reserve."""
     return size_of(len(state)) + 3 * _RESERVE
 
 
 def rooms_of_no_slab(layout: LaneLayout) -> Rooms:
-    """What a step that is not recorded has in place of rooms in a slab."""
+    """Return output arrays outside of a slab, for a step that is not recorded."""
     count = layout.lanes
     observations, actions = (
         [None if leaf.dtype is None else np.empty((count, *leaf.shape), leaf.dtype) for leaf in leaves]

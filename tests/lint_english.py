@@ -1,0 +1,136 @@
+"""Find stiff English in docstrings, comments, messages and Markdown.
+
+    python tests/lint_english.py [PATHS]
+
+Without paths, checks the Python and Markdown files of the repository. Prints "file:line: text -> rule" for each hit,
+and exits with 1 if there is one. A line that needs the phrase, such as a quotation, ends in "# english: quoted".
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+ALLOWED = "english: quoted"
+SKIPPED = {Path(__file__).name, "test_lint_english.py"}
+
+# What a unit of "one X per Y" may be; without a list of nouns, "a" and "an" pairs have too many false alarms.
+_UNITS = (
+    r"(?:batch|block|bytes?|chunk|column|dimension|element|episode|event|file|frame|lane|leaf|line|process|row|step)"
+)
+
+# Rules for any text: pattern, and what to write instead.
+PHRASES = [
+    (r"\b(?:whoever|whomever|whosoever)\b", "name the role: user, caller, process"),
+    (r"\b(?:somebody|nobody|strangers?'?s?)\b", "name the role: user, caller, no process, untrusted"),
+    (r"\b(?:whereof|wherein|whereby|lest)\b", "use plain words"),
+    (r"\b(?:anew|meanwhile)\b", "again, from scratch, since then"),
+    (r"[,;] besides\b|\bbesides[.:;)]|\bbesides$", "also"),
+    (r"\b(?:is|are|was|be) told\b|\btold (?:of|apart)\b|\btells? of\b", "reported, stored, described; distinguish"),
+    (r"\bsays? of (?:it|them)sel(?:f|ves)\b|\bsaid of\b", "describes; metadata"),
+    (r"\bthere (?:is|are) none\b|\b(?:that|which) (?:is|are) none\b", "missing, invalid"),
+    (r"(?<!there )\b(?:is|are) no (?!longer\b|more\b|different\b|less\b)[a-z]+", "is not a ..., invalid"),
+    (r"\b(?:that|as) there (?:can be|cannot be|are not)\b", "invalid, possible"),
+    (r"\bso many\b(?! that\b)", "N, the number of"),
+    (r"\bat most so (?:long|much|many)\b", "timeout, limit"),
+    (r"\bsuch as (?:is|are|has|have)\b", "name the property"),
+    (r"\b(?:is|are) to (?:be|say|have|hold|add|go|reach|show)\b", "must, will, or the plain verb"),
+    (r"\b(?:put|puts) down\b", "record, store"),
+    (r"\b(?:let|lets|letting) go of\b", "close, release"),
+    (r"\b(?:comes?|came) out (?:the same|as recorded|otherwise|differently)\b", "matches, differs"),
+    (r"\bother people's code\b", "user code, foreign code"),
+    (rf"\b(?:a|an|one) (?!of\b|for\b|in\b)[a-z]+ an? {_UNITS}\b", "one ... per ..."),
+]  # fmt: skip
+# Openings of a docstring.
+OPENINGS = r"(?:Of|What|Whether|How|That|Whose|Who|Such|Those|Where|When|The same|Has)\b(?! to\b)"
+OPENING_RULE = "open with a verb (Return ...) or a noun"
+
+_PHRASES = [(re.compile(pattern, re.IGNORECASE), rule) for pattern, rule in PHRASES]
+_OPENING = re.compile(OPENINGS)
+_TEST_NAME = re.compile(
+    r"_(?:is|are)_(?:none|told)(?=_|$)|_told_|_whatever_|_whoever_|_(?:is|are)_no_(?!longer_|more_)|_cannot_be_(?:is|are)_"
+    r"|(?:_said_so|_besides|_anew|_put_down)(?=_|$)|test_(?:of|what|who|whom|whose|whether|that|those)_"
+)
+
+
+class Hit(NamedTuple):
+    """A stiff phrase. line: from 1."""
+
+    path: Path
+    line: int
+    text: str
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text} -> {self.rule}"
+
+
+def hits_in(path: Path, text: str) -> list[Hit]:
+    """Return the hits in a Python or Markdown file, in order."""
+    lines = text.split("\n")
+    found = _python_hits(text) if path.suffix == ".py" else _text_hits(_prose(lines))
+    hits = (Hit(path, min(line, len(lines)), hit, rule) for line, hit, rule in sorted(set(found)))
+    return [hit for hit in hits if ALLOWED not in lines[hit.line - 1]]
+
+
+def _python_hits(text: str) -> Iterator[tuple[int, str, str]]:
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from _text_hits(enumerate(node.value.split("\n"), node.lineno))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (
+            node.name.startswith("test_") and _TEST_NAME.search(node.name)
+        ):
+            yield node.lineno, node.name, "say what the test expects, and of what"
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            docstring = ast.get_docstring(node, clean=False)
+            if docstring is not None and (opening := _OPENING.match(docstring.strip())):
+                yield node.body[0].lineno, opening[0], OPENING_RULE
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield from _text_hits([(token.start[0], token.string)])
+
+
+def _prose(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield numbered lines outside of code blocks, without inline code."""
+    is_code = False
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code:
+            yield number, re.sub(r"`[^`]*`", "", line)
+
+
+def _text_hits(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
+    for number, line in lines:
+        for pattern, rule in _PHRASES:
+            for found in pattern.finditer(line):
+                yield number, found[0].strip(), rule
+
+
+def repository_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "*.py", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [Path(name) for name in listed.stdout.splitlines()]
+
+
+def main(paths: list[str]) -> int:
+    found: list[Hit] = []
+    given = [Path(path) for path in paths]
+    files = [path for one in given for path in (sorted(one.rglob("*.[pm][yd]")) if one.is_dir() else [one])]
+    for path in files or repository_files():
+        if path.name not in SKIPPED:
+            found += hits_in(path, (path if files else ROOT / path).read_text(encoding="utf-8"))
+    print(*found, sep="\n", end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
