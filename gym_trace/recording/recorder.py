@@ -77,6 +77,10 @@ class Recorder(ABC):
         """Has what the slab holds written, and goes on in the next one. Ctrl-C may interrupt it; it can be repeated."""
 
     @abstractmethod
+    def _position(self) -> Any:
+        """What changes with each step, in memory of this process alone."""
+
+    @abstractmethod
     def _let_go(self) -> None:
         """In a forked child: sees to it that nothing more is put into the slabs, which are the parent's."""
 
@@ -97,6 +101,7 @@ class Recorder(ABC):
     def _reset_state(self) -> None:
         """Sets the state of a writer that has written nothing yet."""
         self._complaints: dict[str, str] = {}  # by column
+        self._at_fork: tuple[Any, Any] = (None, None)  # position, and what to continue there
         self._chunks = ChunkWriter(self._open_writer, self._chunk_bytes)
         self._out = SlabWriter(f"gym-trace {self.writer_id}", self._chunks, self._notice)
         self._ring: Ring | None = None
@@ -298,14 +303,20 @@ class Recorder(ABC):
     # -- forks ---------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Before a fork: waits for what is being written, and ends the thread."""
+        """Before a fork: waits for what is being written, ends the thread, and copies what a child begins with.
+
+        The slabs are the parent's, who may be using them again when the child gets to run.
+        """
         self._out.pause()
+        self._at_fork = self._position(), self.open_run()
 
     def restart_in_child(self) -> None:
         """After a fork, in the child: begins a new writer, which continues the open episodes."""
         self._out.abandon()
+        position, run = self._at_fork
+        if position != self._position():  # another thread has taken a step since
+            run = None
         self._let_go()
-        run = self.open_run()
         if self._ring is not None:
             self._ring.abandon()
         self._schema = {**self._schema, "writer": new_writer_id(), "pid": os.getpid(), "forked_from": self.writer_id}

@@ -256,8 +256,9 @@ class RowSlab:
 
     def orphan(self) -> None:
         """Goes on in private memory: what a step that is under way adds concerns nobody but who looks here."""
-        self.memory = memoryview(bytearray(self.memory))
-        self._log.memory = self.memory
+        if self.sequence:  # it was begun
+            self.memory = memoryview(bytearray(self.memory))
+            self._log.memory = self.memory
 
 
 def _only(layout: RowLayout, tree: Layout) -> Leaf | None:

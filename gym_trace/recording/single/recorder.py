@@ -266,11 +266,15 @@ class RowRecorder(SlabFiller):
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
+    def _position(self) -> Any:
+        return self.episode, self.next_row()
+
     def _let_go(self) -> None:
         self.slab.orphan()
 
     def restart_in_child(self) -> None:
-        orphan = (self.slab, self.slab.rows) if self._deferred is None else self._orphan
+        slab = self.slab if self._deferred is None or self._orphan is None else self._orphan[0]
+        orphan = slab, slab.rows
         notes = self._early_notes
         super().restart_in_child()
         self._orphan = orphan
@@ -282,6 +286,8 @@ class RowRecorder(SlabFiller):
         if self._deferred is not None:
             return self._after_fork(self._deferred)
         if self.episode is None or self.slab.ended or self.failed or self._closed:
+            return None
+        if self._thread != threading.get_ident() and self.slab.asked() is not None:  # nobody knows what it leads to
             return None
         return OpenRun(self.episode, self.steps_taken(), self.last_observation() if self.running else None)
 

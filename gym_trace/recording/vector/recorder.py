@@ -74,7 +74,6 @@ class LaneRecorder(Recorder):
         self.largest_value = wire.MAX_VALUES // 2 // count
         self.expecting = False  # a step or reset has begun that was not told yet
         self._asked: list[Rows] | LaneSlab | None = None  # actions that were not answered yet, or the slab they are in
-        self._before_fork: LaneState | None = None
         chunk_bytes = 2 * (self._layout.log + self._log_bytes)  # a slab is one chunk, whatever is in it
         super().__init__(storage, schema, chunk_bytes, options, filters.summary, lazy)
 
@@ -269,12 +268,11 @@ class LaneRecorder(Recorder):
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
-    def pause(self) -> None:
-        self._before_fork = self.open_run()
-        super().pause()
+    def _position(self) -> Any:
+        return None if self._slab is None else (self._slab.sequence, self._slab.position)
 
     def _let_go(self) -> None:
-        self._slab, self._next_state = None, self._before_fork
+        self._slab = None
 
     def open_run(self) -> LaneState | None:
         """What another recorder needs to go on with the episodes that are open here, or None."""

@@ -101,6 +101,11 @@ class LaneSlab:
         log = self._log
         return log.steps >= self._times or log.position > self._last_start
 
+    @property
+    def position(self) -> int:
+        """Where the log ends."""
+        return self._log.position
+
     def rooms(self) -> Rooms | None:
         """Where the rows of the next step are put; None if there is no room for it."""
         time, rooms = self._log.steps, self._rooms
