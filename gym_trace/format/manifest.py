@@ -17,6 +17,7 @@ from gym_trace.model.values import shown
 from gym_trace.storage.protocol import Reader, Storage
 
 SUFFIX = ".manifest.jsonl"
+FAILED = "failed"  # the type of the line that says why a writer stopped
 _MOST_BITS = 4096  # of an integer in a line that holds such ones; Python reads 4300 digits at most
 _MAX_LINE = 64 << 20  # bytes; a longer line is none, and neither is what follows it
 MAX_LINES = 1 << 20  # what follows them is not read
@@ -41,6 +42,9 @@ class ManifestWriter:
 
     def closed(self, episodes: int, steps: int, extra: dict[str, Any]) -> None:
         self._write({"type": "closed", "episodes": episodes, "steps": steps, **extra})
+
+    def failed(self, problem: str) -> None:
+        self._write({"type": FAILED, "problem": problem})
 
     def close(self) -> None:
         self._file.close()

@@ -95,14 +95,15 @@ class SlabWriter:
                 thread.join(0.1)
 
     def abandon(self) -> None:
-        """Closes the files without writing: after a failure, or in a forked child, whose parent owns them."""
+        """Closes the files without writing, in a forked child: its parent owns them."""
         if self._chunks.writer is not None:
             self._chunks.writer.abandon()
 
     def fail(self, error: Exception) -> None:
         """Stops recording: what was written stays, and what was not is left in the slabs."""
         self.failure = error
-        self.abandon()
+        if self._chunks.writer is not None:
+            self._chunks.writer.fail((isinstance(error, OSError) and error.strerror) or str(error))
         self._notice()
 
     # -- in threads ---------------------------------------------------------------------------------------------------

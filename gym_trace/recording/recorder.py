@@ -172,7 +172,7 @@ class Recorder(ABC):
             self._turn()
             self._out.wait()
         self._complain()
-        self._report()
+        self.report()
 
     def _is_busy(self) -> bool:
         """Whether the caller may have interrupted the recorder: it is another thread, or in a signal handler."""
@@ -207,7 +207,7 @@ class Recorder(ABC):
         self._sealed = True  # last: after a Ctrl-C, close() can be called again
         forks.forget(self)
         self._complain()
-        self._report()
+        self.report()
 
     def save_at_exit(self, owner: object) -> None:
         """Closes the recorder when owner is garbage-collected, or at exit, whichever comes first."""
@@ -219,7 +219,7 @@ class Recorder(ABC):
         if owner is not None:
             forks.close_with(owner, self)
 
-    def _report(self) -> None:
+    def report(self) -> None:
         """Raises the failure, or warns of it, the first time."""
         failure = self._out.failure
         if failure is None or self._reported:
@@ -235,9 +235,15 @@ class Recorder(ABC):
 
     def warn_if_unrecorded(self) -> None:
         """To be called before a reset: reports a failure to write, or that close() was called."""
-        self._report()
+        self.report()
         if self._closed:
             self._warn_once("reset", "the recorder is closed: this episode is not recorded")
+
+    def prepare(self) -> None:
+        """To be called before a reset that is recorded: reports that there is no room for a ring."""
+        if not self._closed:
+            self._open_ring()
+            self.report()
 
     def complain(self, column: str, complaint: str) -> None:
         """Gives a warning at the next step, once for each column."""

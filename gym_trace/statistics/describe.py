@@ -11,6 +11,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader
+from gym_trace.format.manifest import FAILED
 from gym_trace.model.layout import PlainSpace, layout_of
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.printable import integer, shown
@@ -38,7 +39,8 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
         and batches (file, sealed, bytes, chunks, steps, torn: bytes at its end that are not a whole record), which
         several writers have in common once a trace was compacted: the writer's bytes are a share of them then. state:
-        "recording" (its process lives), "closed" (in order), or "killed". ring_steps: of these steps, how many are in
+        "recording" (its process lives), "closed" (in order), "failed" (its files could not be written; problem says
+        why), or "killed". ring_steps: of these steps, how many are in
         its ring alone. pending: what it was executing when it died: episode (id), lane, step, and action as text.
 
         damage: (path, start, end, problem) of what opening found not to check; gym-trace check looks at everything.
@@ -81,6 +83,7 @@ def _describe_writer(trace: Trace, writer: WriterReader) -> dict[str, Any]:
         **{name: plain(about.raw.get(name)) for name in ("split", "host", "pid", "created")},
         "environment": plain(about.environment.get("id")),
         "state": state_of(writer),
+        "problem": writer.files.failure(),
         "episodes": _episodes_of(writer),
         "steps": int(writer.fragments["steps"].sum()),
         "bytes": writer.size,
@@ -113,10 +116,11 @@ def _describe_batch(batch: BatchReader) -> dict[str, Any]:
 
 
 def state_of(writer: WriterReader) -> str:
-    """ "recording" (its process lives), "closed" (in order), or "killed"."""
+    """ "recording" (its process lives), "closed" (in order), "failed" (it could not write), or "killed"."""
     if writer.alive:
         return "recording"
-    return "closed" if any(entry.get("type") == "closed" for entry in writer.files.entries()) else "killed"
+    kinds = {entry.get("type") for entry in writer.files.entries()}
+    return next((state for state in ("closed", FAILED) if state in kinds), "killed")
 
 
 def _episodes_of(writer: WriterReader) -> int:

@@ -20,7 +20,7 @@ from gym_trace.statistics.summary import summarize
 from gym_trace.storage.local import LocalStorage, directories_in
 
 DEEPEST = 3  # levels of directories that are looked through for traces
-STATES = ("recording", "killed", "closed")  # of several writers the first counts
+STATES = ("recording", "killed", "failed", "closed")  # of several writers the first counts
 
 
 def is_trace(directory: str | os.PathLike[str]) -> bool:
@@ -55,10 +55,10 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
     Returns:
         directory; environments: their ids, None for one without; episodes, steps; return: the mean of complete
         episodes, None if there are none, a list of means where rewards are several numbers; bytes; state: "recording"
-        (a writer lives), "killed" (one died), "closed" (all have ended in order), "damaged" (something does not check,
-        of what opening reads), or "unreadable"; writers: how many are recording, killed and closed; start_time,
-        end_time: of the first and the last episode, UTC, in ISO 8601, None where unknown; problem: why it cannot be
-        read, or the first damage, otherwise None.
+        (a writer lives), "killed" (one died), "failed" (one could not write), "closed" (all have ended in order),
+        "damaged" (something does not check, of what opening reads), or "unreadable"; writers: how many are in each of
+        the first four states; start_time, end_time: of the first and the last episode, UTC, in ISO 8601, None where
+        unknown; problem: why it cannot be read, or the first damage, otherwise None.
     """
     row: dict[str, Any] = dict.fromkeys(
         ("directory", "environments", "episodes", "steps", "return", "bytes", "state", "writers", "start_time")

@@ -228,10 +228,10 @@ class LocalAppender:
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
         if self._held is not None:
             _held_here.discard(self._held)
+        if fd >= 0:
+            os.close(fd)
 
 
 class LocalMapping:

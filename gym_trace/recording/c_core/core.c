@@ -11,7 +11,7 @@
 #include "generators.h"
 #include "row_slab.h"
 
-#define ABI 7 /* of what Python expects of this module, in gym_trace/recording/core.py */
+#define ABI 8 /* of what Python expects of this module, in gym_trace/recording/core.py */
 
 static PyObject *found_in(const char *module, const char *name)
 {

@@ -69,6 +69,7 @@ typedef struct {
     int64_t position;      /* of the next entry of the log; 0: begin() was never called */
     uint64_t count;        /* of entries */
     int64_t floor, least;  /* at must not be below floor for ask(); floor is never below least */
+    int64_t room;          /* bytes of the log that ask() leaves for the answer */
     int64_t noted, noted_end;      /* where the log has the texts of the observation in the last row ... */
     unsigned long long noted_rows; /* if so many rows are complete */
     char ended, only_floats, asks, answers;
@@ -106,6 +107,6 @@ static PyObject *no_room(void)
 
 static inline void set_floor(RowSlab *self)
 {
-    int64_t above_log = self->position + RESERVE;
+    int64_t above_log = self->position + RESERVE + self->room;
     self->floor = above_log > self->least ? above_log : self->least;
 }

@@ -101,9 +101,14 @@ class SlabFiller(Recorder):
         large = max(large + large // 4, min(4 * large, LARGE_CHUNK))
         has_values = infos or any(leaf.dtype is None for leaf in layout.leaves)
         log = max(VALUES_BYTES if has_values or large else LOG_BYTES, large)
+        # A full disk is found out by a slab that is turned, so no slab is turned between a step and what it led to.
+        observed = [leaf for leaf in layout.observation_leaves if leaf in layout.delta_leaves]
+        room = _SPARE_BYTES + sum(size_of(leaf.row_size) for leaf in observed) + has_values * VALUES_BYTES // 4
         # Readers refuse slabs with more values than bytes, such as those of arrays without elements.
         self._slab_bytes = memory.SLAB_HEADER + self._most_rows * max(layout.size, len(layout.leaves)) + log
-        if self._slab_bytes > memory.MOST_SLAB_BYTES:
+        self._answer_bytes = min(room, memory.MOST_SLAB_BYTES - self._slab_bytes)
+        self._slab_bytes += max(0, self._answer_bytes)
+        if self._answer_bytes < 0:
             raise UnstorableValue(
                 f"a step takes {row_bytes} bytes; at most {memory.MOST_SLAB_BYTES // 2} can be recorded"
             )
@@ -113,7 +118,7 @@ class SlabFiller(Recorder):
 
     def _reset_state(self) -> None:
         super()._reset_state()
-        self.slab = RowSlab(self.layout, self._asks, self._answers)
+        self.slab = RowSlab(self.layout, self._asks, self._answers, self._answer_bytes)
         self._base = 0  # rows in the slabs before
         self._last_row = Observed(b"", {})  # in the slabs before: of the observation, what the slab puts down by itself
         self._reward_type: Any = np.float64
@@ -288,7 +293,7 @@ class SlabFiller(Recorder):
 
     def ask(self, action: bytes) -> bool:
         """Puts down an action, packed, with which the environment is about to be stepped; False if that fails."""
-        if self.failed or not self._room():
+        if self.failed or not self._room(self._answer_bytes):
             return False
         self.slab.ask_packed(action)
         return True

@@ -135,7 +135,8 @@ class LaneRecorder(Recorder):
         if self.failed:
             return
         ring.sequence = done  # an interrupt may have come after it was counted
-        slab = LaneSlab(self._layout, *ring.next_slab(), packed, put_batches)
+        payloads = (0, 0) if before is None else before.payloads
+        slab = LaneSlab(self._layout, *ring.next_slab(), packed, put_batches, payloads)
         asked = self.asked()
         if asked is not None:
             slab.ask(asked)
@@ -179,7 +180,7 @@ class LaneRecorder(Recorder):
         if not self.limit:
             self.limit = 1
             self._complain()
-            self._report()
+            self.report()
         if self._closed or self.failed:
             return False
         if self.expecting:
@@ -195,7 +196,7 @@ class LaneRecorder(Recorder):
             self._is_due = False
             self._turn()
         if self.failed:
-            self._report()
+            self.report()
         return not self.failed
 
     def ask(self, actions: list[Rows]) -> None:

@@ -186,6 +186,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             return result
         seeds = np.array([start.seed for start in starts], np.int64)
         recorder.add(Reset(lanes, batch, seeds, [start.kept for start in starts], ids, utc, monotonic))
+        recorder.report()
         return result
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:

@@ -61,20 +61,30 @@ class LaneSlab:
     Args:
         state: of the lanes, packed; nothing where nothing is known of them yet.
         put: put_batches(), or the same in C.
+        payloads: those of the slab before.
 
     Attributes:
         is_empty: whether nothing has happened since it was begun.
         asked_bytes: what the last actions take in the log.
+        payloads: the most bytes that actions, and what a step led to, have had beside the columns. The slab is full if
+            that would find no room: a slab that is turned between a step and what it led to may meet a full disk.
         sequence, memory: of the slab.
     """
 
     def __init__(
-        self, layout: LaneLayout, memory: memoryview, sequence: int, state: bytes, put: PutBatches = put_batches
+        self,
+        layout: LaneLayout,
+        memory: memoryview,
+        sequence: int,
+        state: bytes,
+        put: PutBatches = put_batches,
+        payloads: tuple[int, int] = (0, 0),
     ):
         self._layout, self.memory, self.sequence = layout, memory, sequence
         begin(memory, sequence)
         self._log = LaneLog(memory, layout.log, len(memory), sequence)
-        self._times, self._last_start = layout.times, self._log.end - 2 * _RESERVE - ENTRY.size
+        self._times = layout.times
+        self._foresee(payloads)
         self._columns = layout.arrays(memory)
         # By time: rows of all lanes are an item of it, which is had sooner than a slice.
         by_time = {path: column.swapaxes(0, 1) for path, column in self._columns.items()}
@@ -196,6 +206,8 @@ class LaneSlab:
             odd = self._put(self._layout.action_leaves, self._actions, actions)
             payload = packed_rows(odd) if odd else b""
             self.asked_bytes = size_of(len(payload))
+            if len(payload) > self.payloads[0]:
+                self._foresee((len(payload), self.payloads[1]))
             self._append(ASK, payload, None)
         self._asked = True
 
@@ -215,6 +227,8 @@ class LaneSlab:
             self._take_rewards(code)
         payload = packed_step(step, odd, None if code else step.rewards)
         if payload:
+            if len(payload) > self.payloads[1]:
+                self._foresee((self.payloads[0], len(payload)))
             self._demand(len(payload))
         log.append(STEP, payload, step, code, 0, step.utc, step.monotonic, 1)
         self._asked = False
@@ -235,6 +249,12 @@ class LaneSlab:
     def _append(self, kind: int, payload: bytes, event: Event | None, a: int = 0, utc: int = 0, mono: int = 0) -> None:
         self._demand(len(payload))
         self._log.append(kind, payload, event, 0, a, utc, mono, 0)
+
+    def _foresee(self, payloads: tuple[int, int]) -> None:
+        """Has the slab be full where there is no room for such payloads; half of the log is used in any case."""
+        self.payloads = payloads
+        room = min(sum(size_of(payload) for payload in payloads if payload), (self._log.end - self._layout.log) // 2)
+        self._last_start = self._log.end - 2 * _RESERVE - ENTRY.size - room
 
     def _demand(self, payload: int) -> None:
         """Raises LogFull unless there is room for a payload, and then for some entries without one."""
