@@ -31,6 +31,7 @@ class SlabWriter:
 
     Attributes:
         failure: why nothing is written any more, if so.
+        is_finished: whether the files are closed.
         submitted, written: the sequence numbers of the slabs that were submitted and written last.
     """
 
@@ -41,7 +42,7 @@ class SlabWriter:
         self._jobs: deque[_Job] = deque()
         self._working = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._finished = False
+        self.is_finished = False
 
     @property
     def is_complete(self) -> bool:
@@ -80,7 +81,7 @@ class SlabWriter:
         """Writes everything and seals the batch. summary: for the end of the manifest."""
         self.pause()
         self._summary = summary
-        if not self._finished:
+        if not self.is_finished:
             self._run(self._finish)
 
     def _run(self, target: Callable[[], None]) -> None:
@@ -124,9 +125,9 @@ class SlabWriter:
     def _finish(self) -> None:
         with self._working:
             writer = self._chunks.writer
-            if writer is not None and self.failure is None and not self._finished:
+            if writer is not None and self.failure is None and not self.is_finished:
                 try:
                     writer.close(self._summary())
                 except Exception as error:  # as above
                     self.fail(error)
-                self._finished = True
+                self.is_finished = True

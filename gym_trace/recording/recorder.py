@@ -33,6 +33,7 @@ from gym_trace.storage.protocol import Storage
 
 _UNMAPPED_SECONDS = 1.0
 _UNMAPPED = "no file can be mapped into memory whose pages are sure to outlive the process"
+_SHORTAGE = "no file descriptors are left for the ring; it is tried again each second"
 _log = logging.getLogger("gym_trace")
 
 
@@ -106,7 +107,7 @@ class Recorder(ABC):
         self._out = SlabWriter(f"gym-trace {self.writer_id}", self._chunks, self._notice)
         self._ring: Ring | None = None
         self._episodes = 0
-        self._reported = False
+        self._reported = self._said_unmapped = False
         self._complained: set[str] = set()
         self.limit = 1  # 0: the caller's thread is to look at failures and complaints before the next step
         self._is_due = False  # the slab is to be turned before the next step
@@ -127,12 +128,19 @@ class Recorder(ABC):
             try:
                 if self._chunks.writer is None:
                     self._chunks.writer = self._open_writer()
-                self._ring = self._new_ring(slab_bytes)
-                if not self._ring.mapped:
-                    _log.warning("%s: a kill can lose the last second here: %s", self._storage.root, _UNMAPPED)
+                self._ring = self._ring_of(slab_bytes)
             except Exception as error:  # of any kind: reported at the next step
                 self._out.fail(error)
         return self._ring
+
+    def _ring_of(self, slab_bytes: int) -> Ring:
+        """As _new_ring(), with a warning, once, where the ring does not outlive the process."""
+        ring = self._new_ring(slab_bytes)
+        if not (ring.mapped or self._said_unmapped):
+            self._said_unmapped = True
+            why = _UNMAPPED if ring.shortage is None else f"{_SHORTAGE} ({ring.shortage.strerror})"
+            _log.warning("%s: a kill can lose the last second here: %s", self._storage.root, why)
+        return ring
 
     @property
     def flush_seconds(self) -> float:
@@ -195,19 +203,26 @@ class Recorder(ABC):
         if self._sealed or self._pid != os.getpid():
             return
         self._closed = True
-        self.end(Outcome.CLOSED)
-        if self._ring is not None and not self.failed:
-            self._submit()
-        self._out.close(self._summary)
+        if not self._out.is_finished:
+            self.end(Outcome.CLOSED)
+            if self._ring is not None and not self.failed:
+                self._submit()
+            self._out.close(self._summary)
         if self._ring is not None:
             if self._out.is_complete:
-                self._ring.remove()
+                self._remove(self._ring)
             else:
                 self._ring.abandon()
         self._sealed = True  # last: after a Ctrl-C, close() can be called again
         forks.forget(self)
         self._complain()
         self.report()
+
+    def _remove(self, ring: Ring) -> None:
+        try:
+            ring.remove()
+        except OSError as error:
+            self.complain("ring", f"{error}; all that was in it is saved, remove the file yourself")
 
     def save_at_exit(self, owner: object) -> None:
         """Closes the recorder when owner is garbage-collected, or at exit, whichever comes first."""

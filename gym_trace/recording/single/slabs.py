@@ -184,9 +184,9 @@ class SlabFiller(Recorder):
         if self.failed:  # or closed, by a signal handler in between
             return
         following = self._next
-        if self._ring is not None and following.needed > len(self._ring.slabs[0]):
+        if self._ring is not None and (following.needed > (size := len(self._ring.slabs[0])) or self._ring.shortage):
             try:
-                self._ring = self._new_ring(2 * following.needed)
+                self._ring = self._ring_of(2 * following.needed if following.needed > size else size)
             except OSError as error:
                 self._out.fail(error)
                 return

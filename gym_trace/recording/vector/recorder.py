@@ -131,7 +131,9 @@ class LaneRecorder(Recorder):
         done = 0 if before is None else before.sequence
         self._out.wait(min(self._out.submitted, done - _AHEAD))
         if len(ring.slabs[0]) < size:
-            ring = self._larger_ring(ring, max(size, min(size + size // 4, MOST_SLAB_BYTES)))
+            ring = self._another_ring(ring, max(size, min(size + size // 4, MOST_SLAB_BYTES)))
+        elif ring.shortage is not None:
+            ring = self._another_ring(ring, len(ring.slabs[0]))
         if self.failed:
             return
         ring.sequence = done  # an interrupt may have come after it was counted
@@ -144,12 +146,12 @@ class LaneRecorder(Recorder):
         self._until = time.monotonic_ns() + int(min(1e9, self.flush_seconds) * 1e9)
         self._slab, self._state = slab, state
 
-    def _larger_ring(self, ring: Ring, slab_bytes: int) -> Ring:
-        """A ring in place of one that is too small, once all that is in that is written."""
+    def _another_ring(self, ring: Ring, slab_bytes: int) -> Ring:
+        """A ring in place of one that is too small, or not mapped, once all that is in that is written."""
         self._out.wait()
         if not self.failed:
             try:
-                self._ring = self._new_ring(slab_bytes)
+                self._ring = self._ring_of(slab_bytes)
                 ring.abandon()
             except Exception as error:  # of any kind: told at the next step
                 self._out.fail(error)
