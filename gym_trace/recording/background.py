@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.pending import Pending
 from gym_trace.ring.segment import Segment
+from gym_trace.storage.interrupts import held_back
 
 
 class _Job(NamedTuple):
@@ -66,7 +67,7 @@ class SlabWriter:
         while self.written < wanted and self.failure is None:
             thread = self._thread
             if thread is None or not thread.is_alive():
-                self._work()
+                self._run(self._work)
             else:
                 thread.join(0.1)
 
@@ -90,8 +91,10 @@ class SlabWriter:
         try:
             thread.start()
         except RuntimeError:  # as above
-            target()
+            with held_back():
+                target()
         else:
+            self._thread = thread
             while thread.is_alive():
                 thread.join(0.1)
 

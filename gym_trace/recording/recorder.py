@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.util import register_after_fork
 from typing import Any
 
-from gym_trace.errors import RecordingError
+from gym_trace.errors import RecordingError, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.trace_writer import TraceWriter
@@ -29,6 +28,7 @@ from gym_trace.recording.reset_record import Start, packed_start, stored_seed
 from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.memory import Ring
 from gym_trace.ring.segment import snapshot
+from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
 _UNMAPPED_SECONDS = 1.0
@@ -125,13 +125,17 @@ class Recorder(ABC):
     def _open_ring(self, slab_bytes: int = 0) -> Ring | None:
         """The ring, made if there is none yet; None if that fails, which ends the recording."""
         if self._ring is None and not self.failed:
-            try:
-                if self._chunks.writer is None:
-                    self._chunks.writer = self._open_writer()
-                self._ring = self._ring_of(slab_bytes)
-            except Exception as error:  # of any kind: reported at the next step
-                self._out.fail(error)
+            with held_back():  # files that are half made could not be made again
+                self._make_ring(slab_bytes)
         return self._ring
+
+    def _make_ring(self, slab_bytes: int) -> None:
+        try:
+            if self._chunks.writer is None:
+                self._chunks.writer = self._open_writer()
+            self._ring = self._ring_of(slab_bytes)
+        except Exception as error:  # of any kind: reported at the next step
+            self._out.fail(error)
 
     def _ring_of(self, slab_bytes: int) -> Ring:
         """As _new_ring(), with a warning, once, where the ring does not outlive the process."""
@@ -285,8 +289,10 @@ class Recorder(ABC):
     def packed_info(self, info: Any, keys: Sequence[str] | None) -> bytes:
         """An info as MessagePack. keys: those to keep, if it is a map; None for all."""
         if keys is not None and isinstance(info, Mapping):
-            with contextlib.suppress(Exception):  # a foreign mapping may raise anything
+            try:
                 info = {key: info[key] for key in keys if key in info}
+            except Exception as error:  # a foreign mapping may raise anything
+                raise_if_of_signal(error)
         return self.packed("infos", info)
 
     def packed(self, column: str, value: Any) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import UnstorableValue
+from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.model.layout import Leaf
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Packed
@@ -39,6 +39,7 @@ from gym_trace.ring.log import (
 from gym_trace.ring.row_layout import RowLayout
 from gym_trace.ring.rows import RowDecoder
 from gym_trace.ring.segment import ATOMS
+from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
 LEAD_BYTES = 4 << 10  # of the log that the start of an episode may take, as a rule
@@ -168,6 +169,7 @@ class SlabFiller(Recorder):
             try:
                 segments, pending = self._decoder.decode(slab.sequence, slab.memory)
             except Exception as error:  # of any kind: reported at the next step
+                raise_if_of_signal(error)
                 self._out.fail(error)
                 return
             for column, complaint in self._decoder.complaints.items():
@@ -186,7 +188,8 @@ class SlabFiller(Recorder):
         following = self._next
         if self._ring is not None and (following.needed > (size := len(self._ring.slabs[0])) or self._ring.shortage):
             try:
-                self._ring = self._ring_of(2 * following.needed if following.needed > size else size)
+                with held_back():
+                    self._ring = self._ring_of(2 * following.needed if following.needed > size else size)
             except OSError as error:
                 self._out.fail(error)
                 return

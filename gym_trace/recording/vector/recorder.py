@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import UnstorableValue
+from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.model.layout import Layout, Leaf, as_kept, integers_fit, taken_apart
 from gym_trace.model.values import Array
@@ -27,6 +27,7 @@ from gym_trace.ring.lanes.slab import LaneSlab, Rooms, log_bytes_for, rooms_of_n
 from gym_trace.ring.log import LogFull
 from gym_trace.ring.memory import LANES, MOST_SLAB_BYTES, Ring
 from gym_trace.ring.segment import Rows, Segment
+from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
 _ROWS = 128  # of each lane that make a slab, if that is not too large
@@ -100,6 +101,7 @@ class LaneRecorder(Recorder):
         try:
             segments, state = self._encoded(slab)
         except Exception as error:  # of any kind: told like one of writing
+            raise_if_of_signal(error)
             self._out.fail(error)
             return
         lanes = np.arange(self._count)
@@ -151,9 +153,11 @@ class LaneRecorder(Recorder):
         self._out.wait()
         if not self.failed:
             try:
-                self._ring = self._ring_of(slab_bytes)
+                with held_back():
+                    self._ring = self._ring_of(slab_bytes)
                 ring.abandon()
             except Exception as error:  # of any kind: told at the next step
+                raise_if_of_signal(error)
                 self._out.fail(error)
         return self._ring or ring
 
@@ -212,7 +216,8 @@ class LaneRecorder(Recorder):
         try:
             if slab is None or not slab.ask_usual(self._split_actions(actions)):
                 return False
-        except Exception:  # of other people's making, or there is no room
+        except Exception as error:  # of other people's making, or there is no room
+            raise_if_of_signal(error)
             return False
         self._asked = slab
         return True
@@ -232,7 +237,8 @@ class LaneRecorder(Recorder):
             batches = [*self._split_observations(observations), rewards, terminations, truncations]
             if not slab.step_usual(batches, utc, monotonic):
                 return False
-        except Exception:  # as above
+        except Exception as error:  # as above
+            raise_if_of_signal(error)
             return False
         self._added(monotonic)
         return True
@@ -285,7 +291,8 @@ class LaneRecorder(Recorder):
         if slab is not None and slab.sequence > self._out.submitted:
             try:
                 _, state = self._encoded(slab)
-            except Exception:  # of any kind: it is met again, and told, when the slab is full
+            except Exception as error:  # of any kind: it is met again, and told, when the slab is full
+                raise_if_of_signal(error)
                 return None
         return None if state is None else left_open(state)
 
@@ -332,7 +339,8 @@ class BatchPacker:
             else:
                 return rooms
             return [self._of_step(*given) for given in zip(self._leaves, parts, self._usual, rooms)]
-        except Exception:  # a batch of another structure, or of other people's making
+        except Exception as error:  # a batch of another structure, or of other people's making
+            raise_if_of_signal(error)
             return self.single(self._iterate(value))
 
     def _of_step(self, leaf: Leaf, part: Any, usual: Any, room: Any) -> Rows:
@@ -346,7 +354,8 @@ class BatchPacker:
         try:
             parts = self._layout.split(value)
             return [self._rows(leaf, part, lanes) for leaf, part in zip(self._leaves, parts)]
-        except Exception:  # as above
+        except Exception as error:  # as above
+            raise_if_of_signal(error)
             values = self._iterate(value)
             return self.single(values if lanes is None else [values[lane] for lane in lanes])
 

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION, vector_mode
 from gym_trace.envs.spaces import lane_space
-from gym_trace.errors import InvalidOption, UnstorableValue
+from gym_trace.errors import InvalidOption, UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.model.layout import Layout, layout_of
 from gym_trace.model.packing import pack
@@ -311,6 +311,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def _cannot_tell(self, what: str, error: Exception) -> None:
         """Says that a step or reset cannot be recorded, which is taken as an exception that came out of it."""
+        raise_if_of_signal(error)
         self._recorder.complain("lanes", f"the {what} are not one a lane; it is left out ({error!r:.200})")
 
     def _lanes_in(self, mask: Any) -> Array:
@@ -357,7 +358,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
         packed, finals = [b""] * self._count, (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
         try:
             by_lane = infos_by_lane(infos, self._count, self._info_keys, finals)
-        except Exception:  # anything: other people's maps, or one that has itself in it
+        except Exception as error:  # anything: other people's maps, or one that has itself in it
+            raise_if_of_signal(error)
             by_lane = [infos] * self._count
         for lane in used:
             packed[lane] = self._recorder.packed("infos", by_lane[lane])
