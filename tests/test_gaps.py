@@ -169,7 +169,7 @@ HOT |= {deltas.__file__, asking.__file__, row_slab.__file__, log.__file__}
 
 
 class InterruptsAt:
-    """A signal whose handler raises, at the nth line that is run of the recorder or the environment, or return there."""
+    """A signal whose handler raises, at the nth line that is run of the recorder or the environment, or return."""
 
     def __init__(self, number: int, raises: type[BaseException] = KeyboardInterrupt):
         self.left, self.line, self._raises = number, "", raises

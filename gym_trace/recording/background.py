@@ -54,12 +54,7 @@ class SlabWriter:
         """Has the content of a slab written. Its arrays must not change before that. Doing it twice does no harm."""
         self._jobs.append(_Job(sequence, segments, [action.described() for action in pending]))
         self.submitted = sequence
-        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is shutting down: wait() does the work
-            return
-        self._thread = thread
+        self._start(self._work)  # or, where that fails, wait() does the work
 
     def wait(self, sequence: int | None = None) -> None:
         """Returns when that slab is written, None: all of them, or .failure is set. Ctrl-C may interrupt it."""
@@ -87,16 +82,23 @@ class SlabWriter:
 
     def _run(self, target: Callable[[], None]) -> None:
         """Runs it in a thread, and waits for that; Ctrl-C may interrupt the waiting."""
-        thread = threading.Thread(target=target, name=self._name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # as above
+        thread = self._start(target)
+        if thread is None:
             with held_back():
                 target()
-        else:
+        while thread is not None and thread.is_alive():
+            thread.join(0.1)
+
+    def _start(self, target: Callable[[], None]) -> threading.Thread | None:
+        """A thread that runs it; None where there can be none, as when the interpreter is shutting down."""
+        thread = threading.Thread(target=target, name=self._name, daemon=True)
+        with held_back():  # a thread whose start is interrupted may never run
+            try:
+                thread.start()
+            except RuntimeError:
+                return None
             self._thread = thread
-            while thread.is_alive():
-                thread.join(0.1)
+        return thread
 
     def abandon(self) -> None:
         """Closes the files without writing, in a forked child: its parent owns them."""

@@ -226,6 +226,7 @@ class Recorder(ABC):
         try:
             ring.remove()
         except OSError as error:
+            raise_if_of_signal(error)
             self.complain("ring", f"{error}; all that was in it is saved, remove the file yourself")
 
     def save_at_exit(self, owner: object) -> None:

@@ -1,4 +1,4 @@
-"""Signals such as Ctrl-C where no exception may come: in libraries, and in what puts things in order after the first."""
+"""Signals such as Ctrl-C where no exception may come: in libraries, and in what puts things in order after one."""
 
 from __future__ import annotations
 
@@ -68,6 +68,14 @@ def _handled_by(handle: Callable[[_Handler, int, FrameType | None], None], numbe
                     signal.signal(number, lambda number, frame: handle(before[number], number, frame))
         yield
     finally:
-        for number, handler in before.items():
-            with contextlib.suppress(ValueError):
-                signal.signal(number, handler)
+        try:
+            _restore(before)
+        except BaseException:  # what the first handler raised that was there again
+            _restore(before)
+            raise
+
+
+def _restore(handlers: dict[int, _Handler]) -> None:
+    for number, handler in handlers.items():
+        with contextlib.suppress(ValueError):
+            signal.signal(number, handler)

@@ -187,11 +187,12 @@ class SlabFiller(Recorder):
             return
         following = self._next
         if self._ring is not None and (following.needed > (size := len(self._ring.slabs[0])) or self._ring.shortage):
-            try:
-                with held_back():
+            with held_back():
+                try:
                     self._ring = self._ring_of(2 * following.needed if following.needed > size else size)
-            except OSError as error:
-                self._out.fail(error)
+                except OSError as error:
+                    self._out.fail(error)
+            if self.failed:
                 return
         slab, ring = self.slab, self._ring
         assert ring is not None

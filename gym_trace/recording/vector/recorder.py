@@ -152,13 +152,12 @@ class LaneRecorder(Recorder):
         """A ring in place of one that is too small, or not mapped, once all that is in that is written."""
         self._out.wait()
         if not self.failed:
-            try:
-                with held_back():
+            with held_back():
+                try:
                     self._ring = self._ring_of(slab_bytes)
-                ring.abandon()
-            except Exception as error:  # of any kind: told at the next step
-                raise_if_of_signal(error)
-                self._out.fail(error)
+                    ring.abandon()
+                except Exception as error:  # of any kind: told at the next step
+                    self._out.fail(error)
         return self._ring or ring
 
     def _put(self, put: Callable[[LaneSlab, Any], None], what: Any) -> None:
