@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -11,6 +12,8 @@ from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.pending import Pending
 from gym_trace.ring.segment import Segment
 from gym_trace.storage.interrupts import held_back
+
+_HEADROOM = 32 << 20  # bytes of address space that have to be there for a thread
 
 
 class _Job(NamedTuple):
@@ -90,12 +93,16 @@ class SlabWriter:
             thread.join(0.1)
 
     def _start(self, target: Callable[[], None]) -> threading.Thread | None:
-        """A thread that runs it; None where there can be none, as when the interpreter is shutting down."""
+        """A thread that runs it; None where there can be none, as when the interpreter is shutting down.
+
+        A thread that finds no memory when it begins dies, and start() waits for it for ever.
+        """
         thread = threading.Thread(target=target, name=self._name, daemon=True)
         with held_back():  # a thread whose start is interrupted may never run
             try:
+                mmap.mmap(-1, _HEADROOM).close()
                 thread.start()
-            except RuntimeError:
+            except (RuntimeError, OSError, MemoryError):
                 return None
             self._thread = thread
         return thread
