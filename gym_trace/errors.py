@@ -20,6 +20,9 @@ TraceError
 from __future__ import annotations
 
 import os
+import signal
+from functools import partial
+from typing import Any
 
 from gym_trace.printable import printable, printable_lines
 
@@ -159,3 +162,23 @@ def told(error: BaseException) -> str:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return " ".join(f"{name}: {error}".split())
+
+
+def raise_if_of_signal(error: BaseException) -> None:
+    """Raise error again if a signal handler raised it, such as a timeout: it is not about the code it fell into."""
+    trace = error.__traceback__ and error.__traceback__.tb_next
+    if trace is None:  # raised by the very code that caught it
+        return
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            raise error
+        trace = trace.tb_next
+
+
+def _code_of(handler: Any) -> Any:
+    """The code of a handler; None of one that is not written in Python."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    function = handler if hasattr(handler, "__code__") else vars(type(handler)).get("__call__")
+    return getattr(function, "__code__", None)

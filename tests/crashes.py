@@ -51,6 +51,11 @@ class Crash:
         rows: of a slab, if these are to be small.
         cgroup: whose memory it lives in.
         fork: the step of the first episode at which it forks; both die.
+        late: seconds that the child sleeps before it gets to know that it is one, while its parent goes on.
+        alarms: mean of the seconds after which SIGALRM raises an exception wherever it is; it is caught, and the
+            environment reset.
+        most_bytes: of a file, as on a full disk; it dies some steps after the error.
+        is_short: whether there are no file descriptors at the first reset.
     """
 
     kind: str
@@ -65,6 +70,10 @@ class Crash:
     rows: int | None = None
     cgroup: str | None = None
     fork: int | None = None
+    late: float = 0
+    alarms: float | None = None
+    most_bytes: int | None = None
+    is_short: bool = False
     seed: int = 0
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -82,6 +91,7 @@ class Victim:
 
     def live(self) -> None:
         from gym_trace import TraceRecordingWrapper
+        from gym_trace.errors import RecordingError
 
         crash = self._crash
         if crash.kind.startswith("lanes-"):
@@ -90,19 +100,49 @@ class Victim:
         things = crash.kind == "things"
         env = TraceRecordingWrapper(self._inner, crash.directory, record_infos=things, **crash.options)
         env.action_space.seed(crash.seed)
-        for episode in count():
-            self._diary.note("reset", episode)
+        signal.signal(signal.SIGALRM, _time_out)
+        try:
+            for episode in count():
+                with contextlib.suppress(TimeoutError), self._alarm():
+                    self._episode(env, episode, things)
+        except RecordingError:
+            if crash.most_bytes is None:
+                raise
+        self._inner.diary = Diary(os.devnull)  # what follows is not recorded
+        env.reset()
+        for _ in range(3):
+            env.step(env.action_space.sample())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def _alarm(self) -> Iterator[None]:
+        """Within it SIGALRM comes at some time, if it is to come at all, and is noted."""
+        if self._crash.alarms is not None:
+            signal.setitimer(signal.ITIMER_REAL, self._random.exponential(self._crash.alarms) + 1e-4)
+        try:
+            yield
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except TimeoutError:
+            self._diary.note("alarm")
+            raise
+
+    def _episode(self, env: Any, episode: int, things: bool) -> None:
+        crash = self._crash
+        self._diary.note("reset", episode)
+        with _no_descriptors() if crash.is_short and not episode else contextlib.nullcontext():
             observation, _ = env.reset(seed=episode)
-            self._diary.note("began", canon(observation))
-            over = False
-            for step in count():
-                if over:
-                    break
-                if step == crash.fork and not episode:
-                    self._fork(step, observation)
-                if crash.where == "render" and step % 5 == 4:
-                    env.render()
-                observation, over = self._step(env, things and step % 4 != 0)
+        self._diary.note("began", canon(observation))
+        if crash.is_short and not episode:
+            env.flush()
+        over = False
+        for step in count():
+            if over:
+                break
+            if step == crash.fork and not episode:
+                self._fork(step, observation)
+            if crash.where == "render" and step % 5 == 4:
+                env.render()
+            observation, over = self._step(env, things and step % 4 != 0)
 
     def _step(self, env: Any, annotated: bool) -> tuple[Any, bool]:
         action, notes = env.action_space.sample(), None
@@ -119,10 +159,22 @@ class Victim:
         """After the first step the end draws near."""
         if not self._begun and self._crash.line is not None:
             _kill_at_line(self._crash.line, self._crash.near)
+        if not self._begun and self._crash.most_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self._crash.most_bytes, self._crash.most_bytes))
         self._begun = True
 
     def _fork(self, step: int, observation: Any) -> None:
-        if os.fork():
+        from gym_trace.recording.single.recorder import RowRecorder
+
+        restart = RowRecorder.restart_in_child
+
+        def sleeps_first(recorder: RowRecorder) -> None:
+            time.sleep(self._crash.late)
+            restart(recorder)
+
+        with mock.patch.object(RowRecorder, "restart_in_child", sleeps_first):
+            child = os.fork()
+        if child:
             self._inner.diary = self._diary
             return
         self._diary = self._inner.diary = Diary(self._crash.diary + ".child")
@@ -149,7 +201,11 @@ class Victim:
         env = TraceRecordingVectorWrapper(inner, crash.directory, **crash.options)
         env.action_space.seed(crash.seed)
         self._diary.note("reset", 1)
-        self._diary.note("began", canon(env.reset(seed=1)[0]))
+        with _no_descriptors() if crash.is_short else contextlib.nullcontext():
+            observations, _ = env.reset(seed=1)
+        self._diary.note("began", canon(observations))
+        if crash.is_short:
+            env.flush()
         while True:
             actions = env.action_space.sample()
             self._diary.note("ask", canon(actions), None)
@@ -163,6 +219,24 @@ class Victim:
                 self._diary.note("mask", np.flatnonzero(over).tolist())
                 observations, _ = env.reset(options={"reset_mask": over})
                 self._diary.note("masked", canon(observations))
+
+
+def _time_out(*_: object) -> None:
+    raise TimeoutError
+
+
+@contextlib.contextmanager
+def _no_descriptors() -> Iterator[None]:
+    """Within it the process cannot open another file."""
+    held = []
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
 
 
 def _kill_at_line(line: int, near: bool) -> None:

@@ -27,6 +27,7 @@ class Life:
     notes: list[Any] = dataclasses.field(default_factory=list)
     seed: int | None = None
     inside: int = 0  # how many steps the environment itself has seen
+    alarmed: bool = False  # it was broken off by an exception, maybe between a step and its note in the diary
 
     @property
     def is_over(self) -> bool:
@@ -48,6 +49,9 @@ def lives(path: Path) -> list[Life]:
             found[-1].notes.append(values[1])
         elif name == "inside":
             found[-1].inside += 1
+        elif name == "alarm":
+            if found:
+                found[-1].alarmed = True
         else:
             found[-1].observations.append(values[0])
             found[-1].steps.append(tuple(values[1:]))
@@ -76,10 +80,10 @@ def compared(trace: Trace, parts: Iterable[Episode], told: list[Life]) -> Verdic
     """The episodes of one writer, and what its diary says of them."""
     verdict = Verdict()
     parts = list(parts)
-    while told and not told[-1].observations:  # its reset was never answered
-        if len(parts) == len(told):
-            assert not len(parts.pop())
-        told = told[:-1]
+    unanswered = {life.seed for life in told if not life.observations}  # resets
+    assert all(not len(part) for part in parts if part.seed in unanswered)
+    parts = [part for part in parts if part.seed not in unanswered]
+    told = [life for life in told if life.observations]
     if not parts and len(told) == 1 and told[0].first_step and not told[0].steps:
         return verdict  # a child that died before its first step has no writer
     for number, life in enumerate(told):
@@ -94,7 +98,7 @@ def compared(trace: Trace, parts: Iterable[Episode], told: list[Life]) -> Verdic
 def of_episode(trace: Trace, part: Episode, life: Life, is_last: bool) -> Verdict:
     answered, steps = len(life.steps), len(part)
     verdict = Verdict(recovered=min(answered, steps), lost=max(0, answered - steps))
-    if steps > answered + (is_last and len(life.actions) > answered):
+    if steps > answered + ((is_last or life.alarmed) and len(life.actions) > answered):
         verdict.wrong += 1
     assert part.first_step == life.first_step, (part.first_step, life.first_step)
     columns = [
@@ -116,8 +120,9 @@ def of_episode(trace: Trace, part: Episode, life: Life, is_last: bool) -> Verdic
     if life.seed is not None:
         verdict.wrong += part.seed != life.seed
     verdict.wrong += life.is_over and part.outcome not in ("terminated", "truncated")
-    verdict.wrong += (part.outcome in ("lost", "closed")) != (is_last and not _ends(part))
-    if is_last and life.inside > answered and steps == answered:
+    if not (is_last and life.alarmed):  # the reset after that may have cut it, or not
+        verdict.wrong += (part.outcome in ("lost", "closed")) != (is_last and not _ends(part))
+    if is_last and not life.alarmed and life.inside > answered and steps == answered:
         action = part.pending_action
         known = action is not None and canon(action) == life.actions[answered]
         verdict.pending, verdict.unknown = int(known), int(not known)

@@ -49,7 +49,7 @@ def slab_of(kind: Any, layout: RowLayout, size: int = 4096, sequence: int = 7) -
 class Both:
     """A slab in Python and one in C that get the same calls."""
 
-    def __init__(self, layout: RowLayout, random: np.random.Generator, size: int, may: tuple[bool, ...] = ()):
+    def __init__(self, layout: RowLayout, random: np.random.Generator, size: int, may: tuple[int, ...] = ()):
         self.layout, self._random, self._size = layout, random, size
         self.python, self.c = RowSlab(layout, *may), core.RowSlab(layout, *may)
         self._sequence = 0
@@ -168,7 +168,7 @@ def odd_run(seed: int) -> None:
     """Do random steps and operations on slabs with random layouts."""
     random = np.random.default_rng(seed)
     layout = RowLayout(leaf_for(random, "observations"), leaf_for(random, "actions"))
-    may = bool(random.random() < 0.9), bool(random.random() < 0.9)
+    may = bool(random.random() < 0.9), bool(random.random() < 0.9), int(random.choice([0, 0, 56, 1000]))
     both = Both(layout, random, 8 * int(random.integers(16, 2000)), may)
     for _ in range(int(random.integers(60))):
         (odd_step if random.random() < 0.7 else odd_operation)(both, random)

@@ -29,7 +29,7 @@ from inquest import Verdict
 
 from gym_trace import Trace, TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
 
-ROUNDS = 6 if LONG else 1
+ROUNDS = 5 if LONG else 1
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a ring, fork and signals")
 
@@ -46,6 +46,7 @@ def ways(chance: random.Random, lanes: bool) -> dict[str, dict[str, Any]]:
         "segfault-in-step": {"death": "segfault", "where": "step", "at": at},
         "exit": {"death": "exit", "where": "step", "at": at},
         "memory": {"death": "memory", "where": "step", "at": at},
+        "short-of-files": {"seconds": chance.uniform(0, most), "is_short": True},
     }
     if not lanes:
         found |= {
@@ -54,15 +55,23 @@ def ways(chance: random.Random, lanes: bool) -> dict[str, dict[str, Any]]:
             "abort-after-step": {"death": "abort", "where": "late step", "at": at},
             "forked": {"seconds": chance.uniform(0, 0.1), "fork": chance.randrange(1, 12)},
             "forked-while-turning": {"line": chance.randrange(1, 6000), "fork": chance.randrange(1, 9), "rows": rows},
+            "forked-late": {
+                "seconds": chance.uniform(0.05, 0.1),
+                "fork": chance.randrange(1, 9),
+                "rows": rows,
+                "late": chance.uniform(0.005, 0.03),
+            },
+            "alarmed": {"seconds": chance.uniform(0.05, 0.3), "alarms": chance.choice([0.001, 0.01]), "rows": rows},
+            "full-disk": {"most_bytes": chance.randrange(150_000, 1_500_000)},
         }
     return found
 
 
 SINGLE, LANES = list(ways(random.Random(), False)), list(ways(random.Random(), True))
-PLAN = [(kind, way) for kind in mortals.KINDS for way in SINGLE]
+PLAN = [(kind, way) for kind in mortals.KINDS for way in SINGLE if way != "full-disk" or kind in ("frames", "noise")]
 if hasattr(vector, "AutoresetMode"):
     PLAN += [(f"lanes-{mode}", way) for mode in mortals.MODES for way in LANES]
-SOME = {"compiled": PLAN if LONG else PLAN[::9], "pure": PLAN if LONG else PLAN[1::18]}
+SOME = {"compiled": PLAN if LONG else PLAN[::7], "pure": PLAN if LONG else PLAN[1::13]}
 
 
 @pytest.fixture(scope="module", params=["compiled", "pure"])

@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import cradle
+import mortals
 import pytest
+import shell
 import victim
 from zoo import CountingEnv
 
 from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
 from gym_trace.errors import RecordingError
+from gym_trace.format.batch_writer import BatchWriter
 from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.statistics.describe import describe
+from gym_trace.storage.local import LocalStorage
 
 resource = pytest.importorskip("resource")
 
@@ -212,4 +217,90 @@ def test_an_error_is_raised_before_the_environment_is_asked_for_anything(
     assert inner.calls == calls
     env.reset()
     env.step(0)
+    env.close()
+
+
+def full_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+    """Leaves room for so many records of a batch."""
+    original, left = BatchWriter._append, iter(range(writes))
+
+    def append(writer: BatchWriter, *args: Any) -> None:
+        if isinstance(writer._storage, LocalStorage) and next(left, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(writer, *args)
+
+    monkeypatch.setattr(BatchWriter, "_append", append)
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("writes", [2, 3, 5])
+def test_no_step_of_large_frames_is_lost_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, filtered: bool
+) -> None:
+    full_after(monkeypatch, writes)
+    options: dict[str, Any] = {"frame_filter": lambda index: True} if filtered else {}
+    env = TraceRecordingWrapper(mortals.made("noise"), tmp_path / "t", flush_seconds=1000.0, **options)
+    told: list[bytes] = []
+
+    def play() -> None:
+        for step in range(1000):
+            if step % 60 == 0:
+                env.reset(seed=1)
+            told.append(env.step(step % 6)[0].tobytes())
+
+    with pytest.raises(RecordingError, match="No space left"):
+        play()
+    env.close()
+    trace = open_trace(tmp_path / "t")
+    steps = [row.tobytes() for episode in trace for row in episode.observations[1:]]
+    assert steps == told
+    assert trace[-1].pending_action is None
+
+
+def test_a_recording_that_a_full_disk_has_ended_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_after(monkeypatch, 2)
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path / "t", uid="w")
+    env.reset()
+    env.step(0)
+    with pytest.raises(RecordingError, match="No space left"):
+        env.close()
+    monkeypatch.undo()
+    (writer,) = describe(tmp_path / "t")["writers"]
+    assert (writer["state"], writer["problem"], writer["steps"]) == ("failed", "No space left on device", 1)
+    remarks = check_trace(tmp_path / "t").remarks
+    assert any("recording stopped: No space left on device" in remark for remark in remarks)
+    assert not any("killed" in remark for remark in remarks)
+    assert "writer w stopped recording: No space left on device" in shell.ok("info", tmp_path / "t").output
+    for command in (["info"], ["check"], ["repair", "-o", tmp_path / "r"]):
+        assert "killed" not in shell.ok(*command, tmp_path / "t").output
+    assert sum(map(len, open_trace(tmp_path / "r"))) == 1
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_no_room_for_a_ring_is_told_before_the_environment_is_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str, lanes: bool
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    inner, env = CountingEnv(), None
+    if lanes:
+        from gymnasium import vector
+
+        from gym_trace import TraceRecordingVectorWrapper
+
+        env = TraceRecordingVectorWrapper(vector.SyncVectorEnv([lambda: inner]), tmp_path, on_error=on_error)
+    env = env or TraceRecordingWrapper(inner, tmp_path, on_error=on_error)
+    monkeypatch.setattr(LocalStorage, "map", full)
+    before = list(inner.calls)
+    if on_error == "warn":
+        with pytest.warns(RuntimeWarning, match="No space left"):
+            env.reset()
+    else:
+        with pytest.raises(RecordingError, match="No space left"):
+            env.reset()
+        assert inner.calls == before
+        env.reset()
+    env.step([0] if lanes else 0)
     env.close()

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -411,3 +413,139 @@ def test_annotations_of_the_first_step_after_a_fork_are_kept(tmp_path: Path, whe
     notes = {trace.writer_of(index).writer == "parent": part.annotations for index, part in enumerate(trace)}
     assert notes[False]["note"].tolist() == [5, None]
     assert notes[True].get("note", np.array([])).tolist() == ([None, 5] if when == "before the fork" else [])
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Observations that tell the step; fork_at: the step within which the process forks."""
+
+    action_space = spaces.Discrete(99)
+
+    def __init__(self, kind: str, fork_at: int = -1):
+        self.kind, self.fork_at, self.child, self.t = kind, fork_at, -1, 0
+        large = spaces.Box(0, 255, (100, 100), np.uint8)
+        self.observation_space = {"text": spaces.Text(99), "large": large}.get(kind, spaces.Box(0, 99, (2,)))
+
+    def observation(self) -> Any:
+        space = self.observation_space
+        return "x" * self.t if self.kind == "text" else np.full(space.shape, self.t, space.dtype)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return self.observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if self.t == self.fork_at:
+            self.child = os.fork()
+        return self.observation(), float(self.t), False, False, {}
+
+
+def told_by(observation: Any) -> int:
+    return len(observation) if isinstance(observation, str) else int(observation.flat[0])
+
+
+@pytest.mark.parametrize("kind", ["box", "text", "large", "lanes"])
+def test_a_child_begins_with_the_observation_that_it_had_at_the_fork(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind == "lanes":
+        from gymnasium import vector
+
+        from gym_trace import TraceRecordingVectorWrapper
+
+        if not hasattr(vector, "AutoresetMode"):
+            pytest.skip("needs Gymnasium 1.1")
+        env: Any = TraceRecordingVectorWrapper(vector.SyncVectorEnv([lambda: Counting("box")] * 2), tmp_path, uid="w")
+    else:
+        env = TraceRecordingWrapper(Counting(kind), tmp_path, uid="w")
+    action: Any = [1, 1] if kind == "lanes" else 1
+    told, tell = os.pipe()
+    restart = type(env._recorder).restart_in_child
+    monkeypatch.setattr(type(env._recorder), "restart_in_child", lambda recorder: (os.read(told, 1), restart(recorder)))
+    env.reset()
+    collections.deque(map(env.step, [action] * 3), 0)
+    child = os.fork()
+    if not child:
+        try:
+            env.step(action)
+            env.close()
+        finally:
+            os._exit(0)
+    for _ in range(3):  # the slab is turned, and filled beyond where it was
+        env.flush()
+        collections.deque(map(env.step, [action] * 9), 0)
+    os.write(tell, b".")
+    assert os.waitpid(child, 0)[1] == 0
+    env.close()
+    os.close(told)
+    os.close(tell)
+    trace = open_trace(tmp_path)
+    found = [e for i, e in enumerate(trace) if trace.writer_of(i).writer != "w"]
+    assert len(found) == (2 if kind == "lanes" else 1)
+    for episode in found:
+        assert episode.first_step == 3
+        assert [told_by(row) for row in episode.observations] == [3, 4]
+
+
+@pytest.mark.parametrize("kind", ["box", "text", "large"])
+def test_a_child_that_was_forked_in_a_step_forks_again(tmp_path: Path, kind: str) -> None:
+    inner = Counting(kind, fork_at=3)
+    env = TraceRecordingWrapper(inner, tmp_path)
+    env.reset()
+    grandchild = -1
+    try:
+        for step in range(5):
+            env.step(1)
+            if step == 2 and not inner.child:
+                grandchild = os.fork()
+        env.close()
+        if grandchild > 0:
+            os.waitpid(grandchild, 0)
+    finally:
+        if not inner.child:
+            os._exit(0)
+    os.waitpid(inner.child, 0)
+    found = sorted(open_trace(tmp_path), key=lambda episode: episode.first_step)
+    assert [episode.first_step for episode in found] == [0, 3, 3]
+    for episode in found:
+        rows = [told_by(row) for row in episode.observations]
+        assert rows == list(range(episode.first_step, 6))
+
+
+def test_a_fork_while_another_thread_is_in_a_step_begins_from_nothing(tmp_path: Path) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(Counting):
+        def step(self, action: Any) -> Any:
+            result = super().step(action)
+            if self.t == 3:
+                inside.set()
+                go_on.wait(30)
+            return result
+
+    env = TraceRecordingWrapper(Slow("box"), tmp_path)
+
+    def play() -> None:
+        env.reset()
+        collections.deque(map(env.step, [1] * 4), 0)
+
+    player = threading.Thread(target=play)
+    player.start()
+    inside.wait(30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if not child:
+        try:
+            env.step(1)
+            env.reset()
+            env.step(1)
+            env.close()
+        finally:
+            os._exit(0)
+    go_on.set()
+    player.join()
+    os.waitpid(child, 0)
+    env.close()
+    found = [[told_by(row) for row in e.observations] for e in open_trace(tmp_path)]
+    assert sorted(found) == [[0, 1], [0, 1, 2, 3, 4]]

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 import pickle
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -168,18 +169,20 @@ HOT |= {deltas.__file__, asking.__file__, row_slab.__file__, log.__file__}
 
 
 class InterruptsAt:
-    """Raises KeyboardInterrupt at the nth line of the recorder or the environment that is run, or return from there."""
+    """A signal whose handler raises, at the nth line that is run of the recorder or the environment, or return."""
 
-    def __init__(self, number: int):
-        self.left, self.line = number, ""
+    def __init__(self, number: int, raises: type[BaseException] = KeyboardInterrupt):
+        self.left, self.line, self._raises = number, "", raises
 
     def __enter__(self) -> InterruptsAt:
         self._before = sys.gettrace()
+        self._handler = signal.signal(signal.SIGALRM, self._handle)
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
+        signal.signal(signal.SIGALRM, self._handler)
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
@@ -191,8 +194,11 @@ class InterruptsAt:
             self.left -= 1
             if self.left < 0:
                 self.line = f"{code.co_name}, line {frame.f_lineno}, {event}"
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGALRM)
         return self._trace
+
+    def _handle(self, *_: object) -> None:
+        raise self._raises
 
 
 def plays() -> Iterator[str]:
@@ -208,12 +214,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
 @pytest.mark.parametrize(("first", "what"), list(enumerate([*OPTIONS, "frames"])))
-def test_ctrl_c_at_any_line_glues_nothing(tmp_path: Path, first: int, what: str) -> None:
+def test_an_exception_of_a_signal_handler_at_any_line_glues_nothing(
+    tmp_path: Path, first: int, what: str, raises: type[BaseException]
+) -> None:
     number, functions = 0 if LONG else 19 * first, set()  # each at other lines of what they have in common
     while True:
         directory = tmp_path / str(number)
-        interrupts = InterruptsAt(number)
+        interrupts = InterruptsAt(number, raises)
         with small_blocks(rows=4, chunk=400, frame=1000):
             inner = TellingEnv(4, (20, 30, 3) if what == "frames" else (3,))
             env = TraceRecordingWrapper(inner, directory, flush_seconds=1000.0, **OPTIONS.get(what, {}))
@@ -228,14 +237,15 @@ def test_ctrl_c_at_any_line_glues_nothing(tmp_path: Path, first: int, what: str)
                             env.annotate(note=inner.asked)
                         else:
                             env.step(inner.asked % 9)
-                except KeyboardInterrupt:
+                except raises:
                     if act == "note":  # nobody knows whether it is kept; with the next step it must not be another's
                         env.step(inner.asked % 9)
+            assert not env._recorder.failed, interrupts.line
             env.close()
         try:
             parts = _look_at_interrupted(directory)
         except (AssertionError, TraceError) as error:
-            raise AssertionError(f"after Ctrl-C at {interrupts.line}") from error
+            raise AssertionError(f"after a signal at {interrupts.line}") from error
         assert parts, interrupts.line
         if not interrupts.line:
             break
@@ -243,6 +253,28 @@ def test_ctrl_c_at_any_line_glues_nothing(tmp_path: Path, first: int, what: str)
         number += 1 if LONG else 311 if what == "frames" else 149
     assert len(functions) > 5
     assert not LONG or functions > {"step", "reset"}
+
+
+@pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
+def test_an_exception_of_a_signal_handler_in_the_first_reset_does_not_end_the_recording(
+    tmp_path: Path, raises: type[BaseException]
+) -> None:
+    number, lines = 0, 0
+    while True:
+        directory = tmp_path / str(number)
+        inner = TellingEnv(4, (3,))
+        env, interrupts = TraceRecordingWrapper(inner, directory), InterruptsAt(number, raises)
+        with contextlib.suppress(raises), interrupts:
+            env.reset()
+        env.reset()
+        for _ in range(3):
+            env.step(inner.asked % 9)
+        env.close()
+        assert len(open_trace(directory)[-1]) == 3, interrupts.line
+        if not interrupts.line:
+            break
+        number, lines = number + (1 if LONG else 7), lines + 1
+    assert lines > 5
 
 
 def _look_at_interrupted(directory: Path) -> list[tuple[int, int, list[int]]]:

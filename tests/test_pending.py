@@ -172,14 +172,15 @@ def test_the_action_of_a_writer_that_is_alive_is_its_own(tmp_path: Path) -> None
 
 
 class Talkative(Fragile):
-    """With infos of which few have room in a slab."""
+    """With infos that grow with each step, so that there is less room for one than the recorder has foreseen."""
 
-    def __init__(self, length: int = 10_000):
+    def __init__(self, length: int = 20_000):
         super().__init__()
-        self.text = "x" * length
+        self.text, self.length = "", length
 
     def step(self, action: Any) -> Any:
         *result, _ = super().step(action)
+        self.text += "x" * self.length
         return (*result, {"text": self.text})
 
 

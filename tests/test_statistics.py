@@ -180,6 +180,16 @@ def test_rewards_of_mixed_types_are_summed(tmp_path: Path) -> None:
     assert open_trace(tmp_path).episodes["return"].tolist() == [1.5, 6.0, math.inf]
 
 
+def test_rewards_of_several_types_keep_their_values(tmp_path: Path) -> None:
+    mixed: list[Any] = [1, 2.5, np.float32(3.1), True, np.float16(1.5), np.int8(-3)]
+    large: list[Any] = [1.5, np.int64(2**60 + 1), np.float32(0.1), 2**70]
+    _scripted_rewards(tmp_path, mixed, large)
+    first, second = (episode.rewards for episode in open_trace(tmp_path))
+    assert first.dtype == np.float64
+    assert first.tolist() == mixed
+    assert [(type(value), value) for value in second.tolist()] == [(type(value), value) for value in large]
+
+
 def test_huge_returns_do_not_break_the_summary(tmp_path: Path) -> None:
     _scripted_rewards(tmp_path, [1.7e308], [-1.7e308], [5e-324], [1.7e308])
     summary = _summary(tmp_path, columns=True)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from zoo import CountingEnv
 
-from gym_trace import TraceRecordingWrapper, open_trace
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace
+from gym_trace.errors import RecordingError
 
 
 def test_without_a_mapping_all_is_recorded_and_it_is_said_once(
@@ -28,3 +34,91 @@ def test_without_a_mapping_all_is_recorded_and_it_is_said_once(
     assert env._recorder.flush_seconds == 1.0
     env.close()
     assert [episode.outcome for episode in open_trace(tmp_path)] == ["cut", "cut", "closed"]
+
+
+def test_without_room_for_a_thread_the_caller_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gym_trace.recording.background._HEADROOM", 1 << 62)
+    monkeypatch.setattr(threading.Thread, "start", lambda _: pytest.fail("a thread was started"))
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path)
+    for _ in range(3):
+        env.reset()
+        env.step(env.action_space.sample())
+        env.flush()
+        assert sum(map(len, open_trace(tmp_path))) == len(open_trace(tmp_path))
+    env.close()
+    assert [(len(episode), episode.outcome) for episode in open_trace(tmp_path)] == [
+        (1, "cut"),
+        (1, "cut"),
+        (1, "closed"),
+    ]
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_a_ring_is_made_as_soon_as_there_are_file_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lanes: bool
+) -> None:
+    if lanes:
+        from gymnasium import vector
+
+        from gym_trace import TraceRecordingVectorWrapper
+
+        env: Any = TraceRecordingVectorWrapper(vector.SyncVectorEnv([CountingEnv]), tmp_path, uid="w")
+    else:
+        env = TraceRecordingWrapper(CountingEnv(), tmp_path, uid="w")
+    action: Any = [0] if lanes else 0
+
+    def short(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "gym_trace"):
+        patch.setattr("gym_trace.storage.local.open", short, raising=False)  # of the list of mounts
+        env.reset()
+        env.step(action)
+        env.flush()
+        env.step(action)
+    assert len(caplog.records) == 1
+    assert "no file descriptors are left" in caplog.text
+    assert not (tmp_path / "w.ring").exists()
+    env.flush()
+    assert (tmp_path / "w.ring").exists()
+    assert env._recorder.flush_seconds == 10.0
+    env.step(action)
+    shutil.copytree(tmp_path, tmp_path / "copy")  # as if the process had been killed now
+    assert sum(map(len, open_trace(tmp_path / "copy"))) == 3
+    env.close()
+    assert not (tmp_path / "w.ring").exists()
+
+
+def test_a_ring_that_cannot_be_removed_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: object, name: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", name)
+
+    monkeypatch.setattr("gym_trace.storage.local.LocalStorage.remove", denied)
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path, uid="w")
+    env.reset()
+    env.step(0)
+    with pytest.warns(UserWarning, match="w.ring'; all that was in it is saved"):
+        env.close()
+    env.close()
+    assert [(len(episode), episode.outcome) for episode in open_trace(tmp_path)] == [(1, "closed")]
+    assert check_trace(tmp_path).damages == []
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_a_file_that_cannot_be_closed_is_a_recording_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str
+) -> None:
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path, on_error=on_error)
+    close = os.close
+
+    def fails(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EIO, "Input/output error")
+
+    raised: Any = pytest.raises(RecordingError) if on_error == "raise" else pytest.warns(RuntimeWarning)
+    with monkeypatch.context() as patch, raised:
+        patch.setattr(os, "close", fails)
+        env.reset()
+    env.reset()
+    env.step(0)
+    env.close()

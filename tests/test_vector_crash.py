@@ -225,22 +225,24 @@ assert all(map(os.path.exists, HOT))
 
 
 class InterruptsAt:
-    """Raises KeyboardInterrupt when a line of the recorder is about to be run for the nth time, all lines counted.
+    """A signal whose handler raises, when a line of the recorder is about to be run for the nth time, all counted.
 
     No garbage is collected meanwhile: an earlier recorder that is would be closed, and what is raised in there is lost.
     """
 
-    def __init__(self, number: int):
-        self.left, self.line = number, ""
+    def __init__(self, number: int, raises: type[BaseException] = KeyboardInterrupt):
+        self.left, self.line, self._raises = number, "", raises
 
     def __enter__(self) -> InterruptsAt:
         gc.disable()
         self._before = sys.gettrace()
+        self._handler = signal.signal(signal.SIGALRM, self._handle)
         sys.settrace(self._trace)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._before)
+        signal.signal(signal.SIGALRM, self._handler)
         gc.enable()
 
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -250,14 +252,18 @@ class InterruptsAt:
             self.left -= 1
             if self.left < 0:
                 self.line = f"{frame.f_code.co_name}, line {frame.f_lineno}"
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGALRM)
         return self._trace
+
+    def _handle(self, *_: object) -> None:
+        raise self._raises
 
 
 @modes
+@pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
 @pytest.mark.parametrize("filtered", [False, True])
-def test_ctrl_c_at_any_line_of_the_recorder_garbles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, filtered: bool
+def test_an_exception_of_a_signal_handler_at_any_line_of_the_recorder_garbles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, filtered: bool, raises: type[BaseException]
 ) -> None:
     monkeypatch.setattr("gym_trace.recording.vector.recorder._MOST_BYTES", 300)  # a block is full after a few steps
     monkeypatch.setattr("gym_trace.recording.vector.recorder._AHEAD", 0)  # and waited for
@@ -269,7 +275,7 @@ def test_ctrl_c_at_any_line_of_the_recorder_garbles_nothing(
         directory = tmp_path / str(number)
         wrapped = TraceRecordingVectorWrapper(env, directory, record_infos=True, flush_seconds=1000.0, **options)
         wrapped.reset(seed=11)
-        interrupts = InterruptsAt(number)
+        interrupts = InterruptsAt(number, raises)
         for t in range(14):
             try:
                 if t == 4:
@@ -278,9 +284,10 @@ def test_ctrl_c_at_any_line_of_the_recorder_garbles_nothing(
                             step(wrapped)
                 else:
                     step(wrapped)
-            except KeyboardInterrupt:
+            except raises:
                 if mode == DISABLED:
                     wrapped.reset()
+        assert not wrapped._recorder.failed, interrupts.line
         wrapped.close()
         steps = look_at(open_trace(directory))
         assert set(steps.values()) == {1}, interrupts.line

@@ -189,16 +189,21 @@ def _health(info: Info) -> Iterator[str]:
     if len(damage) > _MOST_DAMAGE:
         yield f"… {show.count(len(damage) - _MOST_DAMAGE)} more damaged places"
     for writer in info["writers"][:_MOST_WRITERS]:
-        if writer["ring_steps"] and writer["state"] == "killed":
+        if writer["state"] == "failed":
+            yield f"writer {writer['writer']} stopped recording: {show.printable(writer['problem'])}"
+        if writer["ring_steps"] and writer["state"] in ("killed", "failed"):
             steps = show.count(writer["ring_steps"], "step")
-            yield f"writer {writer['writer']} was killed; {steps} of it are in its ring"
+            end = "was killed" if writer["state"] == "killed" else "did not close"
+            yield f"writer {writer['writer']} {end}; {steps} of it are in its ring"
         for one in writer["pending"][:_MOST_PENDING]:
             lane = f" (lane {one['lane']})" if one["lane"] else ""
             when = f"at the end of episode {one['episode']}{lane}, in step {one['step']}"
             yield f"the action that was being executed {when}: {one['action']}"
-    dead = sum(writer["state"] == "killed" for writer in info["writers"])
+    states = [writer["state"] for writer in info["writers"]]
+    dead = states.count("killed") + states.count("failed")
     if dead:
-        yield f"{show.count(dead, 'writer')} died while recording: episodes left open have the outcome lost"
+        end = "stopped" if "killed" not in states else "died"
+        yield f"{show.count(dead, 'writer')} {end} while recording: episodes left open have the outcome lost"
     if damage:
         yield f"'gym-trace check {directory}' names all damage, 'gym-trace repair {directory} -o NEW' saves the rest"
     elif dead:

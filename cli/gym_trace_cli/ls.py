@@ -31,8 +31,9 @@ def command(ctx: click.Context, /, directories: Sequence[str], selection: Select
     """List the episodes of the trace in DIR, a line each. Where DIR is a directory of traces, or several are given,
     list these traces: a line each, of those up to three levels below, too. DIR is by default the current directory.
 
-    A trace is "recording" now, or was "killed" while it did, or "closed" in order; or opening it has
-    found it "damaged" (gym-trace check looks at every byte), or "unreadable", which exits with 1.
+    A trace is "recording" now, or was "killed" while it did, or "failed" to write, as on a full disk, or
+    "closed" in order; or opening it has found it "damaged" (gym-trace check looks at every byte), or
+    "unreadable", which exits with 1.
 
     With --episodes, --where and so on episodes, steps, return and times are those of the chosen
     episodes, of each trace. The return is the mean of complete episodes.

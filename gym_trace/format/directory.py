@@ -15,9 +15,11 @@ from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceExist
 from gym_trace.format import manifest, wire
 from gym_trace.format.batch_reader import PART
 from gym_trace.format.facts import remove_facts
+from gym_trace.printable import printable
 from gym_trace.storage.protocol import Storage
 
 RING = ".ring"  # suffix of a ring file (docs/FORMAT.md, section 8)
+_MOST_SAID = 300  # characters of the reason why a writer stopped
 _WRITER = r"(?P<writer>[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119})"
 _MANIFEST = re.compile(_WRITER + re.escape(manifest.SUFFIX))
 _BATCH = re.compile(_WRITER + r"\.(?P<number>\d{6}|[1-9]\d{6,8})\.gtb(?P<part>\.part)?")
@@ -60,6 +62,11 @@ class WriterFiles:
     def entries(self) -> Iterator[dict[str, Any]]:
         """Return the entries of the manifest, as from read_manifest; none without a manifest."""
         return iter(()) if self.manifest is None else manifest.read_manifest(self.storage, self.manifest)
+
+    def failure(self) -> str | None:
+        """Why the writer stopped recording before it was closed, in printable text; None if it does not say so."""
+        found = (entry for entry in self.entries() if entry.get("type") == manifest.FAILED)
+        return next((printable(entry.get("problem"))[:_MOST_SAID] for entry in found), None)
 
 
 def new_writer_id() -> str:

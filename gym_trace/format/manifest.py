@@ -17,6 +17,7 @@ from gym_trace.model.values import shown
 from gym_trace.storage.protocol import Appender, Reader, Storage
 
 SUFFIX = ".manifest.jsonl"
+FAILED = "failed"  # type of the line with the reason why a writer stopped
 _MOST_BITS = 4096  # of an integer written as a number; larger ones are text, as Python parses at most 4300 digits
 _MAX_LINE = 64 << 20  # bytes; reading stops at a longer line
 MAX_LINES = 1 << 20  # reading stops after this many lines
@@ -45,6 +46,9 @@ class ManifestWriter:
 
     def closed(self, episodes: int, steps: int, extra: dict[str, Any]) -> None:
         self._write({"type": "closed", "episodes": episodes, "steps": steps, **extra})
+
+    def failed(self, problem: str) -> None:
+        self._write({"type": FAILED, "problem": problem})
 
     def close(self) -> None:
         self._file.close()

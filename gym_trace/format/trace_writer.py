@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -185,15 +186,28 @@ class TraceWriter:
         try:
             self.seal()
             self._manifest.closed(self.episodes, self.steps, extra)
+            self._manifest.close()
         finally:
             self.abandon()
 
+    def fail(self, problem: str) -> None:
+        """Lets go of all files as they are, after the manifest has said why, if there is room for that."""
+        self._abandon_batch()  # whose torn end leaves room
+        with contextlib.suppress(OSError):
+            self._manifest.failed(problem)
+        self.abandon()
+
     def abandon(self) -> None:
-        """Close all files without sealing the batch."""
-        if self._batch is not None:
-            self._batch.abandon()
-            self._batch = None
-        self._manifest.close()
+        """Close all files without sealing the batch. Never raises OSError: unwritten data is lost."""
+        self._abandon_batch()
+        with contextlib.suppress(OSError):
+            self._manifest.close()
+
+    def _abandon_batch(self) -> None:
+        batch, self._batch = self._batch, None
+        if batch is not None:
+            with contextlib.suppress(OSError):
+                batch.abandon()
 
     def _encoded(self, path: ColumnPath, rows: RowsOrEncoded) -> tuple[Column, Sequence[Piece]]:
         if isinstance(rows, tuple):

@@ -72,7 +72,9 @@ class ManifestCheck:
         except FileNotFoundError:
             return  # deleted since it was listed
         if not (self._closed or alive or self.damages):
-            self.remarks.append(f"{path}: the writer did not close; it was killed")
+            failure = self._files.failure()
+            end = "it was killed" if failure is None else f"recording stopped: {failure}"
+            self.remarks.append(f"{path}: the writer did not close; {end}")
 
     def _damaged(self, damage: Damage) -> None:
         """Adds damage; lines with the same fault that follow each other are one."""

@@ -218,7 +218,9 @@ class Examination:
         self.pending = self._tail.actions or self.pending
         steps = 0 if batch is None else int(batch.fragments["steps"].sum())
         if steps or self._tail.actions:
-            self._report.remarks.append(f"{self.files.where}: the writer was killed; {steps:,} steps are in its ring")
+            self._report.remarks.append(
+                f"{self.files.where}: the writer did not close; {steps:,} steps are in its ring"
+            )
         for action in self._tail.actions[:_MOST_TOLD]:
             told = action.told(layouts.actions)
             self._report.remarks.append(f"{self.files.where}: the action that was being executed {told}")

@@ -268,7 +268,12 @@ class Episode:
 
     @property
     def rewards(self) -> Array:
-        """(N,), float64 unless the environment gave NumPy rewards of another dtype."""
+        """(N,), float64 unless the environment gave NumPy rewards of another dtype.
+
+        Rewards of several types, such as 0 and np.float32(0.5), are float64 where that holds the value of each of them
+        exactly, which loses the types, otherwise objects of the recorded types. Plain booleans and integers of up to 53
+        bits are float64, too.
+        """
         return np.asarray(self._column("rewards"))
 
     @property

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gym_trace.errors import CorruptTrace
+from gym_trace.errors import CorruptTrace, raise_if_of_signal
 from gym_trace.model.values import ABSENT, Array, Misfit, dtype_from, objects
 
 Path = tuple[str | int, ...]
@@ -142,7 +142,8 @@ def taken_apart(layout: Layout, value: Any) -> list[Any]:
     if not isinstance(value, Misfit):
         try:
             return layout.split(value)
-        except Exception:  # of other people's mappings, too
+        except Exception as error:  # of other people's mappings, too
+            raise_if_of_signal(error)
             value = Misfit(value)
     leaves = sum(1 for _ in layout.leaves())
     return [value, *[ABSENT] * (leaves - 1)][:leaves]

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from gym_trace.errors import CorruptTrace, UnstorableValue
+from gym_trace.errors import CorruptTrace, UnstorableValue, raise_if_of_signal
 from gym_trace.model.containers import MAX_CONTAINERS, Containers
 from gym_trace.model.tensors import RawArray, is_masked, plain_array
 from gym_trace.model.values import (
@@ -90,6 +90,7 @@ class _Packing:
         except UnstorableValue:
             raise
         except Exception as error:  # anything: it may be other people's mapping that is packed
+            raise_if_of_signal(error)
             text = " ".join(str(error).split())
             raise UnstorableValue(f"a value of type {class_name(value)} cannot be stored: {text}") from error
         finally:
@@ -99,6 +100,7 @@ class _Packing:
         try:
             form = self._form(value)
         except Exception as error:  # as above
+            raise_if_of_signal(error)
             if not self._lenient:
                 if isinstance(error, UnstorableValue):
                     raise

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gym_trace.errors import raise_if_of_signal
+
 
 @dataclass(frozen=True, eq=False)
 class RawArray:
@@ -66,7 +68,8 @@ def plain_array(value: Any, remarks: list[str] | None = None) -> Any:
         if not hasattr(value, "__array__"):
             return value
         array = np.asarray(value)
-    except Exception:  # anything: other people's code runs here
+    except Exception as error:  # anything: other people's code runs here
+        raise_if_of_signal(error)
         return _from_tensor(value, remarks)
     return value if array.dtype == object and not isinstance(value, np.ndarray) else array
 
@@ -80,7 +83,8 @@ def _from_tensor(tensor: Any, remarks: list[str] | None) -> Any:
             if hasattr(plain, name):
                 plain = getattr(plain, name)()
         array = _raw_array(plain) if _lacks_dtype(plain) else np.asarray(plain.numpy())
-    except Exception:  # as above, and there are sparse, quantised, and empty ones that stand for shapes
+    except Exception as error:  # as above, and there are sparse, quantised, and empty ones that stand for shapes
+        raise_if_of_signal(error)
         return tensor
     if remarks is not None and not isinstance(array, RawArray):
         name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"

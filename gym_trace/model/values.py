@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gym_trace.errors import CorruptTrace
+from gym_trace.errors import CorruptTrace, raise_if_of_signal
 from gym_trace.model.tensors import RawArray, is_masked
 
 Array = npt.NDArray[Any]
@@ -98,6 +98,7 @@ def shown(value: Any) -> str:
     try:
         return without_addresses(repr(value))[:1000]
     except Exception as error:  # anything: other people's code runs here
+        raise_if_of_signal(error)
         return f"repr raised {type(error).__name__}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -10,6 +11,9 @@ from typing import Any, NamedTuple
 from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.pending import Pending
 from gym_trace.ring.segment import Segment
+from gym_trace.storage.interrupts import held_back
+
+_HEADROOM = 32 << 20  # bytes of address space that have to be there for a thread
 
 
 class _Job(NamedTuple):
@@ -31,6 +35,7 @@ class SlabWriter:
 
     Attributes:
         failure: why nothing is written any more, if so.
+        is_finished: whether the files are closed.
         submitted, written: the sequence numbers of the slabs that were submitted and written last.
     """
 
@@ -41,7 +46,7 @@ class SlabWriter:
         self._jobs: deque[_Job] = deque()
         self._working = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._finished = False
+        self.is_finished = False
 
     @property
     def is_complete(self) -> bool:
@@ -52,12 +57,7 @@ class SlabWriter:
         """Has the content of a slab written. Its arrays must not change before that. Doing it twice does no harm."""
         self._jobs.append(_Job(sequence, segments, [action.described() for action in pending]))
         self.submitted = sequence
-        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is shutting down: wait() does the work
-            return
-        self._thread = thread
+        self._start(self._work)  # or, where that fails, wait() does the work
 
     def wait(self, sequence: int | None = None) -> None:
         """Returns when that slab is written, None: all of them, or .failure is set. Ctrl-C may interrupt it."""
@@ -65,7 +65,7 @@ class SlabWriter:
         while self.written < wanted and self.failure is None:
             thread = self._thread
             if thread is None or not thread.is_alive():
-                self._work()
+                self._run(self._work)
             else:
                 thread.join(0.1)
 
@@ -80,29 +80,43 @@ class SlabWriter:
         """Writes everything and seals the batch. summary: for the end of the manifest."""
         self.pause()
         self._summary = summary
-        if not self._finished:
+        if not self.is_finished:
             self._run(self._finish)
 
     def _run(self, target: Callable[[], None]) -> None:
         """Runs it in a thread, and waits for that; Ctrl-C may interrupt the waiting."""
+        thread = self._start(target)
+        if thread is None:
+            with held_back():
+                target()
+        while thread is not None and thread.is_alive():
+            thread.join(0.1)
+
+    def _start(self, target: Callable[[], None]) -> threading.Thread | None:
+        """A thread that runs it; None where there can be none, as when the interpreter is shutting down.
+
+        A thread that finds no memory when it begins dies, and start() waits for it for ever.
+        """
         thread = threading.Thread(target=target, name=self._name, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # as above
-            target()
-        else:
-            while thread.is_alive():
-                thread.join(0.1)
+        with held_back():  # a thread whose start is interrupted may never run
+            try:
+                mmap.mmap(-1, _HEADROOM).close()
+                thread.start()
+            except (RuntimeError, OSError, MemoryError):
+                return None
+            self._thread = thread
+        return thread
 
     def abandon(self) -> None:
-        """Closes the files without writing: after a failure, or in a forked child, whose parent owns them."""
+        """Closes the files without writing, in a forked child: its parent owns them."""
         if self._chunks.writer is not None:
             self._chunks.writer.abandon()
 
     def fail(self, error: Exception) -> None:
         """Stops recording: what was written stays, and what was not is left in the slabs."""
         self.failure = error
-        self.abandon()
+        if self._chunks.writer is not None:
+            self._chunks.writer.fail((isinstance(error, OSError) and error.strerror) or str(error))
         self._notice()
 
     # -- in threads ---------------------------------------------------------------------------------------------------
@@ -123,9 +137,9 @@ class SlabWriter:
     def _finish(self) -> None:
         with self._working:
             writer = self._chunks.writer
-            if writer is not None and self.failure is None and not self._finished:
+            if writer is not None and self.failure is None and not self.is_finished:
                 try:
                     writer.close(self._summary())
                 except Exception as error:  # as above
                     self.fail(error)
-                self._finished = True
+                self.is_finished = True

@@ -14,7 +14,7 @@ from gym_trace.ring.row_slab import RowSlab
 
 __all__ = ["CORE", "RowSlab", "changed_words", "pcg64_state", "put_batches"]
 
-_ABI = 7  # of the compiled core that this version of the package knows
+_ABI = 8  # of the compiled core that this version of the package knows
 
 CORE = "pure"  # or "compiled"
 

@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 
 import gymnasium
 
-from gym_trace.errors import InvalidOption, told
+from gym_trace.errors import InvalidOption, raise_if_of_signal, told
 from gym_trace.format.directory import video_name
 from gym_trace.format.manifest import append
 from gym_trace.storage.local import LocalStorage
@@ -106,6 +106,7 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
             fps = (self.env.metadata or {}).get("render_fps") or _DEFAULT_FPS
             encoder = self._writer_class(directory / video_name(writer, episode), float(fps))
         except Exception as error:  # other people's code, and whatever it has for metadata
+            raise_if_of_signal(error)
             _warn(episode, error)
             return
         self._film = film = _Film(encoder, LocalStorage(directory), writer, episode)
@@ -120,6 +121,7 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             film.encoder.write(self.env.render())
         except Exception as error:  # the renderer's, or the encoder's
+            raise_if_of_signal(error)
             self._film = None
             film.drop(error)
 
@@ -158,6 +160,7 @@ class _Film:
                 return False  # writers that are copies make their files when there is something to write
             self.drop(error)
         except Exception as error:
+            raise_if_of_signal(error)
             self.drop(error)
         return True
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.util import register_after_fork
 from typing import Any
 
-from gym_trace.errors import RecordingError
+from gym_trace.errors import RecordingError, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.trace_writer import TraceWriter
@@ -29,10 +28,12 @@ from gym_trace.recording.reset_record import Start, packed_start, stored_seed
 from gym_trace.ring.chunk_builder import ChunkWriter
 from gym_trace.ring.memory import Ring
 from gym_trace.ring.segment import snapshot
+from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
 _UNMAPPED_SECONDS = 1.0
 _UNMAPPED = "no file can be mapped into memory whose pages are sure to outlive the process"
+_SHORTAGE = "no file descriptors are left for the ring; it is tried again each second"
 _log = logging.getLogger("gym_trace")
 
 
@@ -77,6 +78,10 @@ class Recorder(ABC):
         """Has what the slab holds written, and goes on in the next one. Ctrl-C may interrupt it; it can be repeated."""
 
     @abstractmethod
+    def _position(self) -> Any:
+        """What changes with each step, in memory of this process alone."""
+
+    @abstractmethod
     def _let_go(self) -> None:
         """In a forked child: sees to it that nothing more is put into the slabs, which are the parent's."""
 
@@ -97,11 +102,12 @@ class Recorder(ABC):
     def _reset_state(self) -> None:
         """Sets the state of a writer that has written nothing yet."""
         self._complaints: dict[str, str] = {}  # by column
+        self._at_fork: tuple[Any, Any] = (None, None)  # position, and what to continue there
         self._chunks = ChunkWriter(self._open_writer, self._chunk_bytes)
         self._out = SlabWriter(f"gym-trace {self.writer_id}", self._chunks, self._notice)
         self._ring: Ring | None = None
         self._episodes = 0
-        self._reported = False
+        self._reported = self._said_unmapped = False
         self._complained: set[str] = set()
         self.limit = 1  # 0: the caller's thread is to look at failures and complaints before the next step
         self._is_due = False  # the slab is to be turned before the next step
@@ -119,15 +125,26 @@ class Recorder(ABC):
     def _open_ring(self, slab_bytes: int = 0) -> Ring | None:
         """The ring, made if there is none yet; None if that fails, which ends the recording."""
         if self._ring is None and not self.failed:
-            try:
-                if self._chunks.writer is None:
-                    self._chunks.writer = self._open_writer()
-                self._ring = self._new_ring(slab_bytes)
-                if not self._ring.mapped:
-                    _log.warning("%s: a kill can lose the last second here: %s", self._storage.root, _UNMAPPED)
-            except Exception as error:  # of any kind: reported at the next step
-                self._out.fail(error)
+            with held_back():  # files that are half made could not be made again
+                self._make_ring(slab_bytes)
         return self._ring
+
+    def _make_ring(self, slab_bytes: int) -> None:
+        try:
+            if self._chunks.writer is None:
+                self._chunks.writer = self._open_writer()
+            self._ring = self._ring_of(slab_bytes)
+        except Exception as error:  # of any kind: reported at the next step
+            self._out.fail(error)
+
+    def _ring_of(self, slab_bytes: int) -> Ring:
+        """As _new_ring(), with a warning, once, where the ring does not outlive the process."""
+        ring = self._new_ring(slab_bytes)
+        if not (ring.mapped or self._said_unmapped):
+            self._said_unmapped = True
+            why = _UNMAPPED if ring.shortage is None else f"{_SHORTAGE} ({ring.shortage.strerror})"
+            _log.warning("%s: a kill can lose the last second here: %s", self._storage.root, why)
+        return ring
 
     @property
     def flush_seconds(self) -> float:
@@ -167,7 +184,7 @@ class Recorder(ABC):
             self._turn()
             self._out.wait()
         self._complain()
-        self._report()
+        self.report()
 
     def _is_busy(self) -> bool:
         """Whether the caller may have interrupted the recorder: it is another thread, or in a signal handler."""
@@ -190,19 +207,27 @@ class Recorder(ABC):
         if self._sealed or self._pid != os.getpid():
             return
         self._closed = True
-        self.end(Outcome.CLOSED)
-        if self._ring is not None and not self.failed:
-            self._submit()
-        self._out.close(self._summary)
+        if not self._out.is_finished:
+            self.end(Outcome.CLOSED)
+            if self._ring is not None and not self.failed:
+                self._submit()
+            self._out.close(self._summary)
         if self._ring is not None:
             if self._out.is_complete:
-                self._ring.remove()
+                self._remove(self._ring)
             else:
                 self._ring.abandon()
         self._sealed = True  # last: after a Ctrl-C, close() can be called again
         forks.forget(self)
         self._complain()
-        self._report()
+        self.report()
+
+    def _remove(self, ring: Ring) -> None:
+        try:
+            ring.remove()
+        except OSError as error:
+            raise_if_of_signal(error)
+            self.complain("ring", f"{error}; all that was in it is saved, remove the file yourself")
 
     def save_at_exit(self, owner: object) -> None:
         """Closes the recorder when owner is garbage-collected, or at exit, whichever comes first."""
@@ -214,7 +239,7 @@ class Recorder(ABC):
         if owner is not None:
             forks.close_with(owner, self)
 
-    def _report(self) -> None:
+    def report(self) -> None:
         """Raises the failure, or warns of it, the first time."""
         failure = self._out.failure
         if failure is None or self._reported:
@@ -230,9 +255,15 @@ class Recorder(ABC):
 
     def warn_if_unrecorded(self) -> None:
         """To be called before a reset: reports a failure to write, or that close() was called."""
-        self._report()
+        self.report()
         if self._closed:
             self._warn_once("reset", "the recorder is closed: this episode is not recorded")
+
+    def prepare(self) -> None:
+        """To be called before a reset that is recorded: reports that there is no room for a ring."""
+        if not self._closed:
+            self._open_ring()
+            self.report()
 
     def complain(self, column: str, complaint: str) -> None:
         """Gives a warning at the next step, once for each column."""
@@ -259,8 +290,10 @@ class Recorder(ABC):
     def packed_info(self, info: Any, keys: Sequence[str] | None) -> bytes:
         """An info as MessagePack. keys: those to keep, if it is a map; None for all."""
         if keys is not None and isinstance(info, Mapping):
-            with contextlib.suppress(Exception):  # a foreign mapping may raise anything
+            try:
                 info = {key: info[key] for key in keys if key in info}
+            except Exception as error:  # a foreign mapping may raise anything
+                raise_if_of_signal(error)
         return self.packed("infos", info)
 
     def packed(self, column: str, value: Any) -> bytes:
@@ -298,14 +331,20 @@ class Recorder(ABC):
     # -- forks ---------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Before a fork: waits for what is being written, and ends the thread."""
+        """Before a fork: waits for what is being written, ends the thread, and copies what a child begins with.
+
+        The slabs are the parent's, who may be using them again when the child gets to run.
+        """
         self._out.pause()
+        self._at_fork = self._position(), self.open_run()
 
     def restart_in_child(self) -> None:
         """After a fork, in the child: begins a new writer, which continues the open episodes."""
         self._out.abandon()
+        position, run = self._at_fork
+        if position != self._position():  # another thread has taken a step since
+            run = None
         self._let_go()
-        run = self.open_run()
         if self._ring is not None:
             self._ring.abandon()
         self._schema = {**self._schema, "writer": new_writer_id(), "pid": os.getpid(), "forked_from": self.writer_id}

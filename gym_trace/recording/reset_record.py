@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.envs.seeding import generator_state
+from gym_trace.errors import raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.model.packing import pack, pack_lenient
 from gym_trace.recording.core import pcg64_state
@@ -36,7 +37,8 @@ def packed_generator(env: Any) -> bytes | None:
     """{"rng_state": state} of the random generator of an unwrapped environment, packed; None if it has none we know."""
     try:
         packed = pcg64_state(env.np_random.bit_generator, _PCG64)
-    except Exception:  # anything: other people's code runs here
+    except Exception as error:  # anything: other people's code runs here
+        raise_if_of_signal(error)
         packed = None
     if packed is None and (state := generator_state(env)) is not None:
         packed = _packed_state(state)

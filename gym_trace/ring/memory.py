@@ -12,7 +12,7 @@ from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.directory import RING
 from gym_trace.model.packing import pack, unpack
-from gym_trace.storage.protocol import Mapping, Reader, Storage
+from gym_trace.storage.protocol import NO_DESCRIPTORS, Mapping, Reader, Storage
 
 MAJOR, MINOR = 1, 0
 ROWS, LANES = 1, 2  # kinds of slabs: of a single environment, of a vector environment
@@ -40,11 +40,13 @@ class Ring:
     """The slabs of a writer, in a new file, or where there can be none that is safe, in memory of this process alone.
 
     A slab holds what came between two chunks. It is begun with the next sequence number, filled, written as chunks that
-    bear its number, and only then begun again. Raises OSError where there is no room for the file.
+    bear its number, and only then begun again. Raises OSError where there is no room for the file. Where there are no
+    file descriptors left it is in memory of this process alone, too: then another ring may be had later.
 
     Attributes:
         slabs: their memory. Whoever fills one calls begin() before.
         mapped: whether the memory outlives the process.
+        shortage: why it does not, if that may be over later.
     """
 
     def __init__(self, storage: Storage, writer: str, kind: int, layout: dict[str, Any], slabs: int, slab_bytes: int):
@@ -68,7 +70,14 @@ class Ring:
             crc32(packed),
         )
         content = header + _CRC.pack(crc32(header)) + packed
-        self._mapping: Mapping | None = storage.map(self._name, content, first + slabs * slab_bytes)
+        self._mapping: Mapping | None = None
+        self.shortage: OSError | None = None
+        try:
+            self._mapping = storage.map(self._name, content, first + slabs * slab_bytes)
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS:
+                raise
+            self.shortage = error
         memory = memoryview(bytearray(first + slabs * slab_bytes)) if self._mapping is None else self._mapping.memory
         self.mapped = self._mapping is not None
         self.slabs = [memory[first + i * slab_bytes : first + (i + 1) * slab_bytes] for i in range(slabs)]
@@ -79,11 +88,10 @@ class Ring:
         return self.slabs[self.sequence % len(self.slabs)], self.sequence
 
     def remove(self) -> None:
-        """Removes the file: all that was in it is in batches."""
+        """Removes the file: all that was in it is in batches. Raises OSError."""
         self.abandon()
-        if self.mapped:
-            with contextlib.suppress(FileNotFoundError):
-                self._storage.remove(self._name)
+        with contextlib.suppress(FileNotFoundError):  # or there is none; a ring before this one may have had it
+            self._storage.remove(self._name)
 
     def abandon(self) -> None:
         """Lets go of the file as it is. The memory is not given back before nobody refers to it."""

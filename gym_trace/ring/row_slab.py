@@ -31,6 +31,7 @@ class RowSlab:
 
     Args:
         asks, answers: whether ask() and answer() may do anything but decline.
+        room: bytes of the log that ask() leaves for the answer.
 
     Attributes:
         ended: whether answer() has flagged the last row as the end of its episode.
@@ -38,8 +39,9 @@ class RowSlab:
         memory, sequence: of the slab.
     """
 
-    def __init__(self, layout: RowLayout, asks: bool = True, answers: bool = True):
+    def __init__(self, layout: RowLayout, asks: bool = True, answers: bool = True, room: int = 0):
         self._asks, self._answers = asks, answers
+        self._room = _RESERVE + room
         self._size = layout.size
         self._asked, self._reward, self._done = layout.asked, layout.reward, layout.done
         self._ask = struct.Struct(f"<{layout.action_bytes}sQ").pack_into
@@ -101,7 +103,7 @@ class RowSlab:
         """Has ask() accept rows until there are so many, or no room for more."""
         if self._asks:
             self._least = max(0, len(self.memory) - most_rows * self._size)
-            self._floor = max(self._log.position + _RESERVE, self._least)
+            self._floor = max(self._log.position + self._room, self._least)
 
     def has_room(self, log_bytes: int = 0) -> bool:
         """Whether there is room for one more row, and that much in the log."""
@@ -218,7 +220,7 @@ class RowSlab:
             raise LogFull
         self.logged = self.rows  # first: Ctrl-C may come after
         log.append(kind, self.rows, payload, flags, column, a, b, c, d)
-        self._floor = max(log.position + _RESERVE, self._least)
+        self._floor = max(log.position + self._room, self._least)
 
     # -- taking back --------------------------------------------------------------------------------------------------
 
@@ -228,7 +230,7 @@ class RowSlab:
         at = found[count].at if count < len(found) else self._log.position
         self._log.cut(at, count)
         self.logged = found[count - 1].row if count else -1
-        self._floor = max(at + _RESERVE, self._least)
+        self._floor = max(at + self._room, self._least)
         if self._at >= at + ENTRY.size:
             for offset in (self._asked, self._done):
                 _MARK.pack_into(self.memory, self._at + offset, 0)
@@ -256,8 +258,9 @@ class RowSlab:
 
     def orphan(self) -> None:
         """Goes on in private memory: what a step that is under way adds concerns nobody but who looks here."""
-        self.memory = memoryview(bytearray(self.memory))
-        self._log.memory = self.memory
+        if self.sequence:  # it was begun
+            self.memory = memoryview(bytearray(self.memory))
+            self._log.memory = self.memory
 
 
 def _only(layout: RowLayout, tree: Layout) -> Leaf | None:

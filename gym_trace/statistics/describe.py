@@ -11,6 +11,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader
+from gym_trace.format.manifest import FAILED
 from gym_trace.model.layout import PlainSpace, layout_of
 from gym_trace.playback.trace import Trace, as_trace
 from gym_trace.printable import integer, shown
@@ -38,8 +39,9 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
         and batches (file, sealed, bytes, chunks, steps, torn: bytes of an incomplete record at its end). After a
         compaction several writers share batches, and bytes is the writer's share. state: "recording" (its process
-        lives), "closed" or "killed". ring_steps: the steps that are only in its ring. pending: the actions it was
-        executing when it died: episode (id), lane, step, and action as text.
+        lives), "closed", "failed" (its files could not be written; problem has the reason) or "killed". ring_steps: the
+        steps that are only in its ring. pending: the actions it was executing when it died: episode (id), lane, step,
+        and action as text.
 
         damage: (path, start, end, problem) of damage found while opening; only gym-trace check reads everything.
     """
@@ -81,6 +83,7 @@ def _describe_writer(trace: Trace, writer: WriterReader) -> dict[str, Any]:
         **{name: plain(about.raw.get(name)) for name in ("split", "host", "pid", "created")},
         "environment": plain(about.environment.get("id")),
         "state": state_of(writer),
+        "problem": writer.files.failure(),
         "episodes": _episodes_of(writer),
         "steps": int(writer.fragments["steps"].sum()),
         "bytes": writer.size,
@@ -113,10 +116,11 @@ def _describe_batch(batch: BatchReader) -> dict[str, Any]:
 
 
 def state_of(writer: WriterReader) -> str:
-    """Return "recording" (the process lives), "closed" or "killed"."""
+    """Return "recording" (the process lives), "closed", "failed" (it could not write) or "killed"."""
     if writer.alive:
         return "recording"
-    return "closed" if any(entry.get("type") == "closed" for entry in writer.files.entries()) else "killed"
+    kinds = {entry.get("type") for entry in writer.files.entries()}
+    return next((state for state in ("closed", FAILED) if state in kinds), "killed")
 
 
 def _episodes_of(writer: WriterReader) -> int:

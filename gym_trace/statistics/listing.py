@@ -20,7 +20,7 @@ from gym_trace.statistics.summary import summarize
 from gym_trace.storage.local import LocalStorage, directories_in
 
 DEEPEST = 3  # levels of directories searched for traces
-STATES = ("recording", "killed", "closed")  # the first state of any writer is the state of the trace
+STATES = ("recording", "killed", "failed", "closed")  # the first state of any writer is the state of the trace
 
 
 def is_trace(directory: str | os.PathLike[str]) -> bool:
@@ -54,9 +54,10 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
     Returns:
         directory; environments: their ids, None for one without; episodes; steps; return: mean of complete episodes,
         None without any, a list of means if rewards are several numbers; bytes; state: "recording" (a writer lives),
-        "killed" (a writer died), "closed" (all writers closed), "damaged" (opening found damage), or "unreadable";
-        writers: numbers of recording, killed and closed writers; start_time, end_time: of the first and last episode,
-        UTC, in ISO 8601, None if unknown; problem: the reading error or the first damage, otherwise None.
+        "killed" (a writer died), "failed" (a writer could not write), "closed" (all writers closed), "damaged" (opening
+        found damage), or "unreadable"; writers: numbers of recording, killed, failed and closed writers; start_time,
+        end_time: of the first and last episode, UTC, in ISO 8601, None if unknown; problem: the reading error or the
+        first damage, otherwise None.
     """
     row: dict[str, Any] = dict.fromkeys(
         ("directory", "environments", "episodes", "steps", "return", "bytes", "state", "writers", "start_time")

@@ -1,11 +1,11 @@
-"""Ctrl-C where no exception may come: in the midst of libraries, and where things are put in order after the first."""
+"""Signals such as Ctrl-C where no exception may come: in libraries, and in what puts things in order after one."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -29,13 +29,14 @@ def raised_once() -> Iterator[None]:
         handler(number, frame)
         raised = before  # a handler that raises nothing
 
-    with _handled_by(once):
+    with _handled_by(once, [int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)]):
         yield
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[Callable[[], None]]:
-    """Within it Ctrl-C is only noted. KeyboardInterrupt comes at the end, or when what is yielded is called."""
+    """Within it signals that functions handle are only noted. KeyboardInterrupt comes at the end, as does what others
+    raise, or when what is yielded is called."""
     waiting: list[tuple[_Handler, int]] = []
 
     def note(handler: _Handler, number: int, frame: FrameType | None) -> None:
@@ -47,18 +48,19 @@ def held_back() -> Iterator[Callable[[], None]]:
             handler(number, None)
 
     try:
-        with _handled_by(note):
+        with _handled_by(note, signal.valid_signals()):
             yield check
     finally:
         check()
 
 
 @contextlib.contextmanager
-def _handled_by(handle: Callable[[_Handler, int, FrameType | None], None]) -> Iterator[None]:
-    """Asks handle what to do at signals that functions handle. Outside the main thread, where none arrives, nothing."""
+def _handled_by(handle: Callable[[_Handler, int, FrameType | None], None], numbers: Iterable[int]) -> Iterator[None]:
+    """Asks handle what to do at those signals that functions handle. Outside the main thread, where none arrives,
+    nothing."""
     before: dict[int, _Handler] = {}
     try:
-        for number in (int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name)):
+        for number in numbers:
             handler = signal.getsignal(number)
             if callable(handler):
                 before[number] = handler
@@ -66,6 +68,14 @@ def _handled_by(handle: Callable[[_Handler, int, FrameType | None], None]) -> It
                     signal.signal(number, lambda number, frame: handle(before[number], number, frame))
         yield
     finally:
-        for number, handler in before.items():
-            with contextlib.suppress(ValueError):
-                signal.signal(number, handler)
+        try:
+            _restore(before)
+        except BaseException:  # what the first handler raised that was there again
+            _restore(before)
+            raise
+
+
+def _restore(handlers: dict[int, _Handler]) -> None:
+    for number, handler in handlers.items():
+        with contextlib.suppress(ValueError):
+            signal.signal(number, handler)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import CorruptTrace, InvalidOption, TraceNotFound
-from gym_trace.storage.protocol import Holder, Reader
+from gym_trace.storage.protocol import NO_DESCRIPTORS, Holder, Reader
 
 try:
     import fcntl
@@ -130,7 +130,9 @@ class LocalStorage:
             return None
         try:
             fd = _open_to_read(path)
-        except (CorruptTrace, OSError):
+        except (CorruptTrace, OSError) as error:
+            if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
+                raise  # a writer that lives is not to be taken for dead
             return None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -238,10 +240,10 @@ class LocalAppender:
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
         if self._held is not None:
             _held_here.discard(self._held)
+        if fd >= 0:
+            os.close(fd)
 
 
 class LocalMapping:
@@ -260,7 +262,7 @@ class LocalMapping:
 
 
 def _file_system(directory: str) -> str:
-    """The type of the file system that a directory is on; empty if it cannot be told."""
+    """The type of the file system that a directory is on; empty if it cannot be told. Raises OSError."""
     device = os.stat(directory).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -269,8 +271,9 @@ def _file_system(directory: str) -> str:
                 mount, _, kind = line.partition(" - ")
                 if mount.split()[2] == number:
                     return kind.split()[0]
-    except (OSError, IndexError):
-        pass
+    except (OSError, IndexError) as error:
+        if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
+            raise
     return ""
 
 

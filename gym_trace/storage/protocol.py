@@ -5,10 +5,12 @@ tests/storage_contract.py has the tests that every implementation passes.
 
 from __future__ import annotations
 
+import errno
 from types import TracebackType
 from typing import Literal, Protocol
 
 Holder = Literal["this process", "another process"]
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # of an OSError: there are no file descriptors left, for now
 
 
 class Reader(Protocol):
@@ -120,7 +122,7 @@ class Storage(Protocol):
         """Appends data at once to a file that somebody else may be appending to. Raises FileNotFoundError, OSError."""
 
     def holder(self, name: str) -> Holder | None:
-        """Who holds the lock of a file, if anybody does and this can be told."""
+        """Who holds the lock of a file, if anybody does and this can be told. Raises OSError: NO_DESCRIPTORS."""
 
     def rename(self, name: str, new: str) -> None:
         """Gives a file another name, at once; who is reading it goes on. Raises FileNotFoundError, OSError."""

@@ -11,7 +11,7 @@
 #include "generators.h"
 #include "row_slab.h"
 
-#define ABI 7 /* must equal the number in gym_trace/recording/core.py */
+#define ABI 8 /* must equal the number in gym_trace/recording/core.py */
 
 static PyObject *found_in(const char *module, const char *name)
 {

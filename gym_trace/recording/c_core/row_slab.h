@@ -49,14 +49,15 @@ static PyObject *follow(RowSlab *self, PyObject *args)
 
 static int init(RowSlab *self, PyObject *args, PyObject *names)
 {
-    static char *words[] = {"layout", "asks", "answers", NULL};
+    static char *words[] = {"layout", "asks", "answers", "room", NULL};
     PyObject *layout;
     int asks = 1, answers = 1;
+    long long room = 0;
     if (self->size) {
         PyErr_SetString(PyExc_TypeError, "RowSlab can be initialized only once");
         return -1;
     }
-    if (!PyArg_ParseTupleAndKeywords(args, names, "O|pp:RowSlab", words, &layout, &asks, &answers)) {
+    if (!PyArg_ParseTupleAndKeywords(args, names, "O|ppL:RowSlab", words, &layout, &asks, &answers, &room)) {
         return -1;
     }
     int64_t size, column;
@@ -67,7 +68,7 @@ static int init(RowSlab *self, PyObject *args, PyObject *names)
     }
     int64_t asked = self->asked, reward = self->reward, done = self->done;
     if (asked < 0 || asked % 8 || asked > MOST_BYTES || reward != asked + 8 || done < reward + 8 || done % 8 ||
-        done > MOST_BYTES || size != done + 8 || column < 0 || column > UINT32_MAX || (self->action.count && self->action.size > asked) ||
+        done > MOST_BYTES || size != done + 8 || column < 0 || column > UINT32_MAX || room < 0 || room > MOST_BYTES || (self->action.count && self->action.size > asked) ||
         (self->observation.count && self->observation.size > done - reward - 8)) {
         PyErr_SetString(PyExc_ValueError, "invalid layout of rows");
         return -1;
@@ -76,6 +77,7 @@ static int init(RowSlab *self, PyObject *args, PyObject *names)
     self->action.column = (uint32_t)column;
     self->asks = (char)asks;
     self->answers = (char)answers;
+    self->room = room;
     self->logged = -1;
     self->floor = self->least = NEVER;
     return 0;

@@ -38,7 +38,7 @@ static PyObject *ask(RowSlab *self, PyObject *action)
     if (at < 0 || at < self->floor || read_parts(&self->action, action, &parts) < 0) {
         Py_RETURN_FALSE;
     }
-    int accepted = has_room_for(self, at, parts.log), failed = accepted ? append_parts(self, &self->action, &parts) : 0;
+    int accepted = has_room_for(self, at, parts.log + self->room), failed = accepted ? append_parts(self, &self->action, &parts) : 0;
     if (accepted && !failed) {
         put_parts(self, at, &self->action, &parts, self->asked);
         commit(self, at + self->asked, self->tag | (self->rows + 1));

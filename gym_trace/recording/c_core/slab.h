@@ -69,6 +69,7 @@ typedef struct {
     int64_t position;      /* offset of the next log entry; 0: begin() was never called */
     uint64_t count;        /* number of log entries */
     int64_t floor, least;  /* ask() falls back if at is below floor; floor is at least `least` */
+    int64_t room;          /* log bytes that ask() leaves for the answer */
     int64_t noted, noted_end;      /* offsets in the log of the texts of the last observation ... */
     unsigned long long noted_rows; /* ... valid if this many rows are complete */
     char ended, only_floats, asks, answers;
@@ -106,6 +107,6 @@ static PyObject *no_room(void)
 
 static inline void set_floor(RowSlab *self)
 {
-    int64_t above_log = self->position + RESERVE;
+    int64_t above_log = self->position + RESERVE + self->room;
     self->floor = above_log > self->least ? above_log : self->least;
 }

@@ -78,6 +78,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
             return None
         if self._video is not None:
             self._video.expect(self.directory, recorder.writer_id, recorder.next_episode)
+        recorder.prepare()
         utc, monotonic = time.time_ns(), time.monotonic_ns()
         state = packed_generator(self._base_env) if seed is None else None
         return seed, None if options is None else recorder.packed("reset", options), state, utc, monotonic
@@ -94,6 +95,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
         elif not recorder.begin_at_once(start, observation):
             recorder.prepare_lead()
             recorder.begin(start, self._pack_observation(observation))
+            recorder.report()
 
     def _apart(self, observation: Any) -> Observed:
         return self._recorder.packed_apart(self._pack_observation, observation)
@@ -158,6 +160,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _filtered_step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """A step that a filter may leave out. It is also left out if the observation before it is unknown."""
         recorder, before = self._recorder, self._last
+        recorder.make_ready()
         packed_action = recorder.packed_apart(self._pack_action, action)
         annotations, self._annotations = self._annotations, {}
         index, after = self._step_index, None
@@ -176,7 +179,7 @@ class EpisodeRecording(gymnasium.Wrapper[Any, Any, Any, Any]):
                     recorder.lead(index, before)
                 if annotations:
                     recorder.annotate(annotations)
-                if recorder.make_room() and recorder.ask(recorder.put(packed_action)):
+                if recorder.make_room(turns=False) and recorder.ask(recorder.put(packed_action)):
                     if self._infos:
                         recorder.log_info(self._packed_info(last_info))
                     recorder.answer(after, reward, terminated, truncated)

@@ -229,11 +229,23 @@ class RowRecorder(SlabFiller):
 
     # -- room ---------------------------------------------------------------------------------------------------------
 
-    def make_room(self) -> bool:
-        """Sees to what is due before a step; returns whether it can be recorded. Raises RecordingError, once."""
+    def make_ready(self) -> None:
+        """Sees to what is due before a step that is put down once it is known. Raises RecordingError, once."""
+        slab, room = self.slab, self.layout.size + LEAD_BYTES + self._answer_bytes  # for a lead and a row
+        is_full = slab.rows + 2 > self._most_rows or not slab.has_room(room)
+        if self._is_open and slab.rows and (is_full or self._is_due or time.monotonic() >= self._due):
+            self._is_due = False
+            self._turn()
+        self.report()
+
+    def make_room(self, turns: bool = True) -> bool:
+        """Sees to what is due before a step; returns whether it can be recorded. Raises RecordingError, once.
+
+        turns: whether the slab may be turned because it is time, and not only because it is full.
+        """
         if self.failed:
             self._stop_running()
-            self._report()
+            self.report()
             return False
         self.limit = 1
         self._complain()
@@ -247,7 +259,11 @@ class RowRecorder(SlabFiller):
         is_soon = now - self._checked < self.flush_seconds / _CHECKS
         self._stride = min(2 * self._stride, _MOST_STRIDE) if is_soon else max(1, self._stride // 2)
         self._checked = now
-        if self._room() and (self._is_due or now >= self._due or self.slab.rows >= self._most_rows):
+        if (
+            self._room(self._answer_bytes)
+            and turns
+            and (self._is_due or now >= self._due or self.slab.rows >= self._most_rows)
+        ):
             self._is_due = False
             self._turn()
         if self.failed:
@@ -266,11 +282,15 @@ class RowRecorder(SlabFiller):
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
+    def _position(self) -> Any:
+        return self.episode, self.next_row()
+
     def _let_go(self) -> None:
         self.slab.orphan()
 
     def restart_in_child(self) -> None:
-        orphan = (self.slab, self.slab.rows) if self._deferred is None else self._orphan
+        slab = self.slab if self._deferred is None or self._orphan is None else self._orphan[0]
+        orphan = slab, slab.rows
         notes = self._early_notes
         super().restart_in_child()
         self._orphan = orphan
@@ -282,6 +302,8 @@ class RowRecorder(SlabFiller):
         if self._deferred is not None:
             return self._after_fork(self._deferred)
         if self.episode is None or self.slab.ended or self.failed or self._closed:
+            return None
+        if self._thread != threading.get_ident() and self.slab.asked() is not None:  # nobody knows what it leads to
             return None
         return OpenRun(self.episode, self.steps_taken(), self.last_observation() if self.running else None)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gym_trace.errors import UnstorableValue
+from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.model.layout import Leaf
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Packed
@@ -39,6 +39,7 @@ from gym_trace.ring.log import (
 from gym_trace.ring.row_layout import RowLayout
 from gym_trace.ring.rows import RowDecoder
 from gym_trace.ring.segment import ATOMS
+from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
 LEAD_BYTES = 4 << 10  # of the log that the start of an episode may take, as a rule
@@ -101,9 +102,14 @@ class SlabFiller(Recorder):
         large = max(large + large // 4, min(4 * large, LARGE_CHUNK))
         has_values = infos or any(leaf.dtype is None for leaf in layout.leaves)
         log = max(VALUES_BYTES if has_values or large else LOG_BYTES, large)
+        # A full disk is found out by a slab that is turned, so no slab is turned between a step and what it led to.
+        observed = [leaf for leaf in layout.observation_leaves if leaf in layout.delta_leaves]
+        room = _SPARE_BYTES + sum(size_of(leaf.row_size) for leaf in observed) + has_values * VALUES_BYTES // 4
         # Readers refuse slabs with more values than bytes, such as those of arrays without elements.
         self._slab_bytes = memory.SLAB_HEADER + self._most_rows * max(layout.size, len(layout.leaves)) + log
-        if self._slab_bytes > memory.MOST_SLAB_BYTES:
+        self._answer_bytes = min(room, memory.MOST_SLAB_BYTES - self._slab_bytes)
+        self._slab_bytes += max(0, self._answer_bytes)
+        if self._answer_bytes < 0:
             raise UnstorableValue(
                 f"a step takes {row_bytes} bytes; at most {memory.MOST_SLAB_BYTES // 2} can be recorded"
             )
@@ -113,7 +119,7 @@ class SlabFiller(Recorder):
 
     def _reset_state(self) -> None:
         super()._reset_state()
-        self.slab = RowSlab(self.layout, self._asks, self._answers)
+        self.slab = RowSlab(self.layout, self._asks, self._answers, self._answer_bytes)
         self._base = 0  # rows in the slabs before
         self._last_row = Observed(b"", {})  # in the slabs before: of the observation, what the slab puts down by itself
         self._reward_type: Any = np.float64
@@ -163,6 +169,7 @@ class SlabFiller(Recorder):
             try:
                 segments, pending = self._decoder.decode(slab.sequence, slab.memory)
             except Exception as error:  # of any kind: reported at the next step
+                raise_if_of_signal(error)
                 self._out.fail(error)
                 return
             for column, complaint in self._decoder.complaints.items():
@@ -179,11 +186,13 @@ class SlabFiller(Recorder):
         if self.failed:  # or closed, by a signal handler in between
             return
         following = self._next
-        if self._ring is not None and following.needed > len(self._ring.slabs[0]):
-            try:
-                self._ring = self._new_ring(2 * following.needed)
-            except OSError as error:
-                self._out.fail(error)
+        if self._ring is not None and (following.needed > (size := len(self._ring.slabs[0])) or self._ring.shortage):
+            with held_back():
+                try:
+                    self._ring = self._ring_of(2 * following.needed if following.needed > size else size)
+                except OSError as error:
+                    self._out.fail(error)
+            if self.failed:
                 return
         slab, ring = self.slab, self._ring
         assert ring is not None
@@ -288,7 +297,7 @@ class SlabFiller(Recorder):
 
     def ask(self, action: bytes) -> bool:
         """Puts down an action, packed, with which the environment is about to be stepped; False if that fails."""
-        if self.failed or not self._room():
+        if self.failed or not self._room(self._answer_bytes):
             return False
         self.slab.ask_packed(action)
         return True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from gym_trace.errors import raise_if_of_signal
 from gym_trace.model.tensors import plain_array
 
 
@@ -69,8 +69,10 @@ def _rows(value: Any, count: int) -> Sequence[Any]:
     if isinstance(value, Mapping):
         return infos_by_lane(value, count)
     if _is_batch(value, count):
-        with contextlib.suppress(Exception):  # anything: sparse arrays of some formats have no rows
+        try:
             return [value[lane] for lane in range(count)]
+        except Exception as error:  # anything: sparse arrays of some formats have no rows
+            raise_if_of_signal(error)
     if isinstance(value, (list, tuple)):
         if value and isinstance(value, tuple) and all(_is_batch(item, count) for item in value):  # of a Tuple space
             make = getattr(value, "_make", tuple)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.errors import UnstorableValue
+from gym_trace.errors import UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.model.layout import Layout, Leaf, as_kept, integers_fit, taken_apart
 from gym_trace.model.values import Array
@@ -27,6 +27,7 @@ from gym_trace.ring.lanes.slab import LaneSlab, Rooms, log_bytes_for, rooms_of_n
 from gym_trace.ring.log import LogFull
 from gym_trace.ring.memory import LANES, MOST_SLAB_BYTES, Ring
 from gym_trace.ring.segment import Rows, Segment
+from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
 _ROWS = 128  # of each lane that make a slab, if that is not too large
@@ -74,7 +75,6 @@ class LaneRecorder(Recorder):
         self.largest_value = wire.MAX_VALUES // 2 // count
         self.expecting = False  # a step or reset has begun that was not told yet
         self._asked: list[Rows] | LaneSlab | None = None  # actions that were not answered yet, or the slab they are in
-        self._before_fork: LaneState | None = None
         chunk_bytes = 2 * (self._layout.log + self._log_bytes)  # a slab is one chunk, whatever is in it
         super().__init__(storage, schema, chunk_bytes, options, filters.summary, lazy)
 
@@ -101,6 +101,7 @@ class LaneRecorder(Recorder):
         try:
             segments, state = self._encoded(slab)
         except Exception as error:  # of any kind: told like one of writing
+            raise_if_of_signal(error)
             self._out.fail(error)
             return
         lanes = np.arange(self._count)
@@ -132,11 +133,14 @@ class LaneRecorder(Recorder):
         done = 0 if before is None else before.sequence
         self._out.wait(min(self._out.submitted, done - _AHEAD))
         if len(ring.slabs[0]) < size:
-            ring = self._larger_ring(ring, max(size, min(size + size // 4, MOST_SLAB_BYTES)))
+            ring = self._another_ring(ring, max(size, min(size + size // 4, MOST_SLAB_BYTES)))
+        elif ring.shortage is not None:
+            ring = self._another_ring(ring, len(ring.slabs[0]))
         if self.failed:
             return
         ring.sequence = done  # an interrupt may have come after it was counted
-        slab = LaneSlab(self._layout, *ring.next_slab(), packed, put_batches)
+        payloads = (0, 0) if before is None else before.payloads
+        slab = LaneSlab(self._layout, *ring.next_slab(), packed, put_batches, payloads)
         asked = self.asked()
         if asked is not None:
             slab.ask(asked)
@@ -144,15 +148,16 @@ class LaneRecorder(Recorder):
         self._until = time.monotonic_ns() + int(min(1e9, self.flush_seconds) * 1e9)
         self._slab, self._state = slab, state
 
-    def _larger_ring(self, ring: Ring, slab_bytes: int) -> Ring:
-        """A ring in place of one that is too small, once all that is in that is written."""
+    def _another_ring(self, ring: Ring, slab_bytes: int) -> Ring:
+        """A ring in place of one that is too small, or not mapped, once all that is in that is written."""
         self._out.wait()
         if not self.failed:
-            try:
-                self._ring = self._new_ring(slab_bytes)
-                ring.abandon()
-            except Exception as error:  # of any kind: told at the next step
-                self._out.fail(error)
+            with held_back():
+                try:
+                    self._ring = self._ring_of(slab_bytes)
+                    ring.abandon()
+                except Exception as error:  # of any kind: told at the next step
+                    self._out.fail(error)
         return self._ring or ring
 
     def _put(self, put: Callable[[LaneSlab, Any], None], what: Any) -> None:
@@ -180,7 +185,7 @@ class LaneRecorder(Recorder):
         if not self.limit:
             self.limit = 1
             self._complain()
-            self._report()
+            self.report()
         if self._closed or self.failed:
             return False
         if self.expecting:
@@ -196,7 +201,7 @@ class LaneRecorder(Recorder):
             self._is_due = False
             self._turn()
         if self.failed:
-            self._report()
+            self.report()
         return not self.failed
 
     def ask(self, actions: list[Rows]) -> None:
@@ -210,7 +215,8 @@ class LaneRecorder(Recorder):
         try:
             if slab is None or not slab.ask_usual(self._split_actions(actions)):
                 return False
-        except Exception:  # of other people's making, or there is no room
+        except Exception as error:  # of other people's making, or there is no room
+            raise_if_of_signal(error)
             return False
         self._asked = slab
         return True
@@ -230,7 +236,8 @@ class LaneRecorder(Recorder):
             batches = [*self._split_observations(observations), rewards, terminations, truncations]
             if not slab.step_usual(batches, utc, monotonic):
                 return False
-        except Exception:  # as above
+        except Exception as error:  # as above
+            raise_if_of_signal(error)
             return False
         self._added(monotonic)
         return True
@@ -269,12 +276,11 @@ class LaneRecorder(Recorder):
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
-    def pause(self) -> None:
-        self._before_fork = self.open_run()
-        super().pause()
+    def _position(self) -> Any:
+        return None if self._slab is None else (self._slab.sequence, self._slab.position)
 
     def _let_go(self) -> None:
-        self._slab, self._next_state = None, self._before_fork
+        self._slab = None
 
     def open_run(self) -> LaneState | None:
         """What another recorder needs to go on with the episodes that are open here, or None."""
@@ -284,7 +290,8 @@ class LaneRecorder(Recorder):
         if slab is not None and slab.sequence > self._out.submitted:
             try:
                 _, state = self._encoded(slab)
-            except Exception:  # of any kind: it is met again, and told, when the slab is full
+            except Exception as error:  # of any kind: it is met again, and told, when the slab is full
+                raise_if_of_signal(error)
                 return None
         return None if state is None else left_open(state)
 
@@ -331,7 +338,8 @@ class BatchPacker:
             else:
                 return rooms
             return [self._of_step(*given) for given in zip(self._leaves, parts, self._usual, rooms)]
-        except Exception:  # a batch of another structure, or of other people's making
+        except Exception as error:  # a batch of another structure, or of other people's making
+            raise_if_of_signal(error)
             return self.single(self._iterate(value))
 
     def _of_step(self, leaf: Leaf, part: Any, usual: Any, room: Any) -> Rows:
@@ -345,7 +353,8 @@ class BatchPacker:
         try:
             parts = self._layout.split(value)
             return len(parts) > 0 and all(len(part) == count for part in parts)
-        except Exception:  # as above
+        except Exception as error:  # as above
+            raise_if_of_signal(error)
             return False
 
     def batch(self, value: Any, chosen: Array | None, count: int) -> list[Rows]:
@@ -353,7 +362,8 @@ class BatchPacker:
         try:
             parts = self._layout.split(value)
             return [self._rows(leaf, part, chosen, count) for leaf, part in zip(self._leaves, parts)]
-        except Exception:  # as above
+        except Exception as error:  # as above
+            raise_if_of_signal(error)
             values = self._iterate(value)
             return self.single(values if chosen is None else [values[row] for row in chosen])
 

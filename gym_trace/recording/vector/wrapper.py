@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from gym_trace.envs.autoreset import FINAL_INFO, FINAL_OBSERVATION, demand_all_lanes, vector_mode
 from gym_trace.envs.spaces import lane_space
-from gym_trace.errors import InvalidOption, UnstorableValue
+from gym_trace.errors import InvalidOption, UnstorableValue, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.model.layout import Layout, layout_of
 from gym_trace.model.packing import pack
@@ -195,6 +195,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
             return result
         seeds = np.array([start.seed for start in starts], np.int64)
         recorder.add(Reset(lanes, batch, seeds, [start.kept for start in starts], ids, utc, monotonic))
+        recorder.report()
         return result
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -319,6 +320,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
 
     def _cannot_tell(self, what: str, error: Exception) -> None:
         """Says that a step or reset cannot be recorded, which is taken as an exception that came out of it."""
+        raise_if_of_signal(error)
         self._recorder.complain("lanes", f"the {what} are not one a lane; it is left out ({error!r:.200})")
 
     def _lanes_in(self, mask: Any) -> Array:
@@ -365,7 +367,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
         packed, finals = [b""] * count, (*FINAL_OBSERVATION, *FINAL_INFO) if self._mode == SAME_STEP else ()
         try:
             by_lane = infos_by_lane(infos, count, self._info_keys, finals)
-        except Exception:  # anything: other people's maps, or one that has itself in it
+        except Exception as error:  # anything: other people's maps, or one that has itself in it
+            raise_if_of_signal(error)
             by_lane = [infos] * count
         for lane in used:
             packed[lane] = self._recorder.packed("infos", by_lane[lane])

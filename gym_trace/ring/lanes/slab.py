@@ -61,20 +61,30 @@ class LaneSlab:
     Args:
         state: packed state of the lanes; empty if unknown.
         put: put_batches(), or its C version.
+        payloads: payloads of the slab before.
 
     Attributes:
         is_empty: True if no event was written.
         asked_bytes: log bytes of the last actions.
+        payloads: the most log bytes of actions and of their results so far. The slab counts as full if these would not
+            fit: turning a slab between an action and its result may meet a full disk.
         sequence, memory: of the slab.
     """
 
     def __init__(
-        self, layout: LaneLayout, memory: memoryview, sequence: int, state: bytes, put: PutBatches = put_batches
+        self,
+        layout: LaneLayout,
+        memory: memoryview,
+        sequence: int,
+        state: bytes,
+        put: PutBatches = put_batches,
+        payloads: tuple[int, int] = (0, 0),
     ):
         self._layout, self.memory, self.sequence = layout, memory, sequence
         begin(memory, sequence)
         self._log = LaneLog(memory, layout.log, len(memory), sequence)
-        self._times, self._last_start = layout.times, self._log.end - 2 * _RESERVE - ENTRY.size
+        self._times = layout.times
+        self._foresee(payloads)
         self._columns = layout.arrays(memory)
         # Time first, because indexing the first axis is faster than slicing.
         by_time = {path: column.swapaxes(0, 1) for path, column in self._columns.items()}
@@ -100,6 +110,11 @@ class LaneSlab:
         """True if there is no space for another step."""
         log = self._log
         return log.steps >= self._times or log.position > self._last_start
+
+    @property
+    def position(self) -> int:
+        """Where the log ends."""
+        return self._log.position
 
     def rooms(self) -> Rooms | None:
         """Return the output arrays for the next step; None if it does not fit."""
@@ -191,6 +206,8 @@ class LaneSlab:
             odd = self._put(self._layout.action_leaves, self._actions, actions)
             payload = packed_rows(odd) if odd else b""
             self.asked_bytes = size_of(len(payload))
+            if len(payload) > self.payloads[0]:
+                self._foresee((len(payload), self.payloads[1]))
             self._append(ASK, payload, None)
         self._asked = True
 
@@ -210,6 +227,8 @@ class LaneSlab:
             self._take_rewards(code)
         payload = packed_step(step, odd, None if code else step.rewards)
         if payload:
+            if len(payload) > self.payloads[1]:
+                self._foresee((self.payloads[0], len(payload)))
             self._demand(len(payload))
         log.append(STEP, payload, step, code, 0, step.utc, step.monotonic, 1)
         self._asked = False
@@ -230,6 +249,12 @@ class LaneSlab:
     def _append(self, kind: int, payload: bytes, event: Event | None, a: int = 0, utc: int = 0, mono: int = 0) -> None:
         self._demand(len(payload))
         self._log.append(kind, payload, event, 0, a, utc, mono, 0)
+
+    def _foresee(self, payloads: tuple[int, int]) -> None:
+        """Has the slab be full where there is no room for such payloads; half of the log is used in any case."""
+        self.payloads = payloads
+        room = min(sum(size_of(payload) for payload in payloads if payload), (self._log.end - self._layout.log) // 2)
+        self._last_start = self._log.end - 2 * _RESERVE - ENTRY.size - room
 
     def _demand(self, payload: int) -> None:
         """Raise LogFull unless a payload and the reserve fit."""
