@@ -38,7 +38,13 @@ SHORTER = {
 
 
 def can_run(snippet: str) -> bool:
-    needs = {"ale_py": "ale_py", "pong": "ale_py", " render ": "av", "minari": "h5py"}
+    needs = {
+        "ale_py": "ale_py",
+        "pong": "ale_py",
+        " render ": "av",
+        "minari": "h5py",
+        "baselines3 import": "stable_baselines3",
+    }
     needs |= {" train ": "torch", "policy run:": "torch", "runs/": "torch"}
     missing = any(word in snippet and importlib.util.find_spec(module) is None for word, module in needs.items())
     return not missing and (HAS_VECTORS or ("Vector" not in snippet and "--num-envs" not in snippet))

@@ -149,7 +149,7 @@ def test_one_of_several_processes_is_told_how_they_can_share_a_directory(tmp_pat
     process.start()
     process.join()
     assert process.exitcode == 0
-    assert 'on_exist="append" to record beside them (as each process must of several' in said.get()
+    assert 'on_exist="append" to record beside it (as a process must that starts when others' in said.get()
 
 
 @pytest.mark.parametrize("kind", ["single", "vector", "copy"])

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import current_process
 from typing import Any
 
@@ -111,21 +111,30 @@ def find_writers(storage: Storage) -> list[WriterFiles]:
     return list(writers.values())
 
 
-def prepare(storage: Storage, on_exist: str) -> None:
-    """Makes the directory, and decides about traces that it holds: "error", "append" or "replace"."""
-    if on_exist not in ("error", "append", "replace"):
-        raise InvalidOption(f'on_exist={on_exist!r}: pass "error", "append" or "replace"')
+def make_directory(storage: Storage) -> None:
+    """Makes the directory of a trace, if it is not there. Raises InvalidOption."""
     try:
         storage.make()
     except FileExistsError as error:
         raise InvalidOption(f"{storage.root}: a trace is a directory, this is a file") from error
-    writers = find_writers(storage)
-    if on_exist == "error" and writers:
-        shown = "".join(f"\n  {files.writer} (batches: {len(files.batches)})" for files in writers[:5])
-        more = f"\n  and {len(writers) - 5} more" if len(writers) > 5 else ""
+
+
+def prepare(storage: Storage, on_exist: str, joins: Callable[[WriterFiles], bool]) -> None:
+    """Decides about the traces that the directory holds: "error", "append" or "replace".
+
+    joins: whether a new writer belongs with this one, which is recording: it is left alone, and never in the way.
+    """
+    if on_exist not in ("error", "append", "replace"):
+        raise InvalidOption(f'on_exist={on_exist!r}: pass "error", "append" or "replace"')
+    if on_exist == "append":
+        return
+    writers = [files for files in find_writers(storage) if not joins(files)]
+    if on_exist == "error" and (kept := [files for files in writers if not _closed_without_steps(files)]):
+        shown = "".join(f"\n  {files.writer} (batches: {len(files.batches)})" for files in kept[:5])
+        more = f"\n  and {len(kept) - 5} more" if len(kept) > 5 else ""
         raise TraceExists(
-            f"{storage.root} holds recorded traces already:{shown}{more}\n"
-            f'pass on_exist="append" to record beside them{_of_several()}, on_exist="replace" to delete them, '
+            f"{storage.root}: holds a trace already:{shown}{more}\n"
+            f'pass on_exist="append" to record beside it{_of_several()}, on_exist="replace" to delete it, '
             "or another directory"
         )
     if on_exist == "replace":
@@ -137,11 +146,19 @@ def prepare(storage: Storage, on_exist: str) -> None:
             remove_facts(storage)
 
 
+def _closed_without_steps(files: WriterFiles) -> bool:
+    """Whether there is nothing to lose: AsyncVectorEnv makes an environment for its spaces alone, and closes it."""
+    try:
+        return any(entry.get("type") == "closed" and entry.get("steps") == 0 for entry in files.entries())
+    except (TraceError, OSError):
+        return False
+
+
 def _of_several() -> str:
     """What to say to a process whose like, started from the same function, record into the same directory."""
     if multiprocessing.parent_process() is None:
         return ""
-    return f" (as each process must of several that record into one directory; this is {current_process().name})"
+    return f" (as a process must that starts when others have closed theirs; this is {current_process().name})"
 
 
 def _refuse_alive(files: WriterFiles) -> None:

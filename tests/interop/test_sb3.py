@@ -17,7 +17,7 @@ import pytest
 from gymnasium import spaces
 
 from gym_trace import TraceRecordingWrapper, export, open_trace
-from gym_trace.errors import InvalidOption, UnreadableRecording
+from gym_trace.errors import InvalidOption, TraceExists, UnreadableRecording
 from gym_trace.interop.conformance import Loaded, check_export, check_exporter
 from gym_trace.interop.learners.sb3 import ReplayBufferExporter
 
@@ -275,3 +275,28 @@ def test_the_example_trains(record: Callable[[str], Path]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert " -> " in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["DummyVecEnv", "SubprocVecEnv"])
+def test_the_environments_of_make_vec_env_record_into_one_directory(tmp_path: Path, kind: str) -> None:
+    from stable_baselines3.common import vec_env
+    from stable_baselines3.common.env_util import make_vec_env
+
+    envs = make_vec_env(
+        "CartPole-v1",
+        n_envs=3,
+        seed=5,
+        wrapper_class=TraceRecordingWrapper,
+        wrapper_kwargs={"directory": tmp_path / "trace"},
+        vec_env_cls=getattr(vec_env, kind),
+    )
+    sb3.PPO("MlpPolicy", envs, n_steps=64, seed=5, device="cpu").learn(192)
+    envs.close()
+    trace = open_trace(tmp_path / "trace")
+    assert int(trace.episodes["steps"].sum()) == 192
+    assert len({*trace.episodes["writer"].tolist()}) == 3
+    assert {episode.seed for episode in trace} >= {5, 6, 7}
+    with pytest.raises(TraceExists):
+        make_vec_env(
+            "CartPole-v1", wrapper_class=TraceRecordingWrapper, wrapper_kwargs={"directory": tmp_path / "trace"}
+        )
