@@ -81,7 +81,7 @@ def command(
 
     form = _form(form, as_json, output)
     trace = gym_trace.open_trace(directory)
-    places = selection.of(trace)
+    places = selection.told(trace).chosen
     choice = choose(trace, None if columns is None else [name.strip() for name in columns.split(",")])
     damage = {str(found.error()): None for found in trace.damage}
 

@@ -73,7 +73,7 @@ def command(
     """
     import gym_trace
 
-    view = selection.view(gym_trace.open_trace(directory))
+    view = selection.some(gym_trace.open_trace(directory))
     with show.ProgressLine(quiet=quiet) as progress:
 
         def on_progress(done: int, total: int) -> None:

@@ -33,7 +33,7 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         environment (as recorded: id, class, wrappers, render_mode, spec, note), observation_space and action_space (as
         text), versions, platform, recorder, metadata, provenance: of the first writer with episodes. facts: what people
         say of the trace, see Trace.facts. seeds: how many episodes were seeded and unseeded, and the first seeds.
-        episodes, steps and bytes: with those of running ones.
+        episodes, steps: with those of running ones. bytes: of the directory, as du counts them.
 
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
         and batches (file, sealed, bytes, chunks, steps, torn: bytes at its end that are not a whole record), which
@@ -57,7 +57,7 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         "seeds": _seeds(trace),
         "episodes": sum(writer["episodes"] for writer in writers),
         "steps": sum(writer["steps"] for writer in writers),
-        "bytes": sum(writer["bytes"] for writer in writers),
+        "bytes": trace.bytes_on_disk,
         "writers": writers,
         "damage": [list(damage) for damage in trace.damage],
     }
@@ -69,7 +69,7 @@ def progress_of(trace: Trace | str | os.PathLike[str]) -> dict[str, int]:
     return {
         "episodes": sum(_episodes_of(writer) for writer in trace.readers),
         "steps": sum(int(writer.fragments["steps"].sum()) for writer in trace.readers),
-        "bytes": sum(writer.size for writer in trace.readers),
+        "bytes": trace.bytes_on_disk,
         "recording": sum(writer.alive for writer in trace.readers),
     }
 

@@ -54,11 +54,11 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
 
     Returns:
         directory; environments: their ids, None for one without; episodes, steps; return: the mean of complete
-        episodes, None if there are none, a list of means where rewards are several numbers; bytes; state: "recording"
-        (a writer lives), "killed" (one died), "closed" (all have ended in order), "damaged" (something does not check,
-        of what opening reads), or "unreadable"; writers: how many are recording, killed and closed; start_time,
-        end_time: of the first and the last episode, UTC, in ISO 8601, None where unknown; problem: why it cannot be
-        read, or the first damage, otherwise None.
+        episodes, None if there are none, a list of means where rewards are several numbers; bytes: of the directory,
+        as du counts them; state: "recording" (a writer lives), "killed" (one died), "closed" (all have ended in order),
+        "damaged" (something does not check, of what opening reads), or "unreadable"; writers: how many are recording,
+        killed and closed; start_time, end_time: of the first and the last episode, UTC, in ISO 8601, None where
+        unknown; problem: why it cannot be read, or the first damage, otherwise None.
     """
     row: dict[str, Any] = dict.fromkeys(
         ("directory", "environments", "episodes", "steps", "return", "bytes", "state", "writers", "start_time")
@@ -81,7 +81,7 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
         "episodes": summary["episodes"],
         "steps": summary["steps"],
         "return": means if means and summary["return"]["mean"] is None else summary["return"]["mean"],
-        "bytes": sum(writer.size for writer in trace.readers),
+        "bytes": trace.bytes_on_disk,
         "state": "damaged" if problems else next(state for state in STATES if writers[state]),
         "writers": {state: writers[state] for state in STATES if writers[state]},
         "start_time": _time(chosen.episodes["start_time"], np.min),

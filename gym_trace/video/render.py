@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 
 from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace.model.episode import Episode
@@ -79,22 +78,6 @@ class Destination:
             )
         out = out.with_suffix("") if self.form == "png" else out
         return {index: out.with_name(out.name.replace(_PATTERN, f"{index:06d}")) for index in indices}
-
-
-def best_episodes(trace: Trace | str | os.PathLike[str], number: int, worst: bool = False) -> list[int]:
-    """The indices of the episodes with the highest returns, or the lowest, in this order.
-
-    Raises InvalidOption where no episode has a return that is one number.
-    """
-    returns = as_trace(trace).episodes["return"]
-    known = np.flatnonzero(~np.isnan(returns))
-    if len(returns) and not len(known):
-        raise InvalidOption(
-            "no episode has a return that is one number, as where rewards are several (objectives): there is no best "
-            "or worst; choose by episodes, and sort by an objective of Episode.total_reward to find their indices"
-        )
-    order = np.argsort(returns[known] if worst else -returns[known], kind="stable")
-    return [int(index) for index in known[order][:number]]
 
 
 def render_episodes(
