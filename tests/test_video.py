@@ -457,6 +457,6 @@ def test_a_window_that_cannot_be_opened_is_no_identical_replay(trace: Path, monk
 def test_an_ending_of_no_known_format_makes_no_directory(trace: Path, tmp_path: Path, out: str) -> None:
     refused = run("render", trace, "-o", tmp_path / "new" / out)
     assert refused.exit_code == 2
-    assert f"{out} ends in {Path(out).suffix}" in refused.output
+    assert f"{out}: ends in {Path(out).suffix}" in refused.output
     assert ".mp4, .gif, .png, .cast" in refused.output
     assert not (tmp_path / "new").exists()

@@ -91,7 +91,7 @@ def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         if error.errno != errno.ENOTSUP:
             raise
-        raise InvalidOption(f"{place} cannot be edited in place: {error.strerror}; {_ELSEWHERE}") from error
+        raise InvalidOption(f"{place}: cannot be edited in place: {error.strerror}; {_ELSEWHERE}") from error
     finally:
         with contextlib.suppress(OSError):  # what is left is removed by the next edit
             _tidy(work, place)
@@ -101,7 +101,7 @@ def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _check_place(place: Path) -> None:
     if os.path.ismount(place):
-        raise InvalidOption(f"{place} is a mount point, which cannot be edited in place; {_ELSEWHERE}")
+        raise InvalidOption(f"{place}: is a mount point, which cannot be edited in place; {_ELSEWHERE}")
     with contextlib.suppress(FileNotFoundError):
         if Path.cwd().is_relative_to(place):
             raise InvalidOption(f"{place}: you are in this directory, which is to be replaced; go elsewhere first")
@@ -113,7 +113,7 @@ def _hold(work: Path, place: Path) -> int:
         with contextlib.suppress(FileExistsError):
             work.mkdir()
         if work.is_symlink() or not work.is_dir():
-            raise TraceError(f"{work} is no directory; remove it, it is in the way of editing {place}")
+            raise TraceError(f"{work}: is no directory; remove it, it is in the way of editing {place}")
         try:
             held = open_regular(work / _LOCK, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:

@@ -328,15 +328,15 @@ def lock(fd: int) -> bool:
 def storage_of_copy(target: Path, source: Path) -> LocalStorage:
     """Makes target, for a copy of what is in source: a directory that is new or empty, and does not lie in source."""
     if target.resolve().is_relative_to(source.resolve()):
-        raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
+        raise InvalidOption(f"{target}: is or lies in {source}, which is never changed; give a directory elsewhere")
     storage = LocalStorage(target)
     try:
         storage.make()
         is_empty = not os.listdir(target)
     except (FileExistsError, NotADirectoryError) as error:
-        raise TraceExists(f"{target} is a file; give a new directory") from error
+        raise TraceExists(f"{target}: is a file; give a new directory") from error
     if not is_empty:
-        raise TraceExists(f"{target} is not empty; give a new directory")
+        raise TraceExists(f"{target}: is not empty; give a new directory")
     return storage
 
 

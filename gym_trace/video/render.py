@@ -57,11 +57,11 @@ class Destination:
         is_mistaken = suffix.isalnum() and not suffix.isdecimal() and not self._is_file
         if is_mistaken and form is None and not str(out).endswith("/") and not self._out.is_dir():
             known = ", ".join(f".{name}" for name in FORMATS)
-            raise InvalidOption(f"{out} ends in .{suffix}: videos end in {known}, and the name of a directory in /")
+            raise InvalidOption(f"{out}: ends in .{suffix}; a video ends in {known}, the name of a directory in /")
         if form is not None and form not in FORMATS:
             raise InvalidOption(f"{form!r} is no format: pass one of {', '.join(FORMATS)}")
         if form is not None and self._is_file and form != suffix:
-            raise InvalidOption(f"{out} ends in .{suffix}, but the format is to be {form}")
+            raise InvalidOption(f"{out}: ends in .{suffix}, but the format is to be {form}")
         self.form = form or (suffix if self._is_file else "mp4")
 
     def paths(self, indices: list[int]) -> dict[int, Path]:
@@ -73,7 +73,7 @@ class Destination:
         else:
             pattern = self._out.with_name(f"{self._out.stem}-{_PATTERN}{self._out.suffix}")
             raise InvalidOption(
-                f"{self._out} is one file, and {len(indices)} episodes are to be rendered: "
+                f"{self._out}: is one file, and {len(indices)} episodes are to be rendered; "
                 f"choose one, or name a directory or a pattern such as {pattern}"
             )
         out = out.with_suffix("") if self.form == "png" else out
@@ -248,4 +248,4 @@ def _naming(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None:
             raise
-        raise RenderingError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise RenderingError(f"{path}: cannot be written: {error.strerror or error}") from error

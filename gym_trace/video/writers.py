@@ -331,9 +331,9 @@ class PngWriter(_Writer):
 
     def _open(self, height: int, width: int) -> None:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise InvalidOption(f"{self.path} is there already; remove it, or name another directory")
+            raise InvalidOption(f"{self.path}: is there already; remove it, or name another directory")
         if self._part.is_symlink():
-            raise InvalidOption(f"{self._part} is a link; remove it, or name another directory")
+            raise InvalidOption(f"{self._part}: is a link; remove it, or name another directory")
         self._part.mkdir(parents=True, exist_ok=True)
 
     def _add(self, picture: Array) -> None:
@@ -377,7 +377,7 @@ def _linked(graph: Graph, source: Any, name: str) -> Any:
 
 
 def _told(path: Path, error: Any) -> RenderingError:
-    return RenderingError(f"{path} cannot be written: {error.strerror or error}")
+    return RenderingError(f"{path}: cannot be written: {error.strerror or error}")
 
 
 WRITERS: dict[str, Any] = {"mp4": Mp4Writer, "gif": GifWriter, "png": PngWriter}

@@ -61,7 +61,7 @@ class TraceRecordingWrapper(EpisodeRecording, RecordConstructorArgs):
         video: Schedule | str | bool | None = None,
     ):
         if isinstance(env, gymnasium.vector.VectorEnv):  # EnvPool's are also of type gymnasium.Env
-            raise InvalidOption(f"{type(env).__name__} is a vector environment; use TraceRecordingVectorWrapper")
+            raise InvalidOption(f"{type(env).__name__}: is a vector environment; use TraceRecordingVectorWrapper")
         self._options = options = RecordingOptions(
             directory=directory,
             episode_filter=episode_filter,
