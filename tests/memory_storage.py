@@ -40,6 +40,9 @@ class MemoryStorage:
     def size(self, name: str) -> int:
         return len(self._file(name))
 
+    def allocated(self) -> int:
+        return sum(map(len, self.files.values()))
+
     def open(self, name: str, holes: int = 0) -> MemoryReader:
         return MemoryReader(bytes(self._file(name)))
 

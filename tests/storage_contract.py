@@ -55,6 +55,7 @@ class StorageContract:
         data = bytes(range(256)) * 1000
         _written(storage, "a", [data[:1], b"", data[1:70_000], memoryview(data)[70_000:]])
         assert storage.size("a") == len(data)
+        assert storage.allocated() >= len(data)
         with storage.open("a") as file:
             assert file.size == len(data)
             for offset, length in ((0, 1), (255_000, 1000), (3, 200_000), (255_990, 100), (7, 0)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from typing import Any
 import click
 import pytest
 from gym_trace_cli import show
-from gym_trace_cli.main import COMMANDS
+from gym_trace_cli.main import COMMANDS, ELSEWHERE
 from gym_trace_cli.options import EpisodeSlice
+from runs import recorded
 from shell import in_directory, ok, process, run
 
 import gym_trace
@@ -207,3 +209,47 @@ def test_progress_is_plain_lines_without_a_terminal_and_nothing_when_quiet(
             progress.update("1 of 2", 0.5)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", " 50%  1 of 2\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        *[
+            ("show", "'info'"),
+            ("view", "'replay'"),
+            ("play", "'replay'"),
+            ("list", "'ls'"),
+            ("head", "'cat"),
+            ("tail", "'cat"),
+        ],
+        *[("merge", "'edit merge'"), ("filter", "'edit filter'"), ("video", "'render'"), ("plot", "'stats'")],
+        *[("convert", "'export'"), ("validate", "'check'"), ("fix", "'repair'"), ("compare", "'diff'")],
+        *[("recrod", "did you mean 'record'?"), ("xyzzy", "'gym-trace --help' lists them")],
+    ],
+)
+def test_a_command_of_another_name_is_told_by_the_one_that_does_it(name: str, hint: str) -> None:
+    result = run(name, "traces")
+    assert result.exit_code == 2
+    assert f"no command {name!r}; " in result.stderr
+    assert hint in result.stderr
+
+
+def test_every_command_that_a_hint_names_is_there() -> None:
+    for hint in ELSEWHERE.values():
+        for words in re.findall(r"'([^']+)'", hint):
+            assert words.split()[0] in COMMANDS
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["render", "t", "-o", "x.avi"], ["export", "t", "--to", "nothing", "-o", "x"],
+        ["cat", "t", "--columns", "nothing"], ["verify", "t", "--ignore", "nothing"],
+        ["edit", "drop", "t", "--columns", "nothing", "-o", "x"],
+        ["ls", "t", "--episodes", "7"], ["render", "t", "-o", "x", "--schedule", "weekly"], ["record"], ["xyzzy"],
+    ],
+)  # fmt: skip
+def test_wrong_usage_exits_with_2_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded(tmp_path / "t")
+    assert run(*words).exit_code == 2

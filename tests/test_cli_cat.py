@@ -316,7 +316,7 @@ def test_columns_are_chosen_with_their_leaves() -> None:
     assert sorted(found["columns"]) == ["observations", "rewards"]
     assert {tuple(sorted(row)) for row in found["columns"]["observations"]} == {("direction", "mission")}
     result = run("cat", SAMPLES / "minigrid", "--columns", "reward")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith("error: no column 'reward'; there are observations, actions, rewards, ")
 
 
@@ -356,7 +356,7 @@ def test_csv_has_one_heading_and_says_if_it_does_not_fit(tmp_path: Path) -> None
     for path in (tmp_path / "nested").iterdir():
         shutil.move(path, tmp_path)
     result = run("cat", tmp_path, "--format", "csv")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "CSV has one heading" in result.stderr
     assert ok("cat", tmp_path, "--format", "csv", "--columns", "rewards").exit_code == 0
     assert len(read_back(ok("cat", tmp_path, "--json").stdout)) == len(open_trace(tmp_path))

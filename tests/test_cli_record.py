@@ -148,7 +148,7 @@ def test_a_trace_that_is_there_already_is_not_touched_unless_told_so(here: Path)
 
 def test_a_file_in_the_place_of_the_trace_is_one_line(here: Path) -> None:
     result = run("record", "CartPole-v1", "-o", "clicks.py")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr == f"error: {here / 'clicks.py'}: is a file; pass a directory\n"
 
 

@@ -120,7 +120,7 @@ def test_vector_environments_of_an_old_gymnasium_are_refused_in_a_line(
 ) -> None:
     monkeypatch.delattr(gymnasium.vector, "AutoresetMode", raising=False)
     refused = run("record", "CartPole-v1", "--num-envs", 2, *more, "-o", "t")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "needs gymnasium 1.1 or newer: pip install -U gymnasium" in refused.output
     assert len(refused.output.splitlines()) == 1
     assert not (here / "t").exists()

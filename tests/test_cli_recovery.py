@@ -83,13 +83,13 @@ def test_repair_that_can_keep_no_episode_exits_with_1_and_leaves_nothing(tmp_pat
 
 def test_mistakes_are_one_clear_line_and_no_traceback(tmp_path):
     record(tmp_path / "t")
-    for words, said in [
-        (("check", tmp_path / "nothing"), "no such directory"),
-        (("repair", tmp_path / "t", "-o", tmp_path / "t"), "never changed"),
-        (("repair", tmp_path / "nothing", "-o", tmp_path / "r"), "no such directory"),
+    for words, code, said in [
+        (("check", tmp_path / "nothing"), 1, "no such directory"),
+        (("repair", tmp_path / "t", "-o", tmp_path / "t"), 2, "never changed"),
+        (("repair", tmp_path / "nothing", "-o", tmp_path / "r"), 1, "no such directory"),
     ]:
         result = run(*words)
-        assert result.exit_code == 1
+        assert result.exit_code == code
         assert said in result.output
         assert len(result.output.splitlines()) == 1
     assert run("repair", tmp_path / "t").exit_code == 2  # -o is missing

@@ -37,7 +37,7 @@ def made(*args: object) -> list[str]:
 
 def refused(*args: object) -> str:
     result: Result = run("render", "t", *args)
-    assert result.exit_code == 1
+    assert result.exit_code in (1, 2)
     line = result.stderr
     assert line.startswith("error: ")
     assert line.count("\n") == 1
@@ -52,8 +52,9 @@ def refused(*args: object) -> str:
         (("--episodes", "3:"), [3, 4]),
         (("--schedule", "cubic"), [0, 1]),
         (("--schedule", "every:2"), [0, 2, 4]),
-        (("--best", 2), [0, 2]),
-        (("--worst", 1), [3]),
+        (("--best", 2), [2]),  # the others were cut
+        (("--best", 2, "--where", "outcome in ['terminated', 'cut']"), [0, 2]),
+        (("--worst", 1, "--where", "outcome != 'lost'"), [3]),
         (("--episodes", "1:", "--best", 1), [2]),
         (("--where", "index > 0", "--schedule", "every:2"), [2, 4]),
         (("--sort=-return", "--limit", 2), [0, 2]),
@@ -80,7 +81,7 @@ def test_options_reach_the_video() -> None:
 def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path) -> None:
     missing = run("render", "t", "-o", "a.mp4", "--episodes", "5")
     assert (missing.exit_code, "there is no episode 5; the trace has 5 episodes" in missing.stderr) == (2, True)
-    assert "no episode is chosen" in refused("-o", "a.mp4", "--episodes", "9:")
+    assert "no episode matches, of 5" in refused("-o", "a.mp4", "--episodes", "9:")
     assert "v-{}.mp4" in refused("-o", "v.mp4")
     assert "invalid schedule" in refused("-o", "v", "--schedule", "weekly")
     assert "ends in .mp4" in refused("-o", "v.mp4", "--format", "gif", "--episodes", "0")

@@ -22,6 +22,7 @@ from zoo import CountingEnv, OddSpace, ScriptedEnv, Told
 
 from gym_trace.model.values import without_addresses
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.storage.local import LocalStorage
 
 ESCAPE = "\x1b[31mred\x07"  # what a trace may say, and no terminal should be told
 
@@ -218,7 +219,7 @@ def test_info_tells_environment_spaces_writers_and_files(cartpole: Path) -> None
     described = _json("info", cartpole)
     assert described["environment"]["id"] == "CartPole-v1"
     assert described["observation_space"] == repr(gymnasium.make("CartPole-v1").observation_space)
-    assert described["bytes"] == sum(path.stat().st_size for path in cartpole.iterdir())
+    assert described["bytes"] == LocalStorage(cartpole).allocated()
     assert [writer["state"] for writer in described["writers"]] == ["closed"]
     assert [writer["pid"] for writer in described["writers"]] == [os.getpid()]
 

@@ -38,7 +38,7 @@ def record_many(directory: Path, writers: int, episodes: int = 2, **options: Any
 
 
 def size_of(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.iterdir())
+    return LocalStorage(directory).allocated()
 
 
 @settings(max_examples=settings().max_examples // 5)

@@ -159,7 +159,7 @@ def test_what_is_there_is_never_overwritten(
     for makes in ("directory", "file"):
         exporter = PlainExporter()
         monkeypatch.setattr(PlainExporter, "makes", makes)
-        with pytest.raises(TraceExists, match=r"link is a link to .*, which is not there"):
+        with pytest.raises(TraceExists, match=r"link: is a link to .*, which is not there"):
             export(traces["vectors"], tmp_path / "link", exporter)
     monkeypatch.undo()
     assert left_in(tmp_path) == ["file", "full", "link"]

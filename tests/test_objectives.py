@@ -18,7 +18,6 @@ from gym_trace import TraceRecordingWrapper, collect, open_trace, record_episode
 from gym_trace.collecting.run_log import EVENTS
 from gym_trace.errors import InvalidOption
 from gym_trace.model.returns import LaneReturns
-from gym_trace.video.render import best_episodes
 
 
 @pytest.fixture
@@ -109,8 +108,8 @@ def test_objectives_beside_plain_rewards_are_told_apart(tmp_path: Path) -> None:
 
 def test_best_of_several_objectives_is_refused_with_the_way_out(tmp_path: Path) -> None:
     recorded(tmp_path)
-    with pytest.raises(InvalidOption, match=r"objectives.*total_reward"):
-        best_episodes(open_trace(tmp_path), 1)
+    with pytest.raises(InvalidOption, match=r"several numbers each.*-return\[0\]"):
+        open_trace(tmp_path).select(best=1)
 
 
 def test_lanes_add_up_objectives_each_by_itself() -> None:
@@ -141,5 +140,5 @@ def test_the_command_line_records_and_shows_objectives(here: Path, monkeypatch: 
     assert "rewards[1]" in shown
     assert "NaN" not in shown
     refused = run("render", "t", "--best", 1, "-o", "x.mp4")
-    assert refused.exit_code == 1
-    assert "no episode has a return that is one number" in refused.output
+    assert refused.exit_code == 2
+    assert "the rewards are several numbers each" in refused.output

@@ -175,7 +175,73 @@ def test_selecting_no_episodes_fails(trace: Trace) -> None:
         words = {"diff": [trace.directory], "render": ["-o", "v"]}.get(command, [])
         result = run(command, trace.directory, *words, "--where", "steps > 99")
         assert result.exit_code == 1
-        assert "no episode is chosen" in result.stderr
+        assert "no episode matches, of 8" in result.stderr
+
+
+def with_stubs(directory: Path) -> Trace:
+    """Returns 2, 5 and 3 of complete episodes, and 9 and 1 of episodes that were cut and closed."""
+    env = TraceRecordingWrapper(Lengths(), directory)
+    for length, steps in ((2, 2), (20, 9), (5, 5), (3, 3), (20, 1)):
+        env.reset(options={"length": length})
+        for _ in range(steps):
+            env.step(0)
+    env.close()
+    return open_trace(directory)
+
+
+def test_best_and_worst_are_complete_episodes_unless_where_names_the_outcome(tmp_path: Path) -> None:
+    trace = with_stubs(tmp_path)
+    assert trace.select(best=2).chosen.tolist() == [2, 3]
+    assert trace.select(worst=2).chosen.tolist() == [0, 3]
+    assert trace.select(best=99).chosen.tolist() == [2, 3, 0]
+    assert trace.select("outcome in ['cut', 'closed', 'terminated']", best=1).chosen.tolist() == [1]
+    assert trace.select("not outcome == 'terminated'", worst=1).chosen.tolist() == [4]
+    assert trace[:2].select(best=1).chosen.tolist() == [0]
+    for words in ({"best": 1, "worst": 1}, {"best": 1, "sort": "seed"}, {"worst": 1, "limit": 1}, {"best": -1}):
+        with pytest.raises(InvalidOption):
+            trace.select(**words)
+
+
+def test_an_order_of_returns_has_incomplete_episodes_last(tmp_path: Path) -> None:
+    trace = with_stubs(tmp_path)
+    assert trace.select(sort="return").chosen.tolist() == [0, 3, 2, 4, 1]
+    assert trace.select(sort="-return", limit=1).chosen.tolist() == [2]
+    assert trace.select("outcome != 'lost'", sort="-return").chosen.tolist() == [1, 2, 3, 0, 4]
+    assert trace.select(sort="-steps", limit=1).chosen.tolist() == [1]  # a length is that of the recording
+
+
+def test_every_command_takes_the_best_and_the_worst(tmp_path: Path) -> None:
+    trace = with_stubs(tmp_path / "t")
+    for words, index, steps in (
+        (["--best", 1], 2, 5),
+        (["--worst", 1], 0, 2),
+        (["--sort", "-return", "--limit", 1], 2, 5),
+    ):
+        for command in ("ls", "replay"):
+            assert json.loads(ok(command, trace.directory, "--json", *words).stdout)["index"] == index
+        assert json.loads(ok("stats", trace.directory, "--json", *words).stdout)["steps"] == steps
+    ok("edit", "filter", trace.directory, "-o", tmp_path / "best", "--best", 2)
+    assert open_trace(tmp_path / "best").episodes["return"].tolist() == [5.0, 3.0]
+    for words in (["--best", 1, "--worst", 1], ["--best", 1, "--limit", 2], ["--worst", 1, "--sort", "seed"]):
+        refused = run("ls", trace.directory, *words)
+        assert (refused.exit_code, "exclude each other" in refused.stderr) == (2, True)
+    nothing = run("ls", trace.directory, "--where", "steps == 9", "--best", 1)
+    assert "no episode matches, of 5; --best and --worst choose complete ones" in nothing.stderr
+
+
+@pytest.mark.parametrize("command", ["ls", "stats", "cat", "replay"])
+@pytest.mark.parametrize("words", [["--where", "steps > 99"], ["--episodes", "8:"]])
+def test_a_report_of_no_episode_says_so(trace: Trace, command: str, words: list[str]) -> None:
+    for form in ([], ["--json"]):
+        result = ok(command, trace.directory, *words, *form)
+        assert result.stderr == "no episode matches, of 8\n"
+
+
+def test_nothing_is_written_of_no_episode(trace: Trace, tmp_path: Path) -> None:
+    for words in (["edit", "filter"], ["export", "--to", "jsonl"]):
+        result = run(*words, trace.directory, "-o", tmp_path / "new", "--where", "steps > 99")
+        assert (result.exit_code, result.stderr) == (1, "error: no episode matches, of 8\n")
+        assert not (tmp_path / "new").exists()
 
 
 def test_reset_options_of_any_type_can_be_selected_by(tmp_path: Path) -> None:
@@ -201,7 +267,10 @@ def test_all_commands_select_the_same_episodes(trace: Trace) -> None:
     assert "2 of 8 episodes" in ok("stats", trace.directory, "--where", "steps > 4").output
     diff = ok("diff", trace.directory, trace.directory, "--json", "--where", "steps > 4", "--sort", "-steps").output
     assert json.loads(diff)["episodes"] == [2, 2]
-    assert "no episode is chosen" in run("diff", trace.directory, trace.directory, "--where", "steps > 40").stderr
+    assert (
+        "no episode matches, of 8 in A and 8 in B"
+        in run("diff", trace.directory, trace.directory, "--where", "steps > 40").stderr
+    )
 
 
 @pytest.mark.parametrize(

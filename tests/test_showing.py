@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import record_lengths
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import MissingExtra
@@ -188,3 +189,11 @@ def test_steps_convert_to_a_dataframe(name: str) -> None:
             names = [f"observation[{i}]" for i in range(4)]
             assert frame[names].to_numpy().tobytes() == episode.observations[:-1].tobytes()
             assert frame["action"].dtype == episode.actions.dtype
+
+
+def test_a_notebook_shows_the_episodes_of_a_view_by_their_index_in_the_whole_trace(tmp_path: Path) -> None:
+    record_lengths(tmp_path, [1, 2, 3, 4])
+    view = open_trace(tmp_path)[[3, 1]]
+    rows = re.findall(r"<tr><td>(\d+)</td><td>(\d+)</td>", view._repr_html_())
+    assert rows == [("3", "4"), ("1", "2")]
+    assert view.episodes["index"].tolist() == [0, 1]

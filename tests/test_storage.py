@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 from memory_storage import MemoryStorage
-from runs import recorded
+from runs import play, recorded
 from storage_contract import StorageContract
+from zoo import CountingEnv
 
-from gym_trace import check_trace, open_trace, repair_trace, scan_recorded_traces
+from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, repair_trace, scan_recorded_traces
 from gym_trace.errors import CorruptTrace, TraceExists, TraceNotFound
+from gym_trace.statistics.describe import describe
+from gym_trace.statistics.listing import list_trace
 from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import Storage
 
@@ -93,3 +98,19 @@ def test_only_regular_files_can_be_opened(tmp_path: Path) -> None:
 def test_files_in_the_working_directory_have_plain_paths() -> None:
     assert LocalStorage(".").path("w.000000.gtb") == "w.000000.gtb"
     assert LocalStorage("a/b/").path("w.000000.gtb") == os.path.join("a", "b", "w.000000.gtb")
+
+
+@pytest.mark.skipif(shutil.which("du") is None, reason="no du here")
+def test_the_size_of_a_trace_is_that_which_du_tells_while_it_is_recorded_and_after_that(tmp_path: Path) -> None:
+    env = TraceRecordingWrapper(CountingEnv(length=4), tmp_path / "t")
+    for close in (False, True):
+        play(env, 2)
+        if close:
+            env.close()
+        told = int(
+            subprocess.run(["du", "-s", "-B1", tmp_path / "t"], capture_output=True, check=True).stdout.split()[0]
+        )
+        trace = open_trace(tmp_path / "t")
+        assert trace.bytes_on_disk == list_trace(tmp_path / "t")["bytes"] == describe(trace)["bytes"] == told
+    report = edit.filter(tmp_path / "t", tmp_path / "new")
+    assert report.bytes == list_trace(tmp_path / "new")["bytes"]

@@ -27,7 +27,7 @@ from gym_trace.playback.trace import Trace, as_trace, storage_of
 from gym_trace.replay.verify import differing_versions, played_in_registered
 from gym_trace.statistics.describe import describe, progress_of
 from gym_trace.storage.local import LocalStorage
-from gym_trace.video.render import Destination, best_episodes, render_episodes
+from gym_trace.video.render import Destination, render_episodes
 from gym_trace.video.window import play_for_humans
 
 Given = Trace | str | os.PathLike[str]
@@ -43,7 +43,6 @@ EVERYWHERE: dict[str, Callable[[Given], Any]] = {
     "check_trace": check_trace,
     "describe": describe,
     "progress_of": progress_of,
-    "best_episodes": lambda trace: best_episodes(trace, 1),
     "render_episodes": lambda trace: list(render_episodes(trace, Destination("none.cast"), [])),
     "play_for_humans": lambda trace: list(play_for_humans(trace, [])),
 }

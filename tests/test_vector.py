@@ -426,9 +426,9 @@ def test_a_trace_that_exists_is_refused_and_a_full_disk_is_told(
 ) -> None:
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2)
     env = TraceRecordingVectorWrapper(envs, tmp_path)
+    env.reset(seed=0)
     with pytest.raises(TraceExists):
         TraceRecordingVectorWrapper(envs, tmp_path)
-    env.reset(seed=0)
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -21,7 +21,7 @@ from zoo import ImageEnv, ScriptedEnv, Told
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import EnvironmentUnavailable, InvalidOption, MissingExtra, RenderingError
-from gym_trace.video.render import Destination, Rendered, best_episodes, render_episodes
+from gym_trace.video.render import Destination, Rendered, render_episodes
 from gym_trace.video.schedules import cubic, schedule_of
 from gym_trace.video.window import play_for_humans
 
@@ -348,13 +348,13 @@ def test_schedules() -> None:
 def test_best_episodes_returns_the_best_and_the_worst(tmp_path: Path) -> None:
     returns = [3.0, float("nan"), -1.0, 7.0, 3.0]
     env = ScriptedEnv(
-        gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2), [(0, [Told(1, value)]) for value in returns]
+        gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2), [(0, [Told(1, value, True)]) for value in returns]
     )
     record_lengths(tmp_path / "t", [1] * 5, env)
     trace = open_trace(tmp_path / "t")
-    assert best_episodes(trace, 3) == [3, 0, 4]
-    assert best_episodes(trace, 2, worst=True) == [2, 0]
-    assert best_episodes(trace, 99) == [3, 0, 4, 2]
+    assert trace.select(best=3).chosen.tolist() == [3, 0, 4]
+    assert trace.select(worst=2).chosen.tolist() == [2, 0]
+    assert trace.select(best=99).chosen.tolist() == [3, 0, 4, 2]
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ def test_a_window_that_cannot_be_opened_is_not_an_identical_replay(
 @pytest.mark.parametrize("out", ["x.avi", "x.mp3", "x-{}.webm"])
 def test_an_unknown_suffix_raises_and_creates_no_directory(trace: Path, tmp_path: Path, out: str) -> None:
     refused = run("render", trace, "-o", tmp_path / "new" / out)
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert f"{out}: unknown suffix {Path(out).suffix}" in refused.output
     assert ".mp4, .gif, .png, .cast" in refused.output
     assert not (tmp_path / "new").exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 import gym_trace
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import TraceExists
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 
@@ -35,7 +35,7 @@ def command(directory: str, output: str | None) -> None:
 
 
 def _refuse_others(path: Path) -> None:
-    """Raises InvalidOption where there is a file that somebody wrote."""
+    """Raises TraceExists where there is a file that somebody wrote."""
     from gym_trace.statistics.card import MARK
 
     try:
@@ -44,4 +44,4 @@ def _refuse_others(path: Path) -> None:
     except FileNotFoundError:
         return
     if not ours:
-        raise InvalidOption(f"{path} is no card of gym-trace, or one that somebody changed; give another file")
+        raise TraceExists(f"{path}: is no card of gym-trace, or one that somebody changed; give another file")

@@ -81,7 +81,7 @@ def command(
 
     form = _form(form, as_json, output)
     trace = gym_trace.open_trace(directory)
-    places = selection.of(trace)
+    places = selection.told(trace).chosen
     choice = choose(trace, None if columns is None else [name.strip() for name in columns.split(",")])
     damage = {str(found.error()): None for found in trace.damage}
 
@@ -108,7 +108,7 @@ def _form(form: str | None, as_json: bool, output: str | None) -> str:
         raise click.UsageError(f"--json is --format jsonl; it excludes --format {form}")
     form = "jsonl" if as_json else form or (ending if ending in _FORMATS else None)
     if form is None and output is not None:
-        raise click.UsageError(f"{show.printable(output)} ends like none of {', '.join(_FORMATS[1:])}: pass --format")
+        raise click.UsageError(f"{show.printable(output)}: ends like none of {', '.join(_FORMATS[1:])}; pass --format")
     if form == "table" and output is not None:
         raise click.UsageError("a table is for the terminal; -o takes --format jsonl, csv or npz")
     if form == "npz" and output is None and sys.stdout.isatty():

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import gym_trace
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import DIFFERS, FINE
@@ -47,7 +47,8 @@ def command(
     """
     a, b = selection.view(gym_trace.open_trace(first)), selection.view(gym_trace.open_trace(second))
     if not (selection.is_all or len(a) or len(b)):
-        raise InvalidOption("no episode is chosen, neither of A nor of B")
+        of = f"{show.count(len(a.whole))} in A and {show.count(len(b.whole))} in B"
+        raise TraceError(f"no episode matches, of {of}")
     places = a.chosen.tolist()
     differing, same, both = [], 0, max(1, min(len(a), len(b)))
     with show.ProgressLine() as line:

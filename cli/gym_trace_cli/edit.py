@@ -89,7 +89,7 @@ def filter_(
     import gym_trace.edit
 
     check_where(output, in_place)
-    view = selection.view(gym_trace.open_trace(directory))
+    view = selection.some(gym_trace.open_trace(directory))
     with show.ProgressLine(quiet=quiet) as progress:
         report = gym_trace.edit.filter(view, output, in_place=in_place, on_progress=progress.update_bytes)
     tell(report, as_json)

@@ -43,7 +43,7 @@ def compact(directory: str, output: str | None, in_place: bool, quiet: bool, as_
 
     check_where(output, in_place)
     trace = gym_trace.open_trace(directory)
-    before = sum(reader.size for reader in trace.readers)
+    before = trace.bytes_on_disk
     with show.ProgressLine(quiet=quiet) as progress:
         report = gym_trace.edit.compact(trace, output, in_place=in_place, on_progress=_steps_on(progress))
     tell(report, as_json)

@@ -85,7 +85,7 @@ def command(
         chosen = format_for(Path(output)) if form is None else form
     except InvalidOption as error:
         raise click.UsageError(str(error)) from error
-    view = selection.view(gym_trace.open_trace(directory))
+    view = selection.some(gym_trace.open_trace(directory))
     with show.ProgressLine(quiet=quiet) as progress:
 
         def on_progress(done: int, total: int) -> None:

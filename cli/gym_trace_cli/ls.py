@@ -43,7 +43,7 @@ def command(ctx: click.Context, /, directories: Sequence[str], selection: Select
     directories = directories or (".",)
     if len(directories) == 1 and is_trace(directories[0]):
         trace = gym_trace.open_trace(directories[0])
-        (print_as_json if as_json else print_episodes)(trace, selection.of(trace))
+        (print_as_json if as_json else print_episodes)(trace, selection.told(trace).chosen)
         return
     found: dict[str, None] = {}
     for directory in directories:

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 import click
 
 import gym_trace
-from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, TraceError, TraceNotFound, told
+from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, TraceError, TraceNotFound, told
 from gym_trace_cli import show
-from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, TABLE
+from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
 from gym_trace_cli.stopping import Ended, ended_by_signals
 
 # By name: the module that has it, and its line in the help. A module is imported when its command is called.
@@ -39,6 +39,28 @@ COMMANDS = {
     "repair": ("gym_trace_cli.repair", "Write a clean copy of all that can be read of a trace."),
     "export": ("gym_trace_cli.export", "Write episodes for another package: Minari, D4RL, LeRobot, Parquet …"),
     "import": ("gym_trace_cli.import_", "Write what another package has recorded as a trace."),
+}
+
+# What does the work that people look for under other names.
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("show", "describe", "summary"), "'info' and 'stats' tell what a trace holds, 'cat' prints its steps"
+    ),
+    **dict.fromkeys(("view", "play", "watch"), "'replay' plays episodes"),
+    **dict.fromkeys(("list", "dir"), "'ls' lists traces and episodes"),
+    **dict.fromkeys(("du", "size"), "'ls' shows the size of each trace"),
+    **{name: f"it is 'edit {name}'" for name in ("merge", "split", "filter", "drop", "compact", "annotate")},
+    **dict.fromkeys(("join", "concat"), "'edit merge' makes one trace of several"),
+    **dict.fromkeys(("video", "gif", "film"), "'render' makes videos"),
+    **dict.fromkeys(("plot", "histogram"), "'stats' draws returns and lengths"),
+    "head": "'cat --episodes 0 --steps :10' prints the first steps",
+    "tail": "'cat --episodes -1 --steps -10:' prints the last steps, 'info --follow' tells what is being recorded",
+    "follow": "'info --follow' tells what is being recorded",
+    "convert": "'export' writes other formats, 'import' reads them",
+    **dict.fromkeys(("validate", "fsck"), "'check' looks for damage, 'verify' plays episodes again and compares"),
+    **dict.fromkeys(("fix", "recover"), "'repair' writes a clean copy"),
+    **dict.fromkeys(("compare", "cmp"), "'diff' compares two traces"),
+    **dict.fromkeys(("run", "collect"), "'record' records episodes"),
 }
 
 _VERSION_HELP = "Show the version, and whether recording is compiled or in pure Python."
@@ -63,7 +85,8 @@ class Commands(click.Group):
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
             near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-            ctx.fail(f"no command {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+            otherwise = f"did you mean {near[0]!r}?" if near else "'gym-trace --help' lists them"
+            ctx.fail(f"no command {name!r}; {ELSEWHERE.get(name, otherwise)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -90,7 +113,7 @@ class Commands(click.Group):
         except Exception as error:
             if isinstance(error, BrokenPipeError) and _reader_is_gone():
                 ctx.exit(READER_GONE)
-            code = DAMAGED if isinstance(error, CorruptTrace) else ERROR
+            code = DAMAGED if isinstance(error, CorruptTrace) else USAGE if isinstance(error, InvalidOption) else ERROR
             lines = f"error: {describe(error)}".splitlines()
             _fail(ctx, code, "\n".join(show.folded(show.printable(line), 0, sys.stderr) for line in lines))
         return result

@@ -349,7 +349,7 @@ def _state(progress: RolloutProgress) -> str:
 
 
 def _print_summary(done: RolloutProgress, directory: Path) -> None:
-    from gym_trace.collecting.rollout import directory_bytes
+    from gym_trace.storage.local import LocalStorage
 
     number = done.open_episodes
     cut_short = ", the last one cut short" if number == 1 else f", the last {number} cut short" if number else ""
@@ -360,5 +360,5 @@ def _print_summary(done: RolloutProgress, directory: Path) -> None:
     )
     if done.mean_return is not None and done.min_return is not None and done.max_return is not None:
         click.echo(show.returns(done.mean_return, done.min_return, done.max_return, lately=done.episodes > 100))
-    click.echo(f"{show.printable(directory)}: {show.size(directory_bytes(directory))}, seed {done.seed}\n")
+    click.echo(f"{show.printable(directory)}: {show.size(LocalStorage(directory).allocated())}, seed {done.seed}\n")
     show.next_commands(directory)

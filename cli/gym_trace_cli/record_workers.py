@@ -137,6 +137,8 @@ def _table(progress: Collected) -> Any:
 
 
 def _print_summary(done: Collected, directory: Path) -> None:
+    from gym_trace.storage.local import LocalStorage
+
     if not done.new_episodes and done.stopped == "done":
         click.echo(f"nothing to do: all {show.count(done.episodes, 'episode')} are recorded")
     else:
@@ -148,5 +150,5 @@ def _print_summary(done: Collected, directory: Path) -> None:
         )
         if done.returns is not None:
             click.echo(show.returns(*done.returns, lately=done.new_episodes > 100))
-    click.echo(f"{show.printable(directory)}: {show.size(done.bytes)}, seed {done.seed}\n")
+    click.echo(f"{show.printable(directory)}: {show.size(LocalStorage(directory).allocated())}, seed {done.seed}\n")
     show.next_commands(directory)

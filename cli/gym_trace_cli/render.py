@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import gym_trace
-from gym_trace.errors import InvalidOption, RenderingError
+from gym_trace.errors import RenderingError, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments, without_display
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(), help="Where to; see above.")
 @selection_options
 @click.option("--schedule", metavar="S", help="cubic: 0, 1, 8, 27 to 729, then every 1000th; every:N: every Nth.")
-@click.option("--best", type=click.IntRange(min=1), metavar="N", help="The N episodes with the highest returns.")
-@click.option("--worst", type=click.IntRange(min=1), metavar="N", help="The N episodes with the lowest returns.")
 @click.option(
     "--format", "form", type=click.Choice(["mp4", "gif", "png", "cast"]), help="Default: as OUT says, or mp4."
 )
@@ -47,8 +45,6 @@ def command(
     output: str,
     selection: Selection,
     schedule: str | None,
-    best: int | None,
-    worst: int | None,
     form: str | None,
     env_id: str | None,
     factory: str | None,
@@ -59,7 +55,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Make videos of episodes of the trace in DIR: all, or those chosen; of these the best, for example.
+    """Make videos of episodes of the trace in DIR: all, or those chosen, such as the best.
 
     OUT ending in .mp4, .gif (at most 50 frames a second) or .cast (text, for environments that
     render as ansi) is a file of one episode; {} in its name stands for the episode's number and
@@ -69,13 +65,13 @@ def command(
     """
     from gym_trace.video.render import Destination, render_episodes
 
-    if sum(given is not None for given in (schedule, best, worst)) > 1:
+    if schedule is not None and (selection.best or selection.worst):
         raise click.UsageError("--schedule, --best and --worst exclude each other")
     if source == "simulation":
         without_display()
     making = making_arguments(env_id, factory, env_args, imports, trust)
     trace = gym_trace.open_trace(directory)
-    chosen = _chosen(selection.some(trace), schedule, best, worst)
+    chosen = _scheduled(selection.some(trace), schedule)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
     frames, made, begin = 0, 0, time.monotonic()
     with show.ProgressLine() as line:
@@ -107,16 +103,12 @@ def command(
         raise RenderingError("nothing was rendered; episodes whose pictures were recorded need --from observations")
 
 
-def _chosen(view: Trace, schedule: str | None, best: int | None, worst: int | None) -> list[int]:
+def _scheduled(view: Trace, schedule: str | None) -> list[int]:
     """The places in the whole trace."""
-    from gym_trace.video.render import best_episodes
     from gym_trace.video.schedules import schedule_of
 
     places: list[int] = view.chosen.tolist()
-    if best is not None or worst is not None:
-        places = [places[index] for index in best_episodes(view, best or worst or 0, worst=worst is not None)]
-    elif schedule is not None:
-        places = list(filter(schedule_of(schedule), places))
-    if not places:
-        raise InvalidOption(f"no episode is chosen; the trace has {show.count(len(view.whole), 'episode')}")
-    return places
+    chosen = places if schedule is None else list(filter(schedule_of(schedule), places))
+    if not chosen:
+        raise TraceError(f"no episode matches, of {show.count(len(view.whole))}")
+    return chosen

@@ -76,7 +76,7 @@ def command(
     if callback is not None and as_json:
         raise click.UsageError("--callback and --json exclude each other")
     trace = gym_trace.open_trace(directory)
-    chosen = (selection.some if verified else selection.view)(trace).chosen.tolist()
+    chosen = (selection.some if verified else selection.told)(trace).chosen.tolist()
     ways = {"--callback": callback is not None, "--verify": verified, "--human": human}
     if sum(ways.values()) > 1:
         raise click.UsageError(" and ".join(name for name, given in ways.items() if given) + " exclude each other")

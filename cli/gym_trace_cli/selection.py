@@ -1,4 +1,4 @@
-"""Which episodes a command is about: --episodes, --where, --sample, --sort and --limit, the same for all commands."""
+"""Which episodes a command is about: --episodes, --where, --sort, --best and so on, the same for all commands."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import episode_columns
 from gym_trace_cli.options import EpisodeSlice, TextOption
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which episodes are meant. Applied in this order: episodes, where, sample, sort, limit."""
+    """Which episodes are meant. Applied in this order: episodes, where, sample, then sort and limit, best, or worst."""
 
     episodes: slice | list[int] | None = None
     where: str | None = None
@@ -29,6 +29,8 @@ class Selection:
     limit: int | None = None
     sample: int | None = None
     seed: int | None = None
+    best: int | None = None
+    worst: int | None = None
 
     @property
     def is_all(self) -> bool:
@@ -48,16 +50,32 @@ class Selection:
         if Selection(self.episodes) == self:
             return view
         try:
-            return view.select(self.where, sort=self.sort, limit=self.limit, sample=self.sample, seed=self.seed)
+            return view.select(**{name: value for name, value in vars(self).items() if name != "episodes"})
         except InvalidOption as error:
             raise click.BadParameter(str(error), param_hint=self._given()) from error
 
     def some(self, trace: Trace) -> Trace:
-        """As view. Raises InvalidOption where that has no episodes, though episodes were asked for."""
+        """As view. Raises TraceError where that has no episodes, though episodes were asked for."""
         view = self.view(trace)
         if not len(view) and not self.is_all:
-            raise InvalidOption(f"no episode is chosen; the trace has {show.count(len(trace), 'episode')}")
+            raise TraceError(self.nothing(trace))
         return view
+
+    def told(self, trace: Trace) -> Trace:
+        """As view. Says so where that has no episodes."""
+        view = self.view(trace)
+        if not len(view):
+            click.echo(self.nothing(trace), err=True)
+        return view
+
+    def nothing(self, trace: Trace) -> str:
+        """What to say where no episode is chosen."""
+        if not len(trace):
+            return f"{show.printable(trace.directory)}: holds no episode"
+        told = f"no episode matches, of {show.count(len(trace))}"
+        if self.best is None and self.worst is None:
+            return told
+        return f"{told}; --best and --worst choose complete ones, unless --where names outcome"
 
     def of_one_of_several(self, trace: Trace) -> Array:
         """As of, for one trace of many: no episodes where it does not have the episodes or keys that are named."""
@@ -71,7 +89,9 @@ class Selection:
             raise
 
     def _given(self) -> str:
-        return " / ".join(f"'--{name}'" for name in ("where", "sort") if getattr(self, name) is not None)
+        return " / ".join(
+            f"'--{name}'" for name in ("where", "sort", "best", "worst") if getattr(self, name) is not None
+        )
 
 
 class Condition(TextOption):
@@ -100,9 +120,15 @@ _OPTIONS = (
         type=Condition(),
         metavar="COLUMN",
         shell_complete=episode_columns,
-        help="In this order; -return: the highest first.",
+        help="In this order; -return: the highest first, incomplete episodes last.",
     ),
     click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N of them."),
+    click.option(
+        "--best", type=click.IntRange(min=1), metavar="N", help="The N complete ones with the highest returns."
+    ),
+    click.option(
+        "--worst", type=click.IntRange(min=1), metavar="N", help="The N complete ones with the lowest returns."
+    ),
     click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N of them, drawn at random."),
     click.option("--seed", type=int, metavar="S", help="Of the draw, to have the same sample again."),
 )
@@ -116,6 +142,9 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
         chosen = {name: kwargs.pop(name) for name in Selection.__dataclass_fields__}
         if chosen["seed"] is not None and chosen["sample"] is None:
             raise click.UsageError("--seed is that of --sample; pass both")
+        ordered = [f"--{name}" for name in ("best", "worst", "sort", "limit") if chosen[name] is not None]
+        if len(ordered) > 1 and ordered != ["--sort", "--limit"]:
+            raise click.UsageError(f"{' and '.join(ordered)} exclude each other")
         return command(*args, selection=Selection(**chosen), **kwargs)
 
     for option in reversed(_OPTIONS):

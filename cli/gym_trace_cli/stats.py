@@ -36,7 +36,7 @@ def command(directory: str, selection: Selection, by: str | None, columns: bool,
     complete episodes: terminated or truncated, with at least one step. Where rewards are several
     numbers each, there is a return for every one.
     """
-    trace = selection.view(gym_trace.open_trace(directory))
+    trace = selection.told(gym_trace.open_trace(directory))
     with show.ProgressLine(quiet=not columns) as progress:
 
         def on_progress(done: int, total: int) -> None:
@@ -83,7 +83,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "speed", f"{number(summary['steps_per_second'])} steps/s over the {running} that episodes were running"
     if storage is not None:
         raw = f" for {show.size(storage['raw_bytes'])} of values, {number(storage['compression_ratio'])} : 1"
-        yield "on disk", show.size(storage["bytes"]) + (raw if storage["raw_bytes"] else "")
+        yield "stored", show.size(storage["bytes"]) + (raw if storage["raw_bytes"] else "")
     if summary["filtered"]:
         yield "filtered", "steps were left out: return and length count those that were kept"
     if summary["damage"]:

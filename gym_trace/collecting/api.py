@@ -126,9 +126,9 @@ def collect(
     check_portable(make_env, policy)
     if before is not None:
         check_same(before, settings)
-    place = opened_directory(directory, "append" if resume else on_exist)
-    place.mkdir(parents=True, exist_ok=True)
-    events = Events(place)
+    with opened_directory(directory, "append" if resume else on_exist) as place:
+        place.mkdir(parents=True, exist_ok=True)
+        events = Events(place)
     try:
         add_facts(LocalStorage(place), facts)
         if resume:

@@ -29,6 +29,7 @@ from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK
+from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import Storage
 
 _KNOWN = ("fragments", "starts", "observations", "actions", "rewards", "infos", "annotations")
@@ -69,7 +70,9 @@ def compact_trace(
             copy_videos(source.readers, storage)
             if facts := source.facts:
                 write_facts(storage, facts)
-        return report_of(Trace(storage.root), source, destination)
+        report = report_of(Trace(storage.root), source, destination)
+    report.bytes = LocalStorage(report.destination).allocated()
+    return report
 
 
 def check_whole_and_over(trace: Trace, edit: str) -> None:
@@ -89,7 +92,6 @@ def report_of(written: Trace, source: Trace, destination: str | os.PathLike[str]
         source.directory if destination is None else Path(destination),
         episodes=len(source),
         steps=int(source.episodes["steps"].sum()),
-        bytes=sum(reader.size for reader in written.readers),
         writers=source.writers,
     )
 

@@ -26,6 +26,7 @@ from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.playback.trace import Trace, storage_of
 from gym_trace.printable import shown
 from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import Storage
 
 DROPPABLE = ("infos", "annotations")
@@ -74,7 +75,9 @@ def drop_columns(
             copy_videos(source.readers, storage)
             if facts := source.facts:
                 write_facts(storage, facts)
-        return report_of(Trace(storage.root), source, destination)
+        report = report_of(Trace(storage.root), source, destination)
+    report.bytes = LocalStorage(report.destination).allocated()
+    return report
 
 
 def _dropped(trace: Trace, names: list[str]) -> set[ColumnPath]:

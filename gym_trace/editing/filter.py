@@ -13,6 +13,7 @@ from gym_trace.editing.sources import TraceOrPath, groups_of, opened, taken_of, 
 from gym_trace.editing.writer_copy import EditReport, Progress
 from gym_trace.format.facts import write_facts
 from gym_trace.model.values import Array
+from gym_trace.storage.local import LocalStorage
 
 
 def filter_trace(
@@ -51,4 +52,5 @@ def filter_trace(
         write_groups(storage, groups, report, on_progress)
         if facts := source.facts:
             write_facts(storage, facts)
+    report.bytes = LocalStorage(report.destination).allocated()
     return report

@@ -92,7 +92,7 @@ def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
     except OSError as error:
         if error.errno != errno.ENOTSUP:
             raise
-        raise InvalidOption(f"{place} cannot be edited in place: {error.strerror}; {_ELSEWHERE}") from error
+        raise InvalidOption(f"{place}: cannot be edited in place: {error.strerror}; {_ELSEWHERE}") from error
     finally:
         with contextlib.suppress(OSError):  # what is left is removed by the next edit
             _tidy(work, place)
@@ -102,7 +102,7 @@ def replaced(directory: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _check_place(place: Path) -> None:
     if os.path.ismount(place):
-        raise InvalidOption(f"{place} is a mount point, which cannot be edited in place; {_ELSEWHERE}")
+        raise InvalidOption(f"{place}: is a mount point, which cannot be edited in place; {_ELSEWHERE}")
     with contextlib.suppress(FileNotFoundError):
         if Path.cwd().is_relative_to(place):
             raise InvalidOption(f"{place}: you are in this directory, which is to be replaced; go elsewhere first")

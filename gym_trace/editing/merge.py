@@ -11,6 +11,7 @@ from gym_trace.editing.writer_copy import EditReport, Progress
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import agreed, write_facts
 from gym_trace.playback.trace import Trace
+from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.staging import StagedStorage, new_directory
 
 
@@ -51,4 +52,5 @@ def merge_traces(
         write_groups(storage, groups, report, on_progress)
         if facts := agreed(trace.facts for trace in sources):
             write_facts(storage, facts)
+    report.bytes = LocalStorage(report.destination).allocated()
     return report

@@ -20,6 +20,7 @@ from gym_trace.format.facts import write_facts
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.printable import shown
+from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.staging import StagedStorage, new_directory
 
 BY = ("split", "writer", "outcome", "seed-hash")
@@ -84,6 +85,8 @@ def split_trace(
             write_groups(storage, groups_of(taken, report), report, on_progress)
             if facts := source.facts:
                 write_facts(storage, facts)
+    for report in reports.values():
+        report.bytes = LocalStorage(report.destination).allocated()
     return reports
 
 

@@ -35,7 +35,7 @@ class EditReport:
 
     Attributes:
         destination: the new trace.
-        episodes, steps, bytes: what it has, videos not counted; episodes as a Trace has them.
+        episodes, steps: what it has; episodes as a Trace has them. bytes: of its directory, as du counts them.
         writers: their ids.
         files: batches that were copied whole. chunks: further chunks that were copied as they are stored.
         encoded: chunks of which only a part was kept, and which were decoded for it.
@@ -138,7 +138,6 @@ class WriterCopy:
         if self._died:
             entries = [entry for entry in entries if entry.get("type") != "closed"]
         finish(self.writer, self._storage, entries)
-        self._report.bytes += self.writer.bytes
         for reader, ids in self._videos:
             copy_videos([reader], self._storage, ids)
 

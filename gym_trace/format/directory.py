@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import current_process
 from typing import Any
 
@@ -118,18 +118,27 @@ def find_writers(storage: Storage) -> list[WriterFiles]:
     return list(writers.values())
 
 
-def prepare(storage: Storage, on_exist: str) -> None:
-    """Create the directory and handle an existing trace by on_exist: "error", "append" or "replace"."""
-    if on_exist not in ("error", "append", "replace"):
-        raise InvalidOption(f'on_exist={on_exist!r}: invalid; pass "error", "append" or "replace"')
+def make_directory(storage: Storage) -> None:
+    """Create the directory of a trace if it does not exist. Raises InvalidOption."""
     try:
         storage.make()
     except FileExistsError as error:
         raise InvalidOption(f"{storage.root}: is a file; pass a directory") from error
-    writers = find_writers(storage)
-    if on_exist == "error" and writers:
-        shown = "".join(f"\n  {files.writer} (batches: {len(files.batches)})" for files in writers[:5])
-        more = f"\n  and {len(writers) - 5} more" if len(writers) > 5 else ""
+
+
+def prepare(storage: Storage, on_exist: str, joins: Callable[[WriterFiles], bool]) -> None:
+    """Handle an existing trace by on_exist: "error", "append" or "replace".
+
+    joins: returns True for a live writer that the new one belongs with; such writers are ignored.
+    """
+    if on_exist not in ("error", "append", "replace"):
+        raise InvalidOption(f'on_exist={on_exist!r}: invalid; pass "error", "append" or "replace"')
+    if on_exist == "append":
+        return
+    writers = [files for files in find_writers(storage) if not joins(files)]
+    if on_exist == "error" and (kept := [files for files in writers if not _closed_without_steps(files)]):
+        shown = "".join(f"\n  {files.writer} (batches: {len(files.batches)})" for files in kept[:5])
+        more = f"\n  and {len(kept) - 5} more" if len(kept) > 5 else ""
         raise TraceExists(
             f"{storage.root}: already holds a trace:{shown}{more}\n"
             f'pass on_exist="append" to add to it{_of_several()}, on_exist="replace" to delete it, '
@@ -144,11 +153,19 @@ def prepare(storage: Storage, on_exist: str) -> None:
             remove_facts(storage)
 
 
+def _closed_without_steps(files: WriterFiles) -> bool:
+    """Whether there is nothing to lose: AsyncVectorEnv makes an environment for its spaces alone, and closes it."""
+    try:
+        return any(entry.get("type") == "closed" and entry.get("steps") == 0 for entry in files.entries())
+    except (TraceError, OSError):
+        return False
+
+
 def _of_several() -> str:
     """Return a hint for a child process: its siblings may record into the same directory."""
     if multiprocessing.parent_process() is None:
         return ""
-    return f" (required in each process if several record into one directory; this is {current_process().name})"
+    return f" (needed by a process that starts after others have closed theirs; this is {current_process().name})"
 
 
 def _refuse_alive(files: WriterFiles) -> None:

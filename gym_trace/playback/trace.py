@@ -142,6 +142,8 @@ class Trace(Sampled):
         limit: int | None = None,
         sample: int | None = None,
         seed: int | None = None,
+        best: int | None = None,
+        worst: int | None = None,
     ) -> Trace:
         """A view of the episodes that are meant: ``trace.select("return > 100", sort="-return", limit=3)``.
 
@@ -171,10 +173,14 @@ class Trace(Sampled):
                 Integers of any size are compared with integers exactly, such as seeds; sums and products of them are
                 exact up to 64 bits; all else is float64.
             sort: a column, or several, ``"split, -return"``: a - in front has it descend. What is not known comes
-                last; episodes that are the same in it keep their order. None: the order here.
+                last; episodes that are the same in it keep their order. None: the order here. In an order of returns
+                complete episodes (terminated or truncated, with a step) come first, unless where names outcome.
             limit: the first so many.
             sample: so many, drawn at random, each once, in their order here; all, where there are no more.
             seed: of the draw, to have the same sample again.
+            best: the so many with the highest returns, the highest first, in place of sort and limit. Of complete
+                episodes, unless where names outcome.
+            worst: likewise those with the lowest returns, the lowest first.
 
         Raises:
             InvalidOption: something does not make sense; points to the place.
@@ -182,7 +188,17 @@ class Trace(Sampled):
         """
         content = self._content
         columns = EpisodeColumns(content, self._with(content).scan)
-        chosen = chosen_rows(columns, where, sort=sort, limit=limit, sample=sample, seed=seed)
+        chosen = chosen_rows(
+            columns,
+            where,
+            sort=sort,
+            limit=limit,
+            sample=sample,
+            seed=seed,
+            best=best,
+            worst=worst,
+            complete=columns.complete,
+        )
         return self._with(content.view(chosen))
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES, FragmentFlag
+from gym_trace.model.vocabulary import OUTCOMES, FragmentFlag, Outcome
 from gym_trace.printable import printable
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_table import outcome_codes
@@ -59,6 +59,10 @@ class EpisodeColumns:
         if keys:
             raise InvalidOption(f"{name} is one value, in which there is no {keys[0]!r}")
         return self._of_table(str(name))
+
+    def complete(self) -> Array:
+        """Which episodes are: see complete_rows."""
+        return complete_rows(self._content.table, self._content.readers)
 
     def _of_table(self, name: str) -> Column:
         content, table = self._content, self._content.table
@@ -171,6 +175,20 @@ def _starts_of(writer: WriterReader, rows: Array) -> Iterator[tuple[int, dict[st
         for i, place in zip(part.tolist(), begun[starts[part] - begin].tolist()):
             if place < len(entries) and isinstance(entries[place], dict):
                 yield i, entries[place]
+
+
+def complete_rows(table: Array, readers: Sequence[WriterReader]) -> Array:
+    """Which rows of a table of episodes came to their end, and have a step. How imported ones ended is mostly unknown.
+
+    readers: the writers that the table refers to.
+    """
+    about = [writer.about_or_empty for writer in readers]
+    imported = np.array([it.is_imported for it in about], bool)[table["writer"]]
+    bare = np.array([it.has_only_statistics for it in about], bool)[table["writer"]]  # first_step is their length
+    codes = outcome_codes(table)
+    ended = (codes == Outcome.TERMINATED) | (codes == Outcome.TRUNCATED) | imported
+    complete: Array = ended & ((table["steps"] > 0) | (bare & (table["first_step"] > 0)))
+    return complete
 
 
 def objective_returns(table: Array, scan: Scan) -> Array | None:

@@ -15,9 +15,10 @@ from gym_trace.format.facts import read_facts
 from gym_trace.model.episode import Episode
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
-from gym_trace.model.vocabulary import OUTCOMES, Outcome
+from gym_trace.model.vocabulary import OUTCOMES
 from gym_trace.printable import printable
 from gym_trace.reading.content import Content
+from gym_trace.reading.episode_columns import complete_rows
 from gym_trace.reading.episode_table import EpisodeTable, outcome_codes
 from gym_trace.reading.opened import OnDisk, Opened
 from gym_trace.reading.writer_reader import WriterReader
@@ -60,6 +61,11 @@ class Recorded:
     @property
     def episodes(self) -> Array:
         return self._content.table.view(EpisodeTable)
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Bytes that the trace's directory takes, as du counts them: with rings and videos. Of a view, the same."""
+        return self._opened.storage.allocated()
 
     @property
     def writers(self) -> list[str]:
@@ -180,8 +186,14 @@ class Recorded:
         return "<" + "\n  ".join([self._title, *filter(None, self._lines())]) + ">"
 
     def _repr_html_(self) -> str:
-        """What notebooks show: the same, the first and the last episodes, the returns, and an observed picture."""
+        """What notebooks show: the same, the first and the last episodes, the returns, and an observed picture.
+
+        Episodes of a view have the index that they have in the whole trace, as on the command line.
+        """
         table = self._content.table.view(EpisodeTable)
+        if self._content.chosen is not None:
+            table = table.copy()
+            table["index"] = self.chosen
         parts = [sparkline(table["return"], "returns"), table._repr_html_() or ""]
         if (picture := self._picture()) is not None:
             parts.append(image(picture))
@@ -201,9 +213,7 @@ class Recorded:
         named = ", ".join([*ids][:_NAMED]) + (" …" if len(ids) > _NAMED else "")
         what = f"{named}: {counted(int(table['steps'].sum()), 'step')} by {counted(len(readers), 'writer')}"
         codes = outcome_codes(table)
-        imported = np.array([writer.about_or_empty.is_imported for writer in readers], bool)
-        complete = (codes == Outcome.TERMINATED) | (codes == Outcome.TRUNCATED) | imported[table["writer"]]
-        complete &= (table["steps"] > 0) & (not table["first_step"].any())  # parts of episodes have parts of returns
+        complete = complete_rows(table, readers) & (not table["first_step"].any())  # parts have parts of returns
         known, outcomes = spread(table["return"][complete]), tally(codes, list(OUTCOMES))
         recorded = period(table["start_time"], table["end_time"])
         when = [f"recorded {recorded}"] if recorded else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
@@ -9,7 +10,7 @@ import platform
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,8 @@ from gym_trace.format import wire
 from gym_trace.model.packing import pack, unpack
 from gym_trace.recording import provenance
 from gym_trace.recording.filters import EpisodeFilter, Filters, FrameFilter
-from gym_trace.storage.local import LocalStorage, refuse_url
+from gym_trace.recording.process_safety import is_joined
+from gym_trace.storage.local import LocalStorage, alone, refuse_url
 
 _log = logging.getLogger("gym_trace")
 _Wrapper = TypeVar("_Wrapper", bound=type)
@@ -47,6 +49,9 @@ class RecordingOptions:
         split: a word for what the episodes are for, such as "train" or "eval".
         uid: the writer's id in file names; None makes a unique one.
         on_exist: if the directory holds a trace: "error", "append" (a new writer beside the others), or "replace".
+            It is about earlier recordings: the wrappers of one SyncVectorEnv, AsyncVectorEnv, DummyVecEnv or
+            SubprocVecEnv share a directory in every case. So do all wrappers of a process that are made before any of
+            them is stepped, and those of worker processes of multiprocessing that record at the same time.
         flush_seconds: after how many seconds steps are written to a batch, which is looked at when a step is recorded.
             Others read them before, a kill does not lose them; a loss of power may.
         level: zstd level, -7 to 22. At 1, columns that it makes hardly smaller than -1 does are compressed at -1.
@@ -114,20 +119,25 @@ def with_documented_options(wrapper: _Wrapper) -> _Wrapper:
     return wrapper
 
 
-def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) -> Path:
+@contextlib.contextmanager
+def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) -> Iterator[Path]:
     """The directory of a trace, made ready to be written to; None: a fresh one, whose name is logged.
 
-    It is absolute, so that it stays where it is when the process changes its working directory. Raises InvalidOption
-    for a URL.
+    It is absolute, so that it stays where it is when the process changes its working directory. A writer is begun
+    within the block: others that open the directory see it then, or not at all. Raises InvalidOption for a URL.
     """
     if directory is None:
         path = Path(tempfile.mkdtemp(prefix="gym-trace-"))
         _log.warning("recording to %s", path)
-        return path
+        yield path
+        return
     refuse_url(directory)
     path = Path(directory).absolute()
-    trace_directory.prepare(LocalStorage(path), on_exist)
-    return path
+    storage = LocalStorage(path)
+    trace_directory.make_directory(storage)
+    with alone(path):
+        trace_directory.prepare(storage, on_exist, is_joined)
+        yield path
 
 
 def new_schema(

@@ -1,18 +1,32 @@
-"""Forks, the end of a process, and garbage collection: when recorders have to be paused, restarted or closed."""
+"""Recorders of one process and its like: paused and restarted at forks, closed at exit, and which share a directory."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import socket
 import warnings
 import weakref
 from multiprocessing.util import Finalize
 from typing import Protocol
 
-from gym_trace.errors import RecordingError
+from gym_trace.errors import RecordingError, TraceError
+from gym_trace.format.directory import WriterFiles
 
 
 class Recording(Protocol):
-    """A recorder, as far as forks and exits are concerned."""
+    """A recorder, as far as forks and exits are concerned.
+
+    Attributes:
+        manifest: the path of its manifest.
+        has_steps: whether any step was recorded, or may have been.
+    """
+
+    @property
+    def manifest(self) -> str: ...
+
+    @property
+    def has_steps(self) -> bool: ...
 
     def close(self) -> None:
         """Saves everything."""
@@ -35,6 +49,29 @@ def watch(recorder: Recording) -> None:
 def forget(recorder: Recording) -> None:
     """Unregisters a recorder that is closed."""
     _live.discard(recorder)
+
+
+def is_joined(files: WriterFiles) -> bool:
+    """Whether a new wrapper belongs with this writer: to the same vector environment, or to workers of one run.
+
+    In the process of the writer that is so until its first step: the environments of SyncVectorEnv are made before they
+    are stepped, and a cell of a notebook is run again after that. Workers begin one by one while others are at work.
+    """
+    where = os.path.realpath(files.where)
+    for recorder in list(_live):
+        if os.path.realpath(recorder.manifest) == where:
+            return not recorder.has_steps
+    return multiprocessing.parent_process() is not None and files.is_alive() and _is_of_this_run(files)
+
+
+def _is_of_this_run(files: WriterFiles) -> bool:
+    """Whether the process of a writer is in the group of this one, as processes of multiprocessing are."""
+    try:
+        entry = next(files.entries(), {})
+        pid = entry.get("pid")
+        return entry.get("host") == socket.gethostname() and isinstance(pid, int) and os.getpgid(pid) == os.getpgid(0)
+    except (TraceError, OSError, OverflowError):
+        return False
 
 
 def close_with(owner: object, recorder: Recording) -> None:

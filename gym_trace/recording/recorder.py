@@ -16,6 +16,7 @@ from typing import Any
 from gym_trace.errors import RecordingError, raise_if_of_signal
 from gym_trace.format import wire
 from gym_trace.format.directory import new_writer_id
+from gym_trace.format.manifest import SUFFIX
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.packing import is_readable, pack, pack_lenient
 from gym_trace.model.tensors import plain_array
@@ -89,6 +90,11 @@ class Recorder(ABC):
     def end(self, outcome: Outcome) -> None:
         """Ends the open episodes."""
 
+    @property
+    @abstractmethod
+    def has_steps(self) -> bool:
+        """Whether any step was recorded, or may have been."""
+
     @abstractmethod
     def open_run(self) -> Any:
         """What another recorder needs to continue the open episodes, or None."""
@@ -156,6 +162,11 @@ class Recorder(ABC):
     def writer_id(self) -> str:
         """The id in the names of the writer's files."""
         return str(self._schema["writer"])
+
+    @property
+    def manifest(self) -> str:
+        """The path of the writer's manifest."""
+        return self._storage.path(self.writer_id + SUFFIX)
 
     @property
     def failed(self) -> bool:

@@ -27,7 +27,7 @@ from gym_trace.selecting.columns import (
     time_of,
     words,
 )  # fmt: skip
-from gym_trace.selecting.language import Node, parse_condition, parse_keys, pointed
+from gym_trace.selecting.language import Node, names, parse_condition, parse_keys, pointed
 
 _COMPARED = {
     "==": operator.eq, "is": operator.eq, "!=": operator.eq, "is not": operator.eq,
@@ -48,10 +48,11 @@ def rows_where(condition: str, table: Table) -> Array:
     return np.broadcast_to(answer, len(table))
 
 
-def sorted_rows(keys: str, table: Table, rows: Array) -> Array:
+def sorted_rows(keys: str, table: Table, rows: Array, complete: Callable[[], Array] | None = None) -> Array:
     """Return rows sorted by keys. The sort is stable; unknown values come last in both directions.
 
-    Raises InvalidOption, which marks the position.
+    An order of returns puts rows that are not complete after those that are. Raises InvalidOption, which marks the
+    position.
     """
     evaluation, by = _Evaluation(keys, table), []
     for node, descends in parse_keys(keys):
@@ -60,7 +61,10 @@ def sorted_rows(keys: str, table: Table, rows: Array) -> Array:
         known = np.broadcast_to(column.known, len(table))[rows]
         if descends:  # the complement, because the smallest integer has no negative
             rank = -rank if rank.dtype.kind == "f" else ~rank.astype(np.int64)
-        by += [~known, np.where(known, rank, 0)]
+        by.append(~known)
+        if complete is not None and names(node, "return"):
+            by.append(~complete()[rows])
+        by.append(np.where(known, rank, 0))
     return rows[np.lexsort(by[::-1])]
 
 

@@ -75,6 +75,11 @@ class Node(NamedTuple):
     end: int
 
 
+def names(node: Node, column: str) -> bool:
+    """Whether it speaks of a column."""
+    return (node.kind == "column" and node.value[0] == column) or any(names(part, column) for part in node.parts)
+
+
 def pointed(source: str, begin: int, end: int, problem: str) -> InvalidOption:
     """Return an error that marks its position in the source."""
     left = max(0, min(begin - _SHOWN // 2, len(source) - _SHOWN))

@@ -33,8 +33,8 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
     Returns:
         environment (as recorded: id, class, wrappers, render_mode, spec, note), observation_space and action_space (as
         text), versions, platform, recorder, metadata, provenance: of the first writer with episodes. facts: see
-        Trace.facts. seeds: numbers of seeded and unseeded episodes, and the first seeds. episodes, steps, bytes:
-        including running episodes.
+        Trace.facts. seeds: numbers of seeded and unseeded episodes, and the first seeds. episodes, steps:
+        including running episodes. bytes: size of the directory on disk, like du.
 
         writers: for each writer, split, host, pid, created (UTC ns), environment (id), state, episodes, steps, bytes,
         and batches (file, sealed, bytes, chunks, steps, torn: bytes of an incomplete record at its end). After a
@@ -59,7 +59,7 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         "seeds": _seeds(trace),
         "episodes": sum(writer["episodes"] for writer in writers),
         "steps": sum(writer["steps"] for writer in writers),
-        "bytes": sum(writer["bytes"] for writer in writers),
+        "bytes": trace.bytes_on_disk,
         "writers": writers,
         "damage": [list(damage) for damage in trace.damage],
     }
@@ -71,7 +71,7 @@ def progress_of(trace: Trace | str | os.PathLike[str]) -> dict[str, int]:
     return {
         "episodes": sum(_episodes_of(writer) for writer in trace.readers),
         "steps": sum(int(writer.fragments["steps"].sum()) for writer in trace.readers),
-        "bytes": sum(writer.size for writer in trace.readers),
+        "bytes": trace.bytes_on_disk,
         "recording": sum(writer.alive for writer in trace.readers),
     }
 

@@ -53,11 +53,11 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
 
     Returns:
         directory; environments: their ids, None for one without; episodes; steps; return: mean of complete episodes,
-        None without any, a list of means if rewards are several numbers; bytes; state: "recording" (a writer lives),
-        "killed" (a writer died), "failed" (a writer could not write), "closed" (all writers closed), "damaged" (opening
-        found damage), or "unreadable"; writers: numbers of recording, killed, failed and closed writers; start_time,
-        end_time: of the first and last episode, UTC, in ISO 8601, None if unknown; problem: the reading error or the
-        first damage, otherwise None.
+        None without any, a list of means if rewards are several numbers; bytes: size of the directory on disk, like du;
+        state: "recording" (a writer lives), "killed" (a writer died), "failed" (a writer could not write), "closed"
+        (all writers closed), "damaged" (opening found damage), or "unreadable"; writers: numbers of recording, killed,
+        failed and closed writers; start_time, end_time: of the first and last episode, UTC, in ISO 8601, None if
+        unknown; problem: the reading error or the first damage, otherwise None.
     """
     row: dict[str, Any] = dict.fromkeys(
         ("directory", "environments", "episodes", "steps", "return", "bytes", "state", "writers", "start_time")
@@ -80,7 +80,7 @@ def list_trace(directory: str | os.PathLike[str], select: Callable[[Trace], Arra
         "episodes": summary["episodes"],
         "steps": summary["steps"],
         "return": means if means and summary["return"]["mean"] is None else summary["return"]["mean"],
-        "bytes": sum(writer.size for writer in trace.readers),
+        "bytes": trace.bytes_on_disk,
         "state": "damaged" if problems else next(state for state in STATES if writers[state]),
         "writers": {state: writers[state] for state in STATES if writers[state]},
         "start_time": _time(chosen.episodes["start_time"], np.min),

@@ -73,6 +73,15 @@ class LocalStorage:
             raise FileNotFoundError(errno.ENOENT, "not a regular file", self.path(name))
         return status.st_size
 
+    def allocated(self) -> int:
+        total = _allocated(os.stat(self.root))
+        with os.scandir(self.root) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile
+                    if entry.is_file(follow_symlinks=False):
+                        total += _allocated(entry.stat(follow_symlinks=False))
+        return total
+
     def open(self, name: str, holes: int = 0) -> LocalReader:
         path = self.path(name)
         fd = _open_to_read(path)
@@ -259,6 +268,11 @@ class LocalMapping:
         if mapped is not None:
             with contextlib.suppress(BufferError):  # views of it are left: it goes with the last of them
                 mapped.close()
+
+
+def _allocated(status: os.stat_result) -> int:
+    """Bytes on the disk; where systems do not tell blocks, those of the file."""
+    return 512 * status.st_blocks if hasattr(status, "st_blocks") else status.st_size
 
 
 def _file_system(directory: str) -> str:

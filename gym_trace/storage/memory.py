@@ -36,6 +36,9 @@ class MemoryStorage:
     def size(self, name: str) -> int:
         return len(self.content(name))
 
+    def allocated(self) -> int:
+        return sum(map(len, self._files.values()))
+
     def open(self, name: str, holes: int = 0) -> MemoryReader:
         return MemoryReader(self.content(name))
 

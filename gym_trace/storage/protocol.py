@@ -93,6 +93,9 @@ class Storage(Protocol):
     def size(self, name: str) -> int:
         """Bytes of a file. Raises FileNotFoundError, OSError."""
 
+    def allocated(self) -> int:
+        """Bytes that the place takes with all that is in it, as du counts them. Raises OSError."""
+
     def open(self, name: str, holes: int = 0) -> Reader:
         """A file for reading. Raises FileNotFoundError, CorruptTrace if it is none that can be read, OSError.
 

@@ -54,13 +54,13 @@ def new_directory(target: str | os.PathLike[str], *sources: str | os.PathLike[st
     final = _place(target)
     for source in sources:
         if final.is_relative_to(Path(source).resolve()):
-            raise InvalidOption(f"{target} lies in {source}, which is never changed; give a directory elsewhere")
+            raise InvalidOption(f"{target}: is or lies in {source}, which is never changed; give a directory elsewhere")
     if final.exists() and not final.is_dir():
-        raise TraceExists(f"{target} is a file; give a new directory")
+        raise TraceExists(f"{target}: is a file; give a new directory")
     if final.exists() and os.listdir(final):
-        raise TraceExists(f"{target} is not empty; give a new directory")
+        raise TraceExists(f"{target}: is not empty; give a new directory")
     if os.path.ismount(final):
-        raise InvalidOption(f"{target} is where a file system is mounted; give a directory in it")
+        raise InvalidOption(f"{target}: is where a file system is mounted; give a directory in it")
     with raised_once():
         staged = beside(final)
         os.makedirs(staged)
@@ -88,9 +88,9 @@ def new_file(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -
     final = _place(target)
     for source in sources:
         if final.is_relative_to(Path(source).resolve()):
-            raise InvalidOption(f"{target} lies in {source}, which is never changed; give a file elsewhere")
+            raise InvalidOption(f"{target}: is or lies in {source}, which is never changed; give a file elsewhere")
     if final.exists():
-        raise TraceExists(f"{target} is there already; give a new file")
+        raise TraceExists(f"{target}: is there already; give a new file")
     os.makedirs(final.parent, exist_ok=True)
     with raised_once():
         staged = beside(final)
@@ -113,7 +113,7 @@ def _place(target: str | os.PathLike[str]) -> Path:
     """Where it really is. Raises InvalidOption for a URL, and TraceExists for a link to what is not there."""
     refuse_url(target)
     if os.path.islink(target) and not os.path.exists(target):
-        raise TraceExists(f"{target} is a link to {os.readlink(target)!r}, which is not there; give another name")
+        raise TraceExists(f"{target}: is a link to {os.readlink(target)!r}, which is not there; give another name")
     return Path(target).resolve()
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 
 from gym_trace.errors import InvalidOption, RenderingError
 from gym_trace.model.episode import Episode
@@ -80,22 +79,6 @@ class Destination:
             )
         out = out.with_suffix("") if self.form == "png" else out
         return {index: out.with_name(out.name.replace(_PATTERN, f"{index:06d}")) for index in indices}
-
-
-def best_episodes(trace: Trace | str | os.PathLike[str], number: int, worst: bool = False) -> list[int]:
-    """Return the indices of the episodes with the highest returns, or the lowest, in this order.
-
-    Raises InvalidOption if no return is a single number.
-    """
-    returns = as_trace(trace).episodes["return"]
-    known = np.flatnonzero(~np.isnan(returns))
-    if len(returns) and not len(known):
-        raise InvalidOption(
-            "no return is a single number, such as with several objectives, so no episode is the best or worst; "
-            "choose episodes by an objective instead, such as with sort='-return[0]'"
-        )
-    order = np.argsort(returns[known] if worst else -returns[known], kind="stable")
-    return [int(index) for index in known[order][:number]]
 
 
 def render_episodes(

@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from gym_trace import Trace, TraceRecordingWrapper, open_trace
-from gym_trace.errors import InvalidOption
+from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.interop.conformance import Loaded, check_adapter
 from gym_trace.model.episode import infos_of
 
@@ -269,6 +269,32 @@ def test_sb3_models_that_do_not_fit_are_rejected(
         replay_buffer(record("CartPole"), model)
     if getattr(model, "replay_buffer", None) is not None:
         assert not model.replay_buffer.size()
+
+
+@pytest.mark.parametrize("kind", ["DummyVecEnv", "SubprocVecEnv"])
+def test_the_environments_of_make_vec_env_record_into_one_directory(tmp_path: Path, kind: str) -> None:
+    sb3 = pytest.importorskip("stable_baselines3")
+    from stable_baselines3.common import vec_env
+    from stable_baselines3.common.env_util import make_vec_env
+
+    envs = make_vec_env(
+        "CartPole-v1",
+        n_envs=3,
+        seed=5,
+        wrapper_class=TraceRecordingWrapper,
+        wrapper_kwargs={"directory": tmp_path / "trace"},
+        vec_env_cls=getattr(vec_env, kind),
+    )
+    sb3.PPO("MlpPolicy", envs, n_steps=64, seed=5, device="cpu").learn(192)
+    envs.close()
+    trace = open_trace(tmp_path / "trace")
+    assert int(trace.episodes["steps"].sum()) == 192
+    assert len({*trace.episodes["writer"].tolist()}) == 3
+    assert {episode.seed for episode in trace} >= {5, 6, 7}
+    with pytest.raises(TraceExists):
+        make_vec_env(
+            "CartPole-v1", wrapper_class=TraceRecordingWrapper, wrapper_kwargs={"directory": tmp_path / "trace"}
+        )
 
 
 def test_a_trace_without_finished_steps_is_rejected(tmp_path: Path) -> None:

@@ -275,6 +275,10 @@ class RowRecorder(SlabFiller):
         self._release()
         return not self.failed
 
+    @property
+    def has_steps(self) -> bool:
+        return self._episodes > 1 or self._deferred is not None or self.steps_taken() > 0
+
     def steps_taken(self) -> int:
         """The number of steps of the episode so far, lost ones included."""
         lead, first_step = self._run

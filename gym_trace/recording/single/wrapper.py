@@ -37,7 +37,7 @@ class TraceRecordingWrapper(EpisodeRecording, RecordConstructorArgs):
         directory: pathlib.Path of the trace.
 
     Raises:
-        TraceExists: the directory holds a trace and on_exist is "error".
+        TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
         InvalidOption: an argument does not make sense.
     """
 
@@ -61,7 +61,7 @@ class TraceRecordingWrapper(EpisodeRecording, RecordConstructorArgs):
         video: Schedule | str | bool | None = None,
     ):
         if isinstance(env, gymnasium.vector.VectorEnv):  # EnvPool's are also of type gymnasium.Env
-            raise InvalidOption(f"{type(env).__name__} is a vector environment; use TraceRecordingVectorWrapper")
+            raise InvalidOption(f"{type(env).__name__}: is a vector environment; use TraceRecordingVectorWrapper")
         self._options = options = RecordingOptions(
             directory=directory,
             episode_filter=episode_filter,
@@ -88,8 +88,8 @@ class TraceRecordingWrapper(EpisodeRecording, RecordConstructorArgs):
         self._filtered = self._filters.steps or self._resets_at_once
         self._infos, self._info_keys = bool(record_infos), options.info_keys
         self._schema = new_schema(options, env, env.observation_space, env.action_space, self._filters.described())
-        self.directory = opened_directory(directory, on_exist)
-        self._attach(lazy=False)
+        with opened_directory(directory, on_exist) as self.directory:
+            self._attach(lazy=False)
 
     # -- the environment's methods ------------------------------------------------------------------------------------
 

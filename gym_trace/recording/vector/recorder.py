@@ -269,6 +269,10 @@ class LaneRecorder(Recorder):
         room = None if self._slab is None else self._slab.reward_room(dtype)
         return np.empty(self._count, dtype) if room is None else room
 
+    @property
+    def has_steps(self) -> bool:
+        return self._slab is not None
+
     def end(self, outcome: int) -> None:
         self._asked = None
         if self._slab is not None:

@@ -68,7 +68,7 @@ class TraceRecordingVectorWrapper(_Wrapper):
         directory: pathlib.Path of the trace.
 
     Raises:
-        TraceExists: the directory holds a trace and on_exist is "error".
+        TraceExists: the directory holds a trace of an earlier run and on_exist is "error".
         InvalidOption: an argument does not make sense, or envs is an EnvPool in its asynchronous mode.
     """
 
@@ -122,8 +122,8 @@ class TraceRecordingVectorWrapper(_Wrapper):
             lane_space(envs, "action_space"),
             {**self._filters.described(), "num_envs": self._count, "autoreset_mode": self._mode},
         )
-        self.directory = opened_directory(directory, on_exist)
-        self._attach(lazy=False)
+        with opened_directory(directory, on_exist) as self.directory:
+            self._attach(lazy=False)
 
     def _attach(self, lazy: bool) -> None:
         """A recorder for this wrapper, and what copies batches into its rows."""
