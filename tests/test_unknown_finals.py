@@ -15,7 +15,17 @@ from click.testing import CliRunner
 from gym_trace_cli.main import cli
 from gymnasium import spaces
 
-from gym_trace import ReplayEnv, check_trace, diff_traces, edit, export, import_trace, open_trace, repair_trace
+from gym_trace import (
+    Hindsight,
+    ReplayEnv,
+    check_trace,
+    diff_traces,
+    edit,
+    export,
+    import_trace,
+    open_trace,
+    repair_trace,
+)
 from gym_trace.errors import InvalidOption
 from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.playback.trace import Trace
@@ -181,6 +191,30 @@ def test_windows_and_trajectories_mask_unknown_observations(tmp_path: Path, cach
         assert batch["next_observation_mask"].sum(1)[order].tolist() == [STEPS - 1, STEPS - 1, STEPS - 1, STEPS]
         assert np.isfinite(batch["observations"]["x"]).all()
         assert batch["observations"]["n"][order[0], -1] == 100 + STEPS - 1
+
+
+class WithGoals(FourEpisodes):
+    """The same with observations that have goals."""
+
+    def read(self, path: Path) -> Imported:
+        space = spaces.Dict(dict.fromkeys(("achieved_goal", "desired_goal", "observation"), BOX))
+        return imported("four", self.episodes(), new_schema("four", space, spaces.Box(-1, 1, (1,), np.float32)))
+
+    def episodes(self) -> Iterator[NewEpisode]:
+        for episode in super().episodes():
+            [steps] = episode.parts
+            tree = dict.fromkeys(("achieved_goal", "desired_goal", "observation"), steps.observations)
+            yield episode._replace(parts=[steps._replace(observations=tree)])
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "random"])
+def test_hindsight_takes_no_unknown_observation_for_a_goal_or_an_achievement(tmp_path: Path, strategy: str) -> None:
+    (tmp_path / "source").mkdir()
+    import_trace(tmp_path / "source", tmp_path / "trace", WithGoals(is_box=True))
+    goals = Hindsight(strategy, lambda achieved, desired, infos: np.isfinite(achieved + desired).all(axis=1), ratio=1)
+    [batch] = open_trace(tmp_path / "trace").transitions(99, goals=goals, replacement=False)
+    assert np.bincount(batch["episode"]).tolist() == [STEPS - 1, STEPS - 1, STEPS - 1, STEPS]
+    assert batch["rewards"].all()
 
 
 def test_batches_of_a_trace_that_knows_everything_have_no_mask_of_next_observations(tmp_path: Path) -> None:

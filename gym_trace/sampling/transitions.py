@@ -86,7 +86,10 @@ class Transitions(Draws):
         n_frames: int,
         goals: Hindsight | None = None,
     ):
-        counts = rows.own[:, 1] - rows.own[:, 0]
+        high = rows.own[:, 1]
+        if goals is not None and rows.known is not None:  # nobody knows what such a last step has achieved
+            high = np.minimum(high, rows.lengths - ~rows.known)
+        counts = np.maximum(high - rows.own[:, 0], 0)
         ends = np.cumsum(counts)
         self._stretch = Stretch(ends)
         item = rows.own[:, 0] - ends + counts
