@@ -71,7 +71,7 @@ SINGLE, LANES = list(ways(random.Random(), False)), list(ways(random.Random(), T
 PLAN = [(kind, way) for kind in mortals.KINDS for way in SINGLE if way != "full-disk" or kind in ("frames", "noise")]
 if hasattr(vector, "AutoresetMode"):
     PLAN += [(f"lanes-{mode}", way) for mode in mortals.MODES for way in LANES]
-SOME = {"compiled": PLAN if LONG else PLAN[::7], "pure": PLAN if LONG else PLAN[1::13]}
+SOME = {"compiled": PLAN if LONG else [*PLAN[::7], ("noise", "full-disk")], "pure": PLAN if LONG else PLAN[1::13]}
 
 
 @pytest.fixture(scope="module", params=["compiled", "pure"])
