@@ -147,12 +147,17 @@ def import_here(module_name: str) -> ModuleType:
 
 
 def find_here(module_name: str) -> None:
-    """Have a module that the user named found in the current directory if it is not installed."""
+    """Have a module that the user named found in the current directory if it is not installed, by workers, too."""
     top = module_name.partition(".")[0]
-    if not top or top in sys.modules:
+    if not top:
         return
-    spec = importlib.util.find_spec(top)
-    if spec is None or spec.origin is None:  # a directory without an __init__.py gives way to a module
+    if top in sys.modules:
+        origin = getattr(sys.modules[top], "__file__", None) or "built-in"
+    else:
+        spec = importlib.util.find_spec(top)
+        origin = None if spec is None else spec.origin  # None: a directory without an __init__.py gives way to a module
+    # It may have been found there by "", which is another directory in a worker.
+    if origin is None or os.path.abspath(origin).startswith(os.path.join(os.getcwd(), top)):
         look_in_current_directory()
 
 
