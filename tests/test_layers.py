@@ -34,7 +34,8 @@ LAYERS = [
     {"sampling"},
     {"playback"},
     {"integrity", "replay", "statistics", "editing"},
-    {"video", "collecting", "interop", "adapters"},
+    {"video", "collecting", "interop"},
+    {"adapters"},
     {"training"},
     {"wrappers", "replay_env", "edit"},  # public paths
 ]

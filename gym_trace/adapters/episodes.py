@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from gym_trace.errors import InvalidOption
+from gym_trace.interop.steps.windows import with_repeated_final
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, as_trace
@@ -22,6 +24,32 @@ def finished(trace: Trace | str | os.PathLike[str]) -> Trace:
     if not len(chosen):
         raise InvalidOption(f"{opened.directory}: no finished episodes with steps; record or select some")
     return chosen
+
+
+def lengths(episodes: Trace) -> Array:
+    """Return the number of steps that scanned() yields of each episode, (episodes,) int64."""
+    table = episodes.episodes
+    is_cut = ~table["has_final_observation"] & (table["outcome"] != "terminated")
+    found: Array = table["steps"].astype(np.int64) - is_cut
+    return found
+
+
+def scanned(episodes: Trace) -> Iterator[tuple[Episode, Any]]:
+    """Yield episodes with their observations, N + 1 known rows each.
+
+    An imported episode without a final observation comes without its last step. If that step terminated the episode, it
+    stays, and the observation before it is repeated: targets do not use the observation after a termination.
+    """
+    for episode in episodes.scan():
+        observations = episode.observations
+        if not episode.has_final_observation:
+            if episode.outcome == "terminated":
+                observations = with_repeated_final(observations)
+            else:
+                episode = episode[:-1]
+                observations = episode.observations
+        if len(episode):
+            yield episode, observations
 
 
 def arrays(rows: Any, what: str = "observations") -> Any:

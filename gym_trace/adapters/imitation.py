@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.adapters.episodes import array, arrays, finished, part_of, rewards_of
+from gym_trace.adapters.episodes import array, arrays, finished, part_of, rewards_of, scanned
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.model.episode import infos_of
 from gym_trace.playback.trace import Trace
@@ -33,8 +33,8 @@ def trajectories(trace: Trace | str | os.PathLike[str], *, observation: str | No
         InvalidOption: an observation, action or reward is not numeric, or observations are nested.
     """
     found = []
-    for episode in finished(trace).scan():
-        observations = arrays(part_of(episode.observations, observation))
+    for episode, rows in scanned(finished(trace)):
+        observations = arrays(part_of(rows, observation))
         if isinstance(observations, dict) and all(isinstance(rows, np.ndarray) for rows in observations.values()):
             observations = DictObs(observations)
         elif not isinstance(observations, np.ndarray):

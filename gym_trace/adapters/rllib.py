@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.adapters.episodes import finished
+from gym_trace.adapters.episodes import finished, scanned
 from gym_trace.errors import MissingExtra
 from gym_trace.model.episode import infos_of
 from gym_trace.playback.trace import Trace
@@ -29,11 +29,11 @@ def episodes(trace: Trace | str | os.PathLike[str]) -> Iterator[SingleAgentEpiso
     an episode that was cut, closed or lost is truncated.
     """
     chosen = finished(trace)
-    for episode in chosen.scan():
+    for episode, observations in scanned(chosen):
         terminated, infos = bool(episode.terminations[-1]), infos_of(episode)
         made = SingleAgentEpisode(
             f"{episode.writer}-{episode.episode_id}-{episode.first_step}",
-            observations=_rows(episode.observations, len(episode) + 1),
+            observations=_rows(observations, len(episode) + 1),
             observation_space=chosen.observation_space,
             actions=_rows(episode.actions, len(episode)),
             action_space=chosen.action_space,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.adapters.episodes import array, arrays, finished, rewards_of
+from gym_trace.adapters.episodes import array, arrays, finished, lengths, rewards_of, scanned
 from gym_trace.errors import InvalidOption, MissingExtra
 from gym_trace.model.episode import infos_of
 from gym_trace.playback.trace import Trace
@@ -39,7 +39,7 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> R
         InvalidOption: the spaces do not fit, or the buffer of the model is too small or not empty.
     """
     episodes = finished(trace)
-    steps = int(episodes.episodes["steps"].sum())
+    steps = int(lengths(episodes).sum())
     if model is None:
         observed, acted = _channels_first(episodes.observation_space), episodes.action_space
         if type(acted).__name__ == "Discrete" and acted.start:
@@ -78,11 +78,12 @@ def replay_buffer(trace: Trace | str | os.PathLike[str], model: Any = None) -> R
 
 def _transitions(episodes: Trace, start: int, stop: int) -> Iterator[tuple[Any, Any, Any, float, bool, dict[str, Any]]]:
     """Yield the steps from start to stop of all episodes, counted one after the other."""
-    ends = np.cumsum(episodes.episodes["steps"])
+    counts = lengths(episodes)
+    ends = np.cumsum(counts)
     first, last = np.searchsorted(ends, [start, stop - 1], "right").tolist()
-    place = int(ends[first] - episodes.episodes["steps"][first])
-    for episode in episodes.scan(episodes=range(first, last + 1)):
-        observations, actions = arrays(episode.observations), array(episode.actions, "actions")
+    place = int(ends[first] - counts[first])
+    for episode, rows in scanned(episodes[first : last + 1]):
+        observations, actions = arrays(rows), array(episode.actions, "actions")
         rewards, infos = rewards_of(episode), infos_of(episode)
         for step in range(max(0, start - place), min(len(episode), stop - place)):
             done = step == len(episode) - 1

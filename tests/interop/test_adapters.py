@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from gym_trace import Trace, TraceRecordingWrapper, open_trace
+from gym_trace import Trace, TraceRecordingWrapper, import_trace, open_trace
 from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.interop.conformance import Loaded, check_adapter
 from gym_trace.model.episode import infos_of
@@ -328,3 +328,47 @@ def test_rllib_holds_the_trace(tmp_path: Path) -> None:
     pytest.importorskip("ray.rllib")
     rejected = check_adapter(rllib_episodes, tmp_path, lost={"flags", "empty_episode"})
     assert set(rejected) == set()
+
+
+# -- imported episodes without a final observation --------------------------------------------------------------------
+
+
+@pytest.fixture
+def without_finals(tmp_path: Path) -> Trace:
+    """A terminated episode of 5 steps and a truncated one of 4, imported from D4RL without next observations."""
+    h5py = pytest.importorskip("h5py")
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "d4rl.hdf5", "w") as file:
+        file["observations"] = rng.normal(size=(9, 3)).astype(np.float32)
+        file["actions"] = rng.uniform(-1, 1, size=(9, 2)).astype(np.float32)
+        file["rewards"] = rng.normal(size=9).astype(np.float32)
+        file["terminals"] = np.arange(9) == 4
+        file["timeouts"] = np.arange(9) == 8
+    import_trace(tmp_path / "d4rl.hdf5", tmp_path / "trace")
+    return open_trace(tmp_path / "trace")
+
+
+def test_sb3_gets_no_unknown_observation(without_finals: Trace) -> None:
+    pytest.importorskip("stable_baselines3")
+    from gym_trace.adapters.sb3 import replay_buffer
+
+    buffer = replay_buffer(without_finals)
+    assert buffer.size() == 8
+    assert np.isfinite(buffer.next_observations).all()
+    assert buffer.dones[:, 0].tolist() == [0, 0, 0, 0, 1, 0, 0, 1]
+    assert buffer.timeouts[:, 0].tolist() == [0, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_imitation_and_rllib_get_no_unknown_observation(without_finals: Trace) -> None:
+    pytest.importorskip("imitation")
+    from gym_trace.adapters.imitation import trajectories
+
+    found = trajectories(without_finals)
+    assert [(len(one), one.terminal) for one in found] == [(5, True), (3, False)]
+    assert all(np.isfinite(one.obs).all() for one in found)
+    pytest.importorskip("ray.rllib")
+    from gym_trace.adapters.rllib import episodes
+
+    made = list(episodes(without_finals))
+    assert [(len(one), one.is_terminated, one.is_truncated) for one in made] == [(5, True, False), (3, False, True)]
+    assert all(np.isfinite(one.get_observations()).all() for one in made)
