@@ -67,3 +67,31 @@ def record(directory: Path, length: int = 5, **options: Any) -> gym_trace.Trace:
                 env.reset()
         env.reset()
     return gym_trace.open_trace(directory)
+
+
+def assert_same(back: gym_trace.Trace, trace: gym_trace.Trace) -> None:
+    """Compares all that is known of all episodes, bit for bit."""
+    assert len(back) == len(trace)
+    assert back.facts == trace.facts
+    for one, other in zip(trace, back):
+        for name in ("observations", "actions", "rewards", "terminations", "truncations", "annotations"):
+            assert_same_rows(getattr(other, name), getattr(one, name))
+        for name in ("seed", "options", "outcome", "reset_info", "writer", "episode_id", "lane", "first_step", "split"):
+            assert getattr(other, name) == getattr(one, name), name
+        for name in ("start_time", "end_time", "start_monotonic", "end_monotonic"):
+            assert getattr(other, name) == getattr(one, name), name
+        if trace.readers[0].about.has_all_infos:
+            assert other.infos == one.infos
+
+
+def assert_same_rows(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+    if isinstance(one, (dict, tuple)):
+        for left, right in zip(*(tree.values() if isinstance(tree, dict) else tree for tree in (one, other))):
+            assert_same_rows(left, right)
+    elif one.dtype == object:
+        np.testing.assert_equal(one.tolist(), other.tolist())
+    else:
+        assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())

@@ -161,6 +161,6 @@ def test_an_exported_network_acts(tmp_path: Path) -> None:
         ok("record", "CartPole-v1", "-o", folder, "--episodes", 6, "--policy", f"onnx:{tmp_path / 'pole.onnx'}", *more)
         assert open_trace(folder).episodes["return"].mean() > 100
     missing = run("record", "CartPole-v1", "-o", tmp_path / "no", "--policy", "onnx:nowhere.onnx")
-    assert missing.exit_code == 1
+    assert missing.exit_code == 2
     assert "nowhere.onnx: there is no such file" in missing.output
     assert not (tmp_path / "no").exists()

@@ -150,7 +150,7 @@ def test_few_bytes_do_not_become_many_writers(tmp_path: Path, monkeypatch: pytes
         writer.close({})
     trace = open_trace(tmp_path)
     assert len(trace.readers) == 1500 + 2
-    assert ["not large enough" in damage.problem for damage in trace.damage] == [True] * 2
+    assert ["exceeds the limit for a trace of this size" in damage.problem for damage in trace.damage] == [True] * 2
 
 
 def test_runs_that_begin_with_the_same_step_are_told_apart(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_url_is_refused_on_the_command_line(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     for arguments in (("record", "CartPole-v1", "-o"), ("info",), ("record", "CartPole-v1", "-j", "2", "-o")):
         result = CliRunner().invoke(cli, [*arguments, "s3://bucket/run"])
-        assert (result.exit_code, "URLs are not supported" in result.output) == (1, True)
+        assert (result.exit_code, "URLs are not supported" in result.output) == (2, True)
     assert not any(tmp_path.iterdir())
 
 

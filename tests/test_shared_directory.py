@@ -84,10 +84,10 @@ def test_a_recording_of_this_process_that_has_steps_is_not_joined(tmp_path: Path
     env = Make(tmp_path)()
     env.reset()
     env.step(0)
-    with pytest.raises(TraceExists, match="holds a trace already"):
+    with pytest.raises(TraceExists, match="already holds a trace"):
         Make(tmp_path)()
     env.close()
-    with pytest.raises(TraceExists, match="holds a trace already"):
+    with pytest.raises(TraceExists, match="already holds a trace"):
         Make(tmp_path)()
 
 
@@ -141,7 +141,7 @@ sys.stdin.read()
             TraceRecordingWrapper(CountingEnv(), tmp_path)
         monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
         if session:
-            with pytest.raises(TraceExists, match="when others have closed theirs"):
+            with pytest.raises(TraceExists, match="after others have closed theirs"):
                 TraceRecordingWrapper(CountingEnv(), tmp_path)
         else:
             recorded(tmp_path)
