@@ -137,7 +137,7 @@ def test_nothing_is_lost(
     diaries = {"w": tmp_path / "diary"} | ({"child": tmp_path / "diary.child"} if "fork" in fields else {})
     tell(way, inquest.inquire(tmp_path / "t", diaries, kind, tmp_path / "r"))
     if number % 3 == 0:
-        for name in ("t", "r"):
+        for name in ("t", "r") if (tmp_path / "r").exists() else ("t",):  # repair keeps no trace without episodes
             go_on(tmp_path / name, kind)
             assert inquest.judged(open_trace(tmp_path / name), diaries, kind).is_clean
 

@@ -130,11 +130,11 @@ def _options(made: Any) -> list[str]:
 
 
 def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
-    """The importer of the format that path looks like, of those with such options.
+    """Return the importer of the format that path looks like, if possible one that has these options.
 
     Raises TraceNotFound, MissingExtra, InvalidOption.
     """
-    missing = []
+    missing, without_options = [], []
     if not path.exists():
         raise TraceNotFound(f"{path}: there is nothing here")
     for name in sorted(importers(), key=lambda name: name == _LAST):
@@ -143,11 +143,14 @@ def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
         except MissingExtra:
             missing.append(name)
             continue
-        if not set(options) <= set(_options(made)):
-            continue
-        importer = cast(Importer, made(**options))
+        has_options = set(options) <= set(_options(made))
+        importer = cast(Importer, made(**options) if has_options else made())
         if importer.recognises(path):
-            return importer
+            if has_options:
+                return importer
+            without_options.append((name, made))
+    for name, made in without_options:
+        _made(name, made, options)
     if path.is_dir() and find_writers(LocalStorage(path)):
         raise TraceNotFound(f"{path}: is a trace of gym-trace already, which can be read as it is")
     told = f", and packages are missing that would recognise {', '.join(missing)}" if missing else ""
