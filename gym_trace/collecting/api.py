@@ -17,7 +17,15 @@ from gymnasium import vector
 from gym_trace.collecting.executor import Executor, ProcessExecutor, check_portable, end_if_unguarded
 from gym_trace.collecting.policies import policy_maker
 from gym_trace.collecting.rollout import directory_bytes, new_root_seed
-from gym_trace.collecting.run_log import Events, await_writers, check_same, finished, machine, settings_of, take_in
+from gym_trace.collecting.run_log import (
+    Events,
+    await_writers,
+    check_same,
+    finished,
+    machine,
+    rings_taken_in,
+    settings_of,
+)
 from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
@@ -163,10 +171,8 @@ def collect(
             max_restarts=max_restarts,
             cpus=None if cpus is None else list(cpus),
         )
-        try:
+        with rings_taken_in({place: events}):
             result = supervisor.run(partial(_report, events, on_progress))
-        finally:
-            take_in(place, events)
         events("end", **_facts(result), failed={str(k): why for k, why in result.failed.items()})
         return result
     finally:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -170,11 +171,29 @@ def finished(directory: Path, run: str, root: int, writer: str | None = None) ->
     return found
 
 
-def take_in(directory: Path, event: Callable[..., None]) -> None:
-    """Has the batches of workers that died say all that they recorded, so that the trace outlives this machine.
+@contextlib.contextmanager
+def rings_taken_in(events: Mapping[Path, Callable[..., None]]) -> Iterator[None]:
+    """Write the rings of dead workers into batches when the block ends, so that the traces outlive this machine.
 
-    Raises RecordingError if they cannot be written.
+    Raises RecordingError if a ring cannot be written. An error of the block comes first: then this is a warning.
+
+    Args:
+        events: the event logger of each trace directory.
     """
+    try:
+        yield
+    except BaseException:
+        for directory, event in events.items():
+            try:
+                _take_in(directory, event)
+            except RecordingError as error:
+                warnings.warn(str(error), stacklevel=3)
+        raise
+    for directory, event in events.items():
+        _take_in(directory, event)
+
+
+def _take_in(directory: Path, event: Callable[..., None]) -> None:
     done, problems = take_in_rings(directory)
     for writer in done:
         event("ring taken in", writer=writer)

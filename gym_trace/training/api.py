@@ -15,7 +15,7 @@ import gymnasium
 
 from gym_trace.collecting.executor import check_portable, end_if_unguarded
 from gym_trace.collecting.rollout import new_root_seed
-from gym_trace.collecting.run_log import Events, machine, take_in
+from gym_trace.collecting.run_log import Events, machine, rings_taken_in
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
@@ -180,15 +180,13 @@ def train(
         population = None
         if exchange is not None and len(runs) > 1:
             population = Population(drivers, runs, now, exchange, seed, events)
-        try:
-            progress = drive(drivers, on_progress, None if population is None else population.turn)
-        except (TrainingFailed, CorruptTrace) as error:
-            with suppress(RecordingError):  # if it is the disk that is full
-                events("failed", reason=str(error))
-            raise
-        finally:
-            for number, run in enumerate(runs):
-                take_in(run.trace, partial(events, policy=number))
+        with rings_taken_in({run.trace: partial(events, policy=number) for number, run in enumerate(runs)}):
+            try:
+                progress = drive(drivers, on_progress, None if population is None else population.turn)
+            except (TrainingFailed, CorruptTrace) as error:
+                with suppress(RecordingError):  # if it is the disk that is full
+                    events("failed", reason=str(error))
+                raise
         for run, driver in zip(runs, drivers):
             run.set_done(learn and driver.progress.stopped in ("done", "return"))
         events("end", version=progress.version, steps=progress.steps, stopped=progress.stopped,
