@@ -175,7 +175,7 @@ def finished(directory: Path, run: str, root: int, writer: str | None = None) ->
 def rings_taken_in(events: Mapping[Path, Callable[..., None]]) -> Iterator[None]:
     """Write the rings of dead workers into batches when the block ends, so that the traces outlive this machine.
 
-    Raises RecordingError if a ring cannot be written. An error of the block comes first: then this is a warning.
+    Raises RecordingError if a ring cannot be written. An error of the block comes first.
 
     Args:
         events: the event logger of each trace directory.
@@ -184,10 +184,8 @@ def rings_taken_in(events: Mapping[Path, Callable[..., None]]) -> Iterator[None]
         yield
     except BaseException:
         for directory, event in events.items():
-            try:
+            with contextlib.suppress(RecordingError):  # the rings stay readable, and --resume takes them in
                 _take_in(directory, event)
-            except RecordingError as error:
-                warnings.warn(str(error), stacklevel=3)
         raise
     for directory, event in events.items():
         _take_in(directory, event)
