@@ -175,6 +175,32 @@ def test_recording_loads_no_optional_package() -> None:
     assert not loaded & {"click", "rich", "pygame", "mujoco", "ale_py", "minigrid", "torch", "jax"}
 
 
+def test_recording_imports_nothing_within_a_step() -> None:
+    """An exception of a signal handler would leave the module half imported."""
+    script = """
+import sys, tempfile
+import gymnasium
+from gymnasium import spaces
+import gym_trace
+class Talking(gymnasium.Env):
+    observation_space = spaces.Dict({"said": spaces.Text(8), "at": spaces.Box(-1, 1, (2,))})
+    action_space = spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample(), {}
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, False, {"a": 1}
+env = gym_trace.TraceRecordingWrapper(Talking(), tempfile.mkdtemp(), record_infos=True, flush_seconds=0.01)
+env.reset(seed=0)
+before = set(sys.modules)
+for _ in range(3000):
+    env.step(0)
+late = {name for name in set(sys.modules) - before if name.partition(".")[0] in ("numpy", "gym_trace", "gymnasium")}
+assert not late, late
+env.close()
+"""
+    assert modules_after(script)
+
+
 @pytest.mark.parametrize("name", gym_trace.__all__)
 def test_public_names_exist_and_are_documented(name: str) -> None:
     if "Vector" in name and not hasattr(gymnasium.vector, "AutoresetMode"):

@@ -163,7 +163,7 @@ class _Content:
         ends = begins + table["length"]
         payloads = [bytes(slab[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist())]
         values = list(zip(table["kind"].tolist(), table["a"].tolist(), payloads))
-        for column in np.unique(table["column"]).tolist():
+        for column in sorted(set(table["column"].tolist())):  # np.unique would import numpy.ma within a step
             of = np.flatnonzero(table["column"] == column)
             self._values[column] = dict(zip(table["row"][of].tolist(), [values[i] for i in of.tolist()]))
 
