@@ -51,6 +51,13 @@ def test_every_command_explains_itself(name: str) -> None:
     assert f"gym-trace {name}" in ok(name, "-h").output
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_fits_two_screens_of_80_columns(name: str) -> None:
+    lines = ok(name, "--help").output.splitlines()
+    assert len(lines) <= 48
+    assert all(line.startswith("  gym-trace ") for line in lines if len(line) > 80)  # examples
+
+
 def test_an_unknown_command_is_told_what_comes_nearest() -> None:
     result = run("recrod", "CartPole-v1")
     assert result.exit_code == 2

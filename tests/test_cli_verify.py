@@ -67,7 +67,7 @@ def code(*args: object) -> int:
     return run("replay", "t", "--verify", *args).exit_code
 
 
-def test_exit_codes_say_what_came_out() -> None:
+def test_exit_codes_report_the_result() -> None:
     record("fine")
     assert code() == 0
     record("parts", frame_filter=lambda step: step != 2)
@@ -83,7 +83,7 @@ def test_exit_codes_say_what_came_out() -> None:
     assert "8 identical" in result.stdout
     assert code("--skip-damaged", "--env-arg", "g=3") == 3
     assert code("--episodes", "0") == 0
-    assert "otherwise 4" in run("verify", "--help").output
+    assert "4 unverifiable" in run("verify", "--help").output
 
 
 def test_a_damaged_trace_is_said_to_be_so_also_by_workers_and_as_json() -> None:

@@ -166,6 +166,5 @@ def test_what_was_not_learnt_is_not_gone_on_with(tmp_path: Path) -> None:
         Run(tmp_path / "r").to_resume(None, trust=False)
 
 
-def test_the_help_is_short_enough_to_be_read() -> None:
-    assert len(ok("train", "--help").output.splitlines()) < 110
+def test_the_settings_can_be_stored_as_json() -> None:
     assert json.loads(json.dumps(Settings().plain())) == Settings().plain()

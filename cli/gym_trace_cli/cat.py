@@ -14,6 +14,7 @@ import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory, step_columns
 from gym_trace_cli.exit_codes import DAMAGED, FINE
+from gym_trace_cli.help import headed, section
 from gym_trace_cli.options import TextOption
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.step_table import print_steps
@@ -43,19 +44,32 @@ class StepSlice(TextOption):
         return slice(start, stop)
 
 
-@click.command("cat", short_help="Print the steps of episodes.")
+@headed("cat")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @selection_options
-@click.option("--steps", type=StepSlice(), default=slice(None), metavar="A:B", help="Which of each: 5, 10:20 or -3:.")
-@click.option(
-    "--columns",
-    metavar="NAMES",
-    shell_complete=step_columns,
-    help="Only these, such as actions,rewards or observations/image. Default: all.",
+@section(
+    "Steps",
+    click.option(
+        "--steps", type=StepSlice(), default=slice(None), metavar="A:B", help="Steps of each episode: 5, 10:20 or -3:."
+    ),
+    click.option(
+        "--columns", metavar="NAMES", shell_complete=step_columns, help="Columns, e.g. actions,observations/image."
+    ),
 )
-@click.option("--format", "form", type=click.Choice(_FORMATS), help="Default: as FILE ends, or a table.")
-@click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
-@click.option("-o", "--output", metavar="FILE", type=click.Path(dir_okay=False), help="Default: the standard output.")
+@section(
+    "Output",
+    click.option(
+        "--format",
+        "form",
+        type=click.Choice(_FORMATS),
+        metavar="FORMAT",
+        help="table, jsonl, csv or npz. Default: by FILE, else table.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Same as --format jsonl."),
+    click.option(
+        "-o", "--output", metavar="FILE", type=click.Path(dir_okay=False), help="File. Default: standard output."
+    ),
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -68,14 +82,16 @@ def command(
     as_json: bool,
     output: str | None,
 ) -> None:
-    """Print the steps of episodes of the trace in DIR: actions, rewards, how it ended, and the observation that each
-    led to. Before the first step of an episode comes the observation before it.
+    """Print steps: actions, rewards, outcomes and the observation each led to.
+    The observation before the first step comes first.
 
-    A table cuts what is long. jsonl loses nothing, docs/STEPS.md says how to have the values back bit
-    for bit. csv has a column for each number. npz has an array a column, of all episodes one after
-    the other. However long a trace is, it is printed in little memory.
+    jsonl is lossless (docs/STEPS.md), csv has one column per number, npz one array
+    per column, a table shortens long values. Damaged parts are skipped, listed at
+    the end, and exit with 5; npz has all or nothing.
 
-    What is damaged is left out, and told of in the end; then this exits with 5. npz has all or nothing.
+    \b
+    gym-trace cat traces/cartpole --episodes 0 --steps -3:
+    gym-trace cat traces/cartpole --where 'return > 30' -o steps.csv
     """
     from gym_trace.interop.steps.choice import choose
 

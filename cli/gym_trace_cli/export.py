@@ -10,7 +10,8 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory, formats
-from gym_trace_cli.options import EnvArg
+from gym_trace_cli.help import headed, section
+from gym_trace_cli.options import EnvArg, json_option, quiet_option
 from gym_trace_cli.selection import Selection, selection_options
 
 
@@ -27,36 +28,28 @@ def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         list_formats(ctx, "exporters")
 
 
-@click.command("export", short_help="Write episodes in the format of another package.")
+@headed("export")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@click.option(
-    "--to",
-    "form",
-    metavar="FORMAT",
-    shell_complete=formats,
-    help="Such as minari; see --list. Default: by the ending of OUT, such as .jsonl.",
-)
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="OUT",
-    type=click.Path(),
-    help="A new directory, or file.",
+@section(
+    "Output",
+    click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(), help="New directory or file."),
+    click.option(
+        "--to", "form", metavar="FORMAT", shell_complete=formats, help="Format. Default: by OUT, e.g. .jsonl."
+    ),
+    click.option(
+        "--set",
+        "options",
+        type=EnvArg("kind=arrow"),
+        multiple=True,
+        metavar="K=V",
+        help="Format option, see docs/EXPORT.md (repeatable).",
+    ),
+    click.option("--strict", is_flag=True, help="Fail if FORMAT cannot store everything."),
+    click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the formats."),
+    quiet_option,
+    json_option,
 )
 @selection_options
-@click.option(
-    "--set",
-    "options",
-    type=EnvArg("kind=arrow"),
-    multiple=True,
-    metavar="K=V",
-    help="An option of the format, such as kind=arrow of minari; docs/EXPORT.md has them.",
-)
-@click.option("--strict", is_flag=True, help="Refuse what FORMAT cannot say all of.")
-@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Show the formats.")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     directory: str,
     form: str | None,
@@ -67,10 +60,10 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Write episodes of the trace in DIR to OUT, for another package to read.
+    """Write episodes for another package to read.
 
-    Says what of the trace FORMAT has no place for, and how to load it. OUT is there when it is complete. Episodes that
-    are being recorded are left out.
+    Lists what FORMAT cannot store and how to load OUT. Skips episodes that are
+    still being recorded.
 
     \b
     gym-trace export traces/cartpole --to minari -o ~/.minari/datasets/cartpole/mine-v0

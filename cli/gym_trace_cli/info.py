@@ -13,6 +13,7 @@ import click
 import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
+from gym_trace_cli.help import headed, section
 
 Info = dict[str, Any]
 _LONGEST = 600  # characters of a space or of the metadata
@@ -25,12 +26,19 @@ _MOST_PENDING = 8  # actions, one a lane
 SECONDS = 1.0  # between looks at a trace that is followed
 
 
-@click.command("info", short_help="Tell what a trace holds.")
+@headed("info")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@click.option("--follow", is_flag=True, help="Tell what comes, every second, until all who record are done.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; with --follow, a line for each change.")
+@section(
+    "Output",
+    click.option("--follow", is_flag=True, help="Report changes every second until all writers close."),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object; with --follow, JSON lines."),
+)
 def command(directory: str, follow: bool, as_json: bool) -> None:
-    """Tell what the trace in DIR holds: environment, spaces, seeds, writers, files, health."""
+    """Describe a trace: environment, spaces, seeds, writers, files, health.
+
+    \b
+    gym-trace info traces/cartpole --follow
+    """
     from gym_trace.statistics.describe import describe  # here, so that --help does not wait for numpy
 
     trace = gym_trace.open_trace(directory)

@@ -17,26 +17,25 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.episode_lines import print_as_json, print_episodes
 from gym_trace_cli.exit_codes import ERROR, FINE
+from gym_trace_cli.help import headed, section
 from gym_trace_cli.selection import Selection, selection_options
 
 _HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "started UTC")
 
 
-@click.command("ls", short_help="List traces, or the episodes of one.")
+@headed("ls")
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=TraceDirectory())
 @selection_options
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each trace, or episode.")
+@section("Output", click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one per trace or episode."))
 @click.pass_context
 def command(ctx: click.Context, /, directories: Sequence[str], selection: Selection, as_json: bool) -> None:
-    """List the episodes of the trace in DIR, a line each. Where DIR is a directory of traces, or several are given,
-    list these traces: a line each, of those up to three levels below, too. DIR is by default the current directory.
+    """List the episodes of a trace, or the traces below a directory.
 
-    A trace is "recording" now, or was "killed" while it did, or "failed" to write, as on a full disk, or
-    "closed" in order; or opening it has found it "damaged" (gym-trace check looks at every byte), or
-    "unreadable", which exits with 1.
+    Searches up to three levels below. DIR defaults to the current directory.
+    States: recording, closed, killed, failed, damaged, unreadable (exit code 1).
 
-    With --episodes, --where and so on episodes, steps, return and times are those of the chosen
-    episodes, of each trace. The return is the mean of complete episodes.
+    \b
+    gym-trace ls traces/cartpole --where 'return > 30' --sort -return
     """
     from gym_trace.statistics.listing import find_traces, is_trace
 

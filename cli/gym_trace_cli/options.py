@@ -7,13 +7,13 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import click
 
 from gym_trace_cli.completion import environment_ids
+from gym_trace_cli.help import section
 
 
 class TextOption(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases of click alone
@@ -95,49 +95,57 @@ class FactoryName(NamedCallable):
         return value
 
 
+make_option = click.option(
+    "--make", "factory", type=FactoryName(), metavar="M:F", help="Build it with MODULE:FUNCTION instead of an id."
+)
 env_args_option = click.option(
     "--env-arg",
     "env_args",
     type=EnvArg(),
     multiple=True,
     metavar="K=V",
-    help="Pass K=V to the environment; V is JSON, or else text.",
+    help="Environment argument, JSON or text (repeatable).",
 )
 imports_option = click.option(
     "--import",
     "imports",
     multiple=True,
     metavar="MODULE",
-    help="Import the module that registers the environment, such as ale_py.",
+    help="Import the module that registers it, e.g. ale_py.",
 )
-
-
-make_option = click.option(
-    "--make",
-    "factory",
-    type=FactoryName(),
-    metavar="M:F",
-    help="MODULE:FUNCTION that makes the environment; it is given what --env-arg says, and render_mode if it takes it.",
+environment_options = (
+    make_option,
+    env_args_option,
+    imports_option,
+    click.option(
+        "--wrapper",
+        "wrappers",
+        type=FactoryName(),
+        multiple=True,
+        metavar="M:C",
+        help="Add a wrapper, innermost first (repeatable).",
+    ),
+    click.option(
+        "--max-episode-steps", type=click.IntRange(min=1), metavar="N", help="Truncate episodes after N steps."
+    ),
 )
-trust_option = click.option(
-    "--trust",
-    is_flag=True,
-    help="Trust the trace: import, call and open what only it names. Without this you are told what that would be.",
+recorded_environment_options = section(
+    "Environment",
+    click.option(
+        "--env", "env_id", metavar="ID", shell_complete=environment_ids, help="Environment. Default: the recorded one."
+    ),
+    make_option,
+    env_args_option,
+    imports_option,
+    click.option("--trust", is_flag=True, help="Allow imports, calls, files only the trace names."),
 )
-
-
-def recorded_env_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options for the environment that a trace is played in."""
-    env = click.option(
-        "--env",
-        "env_id",
-        metavar="ID",
-        shell_complete=environment_ids,
-        help="Play in this environment. Default: what the trace says.",
-    )
-    for option in (trust_option, imports_option, env_args_option, make_option, env):
-        command = option(command)
-    return command
+provenance_options = (
+    click.option("--argv", is_flag=True, help="Store the full command line. Default: its name."),
+    click.option("--git-diff", is_flag=True, help="Store uncommitted changes."),
+)
+quiet_option = click.option("--quiet", is_flag=True, help="Print only warnings and errors.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+json_lines_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one per episode.")
 
 
 def import_here(module_name: str) -> ModuleType:

@@ -14,14 +14,15 @@ from gym_trace.errors import InvalidOption, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids, policies
 from gym_trace_cli.environments import NamedEnvironment, import_modules
+from gym_trace_cli.help import headed, section
 from gym_trace_cli.options import (
     EnvArg,
     FactoryName,
     NamedCallable,
-    env_args_option,
-    imports_option,
+    environment_options,
     look_in_current_directory,
-    make_option,
+    provenance_options,
+    quiet_option,
 )
 from gym_trace_cli.record_config import config_options, drop_overruled, write_config
 from gym_trace_cli.record_workers import in_words_of_options, print_recorded_as_json, record_with_workers
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 _COMMAND = "gym-trace record"
 _DEFAULT_EPISODES = 10
 _OWN_METADATA = ("seed", "run")
+_FACTS = "For search and the card (tag: repeatable)."
+_positive = click.IntRange(min=1)
+_seconds = click.FloatRange(min=0, min_open=True)
 
 
 class PolicyName(FactoryName):
@@ -57,80 +61,88 @@ class ScheduleName(FactoryName):
         return super().convert(value, param, ctx)
 
 
-@click.command("record", short_help="Record episodes of an environment to a trace.")
+@headed("record")
 @click.argument("env_id", required=False, shell_complete=environment_ids)
-@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Where to. Default: traces/ENV_ID.")
-@click.option("--episodes", type=click.IntRange(min=1), metavar="N", help="End after N complete episodes. Default: 10.")
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="End after N steps.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), metavar="S", help="End after S seconds.")
-@click.option("--bytes", type=click.IntRange(min=1), metavar="N", help="End soon after N bytes on disk.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="With it episode k is the same in every run.")
-@click.option(
-    "--policy",
-    type=PolicyName(),
-    default="random",
-    metavar="P",
-    shell_complete=policies,
-    help="What acts: random, MODULE:CALLABLE, run:DIR (what gym-trace train has learnt; also run:DIR@VERSION, "
-    "run:DIR@best, and behind it ?sample to draw actions rather than take the likeliest), sb3:PATH (a checkpoint of "
-    "Stable-Baselines3) or onnx:PATH. A function is called with the observation and returns the action, or the action "
-    "and a dict of what to record beside it; of a class an object is made, with the observation space and the action "
-    "space if it takes them, and its act() called, or it itself. If it has a method reset(seed), that is called before "
-    "each episode.",
+@section(
+    "Output",
+    click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Trace directory. Default: traces/ENV_ID."),
+    click.option(
+        "--on-exist",
+        type=click.Choice(["error", "append", "replace"]),
+        default="error",
+        metavar="MODE",
+        help="Old trace: error, append, replace. Default: error.",
+    ),
+    click.option("--split", default="train", metavar="NAME", help="Split of the episodes. Default: train."),
+    click.option("--infos", is_flag=True, help="Record infos."),
+    click.option("--video", type=ScheduleName(), metavar="S", help="Film episodes: cubic, every:N or MODULE:FUNCTION."),
+    click.option("--tensorboard", metavar="DIR", type=click.Path(), help="Write TensorBoard scalars."),
+    click.option(
+        "--level", type=click.IntRange(-7, 22), default=1, metavar="N", help="zstd level, -7 to 22. Default: 1."
+    ),
+    quiet_option,
+    click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object."),
+    *config_options,
 )
-@make_option
-@env_args_option
-@imports_option
-@click.option(
-    "--wrapper",
-    "wrappers",
-    type=FactoryName(),
-    multiple=True,
-    metavar="M:C",
-    help="Put MODULE:CALLABLE around the environment, below what records; each further one around those before.",
+@section(
+    "Limits",
+    click.option(
+        "--episodes", type=_positive, metavar="N", help="Complete episodes. Default: 10 if no limit is given."
+    ),
+    click.option("--steps", type=_positive, metavar="N", help="Steps."),
+    click.option("--seconds", type=_seconds, metavar="S", help="Seconds."),
+    click.option("--bytes", type=_positive, metavar="N", help="Bytes on disk, approximately."),
 )
-@click.option("--max-episode-steps", type=click.IntRange(min=1), metavar="N", help="Truncate episodes after N steps.")
-@click.option("--num-envs", type=click.IntRange(min=1), metavar="N", help="Run N of them as a vector environment.")
-@click.option(
-    "--vectorization-mode",
-    "vectorization",
-    type=click.Choice(["sync", "async", "vector_entry_point"]),
-    help="How, with --num-envs: in this process, in one process each, or as the environment itself provides.",
+@section(
+    "Environment and policy",
+    *environment_options,
+    click.option(
+        "--policy",
+        type=PolicyName(),
+        default="random",
+        metavar="P",
+        shell_complete=policies,
+        help="M:CALLABLE, run:DIR, sb3:PATH, onnx:PATH, or random.",
+    ),
+    click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Make episode k the same in every run."),
 )
-@click.option(
-    "--autoreset",
-    type=click.Choice(["next-step", "same-step", "disabled"]),
-    help="When, with --num-envs, an environment that has ended is reset. Default: next-step.",
+@section(
+    "Several environments or processes",
+    click.option("--num-envs", type=_positive, metavar="N", help="Record a vector environment with N lanes."),
+    click.option(
+        "--vectorization-mode",
+        "vectorization",
+        type=click.Choice(["sync", "async", "vector_entry_point"]),
+        metavar="M",
+        help="sync, async, vector_entry_point. Default: sync.",
+    ),
+    click.option(
+        "--autoreset",
+        type=click.Choice(["next-step", "same-step", "disabled"]),
+        metavar="MODE",
+        help="next-step, same-step, disabled. Default: next-step.",
+    ),
+    click.option("-j", "--workers", type=_positive, metavar="N", help="Record with N processes."),
+    click.option("--resume", is_flag=True, help="Resume an interrupted run of -j."),
+    click.option(
+        "--stall-timeout", type=_seconds, metavar="S", help="Restart a worker silent for S seconds. Default: 120."
+    ),
+    click.option(
+        "--max-restarts", type=click.IntRange(min=0), metavar="N", help="Restarts allowed, all workers. Default: 100."
+    ),
+    click.option("--nice", "niceness", type=click.IntRange(0, 19), metavar="N", help="Niceness of workers, 0 to 19."),
 )
-@click.option("-j", "--workers", type=click.IntRange(min=1), metavar="N", help="Record with N processes.")
-@click.option("--resume", is_flag=True, help="Go on with a run that was interrupted; with -j.")
-@click.option("--stall-timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds without a "
-              "sign of life, after which a worker is killed and started again; with -j. Default: 120.")  # fmt: skip
-@click.option("--max-restarts", type=click.IntRange(min=0), metavar="N", help="Of all workers; with -j. Default: 100.")
-@click.option("--nice", "niceness", type=click.IntRange(0, 19), metavar="N", help="Niceness of workers; with -j.")
-@click.option("--author", metavar="TEXT", help="Have the trace say who made it; see gym-trace card.")
-@click.option("--licence", "--license", "license", metavar="ID", help="And under which licence, such as cc-by-4.0.")
-@click.option("--description", metavar="TEXT", help="And what it is.")
-@click.option("--tag", "tags", multiple=True, metavar="WORD", help="And what others look for it by.")
-@click.option("--metadata", type=EnvArg(), multiple=True, metavar="K=V", help="Keep K=V with the trace; V as in "
-              "--env-arg.")  # fmt: skip
-@click.option("--argv", is_flag=True, help="Have the trace say the whole command line, not only what it is made by.")
-@click.option("--git-diff", is_flag=True, help="Have the trace say what is changed here and not committed.")
-@click.option("--infos", is_flag=True, help="Record infos too.")
-@click.option("--video", type=ScheduleName(), metavar="S", help="Film episodes: cubic (0, 1, 8, 27 to 729, then every "
-              "1000th), every:N, or MODULE:FUNCTION of their number.")  # fmt: skip
-@click.option("--tensorboard", metavar="DIR", type=click.Path(), help="Write scalars for TensorBoard.")
-@click.option(
-    "--on-exist",
-    type=click.Choice(["error", "append", "replace"]),
-    default="error",
-    help="If DIR holds a trace: refuse, record beside it, or delete it first.",
+@section(
+    "Metadata",
+    click.option("--author", metavar="TEXT", help=_FACTS),
+    click.option("--licence", "--license", "license", metavar="ID", help=_FACTS),
+    click.option("--description", metavar="TEXT", help=_FACTS),
+    click.option("--tag", "tags", multiple=True, metavar="WORD", help=_FACTS),
+    click.option(
+        "--metadata", type=EnvArg(), multiple=True, metavar="K=V", help="Extra metadata, JSON or text (repeatable)."
+    ),
+    *provenance_options,
 )
-@click.option("--split", default="train", metavar="NAME", help="What the episodes are for, such as train or eval.")
-@click.option("--level", type=click.IntRange(-7, 22), default=1, metavar="N", help="zstd level, -7 to 22. Default: 1.")
-@click.option("--quiet", is_flag=True, help="Print nothing but warnings and errors.")
-@click.option("--json", "as_json", is_flag=True, help="In the end print what was recorded as one JSON object.")
-@config_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -171,18 +183,12 @@ def command(
     new_config: str | None,
     **recording: Any,
 ) -> None:
-    """Record episodes of the Gymnasium environment ENV_ID, until the first of the limits is met.
-    With --make the environment is what that function makes, and there is no ENV_ID.
+    """Record episodes of a Gymnasium environment until the first limit.
+    Ctrl-C stops after the current step and keeps everything.
 
-    Ctrl-C, SIGTERM and SIGHUP end the recording after the step it is at, and keep all of it. A
-    second Ctrl-C does not wait for the step.
-
-    With -j several processes record. Episode k is the same whoever records it, and what a process
-    that dies has not saved is recorded again by another one. See also --resume.
-
-    With --config the options are in a TOML file, by the names they have here: episodes = 100,
-    policy = "agents:greedy", env-arg = {render_mode = "rgb_array"}, tag = ["cartpole"]; ENV_ID is
-    called environment. What the command line says counts instead of what the file says.
+    \b
+    gym-trace record CartPole-v1 -o traces/cartpole --episodes 100 --seed 0
+    gym-trace record CartPole-v1 -o traces/night --episodes 2000 -j 2
     """
     env_id, factory = drop_overruled(ctx, env_id=env_id, factory=factory)
     if (env_id is None) == (factory is None):

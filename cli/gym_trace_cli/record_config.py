@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -20,25 +20,35 @@ _NOT_READ, _NOT_WRITTEN = ("config", "new_config"), ("resume", "quiet", "as_json
 _CONTROL = {chr(code): f"\\u{code:04X}" for code in (*range(32), 127)} | {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
 
 
-def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--config, which is not handed to the command."""
-    return click.option(
-        "--config",
+def _read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
+    if path is None or ctx.resilient_parsing:
+        return
+    known = dict(_by_key(ctx.command))
+    try:
+        ctx.default_map = dict(_entry(ctx, known, key, value) for key, value in _parsed(path).items())
+    except ValueError as error:
+        raise click.UsageError(show.printable(f"{path}: {error}"), ctx) from error
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(),
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=_read,
+    help="Read options from TOML; the command line wins.",
+)
+config_options = (
+    config_option,
+    click.option(
+        "--write-config",
+        "new_config",
         type=click.Path(),
         metavar="FILE",
-        is_eager=True,
-        expose_value=False,
-        callback=_read,
-        help="Take options from a TOML file; those given here count more.",
-    )(command)
-
-
-def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--config and --write-config; the latter is handed to the command as new_config."""
-    write = click.option(
-        "--write-config", "new_config", type=click.Path(), metavar="FILE", help="Write one that repeats this run."
-    )
-    return config_option(write(command))
+        help="Write options as TOML, to repeat this run.",
+    ),
+)
 
 
 def drop_overruled(ctx: click.Context, **pair: Any) -> list[Any]:
@@ -49,16 +59,6 @@ def drop_overruled(ctx: click.Context, **pair: Any) -> list[Any]:
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
-
-
-def _read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
-    if path is None or ctx.resilient_parsing:
-        return
-    known = dict(_by_key(ctx.command))
-    try:
-        ctx.default_map = dict(_entry(ctx, known, key, value) for key, value in _parsed(path).items())
-    except ValueError as error:
-        raise click.UsageError(show.printable(f"{path}: {error}"), ctx) from error
 
 
 def _by_key(command: click.Command) -> Iterator[tuple[str, click.Parameter]]:

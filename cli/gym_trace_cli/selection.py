@@ -12,6 +12,7 @@ import click
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import episode_columns
+from gym_trace_cli.help import section
 from gym_trace_cli.options import EpisodeSlice, TextOption
 
 if TYPE_CHECKING:
@@ -109,28 +110,28 @@ class Condition(TextOption):
         return value
 
 
-_WHERE = """Those of which it is true: 'return > 100 and outcome == "lost"'. Of index, steps, return, outcome, seed,
-split, writer, lane, start, end, duration, episode_id, first_step, has_final_observation, metadata.KEY and options.KEY
-(of reset)."""
-_OPTIONS = (
-    click.option("--episodes", type=EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7."),
-    click.option("--where", type=Condition(), metavar="EXPR", shell_complete=episode_columns, help=_WHERE),
+_selection = section(
+    "Selection",
+    click.option("--episodes", type=EpisodeSlice(), metavar="SLICE", help="By position: 5, 2:10, -3:, ::10 or 1,4,7."),
+    click.option(
+        "--where",
+        type=Condition(),
+        metavar="EXPR",
+        shell_complete=episode_columns,
+        help="By condition: 'return > 100 and steps < 50'.",
+    ),
     click.option(
         "--sort",
         type=Condition(),
         metavar="COLUMN",
         shell_complete=episode_columns,
-        help="In this order; -return: the highest first, incomplete episodes last.",
+        help="Sort; -return sorts descending.",
     ),
-    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N of them."),
-    click.option(
-        "--best", type=click.IntRange(min=1), metavar="N", help="The N complete ones with the highest returns."
-    ),
-    click.option(
-        "--worst", type=click.IntRange(min=1), metavar="N", help="The N complete ones with the lowest returns."
-    ),
-    click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N of them, drawn at random."),
-    click.option("--seed", type=int, metavar="S", help="Of the draw, to have the same sample again."),
+    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Keep the first N."),
+    click.option("--best", type=click.IntRange(min=1), metavar="N", help="Keep the N complete ones of highest return."),
+    click.option("--worst", type=click.IntRange(min=1), metavar="N", help="Keep the N complete ones of lowest return."),
+    click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Keep N at random."),
+    click.option("--seed", type=int, metavar="S", help="Seed of --sample."),
 )
 
 
@@ -147,9 +148,8 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError(f"{' and '.join(ordered)} exclude each other")
         return command(*args, selection=Selection(**chosen), **kwargs)
 
-    for option in reversed(_OPTIONS):
-        selecting = option(selecting)
-    return selecting
+    headed: Callable[..., Any] = _selection(selecting)
+    return headed
 
 
 def _places(length: int, episodes: slice | list[int]) -> slice | list[int]:

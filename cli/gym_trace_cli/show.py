@@ -302,6 +302,17 @@ class ProgressLine:
         """Shows how many bytes are done, of how many."""
         self.update(f"{size(done)} of {size(total)}", done / total if total else None)
 
+    def counting(self, noun: str) -> Callable[[int, int], None]:
+        """Return an on_progress callback that shows how many of these are done."""
+        return lambda done, total: self.update_count(done, total, noun)
+
+    def update_count(self, done: int, total: int, noun: str) -> None:
+        """Show "done of total"; total 0 is unknown."""
+        if total:
+            self.update(f"{count(done)} of {count(total, noun)}", done / total)
+        else:
+            self.update(f"{count(done)} done")
+
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()

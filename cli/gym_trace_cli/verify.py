@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,8 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, UNVERIFIABLE
-from gym_trace_cli.options import recorded_env_options
+from gym_trace_cli.help import headed, section
+from gym_trace_cli.options import json_lines_option, recorded_environment_options
 from gym_trace_cli.reports import Outcome, ReportFile, Reports
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.stopping import Ended
@@ -41,44 +42,42 @@ _SAID = {
 _MOST_ALIKE = 3  # episodes that cannot be verified for one reason, of which each is told
 
 
-def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a verification."""
-    positive = click.FloatRange(min=0)
-    for option in (
-        click.option("--junit", type=ReportFile(), metavar="FILE", help="Write what came out as JUnit XML, for CI."),
-        click.option("--report", type=ReportFile(), metavar="FILE", help="Write what came out as one JSON document."),
-        click.option("--workers", type=click.IntRange(min=1), default=1, metavar="N", help="Verify in N processes."),
-        click.option(
-            "--through-the-crash", is_flag=True, help="Also execute the action at which a recording was killed."
-        ),
-        click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, rewards …"),
-        click.option("--rtol", type=positive, default=0.0, metavar="X", help="The same, relative."),
-        click.option("--atol", type=positive, default=0.0, metavar="X", help="Numbers this close are equal."),
-        recorded_env_options,
-        click.option("--skip-damaged", is_flag=True, help="Verify what can be read, where the trace is damaged."),
-    ):
-        command = option(command)
-    return command
+tolerance_options = (
+    click.option(
+        "--atol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Absolute tolerance. Default: 0."
+    ),
+    click.option(
+        "--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Relative tolerance. Default: 0."
+    ),
+    click.option("--ignore", multiple=True, metavar="COLUMN", help="Skip a column, e.g. infos (repeatable)."),
+)
+verification_options = section(
+    "Verification",
+    *tolerance_options,
+    click.option("--skip-damaged", is_flag=True, help="Verify the readable episodes of a damaged trace."),
+    click.option("--through-the-crash", is_flag=True, help="Also run the action that a kill interrupted."),
+    click.option("--workers", type=click.IntRange(min=1), default=1, metavar="N", help="Processes. Default: 1."),
+    click.option("--report", type=ReportFile(), metavar="FILE", help="Write results as one JSON document."),
+    click.option("--junit", type=ReportFile(), metavar="FILE", help="Write results as JUnit XML."),
+)
 
 
-@click.command("verify", short_help="Play episodes again and compare.")
+@headed("verify")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @selection_options
-@click.option("--json", "as_json", is_flag=True, help="Print what came out as JSON, a line an episode.")
+@recorded_environment_options
 @verification_options
+@section("Output", json_lines_option)
 @click.pass_context
 def command(
     ctx: click.Context, /, directory: str, selection: Selection, as_json: bool, **verification: Any
 ) -> None:  # fmt: skip
-    """Play the episodes of the trace in DIR again in their environment, and compare all that comes out.
+    """Replay episodes in their environment and compare everything, bit for bit.
+    Exit code, the first that applies: 3 different, 5 damaged, 4 unverifiable, 0.
+    Reports are written even after damage or Ctrl-C.
 
-    Each is started as it was, given the recorded actions, and compared with the recording, bit for
-    bit. Exits with 0 if all come out the same, 3 if any differs, otherwise 5 if any is damaged,
-    otherwise 4 if any cannot be verified. Where a recording was killed in the middle of a step,
-    --through-the-crash takes that step, too, in a process of its own, and says what happened.
-
-    --report and --junit write their files when it ends, also by damage or Ctrl-C: then they say so,
-    and hold what was verified until then. Whatever the order chosen, episodes are played lane by lane.
+    \b
+    gym-trace verify traces/cartpole --workers 2 --junit results.xml
     """
     trace = gym_trace.open_trace(directory)
     ctx.exit(verify(trace, selection.some(trace).chosen.tolist(), as_json, **verification))

@@ -20,15 +20,13 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids
 from gym_trace_cli.environments import NamedEnvironment
 from gym_trace_cli.exit_codes import DIFFERS, FINE
+from gym_trace_cli.help import Headed, section
 from gym_trace_cli.options import (
     EnvArg,
-    FactoryName,
     TextOption,
-    env_args_option,
+    environment_options,
     find_here,
-    imports_option,
     look_in_current_directory,
-    make_option,
 )
 from gym_trace_cli.record_config import config_option, drop_overruled
 from gym_trace_cli.stopping import StopSignals
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
     from gym_trace.training import Relearnt, Trained
 
 _COMMAND = "gym-trace train"
+_AS_IN_RECORD = "As in gym-trace record."
 _SETTINGS = ("workers", "num_envs", "rollout", "batch", "lag", "inference", "device")  # that are options of their own
 _ALWAYS = {"as_json", "quiet", "trust", "config"}
 _OF_RESUME = {"resume", "seconds", "until_return", "tensorboard", "checkpoint_seconds", "keep", "milestone_seconds"}
@@ -68,7 +67,7 @@ class Exchanging(EnvArg):
         return ("period", int(value)) if value.isdecimal() else super().parsed(value, param, ctx)
 
 
-class TrainCommand(click.Command):
+class TrainCommand(Headed):
     """Says of an option that there is not whether it is a setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -87,72 +86,95 @@ _positive = click.IntRange(min=1)
 _seconds = click.FloatRange(min=0, min_open=True)
 
 
-@click.command("train", cls=TrainCommand, short_help="Train a policy with PPO, and record all that it learns from.")
+@click.command("train", cls=TrainCommand)
 @click.argument("env_id", required=False, shell_complete=environment_ids)
-@click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Where to. Default: runs/ENV_ID.")
-@click.option("--steps", type=_positive, metavar="N", help="Learn from N steps.")
-@click.option("--seconds", type=_seconds, metavar="S", help="End after S seconds.")
-@click.option("--until-return", type=float, metavar="R", help="End when the mean return of 100 episodes is R.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="With it, and lag 0 or 1, weights are the same "
-              "in every run.")  # fmt: skip
-@make_option
-@env_args_option
-@imports_option
-@click.option(
-    "--wrapper",
-    "wrappers",
-    type=FactoryName(),
-    multiple=True,
-    metavar="M:C",
-    help="Put MODULE:CALLABLE around each environment; each further one around those before.",
+@section(
+    "Run",
+    click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Run directory. Default: runs/ENV_ID."),
+    click.option("--resume", metavar="DIR", type=click.Path(), help="Resume a run."),
+    click.option(
+        "--verify", "verified", metavar="DIR", type=click.Path(), help="Relearn every version; exit 3 if one differs."
+    ),
+    click.option("--trust", is_flag=True, help="Allow imports and calls that only the run names."),
+    click.option("--from", "begin_with", metavar="RUN", help="Initial weights: DIR, DIR@VERSION or DIR@best."),
+    click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Reproducible weights with --lag 0 or 1."),
+    click.option("--tensorboard", metavar="DIR", type=click.Path(), help=_AS_IN_RECORD),
+    click.option("--quiet", is_flag=True, help=_AS_IN_RECORD),
+    click.option("--json", "as_json", is_flag=True, help=_AS_IN_RECORD),
+    click.option("--argv", is_flag=True, help=_AS_IN_RECORD),
+    click.option("--git-diff", is_flag=True, help=_AS_IN_RECORD),
+    config_option,
 )
-@click.option("--max-episode-steps", type=_positive, metavar="N", help="Truncate episodes after N steps.")
-@click.option("-j", "--workers", type=click.IntRange(min=0), metavar="N", help="Processes that collect; 0: all in "
-              "this one, for a debugger. Default: 2.")  # fmt: skip
-@click.option("--num-envs", type=_positive, metavar="N", help="Environments that each steps side by side. Default: 16.")
-@click.option("--rollout", type=_positive, metavar="N", help="Steps of each that are handed over at a time. "
-              "Default: 32.")  # fmt: skip
-@click.option("--batch", type=_positive, metavar="N", help="Steps of an update. Default: a rollout of all of them.")
-@click.option(
-    "--lag",
-    type=click.Choice(["0", "1", "any"]),
-    help="How old experience may be: collected with the newest weights, which waits for each update; with those "
-    "before, while the update is learnt; or with any that there are. Default: 1.",
+@section(
+    "Limits",
+    click.option("--steps", type=_positive, metavar="N", help="Steps, rounded up to whole updates."),
+    click.option("--seconds", type=_seconds, metavar="S", help="Seconds."),
+    click.option("--until-return", type=float, metavar="R", help="Mean return of 100 episodes."),
 )
-@click.option("--inference", type=click.Choice(["actor", "server"]), help="Who draws actions: each worker, or one "
-              "process for all (for a GPU, or a large network). Default: actor.")  # fmt: skip
-@click.option("--device", metavar="D", help="Where is learnt, and a server acts: cpu, cuda, cuda:1. Default: cpu.")
-@click.option("--policies", type=_positive, metavar="N", help="Train N policies side by side, each with workers of its "
-              "own; the worst go on from the best.")  # fmt: skip
-@click.option("--pbt", "exchange", type=Exchanging(), multiple=True, metavar="STEPS", help="They are compared every "
-              "STEPS steps (default: 100000); or NAME=VALUE: how, see docs/TRAINING.md.")  # fmt: skip
-@click.option("--set", "settings", type=EnvArg("learning_rate=3e-4"), multiple=True, metavar="NAME=VALUE",
-              help="Any setting there is: learning_rate, gamma, rnn … docs/TRAINING.md has them all.")  # fmt: skip
-@click.option("--from", "begin_with", metavar="RUN", help="Begin with the weights of another run: DIR, which is its "
-              "newest checkpoint, DIR@VERSION or DIR@best.")  # fmt: skip
-@click.option("--no-learn", is_flag=True, help="Collect and record with the first weights, to see how fast that is.")
-@click.option("--resume", metavar="DIR", type=click.Path(), help="Go on with the run in DIR, which was interrupted.")
-@click.option("--verify", "verified", metavar="DIR", type=click.Path(), help="Learn all of the run in DIR again from "
-              "its trace, and compare.")  # fmt: skip
-@click.option("--trust", is_flag=True, help="Trust the run: import and call what only it names. Without this you are "
-              "told what that would be.")  # fmt: skip
-@click.option("--checkpoint-seconds", type=_seconds, default=60.0, metavar="S", help="Between checkpoints. "
-              "Default: 60.")  # fmt: skip
-@click.option("--keep", type=_positive, default=3, metavar="N", help="Keep the newest N of them. Default: 3.")
-@click.option("--milestones", "milestone_seconds", type=_seconds, metavar="S", help="Seconds between such as are kept "
-              "for good.")  # fmt: skip
-@click.option("--stall-timeout", type=_seconds, default=120.0, metavar="S", help="Seconds without a sign of life, "
-              "after which a worker is killed and started again. Default: 120.")  # fmt: skip
-@click.option("--max-restarts", type=click.IntRange(min=0), default=100, metavar="N", help="Of all processes. "
-              "Default: 100.")  # fmt: skip
-@click.option("--cpus", type=Processors(), metavar="LIST", help="Keep workers to these processors, one each, in turn.")
-@click.option("--nice", "niceness", type=click.IntRange(0, 19), default=0, metavar="N", help="Niceness of processes.")
-@click.option("--argv", is_flag=True, help="Have the trace say the whole command line, not only what it is made by.")
-@click.option("--git-diff", is_flag=True, help="Have the trace say what is changed here and not committed.")
-@click.option("--tensorboard", metavar="DIR", type=click.Path(), help="Write scalars for TensorBoard.")
-@click.option("--quiet", is_flag=True, help="Print nothing but warnings and errors.")
-@click.option("--json", "as_json", is_flag=True, help="In the end print what came of it as one JSON object.")
-@config_option
+@section("Environment", *environment_options)
+@section(
+    "Collecting",
+    click.option(
+        "-j",
+        "--workers",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Processes; 0 runs all in this one. Default: 2.",
+    ),
+    click.option("--num-envs", type=_positive, metavar="N", help="Environments per worker. Default: 16."),
+    click.option("--rollout", type=_positive, metavar="N", help="Steps per lane and rollout. Default: 32."),
+    click.option(
+        "--inference",
+        type=click.Choice(["actor", "server"]),
+        metavar="WHO",
+        help="Who draws actions: actor or server. Default: actor.",
+    ),
+    click.option("--no-learn", is_flag=True, help="Only collect, to measure throughput."),
+    click.option("--stall-timeout", type=_seconds, default=120.0, metavar="S", help=_AS_IN_RECORD),
+    click.option("--max-restarts", type=click.IntRange(min=0), default=100, metavar="N", help=_AS_IN_RECORD),
+    click.option("--nice", "niceness", type=click.IntRange(0, 19), default=0, metavar="N", help=_AS_IN_RECORD),
+    click.option("--cpus", type=Processors(), metavar="LIST", help="Pin workers to processors, e.g. 0,1,4."),
+)
+@section(
+    "Learning",
+    click.option("--batch", type=_positive, metavar="N", help="Steps per update. Default: one rollout of all lanes."),
+    click.option(
+        "--lag",
+        type=click.Choice(["0", "1", "any"]),
+        metavar="LAG",
+        help="Policy lag in versions: 0, 1 or any. Default: 1.",
+    ),
+    click.option("--device", metavar="D", help="cpu, cuda or cuda:N. Default: cpu."),
+    click.option(
+        "--set",
+        "settings",
+        type=EnvArg("learning_rate=3e-4"),
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Any setting, e.g. gamma=0.9 (repeatable).",
+    ),
+    click.option("--policies", type=_positive, metavar="N", help="Train a population of N policies."),
+    click.option(
+        "--pbt",
+        "exchange",
+        type=Exchanging(),
+        multiple=True,
+        metavar="STEPS",
+        help="Exchange interval, or NAME=VALUE. Default: 100000.",
+    ),
+)
+@section(
+    "Checkpoints",
+    click.option("--checkpoint-seconds", type=_seconds, default=60.0, metavar="S", help="Interval. Default: 60."),
+    click.option("--keep", type=_positive, default=3, metavar="N", help="Newest checkpoints to keep. Default: 3."),
+    click.option(
+        "--milestones",
+        "milestone_seconds",
+        type=_seconds,
+        metavar="S",
+        help="Interval of checkpoints that are never deleted.",
+    ),
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -172,19 +194,12 @@ def command(
     exchange: Sequence[tuple[str, Any]],
     **given: Any,
 ) -> None:
-    """Train a policy in the Gymnasium environment ENV_ID with PPO, until the first of the limits is met, and
-    record all that it learns from. With --make the environment is what that function makes.
+    """Train a policy with PPO and record every step it learns from.
+    Stops at the first limit. Ctrl-C saves everything; --resume continues.
 
-    DIR gets a trace/ of all steps, checkpoints/, and a log of which steps each update was made of:
-    from these --verify makes the same weights again, and exits with 3 if any are others.
-
-    Ctrl-C, SIGTERM and SIGHUP end it once everything is saved, and --resume DIR goes on, as it does
-    after a crash. A second Ctrl-C does not wait.
-
-    What was learnt acts with gym-trace record ENV_ID --policy run:DIR.
-
-    With --config the options are in a TOML file, by the names they have here, and settings in a
-    table: steps = 500000, set = {learning_rate = 3e-4, rnn = "gru"}; ENV_ID is called environment.
+    \b
+    gym-trace train CartPole-v1 -o runs/cartpole --steps 100000 --seed 1
+    gym-trace train --verify runs/cartpole
     """
     env_id, factory = drop_overruled(ctx, env_id=env_id, factory=factory)
     if sum(bool(mode) for mode in (env_id, factory, resume, verified)) != 1:
