@@ -58,7 +58,25 @@ def test_the_help_of_a_command_fits_two_screens_of_80_columns(name: str) -> None
     assert all(line.startswith("  gym-trace ") for line in lines if len(line) > 80)  # examples
 
 
-def test_an_unknown_command_is_told_what_comes_nearest() -> None:
+@pytest.mark.parametrize(
+    "args", [["--nope"], ["recrod"], ["record", "--episodes", "0"], ["edit", "mrege"], ["cat"]], ids=str
+)
+def test_wrong_usage_prints_one_lower_case_error_line(args: list[str]) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Usage: gym-trace")
+    assert [line for line in result.stderr.splitlines() if line.lower().startswith("error:")] == [
+        line for line in result.stderr.splitlines() if line.startswith("error: ") and not line.endswith(".")
+    ]
+    assert "error: " in result.stderr
+
+
+def test_an_unknown_command_of_edit_gets_a_hint() -> None:
+    assert "no command 'mrege'; did you mean 'merge'?" in run("edit", "mrege").stderr
+    assert "'gym-trace edit --help' lists them" in run("edit", "export").stderr
+
+
+def test_an_unknown_command_gets_the_nearest_name() -> None:
     result = run("recrod", "CartPole-v1")
     assert result.exit_code == 2
     assert "did you mean 'record'?" in result.stderr

@@ -448,7 +448,7 @@ def test_npz_can_be_piped(tmp_path: Path) -> None:
     ("args", "said"),
     [
         (["-o", "steps"], "pass --format"),
-        (["-o", "x", "--format", "table"], "a table is for the terminal"),
+        (["-o", "x", "--format", "table"], "not for files"),
         (["--json", "--format", "csv"], "excludes --format csv"),
         (["--format", "xml"], "xml"),
     ],
@@ -458,6 +458,12 @@ def test_what_does_not_go_together_is_a_usage_error(args: list[str], said: str, 
     result = run("cat", SAMPLES / "cartpole", *args)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_an_ending_that_contradicts_the_format_is_noted(tmp_path: Path) -> None:
+    result = ok("cat", SAMPLES / "cartpole", "--format", "npz", "-o", tmp_path / "x.csv")
+    assert "x.csv: written as npz" in result.stderr
+    assert len(loaded(tmp_path / "x.csv")["rewards"])
 
 
 # -- odd traces -------------------------------------------------------------------------------------------------------

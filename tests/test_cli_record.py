@@ -95,7 +95,7 @@ def test_a_policy_is_a_function_or_a_class_in_a_module_nearby(here: Path, policy
 def test_a_policy_that_is_not_there_is_a_usage_error_and_nothing_is_recorded(here: Path, policy: str) -> None:
     result = run("record", "CartPole-v1", "-o", "t", "--policy", policy)
     assert result.exit_code == 2
-    assert "Invalid value for '--policy'" in result.stderr
+    assert "invalid value for '--policy'" in result.stderr
     assert not Path("t").exists()
 
 

@@ -14,7 +14,7 @@ import pytest
 from gym_trace_cli.environments import NamedEnvironment
 from gym_trace_cli.training.named import environment_of, trust_of
 from gymnasium import spaces
-from shell import ok, run
+from shell import run
 
 import gym_trace
 from gym_trace.errors import InvalidOption, MissingExtra
@@ -46,7 +46,7 @@ def test_the_table_of_settings_is_that_of_the_code() -> None:
         (["CartPole-v1", "--set", "steps=5"], "--set steps: it is an option: --steps VALUE"),
         (["CartPole-v1", "--steps", 5, "--set", "niceness=1"], "--set niceness: it is an option: --nice VALUE"),
         (["CartPole-v1", "--steps", 5, "--set", "quiet=true"], "--set quiet: it is an option: --quiet"),
-        (["CartPole-v1", "--steps", 5, "--no-such-thing"], "No such option"),
+        (["CartPole-v1", "--steps", 5, "--no-such-thing"], "no such option"),
         (["CartPole-v1", "--steps", 5, "--lag", 2], "--lag"),
         (["CartPole-v1", "--steps", 5, "--cpus", "one"], "write 0,1,2"),
     ],

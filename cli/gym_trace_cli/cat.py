@@ -118,17 +118,19 @@ def command(
 
 
 def _form(form: str | None, as_json: bool, output: str | None) -> str:
-    """The format that is meant. Raises click.UsageError."""
+    """Return the format. Raises click.UsageError."""
     ending = None if output is None else os.path.splitext(output)[1].removeprefix(".")
     if as_json and form not in (None, "jsonl"):
         raise click.UsageError(f"--json is --format jsonl; it excludes --format {form}")
     form = "jsonl" if as_json else form or (ending if ending in _FORMATS else None)
     if form is None and output is not None:
-        raise click.UsageError(f"{show.printable(output)}: ends like none of {', '.join(_FORMATS[1:])}; pass --format")
+        raise click.UsageError(f"{show.printable(output)}: unknown ending; pass --format {', '.join(_FORMATS[1:])}")
     if form == "table" and output is not None:
-        raise click.UsageError("a table is for the terminal; -o takes --format jsonl, csv or npz")
+        raise click.UsageError("--format table: not for files; pass --format jsonl, csv or npz")
     if form == "npz" and output is None and sys.stdout.isatty():
-        raise click.UsageError("npz is no text for a terminal: name a file, -o steps.npz")
+        raise click.UsageError("--format npz: binary output; pass -o steps.npz")
+    if ending in _FORMATS and ending != form:
+        click.echo(f"note: {show.printable(output)}: written as {form}, as the options say", err=True)
     return form or "table"
 
 

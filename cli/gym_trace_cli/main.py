@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import re
 import select
@@ -61,7 +62,7 @@ ELSEWHERE = {
     **dict.fromkeys(("run", "collect"), "'record' records episodes"),
 }
 
-_VERSION_HELP = "Show the version, and whether recording is compiled or in pure Python."
+_VERSION_HELP = "Show the version; compiled or pure Python."
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -86,6 +87,19 @@ class Commands(Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
             formatter.write_dl(list(TABLE.items()))
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        try:
+            code = super().main(*args, **options | {"standalone_mode": False})
+        except click.ClickException as error:
+            shown = io.StringIO()
+            error.show(shown)
+            usage, _, message = shown.getvalue().partition("Error: ")
+            click.echo(usage, err=True, nl=False)
+            if message:
+                click.echo(f"error: {message[0].lower()}{message[1:].rstrip().removesuffix('.')}", err=True)
+            code = error.exit_code
+        sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
