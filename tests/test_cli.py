@@ -15,6 +15,7 @@ import pytest
 from gym_trace_cli import show
 from gym_trace_cli.main import COMMANDS, ELSEWHERE
 from gym_trace_cli.options import EpisodeSlice
+from gym_trace_cli.progress import ProgressLine
 from runs import recorded
 from shell import in_directory, ok, process, run
 
@@ -228,9 +229,9 @@ def test_a_table_widens_when_later_rows_need_it(capsys: pytest.CaptureFixture[st
 def test_progress_is_plain_lines_without_a_terminal_and_nothing_when_quiet(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(show, "_PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("gym_trace_cli.progress._PLAIN_SECONDS", 0.0)
     for quiet in (False, True):
-        with show.ProgressLine(quiet=quiet) as progress:
+        with ProgressLine(quiet=quiet) as progress:
             progress.update("1 of 2", 0.5)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", " 50%  1 of 2\n")

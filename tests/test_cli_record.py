@@ -155,7 +155,7 @@ def test_a_file_in_the_place_of_the_trace_is_one_line(here: Path) -> None:
 def test_what_was_recorded_before_the_environment_failed_is_kept(here: Path) -> None:
     result = run("record", "clicks:CliClock-v0", "-o", "t", "--env-arg", "fail_at=6")
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[0] == "what was recorded up to the error is in t"
+    assert result.stderr.splitlines()[0] == "steps before the error are in t"
     assert result.stderr.splitlines()[1].startswith("error: ZeroDivisionError: the simulator broke (")
     (episode,) = gym_trace.open_trace("t")
     assert (len(episode), episode.outcome) == (5, "closed")

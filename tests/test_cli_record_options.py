@@ -11,8 +11,8 @@ import gymnasium
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
-from gym_trace_cli import show
 from gym_trace_cli.main import cli
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.record_config import toml_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -262,11 +262,11 @@ def test_shells_complete_environments_and_policies(words: list[str], start: str,
 
 def test_progress_tells_percent_and_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = SimpleNamespace(seconds=1000.0)
-    monkeypatch.setattr(show.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr("time.monotonic", lambda: now.seconds)
 
     @cli.command("slowly", hidden=True)
     def slowly() -> None:
-        with show.ProgressLine() as line:
+        with ProgressLine() as line:
             for second in range(101):
                 now.seconds = 1000 + 6.0 * second
                 line.update("words", 0.2 + 0.8 * second / 100)

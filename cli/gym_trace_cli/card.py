@@ -10,14 +10,15 @@ import gym_trace
 from gym_trace.errors import TraceExists
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.help import headed, section
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH
 
 _MOST_BYTES = 1 << 24  # of a file that may be a card that was written before
 
 
 @headed("card")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@section("Output", click.option("-o", "--output", metavar="FILE", type=click.Path(), help="File, e.g. DIR/README.md."))
+@section("Output", option("-o, --output FILE", "File, e.g. DIR/README.md.", PATH))
 def command(directory: str, output: str | None) -> None:
     """Show or write a dataset card: Markdown with Hugging Face metadata.
 

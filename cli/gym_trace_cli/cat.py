@@ -14,8 +14,9 @@ import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory, step_columns
 from gym_trace_cli.exit_codes import DAMAGED, FINE
-from gym_trace_cli.help import headed, section
+from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import TextOption
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.step_table import print_steps
 
@@ -49,26 +50,19 @@ class StepSlice(TextOption):
 @selection_options
 @section(
     "Steps",
-    click.option(
-        "--steps", type=StepSlice(), default=slice(None), metavar="A:B", help="Steps of each episode: 5, 10:20 or -3:."
-    ),
-    click.option(
-        "--columns", metavar="NAMES", shell_complete=step_columns, help="Columns, e.g. actions,observations/image."
-    ),
+    option("--steps A:B", "Steps of each episode: 5, 10:20 or -3:.", StepSlice(), default=slice(None)),
+    option("--columns NAMES", "Columns, e.g. actions,observations/image.", shell_complete=step_columns),
 )
 @section(
     "Output",
-    click.option(
-        "--format",
-        "form",
-        type=click.Choice(_FORMATS),
-        metavar="FORMAT",
-        help="table, jsonl, csv or npz. Default: by FILE, else table.",
+    option(
+        "--format FORMAT",
+        "table, jsonl, csv or npz. Default: by FILE, else table.",
+        click.Choice(_FORMATS),
+        name="form",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Same as --format jsonl."),
-    click.option(
-        "-o", "--output", metavar="FILE", type=click.Path(dir_okay=False), help="File. Default: standard output."
-    ),
+    option("--json", "Same as --format jsonl.", name="as_json"),
+    option("-o, --output FILE", "File. Default: standard output.", click.Path(dir_okay=False)),
 )
 @click.pass_context
 def command(
@@ -163,7 +157,7 @@ def _texts(form: str) -> Callable[..., Iterator[str]]:
 def _write_npz(trace: Trace, places: Array, choice: Choice, file: BinaryIO, steps: slice, quiet: bool) -> None:
     from gym_trace.interop.steps.npz import write_npz
 
-    with show.ProgressLine(quiet=quiet) as line:
+    with ProgressLine(quiet=quiet) as line:
 
         def on_progress(column: str, done: int, total: int) -> None:
             line.update(f"{show.printable(column)}: {show.count(done)} of {show.count(total, 'row')}")

@@ -11,8 +11,9 @@ import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import DAMAGED, FINE
-from gym_trace_cli.help import headed, section
+from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import json_option
+from gym_trace_cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from gym_trace.integrity.scan import CheckReport
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @headed("check")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@section("Output", click.option("--quiet", is_flag=True, help="Print only damage."), json_option)
+@section("Output", option("--quiet", "Print only damage."), json_option)
 @click.pass_context
 def command(ctx: click.Context, /, directory: str, quiet: bool, as_json: bool) -> None:
     """Read every byte of a trace and locate damage by file and byte.
@@ -31,7 +32,7 @@ def command(ctx: click.Context, /, directory: str, quiet: bool, as_json: bool) -
     \b
     gym-trace check traces/cartpole
     """
-    with show.ProgressLine(quiet=quiet) as progress:
+    with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.check_trace(directory, on_progress=progress.update_bytes)
     if as_json:
         click.echo(json.dumps({"directory": directory, **report_as_json(report)}))

@@ -15,6 +15,7 @@ from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import DIFFERS, FINE
 from gym_trace_cli.help import headed, section
 from gym_trace_cli.options import json_option
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.verify import difference_as_json, tolerance_options
 
@@ -53,13 +54,13 @@ def command(
         raise TraceError(f"no episode matches, of {of}")
     places = a.chosen.tolist()
     differing, same, both = [], 0, max(1, min(len(a), len(b)))
-    with show.ProgressLine() as line:
+    with ProgressLine() as line:
         for number, found in enumerate(gym_trace.diff_traces(a, b, atol=atol, rtol=rtol, ignore=ignore), 1):
             if found.difference is None:
                 same += 1
             else:
                 differing.append((places[found.index], found.difference))
-            line.update(f"{show.count(number)} of {show.count(both, 'episode')}", number / both)
+            line.update_count(number, both, "episode")
     identical = same == len(a) == len(b)
     summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
     if as_json:

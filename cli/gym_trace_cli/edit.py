@@ -10,8 +10,9 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.help import Group, section
-from gym_trace_cli.options import TextOption, json_option
+from gym_trace_cli.help import Group, option, section
+from gym_trace_cli.options import PATH, TextOption, json_option
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
@@ -56,17 +57,17 @@ class Fact(TextOption):
         return key, text if not fits(found) and fits(text) else found
 
 
-_quiet_option = click.option("--quiet", is_flag=True, help="Hide progress.")
+_quiet_option = option("--quiet", "Hide progress.")
 _new_options = section(
     "Output",
-    click.option("-o", "--output", required=True, metavar="NEW", type=click.Path(), help="New directory."),
+    option("-o, --output NEW", "New directory.", PATH, required=True),
     _quiet_option,
     json_option,
 )
 _new_or_in_place_options = section(
     "Output",
-    click.option("-o", "--output", metavar="NEW", type=click.Path(), help="New directory."),
-    click.option("--in-place", is_flag=True, help="Replace DIR atomically."),
+    option("-o, --output NEW", "New directory.", PATH),
+    option("--in-place", "Replace DIR atomically."),
     _quiet_option,
     json_option,
 )
@@ -96,7 +97,7 @@ def merge(directories: tuple[str, ...], output: str, quiet: bool, as_json: bool)
     """
     import gym_trace.edit
 
-    with show.ProgressLine(quiet=quiet) as progress:
+    with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.edit.merge(directories, output, on_progress=progress.update_bytes)
     _print_report(report, as_json)
 
@@ -120,7 +121,7 @@ def filter_(
 
     _check_destination(output, in_place)
     view = selection.some(gym_trace.open_trace(directory))
-    with show.ProgressLine(quiet=quiet) as progress:
+    with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.edit.filter(view, output, in_place=in_place, on_progress=progress.update_bytes)
     _print_report(report, as_json)
 
@@ -129,14 +130,13 @@ def filter_(
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @section(
     "Parts",
-    click.option(
-        "--by",
-        type=click.Choice(["split", "writer", "outcome", "seed-hash"]),
-        metavar="NAME",
-        help="split, writer, outcome or seed-hash. Default: split.",
+    option(
+        "--by NAME",
+        "split, writer, outcome or seed-hash. Default: split.",
+        click.Choice(["split", "writer", "outcome", "seed-hash"]),
     ),
-    click.option("--fractions", type=Fractions(), metavar="N=X,...", help="By seed-hash, e.g. train=0.8,test=0.2."),
-    click.option("--seed", type=int, metavar="S", help="Seed of --fractions. Default: 0."),
+    option("--fractions N=X,...", "By seed-hash, e.g. train=0.8,test=0.2.", Fractions()),
+    option("--seed S", "Seed of --fractions. Default: 0.", int),
 )
 @_new_options
 def split(
@@ -162,7 +162,7 @@ def split(
         raise click.UsageError("--seed: needs --fractions; pass both")
     if (by == "seed-hash") != (fractions is not None) and by is not None:
         raise click.UsageError("--by seed-hash: needs --fractions; pass both, e.g. --fractions train=0.8,test=0.2")
-    with show.ProgressLine(quiet=quiet) as progress:
+    with ProgressLine(quiet=quiet) as progress:
         reports = gym_trace.edit.split(directory, output, by, fractions, seed or 0, on_progress=progress.update_bytes)
     if as_json:
         click.echo(json.dumps({name: _plain(report) for name, report in reports.items()}))
@@ -184,7 +184,7 @@ def compact(directory: str, output: str | None, in_place: bool, quiet: bool, as_
     _check_destination(output, in_place)
     trace = gym_trace.open_trace(directory)
     before = trace.bytes_on_disk
-    with show.ProgressLine(quiet=quiet) as progress:
+    with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.edit.compact(trace, output, in_place=in_place, on_progress=progress.counting("step"))
     _print_report(report, as_json)
     if not as_json:
@@ -195,7 +195,7 @@ def compact(directory: str, output: str | None, in_place: bool, quiet: bool, as_
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @section(
     "Columns",
-    click.option("--columns", required=True, metavar="C,...", help="infos, annotations or annotations.NAME."),
+    option("--columns C,...", "infos, annotations or annotations.NAME.", required=True),
 )
 @_new_or_in_place_options
 def drop(directory: str, columns: str, output: str | None, in_place: bool, quiet: bool, as_json: bool) -> None:
@@ -208,7 +208,7 @@ def drop(directory: str, columns: str, output: str | None, in_place: bool, quiet
 
     _check_destination(output, in_place)
     names = [name.strip() for name in columns.split(",") if name.strip()]
-    with show.ProgressLine(quiet=quiet) as progress:
+    with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.edit.drop(directory, names, output, in_place=in_place, on_progress=progress.counting("step"))
     _print_report(report, as_json)
 
@@ -217,10 +217,8 @@ def drop(directory: str, columns: str, output: str | None, in_place: bool, quiet
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @section(
     "Facts",
-    click.option(
-        "--set", "facts", type=Fact(), multiple=True, metavar="K=V", help="Set a fact, JSON or text (repeatable)."
-    ),
-    click.option("--unset", multiple=True, metavar="K", help="Remove a fact (repeatable)."),
+    option("--set K=V", "Set a fact, JSON or text (repeatable).", Fact(), name="facts", multiple=True),
+    option("--unset K", "Remove a fact (repeatable).", multiple=True),
 )
 @section("Output", json_option)
 def annotate(directory: str, facts: tuple[tuple[str, Any], ...], unset: tuple[str, ...], as_json: bool) -> None:

@@ -10,8 +10,9 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory, formats
-from gym_trace_cli.help import headed, section
-from gym_trace_cli.options import EnvArg, json_option, quiet_option
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH, EnvArg, json_option, quiet_option
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 
@@ -32,20 +33,17 @@ def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @section(
     "Output",
-    click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(), help="New directory or file."),
-    click.option(
-        "--to", "form", metavar="FORMAT", shell_complete=formats, help="Format. Default: by OUT, e.g. .jsonl."
-    ),
-    click.option(
-        "--set",
-        "options",
-        type=EnvArg("kind=arrow"),
+    option("-o, --output OUT", "New directory or file.", PATH, required=True),
+    option("--to FORMAT", "Format. Default: by OUT, e.g. .jsonl.", name="form", shell_complete=formats),
+    option(
+        "--set K=V",
+        "Format option, see docs/EXPORT.md (repeatable).",
+        EnvArg("kind=arrow"),
+        name="options",
         multiple=True,
-        metavar="K=V",
-        help="Format option, see docs/EXPORT.md (repeatable).",
     ),
-    click.option("--strict", is_flag=True, help="Fail if FORMAT cannot store everything."),
-    click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the formats."),
+    option("--strict", "Fail if FORMAT cannot store everything."),
+    option("--list", "List the formats.", is_eager=True, expose_value=False, callback=_list),
     quiet_option,
     json_option,
 )
@@ -79,12 +77,9 @@ def command(
     except InvalidOption as error:
         raise click.UsageError(str(error)) from error
     view = selection.some(gym_trace.open_trace(directory))
-    with show.ProgressLine(quiet=quiet) as progress:
-
-        def on_progress(done: int, total: int) -> None:
-            progress.update(f"{show.count(done)} of {show.count(total, 'step')}", done / max(1, total))
-
-        report = gym_trace.export(view, output, chosen, strict=strict, on_progress=on_progress, **dict(options))
+    with ProgressLine(quiet=quiet) as progress:
+        counting = progress.counting("step")
+        report = gym_trace.export(view, output, chosen, strict=strict, on_progress=counting, **dict(options))
     if as_json:
         lost = [loss._asdict() for loss in report.lost]
         click.echo(json.dumps({**vars(report), "path": str(report.path), "lost": lost}))

@@ -47,6 +47,14 @@ def headed(name: str) -> Callable[[Callable[..., Any]], click.Command]:
     return click.command(name, cls=Headed)
 
 
+def option(spec: str, help: str, type: Any = None, *, name: str | None = None, **attributes: Any) -> _Decorator:
+    """Return click.option() of a spec like "-j, --workers N"; without N it is a flag. name: its parameter."""
+    *names, last = spec.split(", ")
+    last, _, metavar = last.partition(" ")
+    attributes |= {"metavar": metavar} if metavar else {"is_flag": True}
+    return click.option(*names, last, *([name] if name else []), type=type, help=help, **attributes)
+
+
 def section(heading: str, *options: _Decorator) -> _Decorator:
     """Give a command these options, listed under a heading in its help."""
 

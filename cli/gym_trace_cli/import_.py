@@ -10,8 +10,9 @@ import click
 from gym_trace_cli import show
 from gym_trace_cli.completion import formats
 from gym_trace_cli.export import list_formats
-from gym_trace_cli.help import headed, section
-from gym_trace_cli.options import EnvArg, json_option, quiet_option
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH, EnvArg, json_option, quiet_option
+from gym_trace_cli.progress import ProgressLine
 
 
 def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
@@ -23,27 +24,20 @@ def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.argument("path", metavar="PATH", type=click.Path())
 @section(
     "Input",
-    click.option("--from", "form", metavar="FORMAT", shell_complete=formats, help="Format. Default: detected."),
-    click.option(
-        "--map",
-        "columns",
+    option("--from FORMAT", "Format. Default: detected.", name="form", shell_complete=formats),
+    option("--map NAME=COLUMN,…", "Map table columns, e.g. obs=state,acts=action.", name="columns", multiple=True),
+    option(
+        "--set K=V",
+        "Format option, see docs/EXPORT.md (repeatable).",
+        EnvArg("last_step=step"),
+        name="options",
         multiple=True,
-        metavar="NAME=COLUMN,…",
-        help="Map table columns, e.g. obs=state,acts=action.",
     ),
-    click.option(
-        "--set",
-        "options",
-        type=EnvArg("last_step=step"),
-        multiple=True,
-        metavar="K=V",
-        help="Format option, see docs/EXPORT.md (repeatable).",
-    ),
-    click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="List the formats."),
+    option("--list", "List the formats.", is_eager=True, expose_value=False, callback=_list),
 )
 @section(
     "Output",
-    click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(), help="New directory."),
+    option("-o, --output DIR", "New directory.", PATH, required=True),
     quiet_option,
     json_option,
 )
@@ -67,16 +61,10 @@ def command(
     """
     import gym_trace
 
-    with show.ProgressLine(quiet=quiet) as progress:
-
-        def on_progress(done: int, total: int) -> None:
-            if total:
-                progress.update(f"{show.count(done)} of {show.count(total)}", done / total)
-            else:
-                progress.update(f"{show.count(done)} done")
-
-        mapped = {"map": ",".join(columns)} if columns else {}
-        report = gym_trace.import_trace(path, output, form, on_progress=on_progress, **{**dict(options), **mapped})
+    mapped = {"map": ",".join(columns)} if columns else {}
+    with ProgressLine(quiet=quiet) as progress:
+        counting = progress.counting()
+        report = gym_trace.import_trace(path, output, form, on_progress=counting, **{**dict(options), **mapped})
     if as_json:
         told = report.told()
         click.echo(json.dumps({"directory": told.pop("destination"), **told}))

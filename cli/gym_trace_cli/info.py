@@ -13,7 +13,8 @@ import click
 import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.help import headed, section
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.progress import ProgressLine
 
 Info = dict[str, Any]
 _LONGEST = 600  # characters of a space or of the metadata
@@ -30,8 +31,8 @@ SECONDS = 1.0  # between looks at a trace that is followed
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @section(
     "Output",
-    click.option("--follow", is_flag=True, help="Report changes every second until all writers close."),
-    click.option("--json", "as_json", is_flag=True, help="Print one JSON object; with --follow, JSON lines."),
+    option("--follow", "Report changes every second until all writers close."),
+    option("--json", "Print one JSON object; with --follow, JSON lines.", name="as_json"),
 )
 def command(directory: str, follow: bool, as_json: bool) -> None:
     """Describe a trace: environment, spaces, seeds, writers, files, health.
@@ -56,7 +57,7 @@ def _follow(trace: gym_trace.Trace, as_json: bool) -> None:
 
     live = not as_json and show.is_terminal(sys.stdout)
     before = None
-    with show.ProgressLine(quiet=not live) as progress:
+    with ProgressLine(quiet=not live) as progress:
         while True:
             now = progress_of(trace)
             if live:

@@ -17,7 +17,8 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.episode_lines import print_as_json, print_episodes
 from gym_trace_cli.exit_codes import ERROR, FINE
-from gym_trace_cli.help import headed, section
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 _HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "started UTC")
@@ -26,7 +27,7 @@ _HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "sta
 @headed("ls")
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=TraceDirectory())
 @selection_options
-@section("Output", click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one per trace or episode."))
+@section("Output", option("--json", "Print JSON lines, one per trace or episode.", name="as_json"))
 @click.pass_context
 def command(ctx: click.Context, /, directories: Sequence[str], selection: Selection, as_json: bool) -> None:
     """List the episodes of a trace, or the traces below a directory.
@@ -73,11 +74,9 @@ def hint(directory: str) -> str:
 def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[str, Any]]:
     from gym_trace.statistics.listing import list_trace
 
-    with show.ProgressLine(quiet=not show.is_terminal(sys.stderr)) as progress:
+    with ProgressLine(quiet=not show.is_terminal(sys.stderr)) as progress:
         for number, directory in enumerate(directories):
-            progress.update(
-                f"{show.count(number)} of {show.count(len(directories), 'trace')}", number / len(directories)
-            )
+            progress.update_count(number, len(directories), "trace")
             yield list_trace(directory, selection.of_one_of_several)
 
 

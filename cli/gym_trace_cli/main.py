@@ -19,7 +19,7 @@ import gym_trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, TraceError, TraceNotFound, told
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
-from gym_trace_cli.help import Group
+from gym_trace_cli.help import Group, option
 from gym_trace_cli.stopping import Ended, ended_by_signals
 
 # By name: the module that has it, and its line in the help. A module is imported when its command is called.
@@ -172,7 +172,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help=_VERSION_HELP)
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@option("--version", _VERSION_HELP, is_eager=True, expose_value=False, callback=_show_version)
+@option("--debug", "Show the traceback of an error.")
 def cli(debug: bool) -> None:
     """Record Gymnasium environments to traces, bit for bit, and play them back."""

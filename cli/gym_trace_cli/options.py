@@ -13,7 +13,11 @@ from typing import Any
 import click
 
 from gym_trace_cli.completion import environment_ids
-from gym_trace_cli.help import section
+from gym_trace_cli.help import option, section
+
+PATH = click.Path()
+POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
+SECONDS, TOLERANCE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0)
 
 
 class TextOption(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases of click alone
@@ -95,57 +99,37 @@ class FactoryName(NamedCallable):
         return value
 
 
-make_option = click.option(
-    "--make", "factory", type=FactoryName(), metavar="M:F", help="Build it with MODULE:FUNCTION instead of an id."
+make_option = option("--make M:F", "Build it with MODULE:FUNCTION instead of an id.", FactoryName(), name="factory")
+env_args_option = option(
+    "--env-arg K=V", "Environment argument, JSON or text (repeatable).", EnvArg(), name="env_args", multiple=True
 )
-env_args_option = click.option(
-    "--env-arg",
-    "env_args",
-    type=EnvArg(),
-    multiple=True,
-    metavar="K=V",
-    help="Environment argument, JSON or text (repeatable).",
-)
-imports_option = click.option(
-    "--import",
-    "imports",
-    multiple=True,
-    metavar="MODULE",
-    help="Import the module that registers it, e.g. ale_py.",
+imports_option = option(
+    "--import MODULE", "Import the module that registers it, e.g. ale_py.", name="imports", multiple=True
 )
 environment_options = (
     make_option,
     env_args_option,
     imports_option,
-    click.option(
-        "--wrapper",
-        "wrappers",
-        type=FactoryName(),
-        multiple=True,
-        metavar="M:C",
-        help="Add a wrapper, innermost first (repeatable).",
+    option(
+        "--wrapper M:C", "Add a wrapper, innermost first (repeatable).", FactoryName(), name="wrappers", multiple=True
     ),
-    click.option(
-        "--max-episode-steps", type=click.IntRange(min=1), metavar="N", help="Truncate episodes after N steps."
-    ),
+    option("--max-episode-steps N", "Truncate episodes after N steps.", POSITIVE),
 )
 recorded_environment_options = section(
     "Environment",
-    click.option(
-        "--env", "env_id", metavar="ID", shell_complete=environment_ids, help="Environment. Default: the recorded one."
-    ),
+    option("--env ID", "Environment. Default: the recorded one.", name="env_id", shell_complete=environment_ids),
     make_option,
     env_args_option,
     imports_option,
-    click.option("--trust", is_flag=True, help="Allow imports, calls, files only the trace names."),
+    option("--trust", "Allow imports, calls, files only the trace names."),
 )
 provenance_options = (
-    click.option("--argv", is_flag=True, help="Store the full command line. Default: its name."),
-    click.option("--git-diff", is_flag=True, help="Store uncommitted changes."),
+    option("--argv", "Store the full command line. Default: its name."),
+    option("--git-diff", "Store uncommitted changes."),
 )
-quiet_option = click.option("--quiet", is_flag=True, help="Print only warnings and errors.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-json_lines_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one per episode.")
+quiet_option = option("--quiet", "Print only warnings and errors.")
+json_option = option("--json", "Print one JSON object.", name="as_json")
+json_lines_option = option("--json", "Print JSON lines, one per episode.", name="as_json")
 
 
 def import_here(module_name: str) -> ModuleType:

@@ -13,7 +13,8 @@ from click.core import ParameterSource
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.options import EnvArg
+from gym_trace_cli.help import option
+from gym_trace_cli.options import PATH, EnvArg
 
 _ARGUMENT = "environment"  # what ENV_ID is called in a file
 _NOT_READ, _NOT_WRITTEN = ("config", "new_config"), ("resume", "quiet", "as_json")
@@ -30,24 +31,17 @@ def _read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
         raise click.UsageError(show.printable(f"{path}: {error}"), ctx) from error
 
 
-config_option = click.option(
-    "--config",
-    type=click.Path(),
-    metavar="FILE",
+config_option = option(
+    "--config FILE",
+    "Read options from TOML; the command line wins.",
+    PATH,
     is_eager=True,
     expose_value=False,
     callback=_read,
-    help="Read options from TOML; the command line wins.",
 )
 config_options = (
     config_option,
-    click.option(
-        "--write-config",
-        "new_config",
-        type=click.Path(),
-        metavar="FILE",
-        help="Write options as TOML, to repeat this run.",
-    ),
+    option("--write-config FILE", "Write options as TOML, to repeat this run.", PATH, name="new_config"),
 )
 
 

@@ -14,8 +14,9 @@ from gym_trace.errors import RenderingError, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments, without_display
-from gym_trace_cli.help import headed, section
-from gym_trace_cli.options import recorded_environment_options
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH, recorded_environment_options
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
@@ -26,32 +27,28 @@ if TYPE_CHECKING:
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @section(
     "Output",
-    click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(), help="File or directory."),
-    click.option(
-        "--format",
-        "form",
-        type=click.Choice(["mp4", "gif", "png", "cast"]),
-        metavar="FORMAT",
-        help="mp4, gif, png, cast. Default: by OUT, else mp4.",
+    option("-o, --output OUT", "File or directory.", PATH, required=True),
+    option(
+        "--format FORMAT",
+        "mp4, gif, png, cast. Default: by OUT, else mp4.",
+        click.Choice(["mp4", "gif", "png", "cast"]),
+        name="form",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON lines, one per file."),
+    option("--json", "Print JSON lines, one per file.", name="as_json"),
 )
 @selection_options
 @section(
     "Video",
-    click.option("--schedule", metavar="S", help="Filter episodes: cubic or every:N."),
-    click.option(
-        "--from",
-        "source",
-        type=click.Choice(["simulation", "observations"]),
+    option("--schedule S", "Filter episodes: cubic or every:N."),
+    option(
+        "--from SOURCE",
+        "simulation (render again) or observations (recorded).",
+        click.Choice(["simulation", "observations"]),
+        name="source",
         default="simulation",
-        metavar="SOURCE",
-        help="simulation (render again) or observations (recorded).",
     ),
-    click.option("--overlay", is_flag=True, help="Write step, action, reward and return below."),
-    click.option(
-        "--fps", type=click.FloatRange(0.01, 1000), metavar="N", help="Default: from the environment, else 30."
-    ),
+    option("--overlay", "Write step, action, reward and return below."),
+    option("--fps N", "Default: from the environment, else 30.", click.FloatRange(0.01, 1000)),
 )
 @recorded_environment_options
 def command(
@@ -89,7 +86,7 @@ def command(
     chosen = _scheduled(selection.some(trace), schedule)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
     frames, made, begin = 0, 0, time.monotonic()
-    with show.ProgressLine() as line:
+    with ProgressLine() as line:
 
         def count_frame() -> None:
             nonlocal frames

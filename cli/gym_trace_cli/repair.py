@@ -12,8 +12,9 @@ from gym_trace_cli import show
 from gym_trace_cli.check import report_as_json
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import ERROR, FINE
-from gym_trace_cli.help import headed, section
-from gym_trace_cli.options import json_option, quiet_option
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH, json_option, quiet_option
+from gym_trace_cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from gym_trace.integrity.repair import LostSteps, RepairReport
@@ -25,8 +26,8 @@ _LISTED = 20  # runs of lost steps that are named one by one
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @section(
     "Output",
-    click.option("-o", "--output", required=True, metavar="NEW", type=click.Path(), help="New directory."),
-    click.option("--salvage", is_flag=True, help="Keep the intact columns of damaged chunks."),
+    option("-o, --output NEW", "New directory.", PATH, required=True),
+    option("--salvage", "Keep the intact columns of damaged chunks."),
     quiet_option,
     json_option,
 )
@@ -42,7 +43,7 @@ def command(ctx: click.Context, /, directory: str, output: str, salvage: bool, q
     \b
     gym-trace repair traces/cartpole -o traces/repaired
     """
-    with show.ProgressLine(quiet=quiet) as progress:
+    with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.repair_trace(directory, output, on_progress=progress.update_bytes, salvage=salvage)
     if as_json:
         click.echo(json.dumps(_as_json(report)))

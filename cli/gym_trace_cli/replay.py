@@ -16,7 +16,7 @@ from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments, without_display
 from gym_trace_cli.episode_lines import print_as_json, print_episodes
 from gym_trace_cli.exit_codes import DAMAGED, FINE
-from gym_trace_cli.help import headed, section
+from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import NamedCallable, json_lines_option, recorded_environment_options
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.verify import verification_options, verify
@@ -34,21 +34,18 @@ _OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "
 @selection_options
 @section(
     "Playback",
-    click.option("--speed", type=click.FloatRange(0.001, 1000), metavar="X", help="Speed factor. Default: 1."),
-    click.option("--step", "stepwise", is_flag=True, help="Wait for a key at each step."),
-    click.option(
-        "--from",
-        "source",
-        type=click.Choice(["simulation", "observations"]),
-        metavar="SOURCE",
-        help="simulation (render again) or observations (recorded).",
+    option("--speed X", "Speed factor. Default: 1.", click.FloatRange(0.001, 1000)),
+    option("--step", "Wait for a key at each step.", name="stepwise"),
+    option(
+        "--from SOURCE",
+        "simulation (render again) or observations (recorded).",
+        click.Choice(["simulation", "observations"]),
+        name="source",
     ),
-    click.option("--human", is_flag=True, help="Play in a window."),
-    click.option(
-        "--callback", type=NamedCallable(), metavar="M:F", help="Call F(observations, actions, rewards) per episode."
-    ),
+    option("--human", "Play in a window."),
+    option("--callback M:F", "Call F(observations, actions, rewards) per episode.", NamedCallable()),
     json_lines_option,
-    click.option("--verify", "verified", is_flag=True, help="Same as gym-trace verify."),
+    option("--verify", "Same as gym-trace verify.", name="verified"),
 )
 @recorded_environment_options
 @verification_options
@@ -89,9 +86,9 @@ def command(
     if verified:
         ctx.exit(verify(trace, chosen, as_json, **verification))
     used = _OF_ENVIRONMENTS if plays or human else ()
-    for option in verification:
-        if option not in used and ctx.get_parameter_source(option) != ParameterSource.DEFAULT:
-            raise click.UsageError(f"{_OPTIONS.get(option, '--' + option.replace('_', '-'))} needs --verify")
+    for name in verification:
+        if name not in used and ctx.get_parameter_source(name) != ParameterSource.DEFAULT:
+            raise click.UsageError(f"{_OPTIONS.get(name, f'--{name}'.replace('_', '-'))} needs --verify")
     if human:
         _show_to_humans(trace, chosen, speed or 1.0, **verification)
     elif plays and chosen:

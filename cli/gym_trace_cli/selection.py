@@ -12,8 +12,8 @@ import click
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import episode_columns
-from gym_trace_cli.help import section
-from gym_trace_cli.options import EpisodeSlice, TextOption
+from gym_trace_cli.help import option, section
+from gym_trace_cli.options import POSITIVE, EpisodeSlice, TextOption
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -112,26 +112,14 @@ class Condition(TextOption):
 
 _selection = section(
     "Selection",
-    click.option("--episodes", type=EpisodeSlice(), metavar="SLICE", help="By position: 5, 2:10, -3:, ::10 or 1,4,7."),
-    click.option(
-        "--where",
-        type=Condition(),
-        metavar="EXPR",
-        shell_complete=episode_columns,
-        help="By condition: 'return > 100 and steps < 50'.",
-    ),
-    click.option(
-        "--sort",
-        type=Condition(),
-        metavar="COLUMN",
-        shell_complete=episode_columns,
-        help="Sort; -return sorts descending.",
-    ),
-    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Keep the first N."),
-    click.option("--best", type=click.IntRange(min=1), metavar="N", help="Keep the N complete ones of highest return."),
-    click.option("--worst", type=click.IntRange(min=1), metavar="N", help="Keep the N complete ones of lowest return."),
-    click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Keep N at random."),
-    click.option("--seed", type=int, metavar="S", help="Seed of --sample."),
+    option("--episodes SLICE", "By position: 5, 2:10, -3:, ::10 or 1,4,7.", EpisodeSlice()),
+    option("--where EXPR", "By condition: 'return > 100 and steps < 50'.", Condition(), shell_complete=episode_columns),
+    option("--sort COLUMN", "Sort; -return sorts descending.", Condition(), shell_complete=episode_columns),
+    option("--limit N", "Keep the first N.", POSITIVE),
+    option("--best N", "Keep the N complete ones of highest return.", POSITIVE),
+    option("--worst N", "Keep the N complete ones of lowest return.", POSITIVE),
+    option("--sample N", "Keep N at random.", POSITIVE),
+    option("--seed S", "Seed of --sample.", int),
 )
 
 

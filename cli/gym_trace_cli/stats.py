@@ -11,8 +11,9 @@ import click
 import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.help import headed, section
+from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import json_option
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.show import number
 
@@ -29,13 +30,8 @@ _COUNTED = ("count", "nan", "inf")
 @selection_options
 @section(
     "Statistics",
-    click.option(
-        "--by",
-        type=click.Choice(["split", "writer", "outcome"]),
-        metavar="NAME",
-        help="Also group by split, writer or outcome.",
-    ),
-    click.option("--columns", is_flag=True, help="Also actions, observations and rewards (slow)."),
+    option("--by NAME", "Also group by split, writer or outcome.", click.Choice(["split", "writer", "outcome"])),
+    option("--columns", "Also actions, observations and rewards (slow)."),
 )
 @section("Output", json_option)
 def command(directory: str, selection: Selection, by: str | None, columns: bool, as_json: bool) -> None:
@@ -48,12 +44,8 @@ def command(directory: str, selection: Selection, by: str | None, columns: bool,
     gym-trace stats traces/cartpole --by split
     """
     trace = selection.told(gym_trace.open_trace(directory))
-    with show.ProgressLine(quiet=not columns) as progress:
-
-        def on_progress(done: int, total: int) -> None:
-            progress.update(f"{show.count(done)} of {show.count(total)} steps", done / total if total else None)
-
-        summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=on_progress)
+    with ProgressLine(quiet=not columns) as progress:
+        summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=progress.counting("step"))
     if as_json:
         click.echo(json.dumps(summary, indent=2, allow_nan=False))
     else:

@@ -19,8 +19,9 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, UNVERIFIABLE
-from gym_trace_cli.help import headed, section
-from gym_trace_cli.options import json_lines_option, recorded_environment_options
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import POSITIVE, TOLERANCE, json_lines_option, recorded_environment_options
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.reports import Outcome, ReportFile, Reports
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.stopping import Ended
@@ -43,22 +44,18 @@ _MOST_ALIKE = 3  # episodes that cannot be verified for one reason, of which eac
 
 
 tolerance_options = (
-    click.option(
-        "--atol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Absolute tolerance. Default: 0."
-    ),
-    click.option(
-        "--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Relative tolerance. Default: 0."
-    ),
-    click.option("--ignore", multiple=True, metavar="COLUMN", help="Skip a column, e.g. infos (repeatable)."),
+    option("--atol X", "Absolute tolerance. Default: 0.", TOLERANCE, default=0.0),
+    option("--rtol X", "Relative tolerance. Default: 0.", TOLERANCE, default=0.0),
+    option("--ignore COLUMN", "Skip a column, e.g. infos (repeatable).", multiple=True),
 )
 verification_options = section(
     "Verification",
     *tolerance_options,
-    click.option("--skip-damaged", is_flag=True, help="Verify the readable episodes of a damaged trace."),
-    click.option("--through-the-crash", is_flag=True, help="Also run the action that a kill interrupted."),
-    click.option("--workers", type=click.IntRange(min=1), default=1, metavar="N", help="Processes. Default: 1."),
-    click.option("--report", type=ReportFile(), metavar="FILE", help="Write results as one JSON document."),
-    click.option("--junit", type=ReportFile(), metavar="FILE", help="Write results as JUnit XML."),
+    option("--skip-damaged", "Verify the readable episodes of a damaged trace."),
+    option("--through-the-crash", "Also run the action that a kill interrupted."),
+    option("--workers N", "Processes. Default: 1.", POSITIVE, default=1),
+    option("--report FILE", "Write results as one JSON document.", ReportFile()),
+    option("--junit FILE", "Write results as JUnit XML.", ReportFile()),
 )
 
 
@@ -138,8 +135,8 @@ def _play(
 ) -> None:
     ids = [str(writer.about.environment.get("id") or "environment") for writer in trace.readers]
     verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
-    with show.ProgressLine() as line, closing(verdicts):
-        line.update(f"0 of {show.count(len(chosen), 'episode')}", 0.0)
+    with ProgressLine() as line, closing(verdicts):
+        line.update_count(0, len(chosen), "episode")
         for done, verdict in enumerate(verdicts, 1):
             outcome.verdicts[verdict.verdict] = outcome.verdicts.get(verdict.verdict, 0) + 1
             plain = _plain(verdict)
@@ -155,7 +152,7 @@ def _play(
                 action = show.printable(shown(trace[verdict.index].pending_action))
                 click.echo(f"episode {verdict.index}: the action that was being executed at its end, {action}:")
                 click.echo(f"  {show.printable(verdict.crash)}")
-            line.update(f"{show.count(done)} of {show.count(len(chosen), 'episode')}", done / len(chosen))
+            line.update_count(done, len(chosen), "episode")
 
 
 def _end(error: BaseException) -> tuple[str, int]:

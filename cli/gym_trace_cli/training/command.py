@@ -6,7 +6,6 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,21 +19,26 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import environment_ids
 from gym_trace_cli.environments import NamedEnvironment
 from gym_trace_cli.exit_codes import DIFFERS, FINE
-from gym_trace_cli.help import Headed, section
+from gym_trace_cli.help import Headed, option, section
 from gym_trace_cli.options import (
+    NOT_NEGATIVE,
+    PATH,
+    POSITIVE,
+    SECONDS,
     EnvArg,
     TextOption,
     environment_options,
     find_here,
     look_in_current_directory,
 )
+from gym_trace_cli.progress import ProgressLine, Watch
 from gym_trace_cli.record_config import config_option, drop_overruled
 from gym_trace_cli.stopping import StopSignals
 from gym_trace_cli.training.named import described, environment_of, trust_of
-from gym_trace_cli.training.progress import Plotted, dashboard, line_of, print_summary
+from gym_trace_cli.training.progress import print_summary, report_of
 
 if TYPE_CHECKING:
-    from gym_trace.training import Relearnt, Trained
+    from gym_trace.training import Relearnt
 
 _COMMAND = "gym-trace train"
 _AS_IN_RECORD = "As in gym-trace record."
@@ -82,98 +86,68 @@ class TrainCommand(Headed):
             raise click.UsageError(f"{error.option_name} is a setting: --set {name}=VALUE", ctx) from error
 
 
-_positive = click.IntRange(min=1)
-_seconds = click.FloatRange(min=0, min_open=True)
-
-
 @click.command("train", cls=TrainCommand)
 @click.argument("env_id", required=False, shell_complete=environment_ids)
 @section(
     "Run",
-    click.option("-o", "--output", metavar="DIR", type=click.Path(), help="Run directory. Default: runs/ENV_ID."),
-    click.option("--resume", metavar="DIR", type=click.Path(), help="Resume a run."),
-    click.option(
-        "--verify", "verified", metavar="DIR", type=click.Path(), help="Relearn every version; exit 3 if one differs."
-    ),
-    click.option("--trust", is_flag=True, help="Allow imports and calls that only the run names."),
-    click.option("--from", "begin_with", metavar="RUN", help="Initial weights: DIR, DIR@VERSION or DIR@best."),
-    click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Reproducible weights with --lag 0 or 1."),
-    click.option("--tensorboard", metavar="DIR", type=click.Path(), help=_AS_IN_RECORD),
-    click.option("--quiet", is_flag=True, help=_AS_IN_RECORD),
-    click.option("--json", "as_json", is_flag=True, help=_AS_IN_RECORD),
-    click.option("--argv", is_flag=True, help=_AS_IN_RECORD),
-    click.option("--git-diff", is_flag=True, help=_AS_IN_RECORD),
+    option("-o, --output DIR", "Run directory. Default: runs/ENV_ID.", PATH),
+    option("--resume DIR", "Resume a run.", PATH),
+    option("--verify DIR", "Relearn every version; exit 3 if one differs.", PATH, name="verified"),
+    option("--trust", "Allow imports and calls that only the run names."),
+    option("--from RUN", "Initial weights: DIR, DIR@VERSION or DIR@best.", name="begin_with"),
+    option("--seed N", "Reproducible weights with --lag 0 or 1.", NOT_NEGATIVE),
+    option("--tensorboard DIR", _AS_IN_RECORD, PATH),
+    option("--quiet", _AS_IN_RECORD),
+    option("--json", _AS_IN_RECORD, name="as_json"),
+    option("--argv", _AS_IN_RECORD),
+    option("--git-diff", _AS_IN_RECORD),
     config_option,
 )
 @section(
     "Limits",
-    click.option("--steps", type=_positive, metavar="N", help="Steps, rounded up to whole updates."),
-    click.option("--seconds", type=_seconds, metavar="S", help="Seconds."),
-    click.option("--until-return", type=float, metavar="R", help="Mean return of 100 episodes."),
+    option("--steps N", "Steps, rounded up to whole updates.", POSITIVE),
+    option("--seconds S", "Seconds.", SECONDS),
+    option("--until-return R", "Mean return of 100 episodes.", float),
 )
 @section("Environment", *environment_options)
 @section(
     "Collecting",
-    click.option(
-        "-j",
-        "--workers",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Processes; 0 runs all in this one. Default: 2.",
-    ),
-    click.option("--num-envs", type=_positive, metavar="N", help="Environments per worker. Default: 16."),
-    click.option("--rollout", type=_positive, metavar="N", help="Steps per lane and rollout. Default: 32."),
-    click.option(
-        "--inference",
-        type=click.Choice(["actor", "server"]),
-        metavar="WHO",
-        help="Who draws actions: actor or server. Default: actor.",
-    ),
-    click.option("--no-learn", is_flag=True, help="Only collect, to measure throughput."),
-    click.option("--stall-timeout", type=_seconds, default=120.0, metavar="S", help=_AS_IN_RECORD),
-    click.option("--max-restarts", type=click.IntRange(min=0), default=100, metavar="N", help=_AS_IN_RECORD),
-    click.option("--nice", "niceness", type=click.IntRange(0, 19), default=0, metavar="N", help=_AS_IN_RECORD),
-    click.option("--cpus", type=Processors(), metavar="LIST", help="Pin workers to processors, e.g. 0,1,4."),
+    option("-j, --workers N", "Processes; 0 runs all in this one. Default: 2.", NOT_NEGATIVE),
+    option("--num-envs N", "Environments per worker. Default: 16.", POSITIVE),
+    option("--rollout N", "Steps per lane and rollout. Default: 32.", POSITIVE),
+    option("--inference WHO", "Who draws actions: actor or server. Default: actor.", click.Choice(["actor", "server"])),
+    option("--no-learn", "Only collect, to measure throughput."),
+    option("--stall-timeout S", _AS_IN_RECORD, SECONDS, default=120.0),
+    option("--max-restarts N", _AS_IN_RECORD, NOT_NEGATIVE, default=100),
+    option("--nice N", _AS_IN_RECORD, click.IntRange(0, 19), name="niceness", default=0),
+    option("--cpus LIST", "Pin workers to processors, e.g. 0,1,4.", Processors()),
 )
 @section(
     "Learning",
-    click.option("--batch", type=_positive, metavar="N", help="Steps per update. Default: one rollout of all lanes."),
-    click.option(
-        "--lag",
-        type=click.Choice(["0", "1", "any"]),
-        metavar="LAG",
-        help="Policy lag in versions: 0, 1 or any. Default: 1.",
-    ),
-    click.option("--device", metavar="D", help="cpu, cuda or cuda:N. Default: cpu."),
-    click.option(
-        "--set",
-        "settings",
-        type=EnvArg("learning_rate=3e-4"),
+    option("--batch N", "Steps per update. Default: one rollout of all lanes.", POSITIVE),
+    option("--lag LAG", "Policy lag in versions: 0, 1 or any. Default: 1.", click.Choice(["0", "1", "any"])),
+    option("--device D", "cpu, cuda or cuda:N. Default: cpu."),
+    option(
+        "--set NAME=VALUE",
+        "Any setting, e.g. gamma=0.9 (repeatable).",
+        EnvArg("learning_rate=3e-4"),
+        name="settings",
         multiple=True,
-        metavar="NAME=VALUE",
-        help="Any setting, e.g. gamma=0.9 (repeatable).",
     ),
-    click.option("--policies", type=_positive, metavar="N", help="Train a population of N policies."),
-    click.option(
-        "--pbt",
-        "exchange",
-        type=Exchanging(),
+    option("--policies N", "Train a population of N policies.", POSITIVE),
+    option(
+        "--pbt STEPS",
+        "Exchange interval, or NAME=VALUE. Default: 100000.",
+        Exchanging(),
+        name="exchange",
         multiple=True,
-        metavar="STEPS",
-        help="Exchange interval, or NAME=VALUE. Default: 100000.",
     ),
 )
 @section(
     "Checkpoints",
-    click.option("--checkpoint-seconds", type=_seconds, default=60.0, metavar="S", help="Interval. Default: 60."),
-    click.option("--keep", type=_positive, default=3, metavar="N", help="Newest checkpoints to keep. Default: 3."),
-    click.option(
-        "--milestones",
-        "milestone_seconds",
-        type=_seconds,
-        metavar="S",
-        help="Interval of checkpoints that are never deleted.",
-    ),
+    option("--checkpoint-seconds S", "Interval. Default: 60.", SECONDS, default=60.0),
+    option("--keep N", "Newest checkpoints to keep. Default: 3.", POSITIVE, default=3),
+    option("--milestones S", "Interval of checkpoints that are never deleted.", SECONDS, name="milestone_seconds"),
 )
 @click.pass_context
 def command(
@@ -271,47 +245,37 @@ def _train(
         del options["until_return"]
     told: dict[str, float | None] = {"steps": options.get("steps"), "seconds": seconds}
     limits: dict[str, float] = {name: limit for name, limit in told.items() if limit is not None}
-    restarts = 0
-    going_on = show.printable(f"gym-trace train --resume {shlex.quote(str(directory))}{trust_of(named)} goes on")
-    with StopSignals(notes=False) as stop, show.ProgressLine(quiet=quiet) as line, ExitStack() as stack:
-        line.update("starting")  # processes import PyTorch first
-        plotted = Plotted(tensorboard, options.get("policies") or len(runs_in(directory)), stack)
-
-        def report(progress: Trained) -> int:
-            nonlocal restarts
-            stop.notes = True
-            died, restarts = progress.restarts > restarts, progress.restarts
-            fraction = show.fraction(progress, limits) if limits else None
-            text = line_of(progress) + (f"  ({progress.trouble})" if died else "")
-            line.update(show.printable(text), fraction, table=partial(dashboard, progress), at_once=died)
-            plotted.add(progress)
-            return stop.received
-
+    resume = show.printable(f"gym-trace train --resume {shlex.quote(str(directory))}{trust_of(named)} resumes it")
+    policies = options.get("policies") or len(runs_in(directory))
+    plots = [Path(tensorboard)] if tensorboard else []
+    if policies > 1:
+        plots = [path / f"policy-{number}" for path in plots for number in range(policies)]
+    with Watch(partial(report_of, limits), quiet=quiet, tensorboard=plots, group="train", saving=False) as watch:
+        watch.line.update("starting")  # processes import PyTorch first
         if options.get("steps") is None:
             options.pop("steps", None)
         try:
-            done = train(named, directory, seconds=seconds, command=_COMMAND, on_progress=report, **options)
+            done = train(named, directory, seconds=seconds, command=_COMMAND, on_progress=watch, **options)
         except TrainingFailed:
-            click.echo(f"what was learnt up to the error is saved; {going_on}", err=True)
+            click.echo(f"everything up to the error is saved; {resume}", err=True)
             raise
-        plotted.add(done)
+        watch.finish(done)
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(done), default=str))
     elif not quiet:
         print_summary(done, directory, named)
     if done.stopped == "interrupted":
-        click.echo(f"{stop.what_happened}; {going_on}", err=True)
-        raise SystemExit(stop.exit_code)
+        click.echo(f"{watch.stop.what_happened}; {resume}", err=True)
+        raise SystemExit(watch.stop.exit_code)
 
 
 def _verify(directory: str, as_json: bool, quiet: bool, trust: bool) -> int:
     from gym_trace.training import verify_run
 
-    with StopSignals() as stop, show.ProgressLine(quiet=quiet) as line:
+    with StopSignals() as stop, ProgressLine(quiet=quiet) as line:
 
         def report(found: Relearnt) -> int:
-            done = show.count(found.versions)
-            line.update(f"{done} of {show.count(found.of, 'version')} learnt again", found.versions / found.of)
+            line.update_count(found.versions, found.of, "version")
             return stop.received
 
         found = verify_run(directory, report, trust=trust)
