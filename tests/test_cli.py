@@ -117,7 +117,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     ],
     ids=["file", "no file", "escape sequence"],
 )
-def test_what_the_system_says_is_one_line(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_error_is_one_line(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(directory: str) -> None:
         raise error
 
@@ -253,14 +253,14 @@ def test_progress_is_plain_lines_without_a_terminal_and_nothing_when_quiet(
         *[("recrod", "did you mean 'record'?"), ("xyzzy", "'gym-trace --help' lists them")],
     ],
 )
-def test_a_command_of_another_name_is_told_by_the_one_that_does_it(name: str, hint: str) -> None:
+def test_a_command_name_of_another_tool_gets_a_hint(name: str, hint: str) -> None:
     result = run(name, "traces")
     assert result.exit_code == 2
     assert f"no command {name!r}; " in result.stderr
     assert hint in result.stderr
 
 
-def test_every_command_that_a_hint_names_is_there() -> None:
+def test_every_command_in_a_hint_exists() -> None:
     for hint in ELSEWHERE.values():
         for words in re.findall(r"'([^']+)'", hint):
             assert words.split()[0] in COMMANDS

@@ -13,7 +13,7 @@ from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import PATH
 
-_MOST_BYTES = 1 << 24  # of a file that may be a card that was written before
+_MOST_BYTES = 1 << 24  # read from a file to recognise a card
 
 
 @headed("card")
@@ -40,7 +40,7 @@ def command(directory: str, output: str | None) -> None:
 
 
 def _refuse_others(path: Path) -> None:
-    """Raises TraceExists where there is a file that somebody wrote."""
+    """Raises TraceExists for a file that is not an unchanged card."""
     from gym_trace.statistics.card import MARK
 
     try:
@@ -49,4 +49,4 @@ def _refuse_others(path: Path) -> None:
     except FileNotFoundError:
         return
     if not ours:
-        raise TraceExists(f"{path}: is no card of gym-trace, or one that somebody changed; give another file")
+        raise TraceExists(f"{path}: not an unchanged card; choose another file")

@@ -107,7 +107,7 @@ def command(
             for text in _texts(form)(trace, places, choice, steps, on_damage):
                 out.write(text)
     for problem in damage:
-        click.echo(f"left out: {show.printable(problem)}", err=True)
+        click.echo(f"skipped: {show.printable(problem)}", err=True)
     ctx.exit(DAMAGED if damage else FINE)
 
 
@@ -130,7 +130,7 @@ def _form(form: str | None, as_json: bool, output: str | None) -> str:
 
 @contextmanager
 def _opened(output: str | None, form: str) -> Iterator[TextIO]:
-    """The standard output, or a file that is there once all of it is written."""
+    """Open the standard output, or a file that is renamed into place when complete."""
     if output is None:
         yield sys.stdout
         return

@@ -55,6 +55,6 @@ def command(ctx: click.Context, /, directory: str, quiet: bool, as_json: bool) -
 
 
 def report_as_json(report: CheckReport) -> dict[str, Any]:
-    """What was found: damages as path, start, end and problem each."""
+    """Return the report as plain data."""
     counts = {name: getattr(report, name) for name in ("files", "bytes", "chunks", "episodes", "steps")}
     return counts | {"damages": [damage._asdict() for damage in report.damages], "remarks": report.remarks}

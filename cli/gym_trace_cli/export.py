@@ -17,7 +17,7 @@ from gym_trace_cli.selection import Selection, selection_options
 
 
 def list_formats(ctx: click.Context, kind: str) -> None:
-    """Prints which formats there are. kind: "exporters" or "importers"."""
+    """List the formats. kind: "exporters" or "importers"."""
     from gym_trace.interop import formats as known
 
     show.facts(known.listed(getattr(known, kind)()))
@@ -91,9 +91,9 @@ def command(
         f"exported to {show.printable(report.path)} as {report.format}"
     )
     if form is None:
-        show.line("note", f"the format is {report.format}, by the ending of OUT; --to chooses another")
+        show.line("note", f"format {report.format}, by the ending of OUT; --to changes it")
     if report.running:
-        show.line("note", f"{show.count(report.running, 'episode')} left out, being recorded still")
+        show.line("note", f"{show.count(report.running, 'running episode')} skipped")
     for loss in report.lost:
         show.line("lost", loss.why)
     click.echo("to load it:")

@@ -63,12 +63,12 @@ def command(ctx: click.Context, /, directories: Sequence[str], selection: Select
 
 
 def hint(directory: str) -> str:
-    """What to say beside that there is no trace in a directory: where there are some below it."""
+    """Return a hint if there are traces below a directory without one."""
     from gym_trace.statistics.listing import find_traces
 
     if next(find_traces(directory, deepest=2), None) is None:
         return ""
-    return f"; there are traces in directories of it: 'gym-trace ls {show.printable(directory)}' lists them"
+    return f"; 'gym-trace ls {show.printable(directory)}' lists the traces below it"
 
 
 def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[str, Any]]:
@@ -81,7 +81,7 @@ def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[s
 
 
 def _print_traces(rows: Sequence[dict[str, Any]], parent: str) -> set[str]:
-    """Prints a table, with names as they are in parent; returns the states there are."""
+    """Print a table with paths relative to parent; return the states."""
     show.table(_HEADINGS, (_cells(row, parent) for row in rows), fitted=True)
     for row in rows:
         if row["problem"]:
@@ -104,6 +104,6 @@ def _cells(row: dict[str, Any], parent: str) -> tuple[str, ...]:
 
 
 def _moment(started: str) -> str:
-    """When, as briefly as ls tells it: 11-22 13:07, or the day where that was in another year."""
+    """Format a time: 11-22 13:07, or the date if in another year."""
     day, clock = started[:10], started[11:16]
     return f"{day[5:]} {clock}" if day[:4] == time.strftime("%Y", time.gmtime()) else day

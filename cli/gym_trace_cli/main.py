@@ -1,4 +1,4 @@
-"""The command group: which commands there are, and the one place where errors become exit codes (see exit_codes.py)."""
+"""The command group, and the one place where errors become exit codes (see exit_codes.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, T
 from gym_trace_cli.help import Group, option
 from gym_trace_cli.stopping import Ended, ended_by_signals
 
-# By name: the module that has it, and its line in the help. A module is imported when its command is called.
+# Module and help line of each command. A module is imported when its command is called.
 COMMANDS = {
     "record": ("gym_trace_cli.record", "Record episodes of a Gymnasium environment."),
     "train": ("gym_trace_cli.training.command", "Train a policy with PPO and record every step it learns from."),
@@ -131,13 +131,13 @@ def _fail(ctx: click.Context, code: int, line: str) -> NoReturn:
 
 
 def describe(error: Exception) -> str:
-    """What is wrong, mostly in one line. Of an error that is not ours, also where it came from."""
+    """Describe an error, mostly in one line; for errors of other code also where it was raised."""
     if isinstance(error, TraceNotFound) and error.directory is not None:
         return f"{error}{importlib.import_module('gym_trace_cli.ls').hint(error.directory)}"
     if isinstance(error, EnvironmentUnavailable) and error.imports:
         words = [word for module in error.imports for word in ("--import", module)]
         line = shlex.join(["gym-trace", *sys.argv[1:], *words])
-        return f"{error}\nto import what was imported for the recording: {line}"
+        return f"{error}\nimport what the recording imported: {line}"
     if isinstance(error, TraceError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -148,18 +148,18 @@ def describe(error: Exception) -> str:
 
 
 def _reader_is_gone() -> bool:
-    """Whether it is our stdout that broke, as in `gym-trace replay DIR | head`, and no pipe of an environment."""
+    """Return True if our stdout broke, as in `gym-trace replay DIR | head`, not a pipe of an environment."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if not poll.poll(0):
         return False
-    # What is still in the buffer has nowhere to go; without this Python complains on its way out.
+    # Discard the buffer; otherwise Python complains at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return True
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Warnings, most of them from environments, in one line and without the place in the code."""
+    """Print a warning in one line, without its place in the code."""
     text = _COLOUR.sub("", str(message)).removeprefix("WARN: ")
     click.echo(f"warning: {show.printable(' '.join(text.split()))}", err=True)
 

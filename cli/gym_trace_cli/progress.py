@@ -28,10 +28,10 @@ _SCALAR_SECONDS = 5.0
 
 
 class ProgressLine:
-    """One line on stderr that tells how far a command is, and how long it may still take; a context manager.
+    """One line on stderr with progress and the time left; a context manager.
 
-    On a terminal the line is drawn over and is gone in the end; elsewhere a line is printed every few seconds; with
-    quiet there is none.
+    On a terminal the line is redrawn, and removed at the end; elsewhere a line is printed every few seconds; quiet
+    hides it.
     """
 
     def __init__(self, *, quiet: bool = False):
@@ -39,14 +39,14 @@ class ProgressLine:
         self._live: Live | None = None
         self._redrawn = -math.inf
         self._due = time.monotonic() + _PLAIN_SECONDS
-        self._began: tuple[float, float] | None = None  # when, and at which fraction
+        self._began: tuple[float, float] | None = None  # time and fraction
 
     def __enter__(self) -> ProgressLine:
         if not self._quiet and is_terminal(sys.stderr):
             from rich.console import Console
             from rich.live import Live
 
-            # What a command or an environment prints meanwhile goes above the line, but a redirected stdout stays so.
+            # Other output goes above the line, but a redirected stdout stays redirected.
             self._live = Live(
                 console=Console(stderr=True, highlight=False),
                 auto_refresh=False,
@@ -63,9 +63,9 @@ class ProgressLine:
     def update(
         self, text: str, fraction: float | None = None, table: Callable[[], Any] | None = None, at_once: bool = False
     ) -> None:
-        """Shows text, and a bar and the time that is left if it is known which fraction is done.
+        """Show text, and with a fraction a bar and the time left.
 
-        table: makes what rich draws below it on a terminal. at_once: whether to print it now where there is none.
+        table: makes what rich draws below it. at_once: print it now, also without a terminal.
         """
         left = [] if fraction is None else self._left(fraction)
         if self._live is not None:
@@ -81,7 +81,7 @@ class ProgressLine:
             click.echo("  ".join([*_percent(fraction), *left, text]), err=True)
 
     def _left(self, fraction: float) -> list[str]:
-        """The time that is left, if it has gone on for long enough to tell."""
+        """Return the time left, once it can be estimated."""
         now = time.monotonic()
         if self._began is None or fraction < self._began[1]:
             self._began = now, fraction
@@ -92,7 +92,7 @@ class ProgressLine:
         return [f"{seconds} s left" if seconds < 60 else f"{duration(seconds)} left"]
 
     def update_bytes(self, done: int, total: int) -> None:
-        """Shows how many bytes are done, of how many."""
+        """Show "done of total" in bytes."""
         self.update(f"{size(done)} of {size(total)}", done / total if total else None)
 
     def counting(self, noun: str | None = None) -> Callable[[int, int], None]:
@@ -113,7 +113,7 @@ class ProgressLine:
 
 
 def _percent(fraction: float | None) -> list[str]:
-    """Rounded down, so that it is 100 % in the end and not before."""
+    """Round down, so that 100 % is the end."""
     return [] if fraction is None else [f"{math.floor(100 * fraction):3d}%"]
 
 

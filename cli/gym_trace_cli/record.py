@@ -36,7 +36,7 @@ _FACTS = "For search and the card (tag: repeatable)."
 
 
 class PolicyName(FactoryName):
-    """MODULE:CALLABLE; or "random", sb3:PATH, onnx:PATH, run:DIR, which are names of their own."""
+    """MODULE:CALLABLE; or random, sb3:PATH, onnx:PATH, run:DIR."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if _is_name(value) else super().convert(value, param, ctx)
@@ -174,7 +174,7 @@ def command(
     """
     env_id, factory = drop_overruled(ctx, env_id=env_id, factory=factory)
     if (env_id is None) == (factory is None):
-        raise click.UsageError("name an environment: ENV_ID, or --make MODULE:FUNCTION")
+        raise click.UsageError("pass an environment: ENV_ID, or --make MODULE:FUNCTION")
     limits = {"episodes": episodes, "steps": steps, "seconds": seconds, "bytes": bytes}
     if all(limit is None for limit in limits.values()):
         limits["episodes"] = _DEFAULT_EPISODES
@@ -182,7 +182,7 @@ def command(
     directory = Path(output or f"traces/{name}")
     given = dict(metadata)
     if taken := sorted(set(_OWN_METADATA) & set(given)):
-        raise click.UsageError(f"--metadata {taken[0]}=…: a recording says that itself, call yours another name")
+        raise click.UsageError(f"--metadata {taken[0]}=…: reserved; choose another name")
     facts = {"author": author, "license": license, "description": description, "tags": list(tags)}
     facts = {key: value for key, value in facts.items() if value}
     of_workers = {
@@ -195,14 +195,14 @@ def command(
     if workers is None and of_workers:
         raise click.UsageError(f"--{next(iter(of_workers)).replace('_', '-').replace('niceness', 'nice')} needs -j")
     if workers is None and num_envs is not None and str(policy).startswith(("onnx:", "run:")):
-        workers = 1  # of those that act in single environments, each lane has one there
+        workers = 1  # these act in single environments; workers have one policy per lane
     if workers is not None and (vectorization or autoreset):
         raise click.UsageError("-j, and a policy that acts in single environments, exclude --vectorization-mode and "
                                "--autoreset")  # fmt: skip
     if num_envs is None and (vectorization or autoreset):
         raise click.UsageError("--vectorization-mode and --autoreset need --num-envs")
     if video is not None and (workers is not None or num_envs is not None):
-        raise click.UsageError("--video films a single environment: leave out -j and --num-envs, or film episodes "
+        raise click.UsageError("--video: needs a single environment; omit -j and --num-envs, or film episodes "
                                "afterwards with gym-trace render")  # fmt: skip
     arguments = dict(env_args)
     if video is not None and factory is None:
@@ -213,7 +213,7 @@ def command(
         write_config(ctx, new_config, seed)
     acting = policy if _is_name(policy) else NamedCallable().convert(policy, None, None)
     if str(policy).startswith("run:") and "trust" in str(policy).partition("?")[2]:
-        look_in_current_directory()  # which may have its model
+        look_in_current_directory()  # may have its model
     recording |= {"record_infos": infos}
     run, private = {"seed": seed, **limits}, {"argv": argv, "git_diff": git_diff}
     if workers is not None:
@@ -238,7 +238,7 @@ def _is_name(policy: Any) -> bool:
 
 
 def _seed(given: int | None, directory: Path, resume: bool) -> int:
-    """The seed of the run, also where nobody said one: that of the run that is gone on with, or a new one."""
+    """Return the given seed, that of the resumed run, or a new one."""
     from gym_trace.collecting.rollout import new_root_seed
     from gym_trace.collecting.run_log import settings_of
 

@@ -112,11 +112,11 @@ def command(
                 where = show.printable(rendered.path)
                 click.echo(f"episode {rendered.index}: {where}, {show.count(rendered.frames, 'frame')}")
     if not made:
-        raise RenderingError("nothing was rendered; episodes whose pictures were recorded need --from observations")
+        raise RenderingError("nothing rendered; recorded images need --from observations")
 
 
 def _scheduled(view: Trace, schedule: str | None) -> list[int]:
-    """The places in the whole trace."""
+    """Return positions in the whole trace."""
     from gym_trace.video.schedules import schedule_of
 
     places: list[int] = view.chosen.tolist()

@@ -52,7 +52,7 @@ def command(ctx: click.Context, /, directory: str, output: str, salvage: bool, q
         click.echo(f"note: {show.printable(remark)}")
     _print_losses(report)
     if not report.writers:
-        click.echo(f"no episode can be read; {show.printable(output)} was not written")
+        click.echo(f"no readable episode; {show.printable(output)} not written")
         ctx.exit(ERROR)
     writers = show.count(len(report.writers), "writer")
     kept = f"{show.count(report.found.episodes, 'episode')}, {show.count(report.steps, 'step')} of {writers}"
@@ -88,13 +88,13 @@ def _print_losses(report: RepairReport) -> None:
         click.echo(show.damage(*loss.damage))
         _print_steps(loss.steps)
         if not loss.exact:
-            click.echo(f"  lost: {'more ' if loss.steps else ''}steps that cannot be named")
+            click.echo(f"  lost: {'more ' if loss.steps else ''}unidentified steps")
     for kept in report.salvaged:
         click.echo(show.damage(*kept.damage))
         click.echo(show.printable(f"  kept without {', '.join(kept.columns)}"))
         _print_steps(kept.steps, "without them")
     if report.orphans:
-        click.echo("left out, because the observation before them is lost:")
+        click.echo("skipped, because the observation before them is lost:")
         _print_steps(report.orphans)
     if not (report.losses or report.salvaged):
         click.echo("nothing is lost")

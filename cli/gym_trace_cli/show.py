@@ -1,4 +1,4 @@
-"""How numbers, tables, damage and progress look, for all commands."""
+"""Format numbers, tables, charts and damage, for all commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _TABLE_BLOCK = 1000  # rows that are aligned together
 _NARROWEST, _HEADING = 8, 7  # characters that a column of text, and a heading, are cut to at most
-_TIME = re.compile(r"(\d{4}-)?\d\d-\d\d|-?$")  # which is not cut
+_TIME = re.compile(r"(\d{4}-)?\d\d-\d\d|-?$")  # never cut
 
 
 def count(number: int, noun: str | None = None) -> str:
@@ -84,7 +84,7 @@ def returned(value: Return) -> str:
 
 
 def returns(mean: Return, least: Return, most: Return, lately: bool) -> str:
-    """The returns of a run's complete episodes. lately: whether there are more of them than these tell of."""
+    """Format returns of complete episodes. lately: these are only the last 100."""
     of = "the last 100 complete episodes" if lately else "complete episodes"
     return f"return of {of}: {returned(mean)} on average, from {returned(least)} to {returned(most)}"
 
@@ -96,7 +96,7 @@ def speeds(speeds: Sequence[float]) -> str:
 
 
 def damage(path: str, start: int, end: int, problem: str) -> str:
-    """A damaged place in a line; start and end in bytes, both 0 where it is the whole file."""
+    """Format a damaged place; start and end in bytes, both 0 for the whole file."""
     where = f"bytes {start} to {end}: " if end else ""
     return printable(f"{path}: {where}{problem}")
 
@@ -113,7 +113,7 @@ def curve(values: Sequence[float | None], width: int = 60) -> str:
 
 
 def histogram(counts: Sequence[int], width: int = 60) -> str:
-    """A line of blocks as high as the counts, gaps where there are none; neighbours are added up to fit the width."""
+    """A line of blocks as high as the counts, gaps for 0; neighbours are added up to fit the width."""
     sums = [sum(group) for group in _in_groups(counts, width)]
     scale = (len(_BLOCKS) - 0.01) / (max(sums, default=0) or 1)
     return "".join(_BLOCKS[int(total * scale)] if total else " " for total in sums)
@@ -125,12 +125,12 @@ def _in_groups(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person is looking at stream, through something that can move the cursor."""
+    """Return True if stream is a terminal that can move the cursor."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def draws() -> bool:
-    """Whether charts can be drawn on stdout, and somebody sees them."""
+    """Return True if stdout is a terminal that can show charts."""
     return is_terminal(sys.stdout) and "utf" in (sys.stdout.encoding or "").lower()
 
 
@@ -139,7 +139,7 @@ def title(text: str) -> None:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
-    """Prints a label and what is to be said of it, a line each; on a terminal long ones are folded."""
+    """Print labels and values, one per line; long values are folded on a terminal."""
     lines = [(printable(label), printable(value)) for label, value in rows if value]
     indent = max((len(label) for label, _ in lines), default=0) + 2
     for label, value in lines:
@@ -147,12 +147,12 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def line(label: str, text: str) -> None:
-    """Prints "label: text"; on a terminal a long one is folded."""
+    """Print "label: text", folded on a terminal."""
     click.echo(f"{label}: {folded(printable(text), len(label) + 2, sys.stdout)}")
 
 
 def folded(text: str, indent: int, stream: TextIO) -> str:
-    """Text that begins so far to the right, in lines that a terminal has room for; elsewhere as it is."""
+    """Fold text after an indent to the width of a terminal; elsewhere return it as it is."""
     if not is_terminal(stream):
         return text
     room = max(20, shutil.get_terminal_size().columns - indent)
@@ -160,9 +160,9 @@ def folded(text: str, indent: int, stream: TextIO) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], fitted: bool = False) -> None:
-    """Prints rows of text under headings; columns of figures flush right. Any number of rows, in little memory.
+    """Print rows under headings, figures flush right. Memory does not grow with the rows.
 
-    fitted: what is too wide for a terminal is cut there, the widest columns of text first.
+    fitted: shorten text to the width of a terminal, the widest columns first.
     """
     room = shutil.get_terminal_size().columns if fitted and is_terminal(sys.stdout) else None
     rows = ([printable(cell) for cell in row] for row in rows)
@@ -184,7 +184,7 @@ def _widened(widths: list[int], block: list[Sequence[str]]) -> list[int]:
 
 
 def _fitted(widths: list[int], block: list[Sequence[str]], right: list[bool], room: int | None) -> list[int]:
-    """The widths with columns made narrower, the widest first, until a line has room. Figures are never cut."""
+    """Return widths narrowed to fit, the widest first. Figures are never cut."""
     if room is None:
         return widths
     widths, excess = list(widths), sum(widths) + 2 * len(widths) - 2 - room
@@ -206,7 +206,7 @@ def _line(cells: Sequence[str], widths: list[int], right: list[bool]) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """The text, or its beginning and its end, by both of which names are told apart."""
+    """Shorten text to its beginning and end, which distinguish names."""
     if len(text) <= width:
         return text
     end = (width - 1) // 2
@@ -214,6 +214,6 @@ def cut(text: str, width: int) -> str:
 
 
 def next_commands(directory: Path) -> None:
-    """Prints what to do with a trace that was recorded."""
+    """Print the next commands for a recorded trace."""
     where = printable(shlex.quote(str(directory)))
     click.echo(f"next:\n  gym-trace stats {where}\n  gym-trace replay {where}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gym_trace.replay.compare import Difference
     from gym_trace.replay.resimulate import Verdict
 
-# Exit codes. Of several the first counts: what is known to be wrong comes before what is not known.
+# Exit codes; the first that applies wins.
 _CODES = {"differs": DIFFERS, "damaged": DAMAGED, "unverifiable": UNVERIFIABLE}
 _SAID = {
     "identical": "identical, bit for bit",
@@ -40,7 +40,7 @@ _SAID = {
     "unverifiable": "that cannot be verified",
     "damaged": "damaged",
 }
-_MOST_ALIKE = 3  # episodes that cannot be verified for one reason, of which each is told
+_MOST_ALIKE = 3  # unverifiable episodes listed per reason
 
 
 tolerance_options = (
@@ -93,10 +93,10 @@ def verify(
     junit: Path | None,
     **options: Any,
 ) -> int:
-    """Plays the chosen episodes again, says what came out, writes the reports, and returns the exit code."""
+    """Replay the selected episodes, print results, write the reports, and return the exit code."""
     for name, path in (("--report", report), ("--junit", junit)):
         if path is not None and Path(os.path.realpath(trace.directory)) in path.parents:
-            raise click.UsageError(f"{name}: {path} would be in the trace's own directory, which is never written to")
+            raise click.UsageError(f"{name}: {path} is in the trace's own directory; write elsewhere")
     if report is not None and report == junit:
         raise click.UsageError(f"--report and --junit name the same file, {report}")
     options |= {"imports": imports, "on_damage": "skip" if skip_damaged else "raise"}
@@ -115,7 +115,7 @@ def verify(
         raise
     finally:
         _sum_up(trace, outcome, skip_damaged)
-        reports.close(outcome)  # before anything is printed, which may fail
+        reports.close(outcome)  # before printing, which may fail
         for reason, number in Counter() if as_json else reasons.items():
             if number > _MOST_ALIKE:
                 more = show.count(number - _MOST_ALIKE, "more episode")
@@ -156,7 +156,7 @@ def _play(
 
 
 def _end(error: BaseException) -> tuple[str, int]:
-    """What ended it early, in a word, and the exit code of that."""
+    """Return why it ended early, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
     if isinstance(error, Ended):
@@ -179,7 +179,7 @@ def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
 
 
 def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) -> None:
-    """Prints what there is to say in the end, and of an early one."""
+    """Print the summary, also of an early end."""
     from gym_trace.replay.verify import played_in_registered
 
     if outcome.ended == "error":
@@ -209,7 +209,7 @@ def _told(verdict: Verdict, several: bool) -> str:
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
-    """As JSON can have it."""
+    """Return a verdict as plain data."""
     plain = {name: getattr(verdict, name) for name in verdict.__dataclass_fields__}
     if verdict.difference is not None:
         plain["difference"] = difference_as_json(verdict.difference)
@@ -217,7 +217,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
 
 
 def difference_as_json(difference: Difference) -> dict[str, Any]:
-    """A difference as plain data; values that JSON has not are told in words."""
+    """Return a difference as plain data; text for values that JSON lacks."""
     values = {name: _jsonable(getattr(difference, name)) for name in ("recorded", "seen", "largest")}
     return difference._asdict() | values
 

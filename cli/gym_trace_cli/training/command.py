@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _COMMAND = "gym-trace train"
 _AS_IN_RECORD = "As in gym-trace record."
-_SETTINGS = ("workers", "num_envs", "rollout", "batch", "lag", "inference", "device")  # that are options of their own
+_SETTINGS = ("workers", "num_envs", "rollout", "batch", "lag", "inference", "device")  # with their own options
 _ALWAYS = {"as_json", "quiet", "trust", "config"}
 _OF_RESUME = {"resume", "seconds", "until_return", "tensorboard", "checkpoint_seconds", "keep", "milestone_seconds"}
 _OF_RESUME |= {"stall_timeout", "max_restarts", "niceness", "cpus"}
@@ -55,7 +55,7 @@ class Processors(TextOption):
 
     def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
         if not all(part.strip().isdecimal() for part in value.split(",")):
-            self.fail(f"{value!r} is no list of processors; write 0,1,2", param, ctx)
+            self.fail(f"{value!r} is not a list of processors; write 0,1,2", param, ctx)
         return [int(part) for part in value.split(",")]
 
 
@@ -72,7 +72,7 @@ class Exchanging(EnvArg):
 
 
 class TrainCommand(Headed):
-    """Says of an option that there is not whether it is a setting."""
+    """Hint at --set if an unknown option is a setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         from gym_trace.training.settings import Settings
@@ -83,7 +83,7 @@ class TrainCommand(Headed):
             name = error.option_name.lstrip("-").replace("-", "_")
             if name not in Settings.__dataclass_fields__:
                 raise
-            raise click.UsageError(f"{error.option_name} is a setting: --set {name}=VALUE", ctx) from error
+            raise click.UsageError(f"{error.option_name}: is a setting; pass --set {name}=VALUE", ctx) from error
 
 
 @click.command("train", cls=TrainCommand)
@@ -177,12 +177,10 @@ def command(
     """
     env_id, factory = drop_overruled(ctx, env_id=env_id, factory=factory)
     if sum(bool(mode) for mode in (env_id, factory, resume, verified)) != 1:
-        raise click.UsageError(
-            "name an environment, ENV_ID or --make MODULE:FUNCTION; or --resume DIR; or --verify DIR: one of these"
-        )
+        raise click.UsageError("pass one of ENV_ID, --make MODULE:FUNCTION, --resume DIR and --verify DIR")
     _refuse_options(ctx, dict(settings))
     if given["trust"]:
-        look_in_current_directory()  # which may have what the run names
+        look_in_current_directory()  # may have what the run names
     find_here(str(dict(settings).get("model") or "").partition(":")[0])
     if verified is not None:
         _refuse_others(ctx, "--verify", {"verified"} | _ALWAYS)
@@ -195,7 +193,7 @@ def command(
         _train(named, Path(resume), resume=True, describe=about, **given)
         return
     if all(given[name] is None for name in ("steps", "seconds", "until_return")):
-        raise click.UsageError("say how long: --steps N, --seconds S, or --until-return R")
+        raise click.UsageError("no limit; pass --steps N, --seconds S or --until-return R")
     named = NamedEnvironment(env_id, factory, dict(env_args), tuple(imports), tuple(wrappers), max_episode_steps)
     directory = Path(output or "runs/" + (env_id or factory or "").replace("/", "-").replace(":", "-"))
     if policies is not None:
@@ -203,28 +201,28 @@ def command(
 
         chosen |= {"policies": policies, "exchange": Exchange.of(dict(exchange))}
     elif exchange:
-        raise click.UsageError("--pbt says when policies take over from others: say how many, with --policies N")
+        raise click.UsageError("--pbt: needs a population; pass --policies N")
     _train(named, directory, learn=not no_learn, describe=described(named), **given, **chosen)
 
 
 def _refuse_options(ctx: click.Context, settings: dict[str, Any]) -> None:
-    """Raises UsageError for what is set and is an option, InvalidOption for what is neither that nor a setting."""
+    """Raises UsageError for an option in --set, InvalidOption for an unknown setting."""
     from gym_trace.training.settings import Settings, settings_from
 
     options = {name: param for param in ctx.command.params for name in (str(param.name), param.opts[-1].lstrip("-"))}
     for name in sorted(settings.keys() - Settings.__dataclass_fields__.keys()):
         if isinstance(option := options.get(name), click.Option):
             value = "" if option.is_flag else " VALUE"
-            raise click.UsageError(f"--set {name}: it is an option: {option.opts[-1]}{value}")
+            raise click.UsageError(f"--set {name}: is an option; pass {option.opts[-1]}{value}")
         settings_from({name: settings[name]})
 
 
 def _refuse_others(ctx: click.Context, mode: str, taken: set[str]) -> None:
-    """Raises UsageError for options that a mode does not take."""
+    """Raises UsageError for options that a mode does not accept."""
     for param in ctx.command.params:
         given = ctx.get_parameter_source(str(param.name)) not in (ParameterSource.DEFAULT, None)
         if given and param.name not in taken:
-            raise click.UsageError(f"{mode} takes no {param.opts[-1]}: the run has what it was started with")
+            raise click.UsageError(f"{mode}: {param.opts[-1]} cannot change; omit it")
 
 
 def _train(
@@ -237,10 +235,10 @@ def _train(
     seconds: float | None,
     **options: Any,
 ) -> None:
-    """Trains, shows how it goes, and exits with what came of it."""
+    """Train, show progress and a summary, and exit if interrupted."""
     from gym_trace.training.run import runs_in
 
-    train = gym_trace.train  # before anything else, as it may not be installed
+    train = gym_trace.train  # first, because PyTorch may be missing
     if options["until_return"] is None and options.get("resume"):
         del options["until_return"]
     told: dict[str, float | None] = {"steps": options.get("steps"), "seconds": seconds}
@@ -285,13 +283,13 @@ def _verify(directory: str, as_json: bool, quiet: bool, trust: bool) -> int:
         click.echo(show.printable(f"note: {note}"), err=True)
     if stop.received:
         click.echo(f"{stop.what_happened} after {show.count(found.versions)} of {show.count(found.of, 'version')}, "
-                   "which came out the same", err=True)  # fmt: skip
+                   "all equal", err=True)  # fmt: skip
         raise SystemExit(stop.exit_code)
     same = f"{show.count(found.versions, 'version')} and {show.count(found.checkpoints, 'checkpoint')}"
     if found.differs:
         click.echo(show.printable(f"differs: {found.differs}"), err=True)
-        click.echo(f"before that {same} came out the same, of {show.count(found.of, 'version')}", err=True)
+        click.echo(f"before that {same} matched, of {show.count(found.of, 'version')}", err=True)
         return DIFFERS
     if not as_json and not quiet:
-        click.echo(f"learnt again: {same}, the same, bit for bit")
+        click.echo(f"relearned: {same}, identical bit for bit")
     return FINE

@@ -1,4 +1,4 @@
-"""How gym-trace train tells how far it is, and what came of it."""
+"""Progress and summary of gym-trace train."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _line(progress: Trained) -> list[str]:
 
 
 def _dashboard(progress: Trained) -> Any:
-    """What rich draws below that line."""
+    """Return what rich draws below the line."""
     from rich.console import Group
     from rich.text import Text
 
@@ -107,12 +107,12 @@ def print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> No
     if not done.new_steps and done.stopped == "done":
         click.echo(f"nothing to do: the run is done, at {version}")
     elif not done.steps:
-        click.echo("nothing is learnt yet")
+        click.echo("nothing learned yet")
         return
     else:
         restarts = f", {show.count(done.restarts, 'restart')}" if done.restarts else ""
         click.echo(
-            f"learnt from {show.count(done.new_steps, 'step')} in {show.duration(done.seconds)} "
+            f"learned from {show.count(done.new_steps, 'step')} in {show.duration(done.seconds)} "
             f"({show.count(round(done.new_steps / max(done.seconds, 1e-9)))} steps/s) with "
             f"{show.count(len(done.workers), 'worker')}{restarts}: {version}"
         )
