@@ -174,9 +174,7 @@ def make_env(
         )
     except gymnasium.error.UnregisteredEnv as error:
         module = next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), "MODULE")
-        raise EnvironmentUnavailable(
-            f"{_one_line(error)} Pass --import {module}"
-        ) from error
+        raise EnvironmentUnavailable(f"{_one_line(error)} Pass --import {module}") from error
     except EnvironmentUnavailable:
         raise
     except Exception as error:  # any constructor

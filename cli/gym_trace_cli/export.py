@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,17 @@ from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 
-def list_formats(ctx: click.Context, kind: str) -> None:
-    """List the formats. kind: "exporters" or "importers"."""
-    from gym_trace.interop import formats as known
+def list_option(kind: str) -> Callable[[Any], Any]:
+    """--list, which prints the formats and exits. kind: "exporters" or "importers"."""
 
-    show.facts(known.listed(getattr(known, kind)()))
-    ctx.exit()
+    def print_list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+        if asked and not ctx.resilient_parsing:
+            from gym_trace.interop import formats as known
 
+            show.facts(known.listed(getattr(known, kind)()))
+            ctx.exit()
 
-def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        list_formats(ctx, "exporters")
+    return option("--list", "List the formats.", is_eager=True, expose_value=False, callback=print_list)
 
 
 @headed("export")
@@ -43,7 +44,7 @@ def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         multiple=True,
     ),
     option("--strict", "Fail if FORMAT cannot store everything."),
-    option("--list", "List the formats.", is_eager=True, expose_value=False, callback=_list),
+    list_option("exporters"),
     quiet_option,
     json_option,
 )

@@ -9,15 +9,10 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import formats
-from gym_trace_cli.export import list_formats
+from gym_trace_cli.export import list_option
 from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import PATH, EnvArg, json_option, quiet_option
 from gym_trace_cli.progress import ProgressLine
-
-
-def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        list_formats(ctx, "importers")
 
 
 @headed("import")
@@ -33,7 +28,7 @@ def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         name="options",
         multiple=True,
     ),
-    option("--list", "List the formats.", is_eager=True, expose_value=False, callback=_list),
+    list_option("importers"),
 )
 @section(
     "Output",
