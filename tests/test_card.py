@@ -211,7 +211,7 @@ def test_the_command_prints_or_writes_the_card_and_keeps_other_files(tmp_path: P
     readme.write_text("mine")
     refused = run("card", tmp_path, "-o", readme)
     assert refused.exit_code == 1
-    assert "is no card of gym-trace" in refused.output
+    assert "not an unchanged card" in refused.output
     assert readme.read_text() == "mine"
 
 

@@ -15,6 +15,7 @@ import pytest
 from gym_trace_cli import show
 from gym_trace_cli.main import COMMANDS, ELSEWHERE
 from gym_trace_cli.options import EpisodeSlice
+from gym_trace_cli.progress import ProgressLine
 from runs import recorded
 from shell import in_directory, ok, process, run
 
@@ -51,7 +52,32 @@ def test_every_command_explains_itself(name: str) -> None:
     assert f"gym-trace {name}" in ok(name, "-h").output
 
 
-def test_an_unknown_command_is_told_what_comes_nearest() -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_fits_two_screens_of_80_columns(name: str) -> None:
+    lines = ok(name, "--help").output.splitlines()
+    assert len(lines) <= 48
+    assert all(line.startswith("  gym-trace ") for line in lines if len(line) > 80)  # examples
+
+
+@pytest.mark.parametrize(
+    "args", [["--nope"], ["recrod"], ["record", "--episodes", "0"], ["edit", "mrege"], ["cat"]], ids=str
+)
+def test_wrong_usage_prints_one_lower_case_error_line(args: list[str]) -> None:
+    result = run(*args)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Usage: gym-trace")
+    assert [line for line in result.stderr.splitlines() if line.lower().startswith("error:")] == [
+        line for line in result.stderr.splitlines() if line.startswith("error: ") and not line.endswith(".")
+    ]
+    assert "error: " in result.stderr
+
+
+def test_an_unknown_command_of_edit_gets_a_hint() -> None:
+    assert "no command 'mrege'; did you mean 'merge'?" in run("edit", "mrege").stderr
+    assert "'gym-trace edit --help' lists them" in run("edit", "export").stderr
+
+
+def test_an_unknown_command_gets_the_nearest_name() -> None:
     result = run("recrod", "CartPole-v1")
     assert result.exit_code == 2
     assert "did you mean 'record'?" in result.stderr
@@ -91,7 +117,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     ],
     ids=["file", "no file", "escape sequence"],
 )
-def test_what_the_system_says_is_one_line(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_error_is_one_line(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(directory: str) -> None:
         raise error
 
@@ -203,9 +229,9 @@ def test_a_table_widens_when_later_rows_need_it(capsys: pytest.CaptureFixture[st
 def test_progress_is_plain_lines_without_a_terminal_and_nothing_when_quiet(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(show, "_PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("gym_trace_cli.progress._PLAIN_SECONDS", 0.0)
     for quiet in (False, True):
-        with show.ProgressLine(quiet=quiet) as progress:
+        with ProgressLine(quiet=quiet) as progress:
             progress.update("1 of 2", 0.5)
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", " 50%  1 of 2\n")
@@ -227,14 +253,14 @@ def test_progress_is_plain_lines_without_a_terminal_and_nothing_when_quiet(
         *[("recrod", "did you mean 'record'?"), ("xyzzy", "'gym-trace --help' lists them")],
     ],
 )
-def test_a_command_of_another_name_is_told_by_the_one_that_does_it(name: str, hint: str) -> None:
+def test_a_command_name_of_another_tool_gets_a_hint(name: str, hint: str) -> None:
     result = run(name, "traces")
     assert result.exit_code == 2
     assert f"no command {name!r}; " in result.stderr
     assert hint in result.stderr
 
 
-def test_every_command_that_a_hint_names_is_there() -> None:
+def test_every_command_in_a_hint_exists() -> None:
     for hint in ELSEWHERE.values():
         for words in re.findall(r"'([^']+)'", hint):
             assert words.split()[0] in COMMANDS

@@ -123,7 +123,7 @@ def row(said: Any, declared: dict[str, Any]) -> Any:
 
 
 def read_back(text: str) -> list[dict[str, Any]]:
-    """The episodes: what is said of each, and a list of rows a column."""
+    """Return the episodes: facts of each, and one list of rows per column."""
     declared: dict[str, Any] = {}
     episodes: list[dict[str, Any]] = []
     for said in map(strict, text.splitlines()):
@@ -448,31 +448,37 @@ def test_npz_can_be_piped(tmp_path: Path) -> None:
     ("args", "said"),
     [
         (["-o", "steps"], "pass --format"),
-        (["-o", "x", "--format", "table"], "a table is for the terminal"),
+        (["-o", "x", "--format", "table"], "not for files"),
         (["--json", "--format", "csv"], "excludes --format csv"),
         (["--format", "xml"], "xml"),
     ],
     ids=str,
 )
-def test_what_does_not_go_together_is_a_usage_error(args: list[str], said: str, tmp_path: Path) -> None:
+def test_conflicting_options_are_a_usage_error(args: list[str], said: str, tmp_path: Path) -> None:
     result = run("cat", SAMPLES / "cartpole", *args)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_an_ending_that_contradicts_the_format_is_noted(tmp_path: Path) -> None:
+    result = ok("cat", SAMPLES / "cartpole", "--format", "npz", "-o", tmp_path / "x.csv")
+    assert "x.csv: written as npz" in result.stderr
+    assert len(loaded(tmp_path / "x.csv")["rewards"])
 
 
 # -- odd traces -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["table", "csv", "jsonl"])
-def test_what_is_damaged_is_left_out_and_told(form: str) -> None:
+def test_damaged_parts_are_skipped_and_reported(form: str) -> None:
     result = run("cat", SAMPLES / "damaged", "--format", form)
     assert result.exit_code == 5
-    assert result.stderr.count("left out: ") == 1
+    assert result.stderr.count("skipped: ") == 1
     assert "checksum mismatch in column" in result.stderr
     assert "truncated" in result.stdout or form == "csv"
 
 
-def test_what_is_left_of_a_damaged_trace_is_what_a_scan_gives(tmp_path: Path) -> None:
+def test_cat_of_a_damaged_trace_prints_what_a_scan_yields(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         parts = list(open_trace(SAMPLES / "damaged").scan(on_damage="skip"))

@@ -56,7 +56,7 @@ def test_a_run_says_where_it_came_from(tmp_path: Path) -> None:
 def test_failing_workers_are_said_and_exit_with_1(tmp_path: Path) -> None:
     failed = run("record", "CartPole-v1", "-o", tmp_path / "t", "-j", 2, "--env-arg", "x=1", "--max-restarts", 1)
     assert failed.exit_code == 1
-    assert "worker 0 was given up" in failed.output
+    assert "worker 0 abandoned" in failed.output
     assert "unexpected keyword argument 'x'" in failed.output
 
 
@@ -83,7 +83,7 @@ def test_a_signal_saves_what_there_is_and_leaves_no_process(tmp_path: Path, numb
     running.send_signal(number)
     output, errors = running.communicate(timeout=60)
     assert running.returncode == 128 + number
-    assert "go on with the same command and --resume" in errors
+    assert "resume with the same command and --resume" in errors
     assert "recorded" in output
     wait_for(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
     assert not check_trace(tmp_path / "t").damages
@@ -104,7 +104,7 @@ def test_a_signal_to_all_while_workers_start_ends_them_in_order(tmp_path: Path, 
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 128 + number
     assert "Traceback" not in errors
-    assert "go on with the same command and --resume" in errors
+    assert "resume with the same command and --resume" in errors
     events = [json.loads(line) for line in (tmp_path / "t" / EVENTS).read_text().splitlines()]
     assert [event["event"] for event in events if event["event"] not in ("start", "report", "end")] == []
 

@@ -91,7 +91,7 @@ def test_traces_are_proposed_where_there_is_nothing_else(tmp_path: Path, monkeyp
     assert proposed("stats", "nowhere/") == ["nowhere/"]
 
 
-def test_environment_ids_are_proposed_whatever_their_case() -> None:
+def test_completion_of_environment_ids_ignores_case() -> None:
     assert "CartPole-v1" in proposed("record", "cartp")
     assert "CartPole-v1" in proposed("verify", "t", "--env", "Cart")
 

@@ -47,7 +47,7 @@ def test_a_directory_of_traces_is_a_line_a_trace() -> None:
     assert (unit, state) == ("kB", "closed")
 
 
-def test_what_is_told_of_a_trace_is_what_is_in_it() -> None:
+def test_ls_shows_the_content_of_a_trace() -> None:
     (row,) = (row for row in lines(SAMPLES) if row["directory"].endswith("two-writers"))
     episodes = open_trace(SAMPLES / "two-writers").episodes
     assert row["environments"] == ["CartPole-v1"]
@@ -58,13 +58,13 @@ def test_what_is_told_of_a_trace_is_what_is_in_it() -> None:
     assert row["start_time"] == f"{episodes['start_time'].min().astype('M8[us]')}Z"
 
 
-def test_returns_of_several_objectives_are_told_one_by_one() -> None:
+def test_ls_shows_the_return_of_each_objective() -> None:
     (row,) = (row for row in lines(SAMPLES) if row["directory"].endswith("mismatch"))
     assert row["return"] == [21.0, -6.0]
     assert {tuple(episode["return"]) for episode in lines(SAMPLES / "mismatch")} == {(21.0, -6.0)}
 
 
-def test_states_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ls_distinguishes_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("killed", "cartpole", "empty"):
         shutil.copytree(SAMPLES / name, tmp_path / name)
     for name in ("torn", "gone", "unknown", "shorter"):
@@ -132,7 +132,7 @@ def test_the_episodes_of_a_trace_are_a_line_each_as_they_are_selected() -> None:
     assert [line.split()[0] for line in table[1:3]] == ["5", "34"]
 
 
-def test_where_there_are_no_traces_is_an_error(tmp_path: Path) -> None:
+def test_ls_without_traces_is_an_error(tmp_path: Path) -> None:
     assert run("ls", tmp_path).stderr == (
         f"error: {tmp_path}: no traces here, nor in the directories up to three levels below\n"
     )
@@ -143,11 +143,11 @@ def test_where_there_are_no_traces_is_an_error(tmp_path: Path) -> None:
 def test_commands_of_one_trace_point_to_ls_where_there_are_several(command: str) -> None:
     result = run(command, SAMPLES)
     assert result.exit_code == 1
-    assert f"'gym-trace ls {SAMPLES}' lists them" in result.stderr
+    assert f"'gym-trace ls {SAMPLES}' lists the traces below it" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_what_a_trace_says_of_itself_does_not_steer_the_terminal(tmp_path: Path) -> None:
+def test_text_of_a_trace_does_not_control_the_terminal(tmp_path: Path) -> None:
     recorded(tmp_path / ESCAPE, uid="w")
     result = ok("ls", tmp_path)
     assert "\x1b" not in result.output
@@ -172,7 +172,7 @@ def test_a_manifest_that_is_alone_is_a_trace_of_nothing(tmp_path: Path) -> None:
     assert "missing, but listed in the manifest" in row["problem"]
 
 
-def test_when_is_told_by_the_day_of_another_year(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_times_of_another_year_show_the_date(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(gmtime=lambda: None, strftime=lambda form, now: "2026", monotonic=lambda: 0.0)
     monkeypatch.setattr(ls, "time", clock)
     assert ok("ls", SAMPLES).stdout.splitlines()[1].endswith("  01-01 00:00")

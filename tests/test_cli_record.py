@@ -51,7 +51,7 @@ def test_the_same_seed_records_the_same_episodes(here: Path) -> None:
         np.testing.assert_array_equal(first.actions[:n], second.actions)
 
 
-def test_a_limit_in_the_middle_of_an_episode_is_told(here: Path) -> None:
+def test_an_episode_cut_by_a_limit_is_reported(here: Path) -> None:
     output = ok("record", "clicks:CliClock-v0", "-o", "t", "--steps", 25).output
     assert "recorded 3 episodes, the last one cut short: 25 steps" in output
     assert gym_trace.open_trace("t").episodes["outcome"].tolist() == ["terminated", "terminated", "closed"]
@@ -95,7 +95,7 @@ def test_a_policy_is_a_function_or_a_class_in_a_module_nearby(here: Path, policy
 def test_a_policy_that_is_not_there_is_a_usage_error_and_nothing_is_recorded(here: Path, policy: str) -> None:
     result = run("record", "CartPole-v1", "-o", "t", "--policy", policy)
     assert result.exit_code == 2
-    assert "Invalid value for '--policy'" in result.stderr
+    assert "invalid value for '--policy'" in result.stderr
     assert not Path("t").exists()
 
 
@@ -132,7 +132,7 @@ def test_a_run_of_several_processes_that_is_there_already_can_be_resumed_and_the
     assert "on_exist" not in result.stderr
 
 
-def test_a_trace_that_is_there_already_is_not_touched_unless_told_so(here: Path) -> None:
+def test_an_existing_trace_is_kept_unless_on_exist_allows_more(here: Path) -> None:
     arguments = ["record", "CartPole-v1", "-o", "t", "--episodes", 1]
     ok(*arguments)
     result = run(*arguments)
@@ -152,10 +152,10 @@ def test_a_file_in_the_place_of_the_trace_is_one_line(here: Path) -> None:
     assert result.stderr == f"error: {here / 'clicks.py'}: is a file; pass a directory\n"
 
 
-def test_what_was_recorded_before_the_environment_failed_is_kept(here: Path) -> None:
+def test_steps_before_a_failure_of_the_environment_are_kept(here: Path) -> None:
     result = run("record", "clicks:CliClock-v0", "-o", "t", "--env-arg", "fail_at=6")
     assert result.exit_code == 1
-    assert result.stderr.splitlines()[0] == "what was recorded up to the error is in t"
+    assert result.stderr.splitlines()[0] == "steps before the error are in t"
     assert result.stderr.splitlines()[1].startswith("error: ZeroDivisionError: the simulator broke (")
     (episode,) = gym_trace.open_trace("t")
     assert (len(episode), episode.outcome) == (5, "closed")

@@ -1,4 +1,4 @@
-"""gym-trace record: what is put around environments, what is said of a trace, when it ends, and options in a file."""
+"""gym-trace record: wrappers, metadata, limits, and options in a file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import gymnasium
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
-from gym_trace_cli import show
 from gym_trace_cli.main import cli
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.record_config import toml_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,12 +89,12 @@ def test_a_trace_with_wrappers_of_gymnasium_is_verified_as_any_other(mode: list[
     ("name", "said"),
     [
         ("around:broken", "--wrapper around:broken: ValueError: not around this"),
-        ("around:nothing", "--wrapper around:nothing: TypeError: it gave a NoneType, which is no gymnasium.Env"),
+        ("around:nothing", "--wrapper around:nothing: TypeError: returned NoneType; return a gymnasium.Env"),
         ("around:missing", "'around:missing': module 'around' has no attribute 'missing'"),
         ("around", "'around' is not of the form MODULE:NAME"),
     ],
 )
-def test_what_is_no_wrapper_is_said_in_a_line_and_leaves_nothing(here: Path, name: str, said: str) -> None:
+def test_an_invalid_wrapper_is_an_error_in_one_line_and_leaves_no_trace(here: Path, name: str, said: str) -> None:
     failed = run("record", "CartPole-v1", "--wrapper", name, "-o", "t")
     assert failed.exit_code in (1, 2)
     assert said in failed.output
@@ -129,7 +129,7 @@ def test_vector_environments_of_an_old_gymnasium_are_refused_in_a_line(
 def test_metadata_does_not_hide_the_seed() -> None:
     refused = run("record", "CartPole-v1", "--metadata", "seed=1")
     assert refused.exit_code == 2
-    assert "--metadata seed=…: a recording says that itself" in refused.output
+    assert "--metadata seed=…: reserved" in refused.output
 
 
 @pytest.mark.parametrize("more", [[], VECTOR])
@@ -146,7 +146,7 @@ def test_episodes_are_filmed_while_they_are_recorded(here: Path) -> None:
     pytest.importorskip("pygame")
     ok("record", "CartPole-v1", "--episodes", 3, "--max-episode-steps", 2, "--video", "every:2", "-o", "t")
     assert [path.name.split(".")[-2] for path in sorted((here / "t").glob("*.mp4"))] == ["000000", "000002"]
-    for wrong, said in ((["--video", "every:0"], "invalid schedule"), (["--video", "cubic", "-j", 1], "leave out -j")):
+    for wrong, said in ((["--video", "every:0"], "invalid schedule"), (["--video", "cubic", "-j", 1], "omit -j")):
         refused = run("record", "CartPole-v1", *wrong)
         assert refused.exit_code == 2
         assert said in refused.output
@@ -217,7 +217,7 @@ def test_a_written_file_repeats_the_run(here: Path, more: list[object]) -> None:
         (b'"\\u001b[31m" = 1', r"no option '\x1b[31m'"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_said_with_its_name(here: Path, content: bytes, said: str) -> None:
+def test_an_error_in_a_config_file_names_the_file(here: Path, content: bytes, said: str) -> None:
     (here / "run.toml").write_bytes(content)
     refused = run("record", "CartPole-v1", "--config", "run.toml", "-o", "t")
     assert refused.exit_code == 2, refused.output
@@ -234,7 +234,7 @@ def test_a_file_that_is_not_there_or_cannot_be_written_is_a_matter_of_usage() ->
 
 
 @given(st.text(st.characters(codec="utf-8")), st.floats(min_value=0, exclude_min=True, allow_infinity=False))
-def test_whatever_is_written_is_read_again(text: str, number: float) -> None:
+def test_any_text_in_a_config_file_round_trips(text: str, number: float) -> None:
     tomllib = pytest.importorskip("tomllib")
     for value in ([text, ""], number, True, 1 << 80):
         assert tomllib.loads(f"x = {toml_of(value)}")["x"] == value
@@ -262,11 +262,11 @@ def test_shells_complete_environments_and_policies(words: list[str], start: str,
 
 def test_progress_tells_percent_and_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = SimpleNamespace(seconds=1000.0)
-    monkeypatch.setattr(show.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr("time.monotonic", lambda: now.seconds)
 
     @cli.command("slowly", hidden=True)
     def slowly() -> None:
-        with show.ProgressLine() as line:
+        with ProgressLine() as line:
             for second in range(101):
                 now.seconds = 1000 + 6.0 * second
                 line.update("words", 0.2 + 0.8 * second / 100)

@@ -74,7 +74,7 @@ def test_repair_that_can_keep_no_episode_exits_with_1_and_leaves_nothing(tmp_pat
         break_chunk(batch, number)
     result = run("repair", tmp_path / "t", "-o", tmp_path / "r")
     assert result.exit_code == 1
-    assert f"no episode can be read; {tmp_path / 'r'} was not written" in result.output
+    assert f"no readable episode; {tmp_path / 'r'} not written" in result.output
     assert "lost: episode 0 of w" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     told = json.loads(run("repair", tmp_path / "t", "-o", tmp_path / "r", "--json").output)

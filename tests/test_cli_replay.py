@@ -77,7 +77,7 @@ def test_replay_takes_the_episodes_asked_for_in_the_order_given(recorded: Path) 
 def test_an_episode_that_is_not_there_is_a_usage_error(recorded: Path) -> None:
     result = run("replay", recorded, "--episodes", "5")
     assert result.exit_code == 2
-    assert "there is no episode 5; the trace has 5 episodes" in result.stderr
+    assert "no episode 5; the trace has 5 episodes" in result.stderr
 
 
 def test_a_sample_is_drawn_once_each_and_again_by_its_seed(recorded: Path) -> None:

@@ -1,4 +1,4 @@
-"""What gym-trace verify writes for other programs: one JSON document, and JUnit XML; whole, however it ends."""
+"""Reports of gym-trace verify, JSON and JUnit XML, complete after every kind of end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def report() -> dict[str, Any]:
     """As strict JSON."""
 
     def refuse(text: str) -> Any:
-        raise AssertionError(f"{text} is no JSON")
+        raise AssertionError(f"{text} is not valid JSON")
 
     found: dict[str, Any] = json.loads(Path("r.json").read_text(encoding="utf-8"), parse_constant=refuse)
     assert sum(found["verdicts"].values()) == len(found["episodes"])
@@ -131,7 +131,7 @@ def test_an_environment_that_cannot_be_had_is_in_the_reports_too() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_what_was_verified_until_a_signal_is_reported(number: signal.Signals) -> None:
+def test_a_report_after_a_signal_has_the_results_so_far(number: signal.Signals) -> None:
     ok("record", "clicks:CliClock-v0", "-o", "t", "--episodes", 50, "--policy", "clicks:ones")
     slow = ["--import", "clicks", "--env-arg", "delay=0.02"]
     with process("verify", "t", "--json", *slow, *FILES) as running:
@@ -151,7 +151,7 @@ def test_what_was_verified_until_a_signal_is_reported(number: signal.Signals) ->
 
 def test_ctrl_c_ends_the_workers_too_and_soon() -> None:
     ok("record", "clicks:CliClock-v0", "-o", "t", "--episodes", 100, "--policy", "clicks:ones", "--infos")
-    slow = ["--import", "hanging", "--env-arg", "delay=0.05", "--workers", 2]  # half a second an episode
+    slow = ["--import", "hanging", "--env-arg", "delay=0.05", "--workers", 2]  # 0.5 s per episode
     Path("hanging.py").write_text("import clicks, pathlib\npathlib.Path('begun').touch()\n")
     with process("verify", "t", *slow, *FILES, start_new_session=True) as running:
         wait_for(Path("begun").exists)
@@ -167,7 +167,7 @@ def test_ctrl_c_ends_the_workers_too_and_soon() -> None:
     assert report()["ended"] == "interrupted"
 
 
-def test_what_xml_cannot_have_is_escaped() -> None:
+def test_characters_that_xml_forbids_are_escaped() -> None:
     hostile = "".join(map(chr, range(32))) + "<&>\"']]>\x7f\x9b\u2028\ud800\ufffe\U0001f600"
     reports = Reports(Path("r.json"), Path("j.xml"))
     verdict = {"index": 0, "writer": hostile, "episode_id": 0, "verdict": "differs", "reason": hostile}
@@ -201,7 +201,7 @@ def test_places_where_no_report_can_be_are_refused_before_anything_is_played(pla
     for option in ("--report", "--junit"):
         result = run("verify", "t", option, place)
         assert result.exit_code == 2
-        assert place in result.stderr or "no directory" in result.stderr
+        assert place in result.stderr or "not a writable directory" in result.stderr
 
 
 def test_reports_are_two_files_and_none_of_them_is_the_traces() -> None:

@@ -95,7 +95,7 @@ main()
 
 
 @pytest.mark.parametrize("name", ["gym_trace_cli.main", "gym_trace_cli.check"])
-def test_ctrl_c_while_a_command_begins_is_no_traceback(tmp_path: Path, name: str) -> None:
+def test_ctrl_c_during_start_prints_no_traceback(tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-c", EARLY.format(name=name), "check", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdout is not None
@@ -124,5 +124,5 @@ with ended_by_signals():
 """
 
 
-def test_processes_that_an_environment_forks_end_by_sigterm_whatever_they_do() -> None:
+def test_processes_forked_by_an_environment_end_by_sigterm() -> None:
     assert cradle.run([sys.executable, "-c", FORKING], timeout=30).returncode == 0

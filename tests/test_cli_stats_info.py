@@ -24,7 +24,7 @@ from gym_trace.model.values import without_addresses
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
 from gym_trace.storage.local import LocalStorage
 
-ESCAPE = "\x1b[31mred\x07"  # what a trace may say, and no terminal should be told
+ESCAPE = "\x1b[31mred\x07"  # text of a trace that must not reach a terminal
 
 
 def _run(*arguments: str | Path) -> Result:
@@ -65,7 +65,7 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- stats ------------------------------------------------------------------------------------------------------------
 
 
-def test_stats_prints_plain_lines_where_there_is_no_terminal(cartpole: Path) -> None:
+def test_stats_prints_plain_lines_without_a_terminal(cartpole: Path) -> None:
     lines = _output("stats", cartpole, "--columns", "--by", "split").splitlines()
     assert "episodes     20" in lines
     assert "outcomes     terminated 20" in lines
@@ -192,7 +192,7 @@ def test_stats_of_a_damaged_chunk_is_one_line_for_columns(cartpole: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["stats", "info"])
-def test_what_is_no_trace_is_one_line_and_exit_code_1(tmp_path: Path, command: str) -> None:
+def test_a_directory_without_a_trace_is_one_line_and_exit_code_1(tmp_path: Path, command: str) -> None:
     for directory in (tmp_path, tmp_path / "missing"):
         result = _run(command, directory)
         assert result.exit_code == 1

@@ -53,7 +53,7 @@ def record(name: str, episodes: int = 3, steps: int = 5, **options: Any) -> None
 
 
 def damage(name: str, offset: int) -> None:
-    """Flips a byte in the chunk that lies so many bytes behind the begin of the last one but one."""
+    """Flip a byte of the chunk at this distance from the start of the last but one."""
     (path,) = Path("t").glob(f"{name}.*.gtb")
     trace = gym_trace.open_trace("t")
     batch = next(writer for writer in trace.readers if writer.writer == name).batches[0]
@@ -67,7 +67,7 @@ def code(*args: object) -> int:
     return run("replay", "t", "--verify", *args).exit_code
 
 
-def test_exit_codes_say_what_came_out() -> None:
+def test_exit_codes_report_the_result() -> None:
     record("fine")
     assert code() == 0
     record("parts", frame_filter=lambda step: step != 2)
@@ -83,7 +83,7 @@ def test_exit_codes_say_what_came_out() -> None:
     assert "8 identical" in result.stdout
     assert code("--skip-damaged", "--env-arg", "g=3") == 3
     assert code("--episodes", "0") == 0
-    assert "otherwise 4" in run("verify", "--help").output
+    assert "4 unverifiable" in run("verify", "--help").output
 
 
 def test_a_damaged_trace_is_said_to_be_so_also_by_workers_and_as_json() -> None:
@@ -95,7 +95,7 @@ def test_a_damaged_trace_is_said_to_be_so_also_by_workers_and_as_json() -> None:
     assert [json.loads(line)["verdict"] for line in result.stdout.splitlines()].count("damaged") == 1
 
 
-def test_all_of_a_trace_that_cannot_be_verified_is_no_error() -> None:
+def test_an_unverifiable_trace_is_reported_without_an_error() -> None:
     record("parts", frame_filter=lambda step: step > 2)
     assert code() == 4
 
@@ -141,7 +141,7 @@ def test_lanes_are_made_by_a_function_too() -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("factories:nothing", "no gymnasium.Env"),
+        ("factories:nothing", "return a gymnasium.Env"),
         ("factories:broken", "RuntimeError: out of coffee"),
         ("factories:missing", "no attribute"),
         ("factories", "MODULE:NAME"),
@@ -172,7 +172,7 @@ def test_the_window_shows_the_environment_that_is_named(monkeypatch: pytest.Monk
     assert "Nothing" in result.stderr
 
 
-def test_of_many_that_cannot_be_verified_for_one_reason_some_are_told_and_the_others_counted() -> None:
+def test_many_unverifiable_episodes_with_one_reason_are_listed_briefly() -> None:
     record("parts", episodes=5, frame_filter=lambda step: step != 2)
     told = run("verify", "t").stdout.splitlines()
     assert [line.startswith("episode") for line in told] == [True, True, True, False, False]
@@ -195,23 +195,23 @@ def imported(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return forget
 
 
-def test_what_was_imported_for_the_recording_is_the_line_to_run(imported: Callable[[], None]) -> None:
+def test_an_error_shows_the_command_with_the_imports_of_the_recording(imported: Callable[[], None]) -> None:
     result = run("verify", "t")
     assert result.exit_code == 1
     assert "It would import clicks, as was done for the recording (--import clicks)" in result.output
-    assert result.output.endswith("\nto import what was imported for the recording: gym-trace verify t --json --import "
+    assert result.output.endswith("\nimport what the recording imported: gym-trace verify t --json --import "
                                   "clicks\n")  # fmt: skip
     assert "clicks" not in sys.modules
     ok("verify", "t", "--import", "clicks")
 
 
-def test_what_was_imported_for_the_recording_is_imported_with_trust(imported: Callable[[], None]) -> None:
+def test_trust_imports_what_the_recording_imported(imported: Callable[[], None]) -> None:
     ok("verify", "t", "--trust")
     imported()
     ok("verify", "t", "--trust", "--workers", 2)
 
 
-def test_a_module_that_is_not_installed_is_no_line_to_run(
+def test_a_missing_module_is_not_suggested_for_import(
     imported: Callable[[], None], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(here)])
@@ -221,7 +221,7 @@ def test_a_module_that_is_not_installed_is_no_line_to_run(
 
 
 @pytest.mark.parametrize("imports", [3, ["os; x"], [["os"]], ["../os"], [".os"]], ids=str)
-def test_imports_that_are_no_modules_are_left_out(
+def test_invalid_imports_of_a_recording_are_ignored(
     imported: Callable[[], None], monkeypatch: pytest.MonkeyPatch, imports: Any
 ) -> None:
     trace = gym_trace.open_trace("t")

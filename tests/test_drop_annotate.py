@@ -144,7 +144,7 @@ def test_the_commands_compact_drop_and_annotate_say_what_they_did(tmp_path: Path
     done = ok("edit", "annotate", tmp_path / "c", *facts)
     assert done.output == 'author: Ada\ndescription: 2024\ntags: ["x"]\n'
     assert json.loads(ok("edit", "annotate", tmp_path / "c", "--json").output)["description"] == "2024"
-    assert "says nothing" in ok("edit", "annotate", tmp_path / "t").output
+    assert "no facts" in ok("edit", "annotate", tmp_path / "t").output
     for wrong in (
         ("compact", tmp_path / "t"),
         ("compact", tmp_path / "t", "-o", tmp_path / "n", "--in-place"),

@@ -293,7 +293,7 @@ def test_the_ending_of_the_output_says_the_format(traces: dict[str, Path], tmp_p
     form = name.lower().partition(".")[2]
     said = ok("export", traces["vectors"], "-o", tmp_path / name).stdout
     assert f"exported to {tmp_path / name} as {form}" in said
-    assert f"the format is {form}, by the ending of OUT" in said
+    assert f"format {form}, by the ending of OUT" in said
     assert export(traces["vectors"], tmp_path / "again" / name).format == form
 
 

@@ -110,7 +110,7 @@ def test_pictures_that_are_rendered_are_those_of_the_environment(
     assert [(frame == picture.picture(step)).all() for step, frame in script.seen] == [True, True]
 
 
-def test_what_was_observed_can_be_looked_at_in_any_order(tmp_path: Path) -> None:
+def test_observations_can_be_seeked_in_any_order(tmp_path: Path) -> None:
     trace = record(tmp_path / "a", painted(pictures=True))
     script = Script([5, 0, 6, 1])
     with pytest.raises(Script.Over):

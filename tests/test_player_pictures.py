@@ -110,8 +110,8 @@ def test_a_smaller_picture_is_the_mean_of_its_pixels() -> None:
     ],
     ids=["floats", "empty", "two channels", "a row", "nothing"],
 )
-def test_what_is_no_picture_is_refused(frame: Any) -> None:
-    with pytest.raises(RenderingError, match="is no picture"):
+def test_an_invalid_image_raises(frame: Any) -> None:
+    with pytest.raises(RenderingError, match="is not an image"):
         as_picture(frame)
 
 

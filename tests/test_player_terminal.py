@@ -79,7 +79,7 @@ ENDS = [("q", 0), ("\x03", 130), ("\x04", 0), *((n, 128 + n) for n in (signal.SI
 
 @pytest.mark.usefixtures("trace")
 @pytest.mark.parametrize(("end", "code"), ENDS, ids=["q", "ctrl-c", "ctrl-d", "SIGTERM", "SIGHUP"])
-def test_the_terminal_is_given_back_whatever_ends_the_player(end: str | signal.Signals, code: int) -> None:
+def test_the_terminal_is_restored_after_every_end_of_the_player(end: str | signal.Signals, code: int) -> None:
     with console("replay", "t", "--from", "observations", "--speed", "0.01") as player:
         player.wait_for(TAKEN)
         player.wait_for("reset")
@@ -123,7 +123,7 @@ def test_an_environment_that_ends_the_process_leaves_the_terminal_whole(
         assert player.is_as_it_was
 
 
-def test_what_an_environment_says_meanwhile_is_shown_afterwards_and_once(loud: tuple[str, ...]) -> None:
+def test_output_of_an_environment_is_shown_once_after_the_player(loud: tuple[str, ...]) -> None:
     with console(*loud, "--env-arg", "way=talk") as player:
         for step in range(3):
             player.wait_for(f"frame {step}")
@@ -162,7 +162,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_goes_on() -> None:
 
 
 @pytest.mark.usefixtures("trace")
-def test_a_terminal_of_another_size_is_drawn_anew() -> None:
+def test_a_resized_terminal_is_redrawn() -> None:
     with console("replay", "t", "--from", "observations", "--step", columns=80, rows=24) as player:
         player.wait_for("\x1b[24;1H")
         player.resize(50, 10)
@@ -173,7 +173,7 @@ def test_a_terminal_of_another_size_is_drawn_anew() -> None:
 
 
 @pytest.mark.usefixtures("trace")
-def test_answers_of_the_terminal_are_asked_for_and_are_no_keys() -> None:
+def test_answers_of_the_terminal_are_not_keys() -> None:
     ok("record", "painted:Painted-v0", "-o", "p", "--episodes", 1, "--env-arg", "pictures=true")
     with console("replay", "p", "--step", answer="") as player:
         player.wait_for("\x1b[c")

@@ -1,4 +1,4 @@
-"""What the README and the guide show works as it stands there."""
+"""The examples of the README and the guide work."""
 
 import importlib.util
 import re
@@ -15,7 +15,7 @@ from shell import ok
 ROOT = Path(__file__).parent.parent
 README, GUIDE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/GUIDE.md"))
 HAS_VECTORS = hasattr(gymnasium.vector, "AutoresetMode")
-# What is to be run, in the order in which it stands there: programs, and commands.
+# Programs and commands, in their order.
 SNIPPETS = [
     program or command.strip()
     for program, command in re.findall(r"```python\n(.*?)```|^    (gym-trace .*?)$", README + GUIDE, re.S | re.M)

@@ -279,7 +279,7 @@ def test_all_commands_select_the_same_episodes(trace: Trace) -> None:
 def test_an_invalid_selection_is_a_usage_error_that_marks_its_position(trace: Trace, words: list[str]) -> None:
     result = run("replay", trace.directory, *words)
     assert result.exit_code == 2
-    assert f"Invalid value for '{words[0]}'" in result.stderr
+    assert f"invalid value for '{words[0]}'" in result.stderr
     assert "^" in result.stderr
 
 

@@ -10,19 +10,24 @@ import gym_trace
 from gym_trace.errors import TraceExists
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH
 
-_MOST_BYTES = 1 << 24  # of a file that may be a card that was written before
+_MOST_BYTES = 1 << 24  # read from a file to recognise a card
 
 
-@click.command("card", short_help="Show or write a data set card.")
+@headed("card")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write it there, such as to DIR/README.md.")
+@section("Output", option("-o, --output FILE", "File, e.g. DIR/README.md.", PATH))
 def command(directory: str, output: str | None) -> None:
-    """Show what the trace in DIR is as a data set card: Markdown with the metadata that Hugging Face reads.
+    """Show or write a dataset card: Markdown with Hugging Face metadata.
 
-    It says what 'gym-trace record --author --licence --description --tag' and 'gym-trace edit annotate' said of the
-    trace, and what can be told of it: environment, spaces, numbers, returns, reference scores, what recorded it.
-    Command lines and uncommitted changes, which are in a trace only on demand, are not on its card.
+    It combines 'gym-trace record --author --licence --description --tag' and
+    'gym-trace edit annotate' with environment, spaces, returns and provenance.
+    It omits stored command lines and uncommitted changes.
+
+    \b
+    gym-trace card traces/cartpole -o traces/cartpole/README.md
     """
     card = gym_trace.dataset_card(directory)
     if output is None:
@@ -35,7 +40,7 @@ def command(directory: str, output: str | None) -> None:
 
 
 def _refuse_others(path: Path) -> None:
-    """Raises TraceExists where there is a file that somebody wrote."""
+    """Raises TraceExists for a file that is not an unchanged card."""
     from gym_trace.statistics.card import MARK
 
     try:
@@ -44,4 +49,4 @@ def _refuse_others(path: Path) -> None:
     except FileNotFoundError:
         return
     if not ours:
-        raise TraceExists(f"{path}: is no card of gym-trace, or one that somebody changed; give another file")
+        raise TraceExists(f"{path}: not an unchanged card; choose another file")

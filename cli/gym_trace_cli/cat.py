@@ -14,7 +14,9 @@ import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory, step_columns
 from gym_trace_cli.exit_codes import DAMAGED, FINE
+from gym_trace_cli.help import headed, option, section
 from gym_trace_cli.options import TextOption
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.step_table import print_steps
 
@@ -43,19 +45,25 @@ class StepSlice(TextOption):
         return slice(start, stop)
 
 
-@click.command("cat", short_help="Print the steps of episodes.")
+@headed("cat")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @selection_options
-@click.option("--steps", type=StepSlice(), default=slice(None), metavar="A:B", help="Which of each: 5, 10:20 or -3:.")
-@click.option(
-    "--columns",
-    metavar="NAMES",
-    shell_complete=step_columns,
-    help="Only these, such as actions,rewards or observations/image. Default: all.",
+@section(
+    "Steps",
+    option("--steps A:B", "Steps of each episode: 5, 10:20 or -3:.", StepSlice(), default=slice(None)),
+    option("--columns NAMES", "Columns, e.g. actions,observations/image.", shell_complete=step_columns),
 )
-@click.option("--format", "form", type=click.Choice(_FORMATS), help="Default: as FILE ends, or a table.")
-@click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
-@click.option("-o", "--output", metavar="FILE", type=click.Path(dir_okay=False), help="Default: the standard output.")
+@section(
+    "Output",
+    option(
+        "--format FORMAT",
+        "table, jsonl, csv or npz. Default: by FILE, else table.",
+        click.Choice(_FORMATS),
+        name="form",
+    ),
+    option("--json", "Same as --format jsonl.", name="as_json"),
+    option("-o, --output FILE", "File. Default: standard output.", click.Path(dir_okay=False)),
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -68,14 +76,16 @@ def command(
     as_json: bool,
     output: str | None,
 ) -> None:
-    """Print the steps of episodes of the trace in DIR: actions, rewards, how it ended, and the observation that each
-    led to. Before the first step of an episode comes the observation before it.
+    """Print steps: actions, rewards, outcomes and the observation each led to.
+    The observation before the first step comes first.
 
-    A table cuts what is long. jsonl loses nothing, docs/STEPS.md says how to have the values back bit
-    for bit. csv has a column for each number. npz has an array a column, of all episodes one after
-    the other. However long a trace is, it is printed in little memory.
+    jsonl is lossless (docs/STEPS.md), csv has one column per number, npz one array
+    per column, a table shortens long values. Damaged parts are skipped, listed at
+    the end, and exit with 5; npz has all or nothing.
 
-    What is damaged is left out, and told of in the end; then this exits with 5. npz has all or nothing.
+    \b
+    gym-trace cat traces/cartpole --episodes 0 --steps -3:
+    gym-trace cat traces/cartpole --where 'return > 30' -o steps.csv
     """
     from gym_trace.interop.steps.choice import choose
 
@@ -97,28 +107,30 @@ def command(
             for text in _texts(form)(trace, places, choice, steps, on_damage):
                 out.write(text)
     for problem in damage:
-        click.echo(f"left out: {show.printable(problem)}", err=True)
+        click.echo(f"skipped: {show.printable(problem)}", err=True)
     ctx.exit(DAMAGED if damage else FINE)
 
 
 def _form(form: str | None, as_json: bool, output: str | None) -> str:
-    """The format that is meant. Raises click.UsageError."""
+    """Return the format. Raises click.UsageError."""
     ending = None if output is None else os.path.splitext(output)[1].removeprefix(".")
     if as_json and form not in (None, "jsonl"):
         raise click.UsageError(f"--json is --format jsonl; it excludes --format {form}")
     form = "jsonl" if as_json else form or (ending if ending in _FORMATS else None)
     if form is None and output is not None:
-        raise click.UsageError(f"{show.printable(output)}: ends like none of {', '.join(_FORMATS[1:])}; pass --format")
+        raise click.UsageError(f"{show.printable(output)}: unknown ending; pass --format {', '.join(_FORMATS[1:])}")
     if form == "table" and output is not None:
-        raise click.UsageError("a table is for the terminal; -o takes --format jsonl, csv or npz")
+        raise click.UsageError("--format table: not for files; pass --format jsonl, csv or npz")
     if form == "npz" and output is None and sys.stdout.isatty():
-        raise click.UsageError("npz is no text for a terminal: name a file, -o steps.npz")
+        raise click.UsageError("--format npz: binary output; pass -o steps.npz")
+    if ending in _FORMATS and ending != form:
+        click.echo(f"note: {show.printable(output)}: written as {form}, as the options say", err=True)
     return form or "table"
 
 
 @contextmanager
 def _opened(output: str | None, form: str) -> Iterator[TextIO]:
-    """The standard output, or a file that is there once all of it is written."""
+    """Open the standard output, or a file that is renamed into place when complete."""
     if output is None:
         yield sys.stdout
         return
@@ -145,7 +157,7 @@ def _texts(form: str) -> Callable[..., Iterator[str]]:
 def _write_npz(trace: Trace, places: Array, choice: Choice, file: BinaryIO, steps: slice, quiet: bool) -> None:
     from gym_trace.interop.steps.npz import write_npz
 
-    with show.ProgressLine(quiet=quiet) as line:
+    with ProgressLine(quiet=quiet) as line:
 
         def on_progress(column: str, done: int, total: int) -> None:
             line.update(f"{show.printable(column)}: {show.count(done)} of {show.count(total, 'row')}")

@@ -11,22 +11,28 @@ import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import DAMAGED, FINE
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import json_option
+from gym_trace_cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from gym_trace.integrity.scan import CheckReport
 
 
-@click.command("check", short_help="Verify every checksum.")
+@headed("check")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@click.option("--quiet", is_flag=True, help="No progress, and nothing said of a trace without damage.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@section("Output", option("--quiet", "Print only damage."), json_option)
 @click.pass_context
 def command(ctx: click.Context, /, directory: str, quiet: bool, as_json: bool) -> None:
-    """Read every byte of the trace in DIR and name what is damaged, by file and byte. Exits with 5 if anything is.
+    """Read every byte of a trace and locate damage by file and byte.
+    Exit code: 0 intact, 5 damaged.
 
-    What a killed recorder leaves behind (a torn end, an unsealed batch) is no damage and only mentioned.
+    Traces of killed writers (torn end, unsealed batch) are not damaged, only noted.
+
+    \b
+    gym-trace check traces/cartpole
     """
-    with show.ProgressLine(quiet=quiet) as progress:
+    with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.check_trace(directory, on_progress=progress.update_bytes)
     if as_json:
         click.echo(json.dumps({"directory": directory, **report_as_json(report)}))
@@ -49,6 +55,6 @@ def command(ctx: click.Context, /, directory: str, quiet: bool, as_json: bool) -
 
 
 def report_as_json(report: CheckReport) -> dict[str, Any]:
-    """What was found: damages as path, start, end and problem each."""
+    """Return the report as plain data."""
     counts = {name: getattr(report, name) for name in ("files", "bytes", "chunks", "episodes", "steps")}
     return counts | {"damages": [damage._asdict() for damage in report.damages], "remarks": report.remarks}

@@ -1,4 +1,4 @@
-"""What a shell proposes on TAB: traces, environments, policies, columns. Nothing that a trace names is run for it."""
+"""Shell completion of traces, environments, policies and columns. It runs nothing that a trace names."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-_MOST = 200  # directories, or modules, that are looked into
-_REGISTERING = ("ale_py", "minigrid")  # packages that register environments when they are imported
+_MOST = 200  # directories, or modules, to search
+_REGISTERING = ("ale_py", "minigrid")  # packages that register environments on import
 _POLICIES = ("random", "sb3:", "onnx:", "run:")
 _LAST_NAME = re.compile(r"[\w./]*$")
 _TRACE = (".manifest.jsonl", ".gtb", ".gtb.part")
 
 
 class TraceDirectory(click.Path):
-    """A directory. A shell proposes the traces in a directory that has nothing else to go into."""
+    """A directory; completes traces if the directory holds nothing else."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         head, start = os.path.split(incomplete)
@@ -32,7 +32,7 @@ class TraceDirectory(click.Path):
         shown = [os.path.join(head, name) for name in names if start or not name.startswith(".")]
         if shown and len(shown) <= _MOST and all(map(_is_trace, shown)):
             return [CompletionItem(path) for path in shown]
-        return [CompletionItem(incomplete, type="dir")]  # the shell's own way, which goes on after a slash
+        return [CompletionItem(incomplete, type="dir")]  # the shell completes paths itself, also after a slash
 
 
 def _is_trace(path: str) -> bool:
@@ -44,20 +44,20 @@ def _is_trace(path: str) -> bool:
 
 
 def environment_ids(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Those that are registered by gymnasium, by packages known to register some, and by what --import names."""
+    """Environments registered by gymnasium, known packages and --import."""
     import gymnasium
 
     for module in (*_REGISTERING, *(ctx.params.get("imports") or ())):
         try:
             importlib.import_module(module)
-        except Exception:  # not installed, or not well
+        except Exception:  # not installed, or broken
             continue
     start = incomplete.lower()
     return [CompletionItem(name) for name in sorted(gymnasium.registry) if name.lower().startswith(start)]
 
 
 def policies(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The kinds there are, and what modules in the current directory define; these are not imported."""
+    """Policy kinds, and functions of modules in the current directory, which are not imported."""
     known = [name for name in _POLICIES if name.startswith(incomplete)]
     if not incomplete.startswith(_POLICIES):
         known += [name for name in _functions_here() if name.startswith(incomplete)]
@@ -75,7 +75,7 @@ def _functions_here() -> Iterator[str]:
 
 
 def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Those that a trace can be exported to, or imported from, as the command is."""
+    """Export or import formats, by command."""
     from gym_trace.interop import formats as known
 
     names = known.exporters() if ctx.info_name == "export" else known.importers()
@@ -83,11 +83,11 @@ def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 
 
 def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Of the trace whose directory has been typed already."""
+    """Columns of the trace typed so far."""
     import gym_trace
     from gym_trace.interop.steps.choice import names_in
 
-    typed = ctx.params.get("directory") or next(iter(ctx.args), None)  # where click has it until the line is whole
+    typed = ctx.params.get("directory") or next(iter(ctx.args), None)  # click keeps it there in an incomplete line
     try:
         names = names_in(gym_trace.open_trace(str(typed)))
     except (OSError, gym_trace.errors.TraceError):
@@ -96,14 +96,14 @@ def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 def episode_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Those of the table of episodes, for conditions and orders."""
+    """Columns of the table of episodes, for --where and --sort."""
     from gym_trace.reading.episode_columns import COLUMNS
 
     return _with_last_name(incomplete, COLUMNS)
 
 
 def _with_last_name(incomplete: str, names: Iterable[str]) -> list[CompletionItem]:
-    """What was typed with its last name completed: of a list of names, an order, a condition."""
+    """Complete the last name in a list, an order or a condition."""
     last = _LAST_NAME.search(incomplete)
     start = incomplete if last is None else last[0]
     before = incomplete[: len(incomplete) - len(start)]

@@ -13,20 +13,21 @@ from gym_trace.errors import TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import DIFFERS, FINE
+from gym_trace_cli.help import headed, section
+from gym_trace_cli.options import json_option
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
-from gym_trace_cli.verify import difference_as_json
+from gym_trace_cli.verify import difference_as_json, tolerance_options
 
 _TOLD = 10  # differing episodes that are printed one by one
 
 
-@click.command("diff", short_help="Compare two traces.")
+@headed("diff")
 @click.argument("first", metavar="A", type=TraceDirectory())
 @click.argument("second", metavar="B", type=TraceDirectory())
 @selection_options
-@click.option("--atol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="Numbers this close are equal.")
-@click.option("--rtol", type=click.FloatRange(min=0), default=0.0, metavar="X", help="The same, relative.")
-@click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, seed, outcome …")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@section("Comparison", *tolerance_options)
+@section("Output", json_option)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -39,11 +40,13 @@ def command(
     ignore: Sequence[str],
     as_json: bool,
 ) -> None:
-    """Compare the episodes of the traces A and B, bit for bit, and tell where they first differ.
+    """Compare the episodes of traces A and B, bit for bit.
+    Exit code: 0 same, 3 different.
 
-    Or those that are chosen, of A and of B alike. Where no episode is the same they are different
-    runs: their statistics are shown side by side.
-    Exits with 0 if the traces hold the same episodes, and with 3 if not.
+    If no episode matches, their statistics are shown side by side.
+
+    \b
+    gym-trace diff traces/before traces/after --ignore infos
     """
     a, b = selection.view(gym_trace.open_trace(first)), selection.view(gym_trace.open_trace(second))
     if not (selection.is_all or len(a) or len(b)):
@@ -51,13 +54,13 @@ def command(
         raise TraceError(f"no episode matches, of {of}")
     places = a.chosen.tolist()
     differing, same, both = [], 0, max(1, min(len(a), len(b)))
-    with show.ProgressLine() as line:
+    with ProgressLine() as line:
         for number, found in enumerate(gym_trace.diff_traces(a, b, atol=atol, rtol=rtol, ignore=ignore), 1):
             if found.difference is None:
                 same += 1
             else:
                 differing.append((places[found.index], found.difference))
-            line.update(f"{show.count(number)} of {show.count(both, 'episode')}", number / both)
+            line.update_count(number, both, "episode")
     identical = same == len(a) == len(b)
     summaries = [] if identical or same else [gym_trace.summarize(trace) for trace in (a, b)]
     if as_json:

@@ -1,4 +1,4 @@
-"""gym-trace edit: the group, and merge, split and filter; edit_whole.py has the others"""
+"""gym-trace edit with its commands"""
 
 from __future__ import annotations
 
@@ -10,89 +10,13 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
-from gym_trace_cli.options import TextOption
+from gym_trace_cli.help import Group, option, section
+from gym_trace_cli.options import PATH, TextOption, json_option
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
     from gym_trace.edit import EditReport
-
-
-@click.group("edit", short_help="Make new traces of recorded ones: merge, split, filter, drop, compact.")
-def command() -> None:
-    """Make new traces of recorded ones. What is given is never changed, but with --in-place, and by annotate.
-
-    Seeds, generator states, times, outcomes, writers and the ids of episodes stay as they were recorded, so that a
-    replay of the new trace verifies. The new one is there when it is complete; what a killed edit leaves is called
-    .NEW.….part, and can be removed.
-    """
-
-
-output_option = click.option(
-    "-o", "--output", required=True, metavar="NEW", type=click.Path(), help="A new directory for the result."
-)
-output_or_option = click.option(
-    "-o", "--output", metavar="NEW", type=click.Path(), help="A new directory for the result."
-)
-in_place_option = click.option(
-    "--in-place",
-    is_flag=True,
-    help="Put the result in the place of DIR, at once: killed at any moment, the old trace or the new one is there.",
-)
-quiet_option = click.option("--quiet", is_flag=True, help="No progress.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-
-
-def check_where(output: str | None, in_place: bool) -> None:
-    """Raises UsageError unless it is one of both."""
-    if in_place == (output is not None):
-        raise click.UsageError("say where the result goes: -o NEW, or --in-place, and not both")
-
-
-@command.command("merge", short_help="Several traces as one.")
-@click.argument("directories", metavar="A B...", nargs=-1, required=True, type=TraceDirectory())
-@output_option
-@quiet_option
-@json_option
-def merge(directories: tuple[str, ...], output: str, quiet: bool, as_json: bool) -> None:
-    """Write the episodes of the traces A, B … to NEW.
-
-    A writer that several of them have, as the parts of a trace that was split, is one writer again; an episode that
-    several of them have is kept once, and is an error if it is not the same. Of a trace that is being recorded the
-    episodes that are over are taken.
-    """
-    import gym_trace.edit
-
-    with show.ProgressLine(quiet=quiet) as progress:
-        report = gym_trace.edit.merge(directories, output, on_progress=progress.update_bytes)
-    tell(report, as_json)
-
-
-@command.command("filter", short_help="Some of the episodes.")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
-@output_or_option
-@in_place_option
-@selection_options
-@quiet_option
-@json_option
-def filter_(
-    directory: str, output: str | None, in_place: bool, selection: Selection, quiet: bool, as_json: bool
-) -> None:
-    """Write some of the episodes of the trace in DIR to NEW, in the order in which they were recorded.
-
-    Episodes that are being recorded are left out. With --in-place the others are gone for good.
-
-    \b
-    gym-trace edit filter traces/all -o traces/good --where 'return > 100 and outcome == "truncated"'
-    gym-trace edit filter traces/all -o traces/best --sort -return --limit 10
-    """
-    import gym_trace
-    import gym_trace.edit
-
-    check_where(output, in_place)
-    view = selection.some(gym_trace.open_trace(directory))
-    with show.ProgressLine(quiet=quiet) as progress:
-        report = gym_trace.edit.filter(view, output, in_place=in_place, on_progress=progress.update_bytes)
-    tell(report, as_json)
 
 
 class Fractions(TextOption):
@@ -113,18 +37,108 @@ class Fractions(TextOption):
         return fractions
 
 
-@command.command("split", short_help="One trace as several.")
-@click.argument("directory", metavar="DIR", type=TraceDirectory())
-@output_option
-@click.option(
-    "--by",
-    type=click.Choice(["split", "writer", "outcome", "seed-hash"]),
-    help="What decides the part of an episode. Default: seed-hash with --fractions, otherwise split (train, eval …).",
+class Fact(TextOption):
+    """KEY=VALUE; VALUE is JSON if that is valid for KEY, text otherwise."""
+
+    name = "key=value"
+
+    def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        from gym_trace.format.facts import KNOWN, SPELT
+
+        key, equals, text = value.partition("=")
+        if not (key and equals):
+            self.fail(f"{value!r} is not of the form KEY=VALUE, such as author='Ada Lovelace'", param, ctx)
+        key = SPELT.get(key, key)
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return key, text
+        fits = KNOWN[key][1] if key in KNOWN else lambda _: True
+        return key, text if not fits(found) and fits(text) else found
+
+
+_quiet_option = option("--quiet", "Hide progress.")
+_new_options = section(
+    "Output",
+    option("-o, --output NEW", "New directory.", PATH, required=True),
+    _quiet_option,
+    json_option,
 )
-@click.option("--fractions", type=Fractions(), metavar="N=X,...", help="Of seed-hash, such as train=0.8,test=0.2.")
-@click.option("--seed", type=int, metavar="S", help="Of seed-hash: another number, other parts. Default: 0.")
-@quiet_option
-@json_option
+_new_or_in_place_options = section(
+    "Output",
+    option("-o, --output NEW", "New directory.", PATH),
+    option("--in-place", "Replace DIR atomically."),
+    _quiet_option,
+    json_option,
+)
+
+
+@click.group("edit", cls=Group)
+def command() -> None:
+    """Merge, split, filter, drop, compact or annotate traces.
+
+    Only --in-place and annotate modify a trace. Seeds, generator states, times,
+    outcomes, writers and episode ids are kept, so the result still verifies.
+    A killed edit leaves .NEW.….part, which can be removed.
+    """
+
+
+@command.command("merge")
+@click.argument("directories", metavar="A B...", nargs=-1, required=True, type=TraceDirectory())
+@_new_options
+def merge(directories: tuple[str, ...], output: str, quiet: bool, as_json: bool) -> None:
+    """Merge several traces into one.
+
+    Parts of a split trace become one again. Duplicate episodes are kept once, and
+    must be equal. Skips episodes that are still being recorded.
+
+    \b
+    gym-trace edit merge traces/monday traces/tuesday -o traces/all
+    """
+    import gym_trace.edit
+
+    with ProgressLine(quiet=quiet) as progress:
+        report = gym_trace.edit.merge(directories, output, on_progress=progress.update_bytes)
+    _print_report(report, as_json)
+
+
+@command.command("filter")
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@_new_or_in_place_options
+@selection_options
+def filter_(
+    directory: str, output: str | None, in_place: bool, selection: Selection, quiet: bool, as_json: bool
+) -> None:
+    """Keep some episodes, in recorded order.
+
+    Skips episodes that are still being recorded.
+
+    \b
+    gym-trace edit filter traces/all -o traces/good --where 'return > 100'
+    gym-trace edit filter traces/all -o traces/best --sort -return --limit 10
+    """
+    import gym_trace.edit
+
+    _check_destination(output, in_place)
+    view = selection.some(gym_trace.open_trace(directory))
+    with ProgressLine(quiet=quiet) as progress:
+        report = gym_trace.edit.filter(view, output, in_place=in_place, on_progress=progress.update_bytes)
+    _print_report(report, as_json)
+
+
+@command.command("split")
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@section(
+    "Parts",
+    option(
+        "--by NAME",
+        "split, writer, outcome or seed-hash. Default: split.",
+        click.Choice(["split", "writer", "outcome", "seed-hash"]),
+    ),
+    option("--fractions N=X,...", "By seed-hash, e.g. train=0.8,test=0.2.", Fractions()),
+    option("--seed S", "Seed of --fractions. Default: 0.", int),
+)
+@_new_options
 def split(
     directory: str,
     output: str,
@@ -134,38 +148,124 @@ def split(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Write the episodes of the trace in DIR to several new traces, NEW/PART each.
+    """Split a trace into several, NEW/PART each.
 
-    With --fractions an episode goes where a hash of its seed says: those of one seed into the same part, whatever else
-    is recorded, now or later. Sizes are therefore not exact. 'edit merge NEW/*' makes one trace of the parts again.
+    With --fractions, the hash of an episode's seed decides: equal seeds go to the
+    same part, in every trace. Sizes are approximate.
+
+    \b
+    gym-trace edit split traces/all -o traces/parts --fractions train=0.8,test=0.2
     """
     import gym_trace.edit
 
     if seed is not None and fractions is None:
-        raise click.UsageError("--seed is that of --fractions; pass both")
+        raise click.UsageError("--seed: needs --fractions; pass both")
     if (by == "seed-hash") != (fractions is not None) and by is not None:
-        raise click.UsageError("--fractions and --by seed-hash go together, such as --fractions train=0.8,test=0.2")
-    with show.ProgressLine(quiet=quiet) as progress:
+        raise click.UsageError("--by seed-hash: needs --fractions; pass both, e.g. --fractions train=0.8,test=0.2")
+    with ProgressLine(quiet=quiet) as progress:
         reports = gym_trace.edit.split(directory, output, by, fractions, seed or 0, on_progress=progress.update_bytes)
     if as_json:
-        click.echo(json.dumps({name: _as_json(report) for name, report in reports.items()}))
+        click.echo(json.dumps({name: _plain(report) for name, report in reports.items()}))
     for report in () if as_json else reports.values():
-        tell(report, as_json)
+        _print_report(report, as_json)
 
 
-def tell(report: EditReport, as_json: bool) -> None:
-    """Says what was written."""
-    if as_json:
-        click.echo(json.dumps(_as_json(report)))
+@command.command("compact")
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@_new_or_in_place_options
+def compact(directory: str, output: str | None, in_place: bool, quiet: bool, as_json: bool) -> None:
+    """Rewrite many small writers and batches into few files.
+
+    \b
+    gym-trace edit compact traces/all --in-place
+    """
+    import gym_trace.edit
+
+    _check_destination(output, in_place)
+    trace = gym_trace.open_trace(directory)
+    before = trace.bytes_on_disk
+    with ProgressLine(quiet=quiet) as progress:
+        report = gym_trace.edit.compact(trace, output, in_place=in_place, on_progress=progress.counting("step"))
+    _print_report(report, as_json)
+    if not as_json:
+        click.echo(f"before: {show.size(before)}")
+
+
+@command.command("drop")
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@section(
+    "Columns",
+    option("--columns C,...", "infos, annotations or annotations.NAME.", required=True),
+)
+@_new_or_in_place_options
+def drop(directory: str, columns: str, output: str | None, in_place: bool, quiet: bool, as_json: bool) -> None:
+    """Remove infos or annotations.
+
+    \b
+    gym-trace edit drop traces/all -o traces/small --columns infos,annotations.value
+    """
+    import gym_trace.edit
+
+    _check_destination(output, in_place)
+    names = [name.strip() for name in columns.split(",") if name.strip()]
+    with ProgressLine(quiet=quiet) as progress:
+        report = gym_trace.edit.drop(directory, names, output, in_place=in_place, on_progress=progress.counting("step"))
+    _print_report(report, as_json)
+
+
+@command.command("annotate")
+@click.argument("directory", metavar="DIR", type=TraceDirectory())
+@section(
+    "Facts",
+    option("--set K=V", "Set a fact, JSON or text (repeatable).", Fact(), name="facts", multiple=True),
+    option("--unset K", "Remove a fact (repeatable).", multiple=True),
+)
+@section("Output", json_option)
+def annotate(directory: str, facts: tuple[tuple[str, Any], ...], unset: tuple[str, ...], as_json: bool) -> None:
+    """Set, remove or show facts of a trace, kept in DIR/facts.json.
+
+    Known facts: author, license, description, tags, homepage, citation,
+    reference_scores. Any other name is allowed.
+
+    \b
+    gym-trace edit annotate traces/all --set author='Ada Lovelace' --set license=MIT
+    gym-trace edit annotate traces/all --set 'tags=["expert", "v2"]'
+    gym-trace edit annotate traces/all --set 'reference_scores={"random": 22.0}'
+    """
+    import gym_trace.edit
+
+    if facts or unset:
+        known = gym_trace.edit.annotate(directory, dict(facts), unset=unset)
     else:
-        episodes, steps = show.count(report.episodes, "episode"), show.count(report.steps, "step")
-        kept = f"{episodes}, {steps} of {show.count(len(report.writers), 'writer')}, {show.size(report.bytes)}"
-        click.echo(show.printable(f"kept in {report.destination}: {kept}"))
-        if report.duplicates:
-            click.echo(f"note: {show.count(report.duplicates, 'episode')} in more than one of them, kept once")
-        if report.running:
-            click.echo(f"note: {show.count(report.running, 'episode')} left out, being recorded still")
+        known = gym_trace.open_trace(directory).facts
+    if as_json:
+        click.echo(json.dumps(known))
+        return
+    for key, value in known.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        click.echo(show.printable(f"{key}: {text}"))
+    if not known:
+        click.echo("no facts; add some with --set")
 
 
-def _as_json(report: EditReport) -> dict[str, Any]:
+def _check_destination(output: str | None, in_place: bool) -> None:
+    """Raise UsageError unless exactly one is given."""
+    if in_place == (output is not None):
+        raise click.UsageError("pass either -o NEW or --in-place")
+
+
+def _print_report(report: EditReport, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(_plain(report)))
+        return
+    episodes, steps = show.count(report.episodes, "episode"), show.count(report.steps, "step")
+    kept = f"{episodes}, {steps} of {show.count(len(report.writers), 'writer')}, {show.size(report.bytes)}"
+    click.echo(show.printable(f"kept in {report.destination}: {kept}"))
+    if report.duplicates:
+        click.echo(f"note: {show.count(report.duplicates, 'duplicate episode')} kept once")
+    if report.running:
+        click.echo(f"note: {show.count(report.running, 'running episode')} skipped")
+
+
+def _plain(report: EditReport) -> dict[str, Any]:
     return {**asdict(report), "destination": str(report.destination)}

@@ -1,4 +1,4 @@
-"""Environments as the command line names them: by id and arguments, or by a function that makes them."""
+"""Environments of a command line: an id with arguments, or a function that makes them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REGISTERED_BY = {"ALE/": "ale_py", "MiniGrid-": "minigrid", "BabyAI-": "minigri
 
 
 def import_modules(modules: Sequence[str]) -> None:
-    """Imports what --import names. Raises EnvironmentUnavailable."""
+    """Import the modules of --import. Raises EnvironmentUnavailable."""
     for module in modules:
         try:
             import_here(module)
@@ -31,7 +31,7 @@ def import_modules(modules: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class NamedEnvironment:
-    """An environment as the command line names it. Called, it makes one: here, or in a process of its own."""
+    """An environment of a command line. Call it to make one, in any process."""
 
     env_id: str | None
     factory: str | None
@@ -54,12 +54,12 @@ class NamedEnvironment:
 
     @property
     def imported(self) -> tuple[str, ...]:
-        """The modules that making it imports by name, which the trace says."""
+        """Modules imported by name, stored in the trace."""
         module, colon, _ = (self.env_id or "").partition(":")
         return (*self.imports, module) if colon else self.imports
 
     def command_line(self) -> str:
-        """As it is named on a command line."""
+        """Command-line arguments for this environment."""
         steps = self.max_episode_steps
         words = ["--make", self.factory] if self.factory is not None else [str(self.env_id)]
         arguments = [f"{name}={json.dumps(value)}" for name, value in self.env_args.items()]
@@ -68,7 +68,7 @@ class NamedEnvironment:
         return shlex.join([*words, *([] if steps is None else ["--max-episode-steps", f"{steps}"])])
 
     def described(self) -> dict[str, Any]:
-        """What a run has to be resumed with."""
+        """Return the settings a run must be resumed with."""
         more = {"make": self.factory, "wrappers": list(self.wrappers), "max_episode_steps": self.max_episode_steps}
         return {"id": self.env_id, "kwargs": self.env_args, **{name: value for name, value in more.items() if value}}
 
@@ -80,9 +80,9 @@ def making_arguments(
     imports: Sequence[str],
     trust: bool,
 ) -> dict[str, Any]:
-    """What --env, --make, --env-arg and --import say, as arguments of the library's functions.
+    """Return the library's arguments for --env, --make, --env-arg and --import.
 
-    trust: whether modules may be imported that only the trace names, also from the current directory.
+    trust: allow modules of the current directory that only the trace names.
     """
     import_modules(imports)
     if trust:
@@ -101,13 +101,13 @@ def _shown(env_id: str, env_args: dict[str, Any], **render_mode: Any) -> Any:
 
 
 def without_display() -> None:
-    """Has SDL draw where there is no display, too, and say nothing of it, which would look as if it were us."""
+    """Make SDL draw without a display, and hide its message."""
     if not any(map(os.environ.get, _DISPLAYS)):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def make_with(factory: str, env_args: dict[str, Any], **render_mode: Any) -> Any:
-    """What a function of somebody's own makes. Raises EnvironmentUnavailable."""
+    """Build the environment with the user's factory. Raises EnvironmentUnavailable."""
     import gymnasium
 
     make = NamedCallable().convert(factory, None, None)
@@ -116,10 +116,10 @@ def make_with(factory: str, env_args: dict[str, Any], **render_mode: Any) -> Any
         if not any(p.name == "render_mode" or p.kind == Parameter.VAR_KEYWORD for p in parameters):
             render_mode = {}
         env = make(**env_args, **render_mode)
-    except Exception as error:  # somebody's code
+    except Exception as error:  # the user's code
         raise EnvironmentUnavailable(f"--make {factory}: {type(error).__name__}: {_one_line(error)}") from error
     if not isinstance(env, gymnasium.Env):
-        raise EnvironmentUnavailable(f"--make {factory} made a {type(env).__name__}, which is no gymnasium.Env")
+        raise EnvironmentUnavailable(f"--make {factory}: returned {type(env).__name__}; return a gymnasium.Env")
     return env
 
 
@@ -134,9 +134,9 @@ def make_env(
     wrappers: Sequence[str] = (),
     max_episode_steps: int | None = None,
 ) -> Any:
-    """The environment, or that many of them as a vector environment. Raises EnvironmentUnavailable.
+    """Make an environment, or a vector environment of num_envs. Raises EnvironmentUnavailable.
 
-    wrappers: MODULE:CALLABLE of what is put around each single environment. max_episode_steps: of each of them.
+    wrappers: MODULE:CALLABLE, innermost first, for each environment.
     """
     import gymnasium
 
@@ -151,10 +151,10 @@ def make_env(
             return make()
         kinds = {"sync": gymnasium.vector.SyncVectorEnv, "async": gymnasium.vector.AsyncVectorEnv}
         if vectorization not in (None, *kinds):
-            raise InvalidOption("--make makes single environments: pass --vectorization-mode sync or async")
+            raise InvalidOption("--make: builds single environments; pass --vectorization-mode sync or async")
         return kinds[vectorization or "sync"]([make] * num_envs, **vector_kwargs)
     if wrappers and vectorization == "vector_entry_point":
-        raise InvalidOption("--wrapper goes around single environments: pass --vectorization-mode sync or async")
+        raise InvalidOption("--wrapper: wraps single environments; pass --vectorization-mode sync or async")
     env_id = str(env_id)
     if ":" in env_id:  # MODULE:ENV_ID
         find_here(env_id.partition(":")[0])
@@ -174,10 +174,10 @@ def make_env(
         )
     except gymnasium.error.UnregisteredEnv as error:
         module = next((known for start, known in _REGISTERED_BY.items() if env_id.startswith(start)), "MODULE")
-        raise EnvironmentUnavailable(f"{_one_line(error)} If a package has it, say which: --import {module}") from error
+        raise EnvironmentUnavailable(f"{_one_line(error)} Pass --import {module}") from error
     except EnvironmentUnavailable:
         raise
-    except Exception as error:  # whatever somebody's constructor raises
+    except Exception as error:  # any constructor
         raise EnvironmentUnavailable(f"{env_id} cannot be made: {_one_line(error)}") from error
 
 
@@ -199,15 +199,15 @@ def _wrapped(env: Any, wrappers: Sequence[str]) -> Any:
 
 
 def _wrap(name: str, env: Any) -> Any:
-    """env within what a callable makes of it; closed if that fails. Raises EnvironmentUnavailable."""
+    """Wrap env; close it on failure. Raises EnvironmentUnavailable."""
     import gymnasium
 
     wrapper = NamedCallable().convert(name, None, None)
     try:
         wrapped = wrapper(env)
         if not isinstance(wrapped, gymnasium.Env):
-            raise TypeError(f"it gave a {type(wrapped).__name__}, which is no gymnasium.Env")
-    except Exception as error:  # somebody's code
+            raise TypeError(f"returned {type(wrapped).__name__}; return a gymnasium.Env")
+    except Exception as error:  # the user's code
         env.close()
         raise EnvironmentUnavailable(f"--wrapper {name}: {type(error).__name__}: {_one_line(error)}") from error
     return wrapped

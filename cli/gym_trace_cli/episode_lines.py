@@ -1,4 +1,4 @@
-"""Episodes in a line each, as the index tells of them: gym-trace ls, and gym-trace replay without a callback."""
+"""Episodes from the index, one line each: gym-trace ls, and gym-trace replay without a terminal."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from gym_trace import Trace
     from gym_trace.model.values import Array
 
-_BLOCK = 1000  # episodes made into lines at a time
-# What is printed of an episode, and how.
+_BLOCK = 1000  # episodes formatted together
+# Columns, and how to format them.
 _SHOWN: dict[str, Callable[[Any], str]] = {
     "index": str,
     "episode_id": str,
@@ -36,11 +36,11 @@ _SHOWN: dict[str, Callable[[Any], str]] = {
 _HEADINGS = {"episode_id": "id", "first_step": "from step", "start_time": "started (UTC)"}
 _STORED = ("index", "episode_id", "writer", "lane", "first_step", "steps", "return", "outcome", "seed", "duration")
 _NO_SEED = -1  # in the table of episodes
-_MOST_BITS = 8192  # of a seed that JSON has as a number
+_MOST_BITS = 8192  # of a seed printed as a number
 
 
 def print_episodes(trace: Trace, chosen: Sequence[int] | Array) -> None:
-    """A table of these episodes. What is the same for all of the trace, such as the writer, is left out."""
+    """Print a table of these episodes, without columns that are equal in the whole trace."""
     table = trace.episodes
     several = {
         "writer": len(trace.writers) > 1,
@@ -54,15 +54,15 @@ def print_episodes(trace: Trace, chosen: Sequence[int] | Array) -> None:
 
 
 def print_as_json(trace: Trace, chosen: Sequence[int] | Array) -> None:
-    """A line of JSON for each of these episodes: null where something is unknown, times in UTC, duration in seconds."""
+    """Print one JSON line per episode: null for unknown values, times in UTC, duration in seconds."""
     for row in _rows(trace, chosen):
-        if row["seed"] is not None and row["seed"].bit_length() > _MOST_BITS:  # Python would refuse to write it
+        if row["seed"] is not None and row["seed"].bit_length() > _MOST_BITS:  # Python cannot print it as a number
             row["seed"] = key_text(row["seed"])
         click.echo(json.dumps(row))
 
 
 def _rows(trace: Trace, chosen: Sequence[int] | Array) -> Iterator[dict[str, Any]]:
-    """What the index says of the episodes, as plain data."""
+    """Yield index rows as plain data."""
     for begin in range(0, len(chosen), _BLOCK):
         places = chosen[begin : begin + _BLOCK]
         table = trace.episodes[places]
@@ -75,14 +75,14 @@ def _rows(trace: Trace, chosen: Sequence[int] | Array) -> Iterator[dict[str, Any
 
 
 def _returns(trace: Trace, places: Sequence[int] | Array, known: list[float]) -> list[Any]:
-    """Returns as JSON can have them: None where unknown or infinite, a list where rewards are several numbers each."""
+    """Return returns for JSON: None if unknown or infinite, a list for several objectives."""
     if not any(map(math.isnan, known)):
         return [value if math.isfinite(value) else None for value in known]
     from gym_trace.reading.episode_columns import objective_returns
 
     view = trace[places]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of damage, which is told of elsewhere
+        warnings.simplefilter("ignore")  # about damage, reported elsewhere
         objectives = objective_returns(view.episodes, view.scan)
     several = [None] * len(known) if objectives is None else objectives.tolist()
     return [
@@ -92,10 +92,10 @@ def _returns(trace: Trace, places: Sequence[int] | Array, known: list[float]) ->
 
 
 def _plain(trace: Trace, row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the table as JSON can have it: None where something is unknown."""
+    """Return a row for JSON: None for unknown values."""
     writer = trace.readers[row["writer"]]
     row["writer"], row["split"] = writer.writer, writer.split
-    if row["seed"] < 0:  # none, or too large for the table
+    if row["seed"] < 0:  # missing, or too large for the table
         row["seed"] = None if row["seed"] == _NO_SEED else trace[row["index"]].seed
     row["duration"] = None if row["end_time"] == "NaT" else row["duration"] / 1e9
     for name in ("start_time", "end_time"):

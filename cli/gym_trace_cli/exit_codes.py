@@ -1,20 +1,19 @@
-"""What commands exit with: the one table, which `gym-trace --help` ends with.
+"""Exit codes of all commands; `gym-trace --help` ends with this table.
 
-Of several that are true the first counts of: differs, damaged, unverifiable. What is known to be wrong comes before
-what is not known.
+If several apply, the first of these wins: differs, damaged, unverifiable.
 """
 
 FINE, ERROR, USAGE, DIFFERS, UNVERIFIABLE, DAMAGED = range(6)  # 2 is click's
-SIGNALLED = 128  # and the number of the signal that stopped a command
+SIGNALLED = 128  # plus the signal number
 INTERRUPTED = SIGNALLED + 2  # Ctrl-C
-READER_GONE = SIGNALLED + 13  # what programs that SIGPIPE ends leave behind
+READER_GONE = SIGNALLED + 13  # SIGPIPE
 
 TABLE = {
-    str(FINE): "fine; what was compared is identical, or close enough",
-    str(ERROR): "an error",
+    str(FINE): "success; everything compared matches",
+    str(ERROR): "error",
     str(USAGE): "wrong usage",
-    str(DIFFERS): "episodes differ (verify, diff)",
-    str(UNVERIFIABLE): "some episodes cannot be verified, and none differs or is damaged (verify)",
-    str(DAMAGED): "something is damaged, and nothing differs",
+    str(DIFFERS): "something differs (verify, diff, train --verify)",
+    str(UNVERIFIABLE): "episodes cannot be verified, the others match (verify)",
+    str(DAMAGED): "damage found, nothing differs",
     str(INTERRUPTED): "interrupted (Ctrl-C); 129 hung up, 143 terminated",
 }

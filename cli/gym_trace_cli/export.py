@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,53 +11,44 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory, formats
-from gym_trace_cli.options import EnvArg
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH, EnvArg, json_option, quiet_option
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 
-def list_formats(ctx: click.Context, kind: str) -> None:
-    """Prints which formats there are. kind: "exporters" or "importers"."""
-    from gym_trace.interop import formats as known
+def list_option(kind: str) -> Callable[[Any], Any]:
+    """--list, which prints the formats and exits. kind: "exporters" or "importers"."""
 
-    show.facts(known.listed(getattr(known, kind)()))
-    ctx.exit()
+    def print_list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+        if asked and not ctx.resilient_parsing:
+            from gym_trace.interop import formats as known
+
+            show.facts(known.listed(getattr(known, kind)()))
+            ctx.exit()
+
+    return option("--list", "List the formats.", is_eager=True, expose_value=False, callback=print_list)
 
 
-def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        list_formats(ctx, "exporters")
-
-
-@click.command("export", short_help="Write episodes in the format of another package.")
+@headed("export")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@click.option(
-    "--to",
-    "form",
-    metavar="FORMAT",
-    shell_complete=formats,
-    help="Such as minari; see --list. Default: by the ending of OUT, such as .jsonl.",
-)
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="OUT",
-    type=click.Path(),
-    help="A new directory, or file.",
+@section(
+    "Output",
+    option("-o, --output OUT", "New directory or file.", PATH, required=True),
+    option("--to FORMAT", "Format. Default: by OUT, e.g. .jsonl.", name="form", shell_complete=formats),
+    option(
+        "--set K=V",
+        "Format option, see docs/EXPORT.md (repeatable).",
+        EnvArg("kind=arrow"),
+        name="options",
+        multiple=True,
+    ),
+    option("--strict", "Fail if FORMAT cannot store everything."),
+    list_option("exporters"),
+    quiet_option,
+    json_option,
 )
 @selection_options
-@click.option(
-    "--set",
-    "options",
-    type=EnvArg("kind=arrow"),
-    multiple=True,
-    metavar="K=V",
-    help="An option of the format, such as kind=arrow of minari; docs/EXPORT.md has them.",
-)
-@click.option("--strict", is_flag=True, help="Refuse what FORMAT cannot say all of.")
-@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Show the formats.")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     directory: str,
     form: str | None,
@@ -67,10 +59,10 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Write episodes of the trace in DIR to OUT, for another package to read.
+    """Write episodes for another package to read.
 
-    Says what of the trace FORMAT has no place for, and how to load it. OUT is there when it is complete. Episodes that
-    are being recorded are left out.
+    Lists what FORMAT cannot store and how to load OUT. Skips episodes that are
+    still being recorded.
 
     \b
     gym-trace export traces/cartpole --to minari -o ~/.minari/datasets/cartpole/mine-v0
@@ -86,12 +78,9 @@ def command(
     except InvalidOption as error:
         raise click.UsageError(str(error)) from error
     view = selection.some(gym_trace.open_trace(directory))
-    with show.ProgressLine(quiet=quiet) as progress:
-
-        def on_progress(done: int, total: int) -> None:
-            progress.update(f"{show.count(done)} of {show.count(total, 'step')}", done / max(1, total))
-
-        report = gym_trace.export(view, output, chosen, strict=strict, on_progress=on_progress, **dict(options))
+    with ProgressLine(quiet=quiet) as progress:
+        counting = progress.counting("step")
+        report = gym_trace.export(view, output, chosen, strict=strict, on_progress=counting, **dict(options))
     if as_json:
         lost = [loss._asdict() for loss in report.lost]
         click.echo(json.dumps({**vars(report), "path": str(report.path), "lost": lost}))
@@ -103,9 +92,9 @@ def command(
         f"exported to {show.printable(report.path)} as {report.format}"
     )
     if form is None:
-        show.line("note", f"the format is {report.format}, by the ending of OUT; --to chooses another")
+        show.line("note", f"format {report.format}, by the ending of OUT; --to changes it")
     if report.running:
-        show.line("note", f"{show.count(report.running, 'episode')} left out, being recorded still")
+        show.line("note", f"{show.count(report.running, 'running episode')} skipped")
     for loss in report.lost:
         show.line("lost", loss.why)
     click.echo("to load it:")

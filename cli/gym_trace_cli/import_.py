@@ -9,39 +9,33 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.completion import formats
-from gym_trace_cli.export import list_formats
-from gym_trace_cli.options import EnvArg
+from gym_trace_cli.export import list_option
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH, EnvArg, json_option, quiet_option
+from gym_trace_cli.progress import ProgressLine
 
 
-def _list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked and not ctx.resilient_parsing:
-        list_formats(ctx, "importers")
-
-
-@click.command("import", short_help="Write what another package has recorded as a trace.")
+@headed("import")
 @click.argument("path", metavar="PATH", type=click.Path())
-@click.option("-o", "--output", required=True, metavar="DIR", type=click.Path(), help="A new directory for the trace.")
-@click.option(
-    "--from", "form", metavar="FORMAT", shell_complete=formats, help="Default: what PATH looks like; see --list."
+@section(
+    "Input",
+    option("--from FORMAT", "Format. Default: detected.", name="form", shell_complete=formats),
+    option("--map NAME=COLUMN,…", "Map table columns, e.g. obs=state,acts=action.", name="columns", multiple=True),
+    option(
+        "--set K=V",
+        "Format option, see docs/EXPORT.md (repeatable).",
+        EnvArg("last_step=step"),
+        name="options",
+        multiple=True,
+    ),
+    list_option("importers"),
 )
-@click.option(
-    "--map",
-    "columns",
-    multiple=True,
-    metavar="NAME=COLUMN,…",
-    help="Map the columns of a table, such as obs=state,acts=action,episode=id.",
+@section(
+    "Output",
+    option("-o, --output DIR", "New directory.", PATH, required=True),
+    quiet_option,
+    json_option,
 )
-@click.option(
-    "--set",
-    "options",
-    type=EnvArg("last_step=step"),
-    multiple=True,
-    metavar="K=V",
-    help="Set an option of the format, such as last_step=step of rlds (docs/EXPORT.md lists them).",
-)
-@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Show the formats.")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     path: str,
     output: str,
@@ -51,10 +45,10 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Write what another package has recorded in PATH, a directory or a file, as a trace to DIR.
+    """Convert a recording of another package, a directory or a file, to a trace.
 
-    Arrays keep their dtype, shape and bits. What PATH does not say is not made up. PATH is never changed, nothing in it
-    is run, and nothing is ever unpickled.
+    Arrays keep dtype, shape and bits. Missing facts are not invented. PATH is
+    never modified, executed or unpickled.
 
     \b
     gym-trace import ~/.minari/datasets/D4RL/pen/human-v2 -o traces/pen
@@ -62,16 +56,10 @@ def command(
     """
     import gym_trace
 
-    with show.ProgressLine(quiet=quiet) as progress:
-
-        def on_progress(done: int, total: int) -> None:
-            if total:
-                progress.update(f"{show.count(done)} of {show.count(total)}", done / total)
-            else:
-                progress.update(f"{show.count(done)} done")
-
-        mapped = {"map": ",".join(columns)} if columns else {}
-        report = gym_trace.import_trace(path, output, form, on_progress=on_progress, **{**dict(options), **mapped})
+    mapped = {"map": ",".join(columns)} if columns else {}
+    with ProgressLine(quiet=quiet) as progress:
+        counting = progress.counting()
+        report = gym_trace.import_trace(path, output, form, on_progress=counting, **{**dict(options), **mapped})
     if as_json:
         told = report.told()
         click.echo(json.dumps({"directory": told.pop("destination"), **told}))

@@ -13,6 +13,8 @@ import click
 import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.progress import ProgressLine
 
 Info = dict[str, Any]
 _LONGEST = 600  # characters of a space or of the metadata
@@ -21,17 +23,24 @@ _MOST_FACTS = 20
 _MOST_WRITERS = 20
 _LAST_BATCHES = 10
 _MOST_DAMAGE = 5
-_MOST_PENDING = 8  # actions, one a lane
-SECONDS = 1.0  # between looks at a trace that is followed
+_MOST_PENDING = 8  # actions, one per lane
+SECONDS = 1.0  # between refreshes
 
 
-@click.command("info", short_help="Tell what a trace holds.")
+@headed("info")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@click.option("--follow", is_flag=True, help="Tell what comes, every second, until all who record are done.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; with --follow, a line for each change.")
+@section(
+    "Output",
+    option("--follow", "Report changes every second until all writers close."),
+    option("--json", "Print one JSON object; with --follow, JSON lines.", name="as_json"),
+)
 def command(directory: str, follow: bool, as_json: bool) -> None:
-    """Tell what the trace in DIR holds: environment, spaces, seeds, writers, files, health."""
-    from gym_trace.statistics.describe import describe  # here, so that --help does not wait for numpy
+    """Describe a trace: environment, spaces, seeds, writers, files, health.
+
+    \b
+    gym-trace info traces/cartpole --follow
+    """
+    from gym_trace.statistics.describe import describe  # keeps --help fast
 
     trace = gym_trace.open_trace(directory)
     if as_json and not follow:
@@ -43,12 +52,12 @@ def command(directory: str, follow: bool, as_json: bool) -> None:
 
 
 def _follow(trace: gym_trace.Trace, as_json: bool) -> None:
-    """Shows a line that changes on a terminal, and a line for each change elsewhere."""
+    """Update a line on a terminal; print one line per change elsewhere."""
     from gym_trace.statistics.describe import progress_of
 
     live = not as_json and show.is_terminal(sys.stdout)
     before = None
-    with show.ProgressLine(quiet=not live) as progress:
+    with ProgressLine(quiet=not live) as progress:
         while True:
             now = progress_of(trace)
             if live:
@@ -96,7 +105,7 @@ def _facts(info: Info) -> Iterator[tuple[str, str]]:
 
 
 def _facts_of(facts: Info) -> Iterator[tuple[str, str]]:
-    """What people say of a trace, which may be anything."""
+    """Yield the facts of a trace, which may be anything."""
     for name, value in list(facts.items())[:_MOST_FACTS]:
         text = ", ".join(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else value
         yield _cut(name)[:_LONGEST_NAME], _cut(text if isinstance(text, str) else json.dumps(text, ensure_ascii=False))
@@ -123,7 +132,7 @@ def _environment(environment: Any) -> Iterator[tuple[str, str]]:
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:
-    """Of a map that a trace holds; none where it is something else."""
+    """Return the items of a map in a trace; [] for anything else."""
     return list(value.items()) if isinstance(value, dict) else []
 
 

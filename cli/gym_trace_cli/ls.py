@@ -17,26 +17,26 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.episode_lines import print_as_json, print_episodes
 from gym_trace_cli.exit_codes import ERROR, FINE
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 _HEADINGS = ("trace", "environment", "episodes", "steps", "return", "size", "state", "started UTC")
 
 
-@click.command("ls", short_help="List traces, or the episodes of one.")
+@headed("ls")
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=TraceDirectory())
 @selection_options
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each trace, or episode.")
+@section("Output", option("--json", "Print JSON lines, one per trace or episode.", name="as_json"))
 @click.pass_context
 def command(ctx: click.Context, /, directories: Sequence[str], selection: Selection, as_json: bool) -> None:
-    """List the episodes of the trace in DIR, a line each. Where DIR is a directory of traces, or several are given,
-    list these traces: a line each, of those up to three levels below, too. DIR is by default the current directory.
+    """List the episodes of a trace, or the traces below a directory.
 
-    A trace is "recording" now, or was "killed" while it did, or "failed" to write, as on a full disk, or
-    "closed" in order; or opening it has found it "damaged" (gym-trace check looks at every byte), or
-    "unreadable", which exits with 1.
+    Searches up to three levels below. DIR defaults to the current directory.
+    States: recording, closed, killed, failed, damaged, unreadable (exit code 1).
 
-    With --episodes, --where and so on episodes, steps, return and times are those of the chosen
-    episodes, of each trace. The return is the mean of complete episodes.
+    \b
+    gym-trace ls traces/cartpole --where 'return > 30' --sort -return
     """
     from gym_trace.statistics.listing import find_traces, is_trace
 
@@ -63,27 +63,25 @@ def command(ctx: click.Context, /, directories: Sequence[str], selection: Select
 
 
 def hint(directory: str) -> str:
-    """What to say beside that there is no trace in a directory: where there are some below it."""
+    """Return a hint if there are traces below a directory without one."""
     from gym_trace.statistics.listing import find_traces
 
     if next(find_traces(directory, deepest=2), None) is None:
         return ""
-    return f"; there are traces in directories of it: 'gym-trace ls {show.printable(directory)}' lists them"
+    return f"; 'gym-trace ls {show.printable(directory)}' lists the traces below it"
 
 
 def _listed(directories: Sequence[str], selection: Selection) -> Iterator[dict[str, Any]]:
     from gym_trace.statistics.listing import list_trace
 
-    with show.ProgressLine(quiet=not show.is_terminal(sys.stderr)) as progress:
+    with ProgressLine(quiet=not show.is_terminal(sys.stderr)) as progress:
         for number, directory in enumerate(directories):
-            progress.update(
-                f"{show.count(number)} of {show.count(len(directories), 'trace')}", number / len(directories)
-            )
+            progress.update_count(number, len(directories), "trace")
             yield list_trace(directory, selection.of_one_of_several)
 
 
 def _print_traces(rows: Sequence[dict[str, Any]], parent: str) -> set[str]:
-    """Prints a table, with names as they are in parent; returns the states there are."""
+    """Print a table with paths relative to parent; return the states."""
     show.table(_HEADINGS, (_cells(row, parent) for row in rows), fitted=True)
     for row in rows:
         if row["problem"]:
@@ -106,6 +104,6 @@ def _cells(row: dict[str, Any], parent: str) -> tuple[str, ...]:
 
 
 def _moment(started: str) -> str:
-    """When, as briefly as ls tells it: 11-22 13:07, or the day where that was in another year."""
+    """Format a time: 11-22 13:07, or the date if in another year."""
     day, clock = started[:10], started[11:16]
     return f"{day[5:]} {clock}" if day[:4] == time.strftime("%Y", time.gmtime()) else day

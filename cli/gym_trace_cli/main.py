@@ -1,9 +1,9 @@
-"""The command group: which commands there are, and the one place where errors become exit codes (see exit_codes.py)."""
+"""The command group, and the one place where errors become exit codes (see exit_codes.py)."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
+import io
 import os
 import re
 import select
@@ -19,33 +19,32 @@ import gym_trace
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption, TraceError, TraceNotFound, told
 from gym_trace_cli import show
 from gym_trace_cli.exit_codes import DAMAGED, ERROR, INTERRUPTED, READER_GONE, TABLE, USAGE
+from gym_trace_cli.help import Group, option
 from gym_trace_cli.stopping import Ended, ended_by_signals
 
-# By name: the module that has it, and its line in the help. A module is imported when its command is called.
+# Module and help line of each command. A module is imported when its command is called.
 COMMANDS = {
-    "record": ("gym_trace_cli.record", "Record episodes of an environment to a trace."),
-    "train": ("gym_trace_cli.training.command", "Train a policy with PPO, and record all that it learns from."),
-    "replay": ("gym_trace_cli.replay", "Play episodes back: in the terminal, in a window, or to a function."),
-    "verify": ("gym_trace_cli.verify", "Play episodes again in their environment, and compare them bit for bit."),
-    "render": ("gym_trace_cli.render", "Make videos of episodes: MP4, GIF, PNG, or text as an asciicast."),
-    "ls": ("gym_trace_cli.ls", "List traces in a line each, or the episodes of one."),
-    "cat": ("gym_trace_cli.cat", "Print steps: as a table, JSON lines, CSV or npz."),
-    "stats": ("gym_trace_cli.stats", "Summarize returns, lengths, outcomes and columns of a trace."),
-    "info": ("gym_trace_cli.info", "Tell what a trace holds: environment, spaces, writers, health."),
-    "card": ("gym_trace_cli.card", "Show or write a data set card, with the metadata that Hugging Face reads."),
+    "record": ("gym_trace_cli.record", "Record episodes of a Gymnasium environment."),
+    "train": ("gym_trace_cli.training.command", "Train a policy with PPO and record every step it learns from."),
+    "replay": ("gym_trace_cli.replay", "Play episodes in the terminal, in a window, or to a function."),
+    "verify": ("gym_trace_cli.verify", "Replay episodes in their environment and compare, bit for bit."),
+    "render": ("gym_trace_cli.render", "Make videos of episodes: MP4, GIF, PNG or asciicast."),
+    "ls": ("gym_trace_cli.ls", "List traces, or the episodes of one."),
+    "cat": ("gym_trace_cli.cat", "Print steps as a table, JSON lines, CSV or npz."),
+    "stats": ("gym_trace_cli.stats", "Summarize returns, lengths, outcomes and columns."),
+    "info": ("gym_trace_cli.info", "Describe a trace: environment, spaces, writers, health."),
+    "card": ("gym_trace_cli.card", "Show or write a dataset card with Hugging Face metadata."),
     "diff": ("gym_trace_cli.diff", "Compare two traces, episode by episode."),
-    "edit": ("gym_trace_cli.edit_whole", "Make new traces of recorded ones: merge, split, filter, drop, compact."),
-    "check": ("gym_trace_cli.check", "Verify every checksum of a trace and name what is damaged."),
-    "repair": ("gym_trace_cli.repair", "Write a clean copy of all that can be read of a trace."),
-    "export": ("gym_trace_cli.export", "Write episodes for another package: Minari, D4RL, LeRobot, Parquet …"),
-    "import": ("gym_trace_cli.import_", "Write what another package has recorded as a trace."),
+    "edit": ("gym_trace_cli.edit", "Merge, split, filter, drop, compact or annotate traces."),
+    "check": ("gym_trace_cli.check", "Verify every checksum and locate damage."),
+    "repair": ("gym_trace_cli.repair", "Write a clean copy of everything readable."),
+    "export": ("gym_trace_cli.export", "Write episodes as Minari, D4RL, LeRobot, Parquet and more."),
+    "import": ("gym_trace_cli.import_", "Convert recordings of other packages to a trace."),
 }
 
-# What does the work that people look for under other names.
+# Hints for names of other tools.
 ELSEWHERE = {
-    **dict.fromkeys(
-        ("show", "describe", "summary"), "'info' and 'stats' tell what a trace holds, 'cat' prints its steps"
-    ),
+    **dict.fromkeys(("show", "describe", "summary"), "'info' and 'stats' describe a trace, 'cat' prints its steps"),
     **dict.fromkeys(("view", "play", "watch"), "'replay' plays episodes"),
     **dict.fromkeys(("list", "dir"), "'ls' lists traces and episodes"),
     **dict.fromkeys(("du", "size"), "'ls' shows the size of each trace"),
@@ -54,21 +53,23 @@ ELSEWHERE = {
     **dict.fromkeys(("video", "gif", "film"), "'render' makes videos"),
     **dict.fromkeys(("plot", "histogram"), "'stats' draws returns and lengths"),
     "head": "'cat --episodes 0 --steps :10' prints the first steps",
-    "tail": "'cat --episodes -1 --steps -10:' prints the last steps, 'info --follow' tells what is being recorded",
-    "follow": "'info --follow' tells what is being recorded",
+    "tail": "'cat --episodes -1 --steps -10:' prints the last steps, 'info --follow' reports new ones",
+    "follow": "'info --follow' reports new episodes and steps",
     "convert": "'export' writes other formats, 'import' reads them",
-    **dict.fromkeys(("validate", "fsck"), "'check' looks for damage, 'verify' plays episodes again and compares"),
+    **dict.fromkeys(("validate", "fsck"), "'check' locates damage, 'verify' replays episodes and compares"),
     **dict.fromkeys(("fix", "recover"), "'repair' writes a clean copy"),
     **dict.fromkeys(("compare", "cmp"), "'diff' compares two traces"),
     **dict.fromkeys(("run", "collect"), "'record' records episodes"),
 }
 
-_VERSION_HELP = "Show the version, and whether recording is compiled or in pure Python."
+_VERSION_HELP = "Show the version; compiled or pure Python."
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Commands(click.Group):
+class Commands(Group):
     """Commands that are imported when they are called, and whose errors end in one line and an exit code."""
+
+    elsewhere = ELSEWHERE
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -79,16 +80,6 @@ class Commands(click.Group):
         command: click.Command = importlib.import_module(COMMANDS[name][0]).command
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-            otherwise = f"did you mean {near[0]!r}?" if near else "'gym-trace --help' lists them"
-            ctx.fail(f"no command {name!r}; {ELSEWHERE.get(name, otherwise)}")
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
@@ -96,6 +87,19 @@ class Commands(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
             formatter.write_dl(list(TABLE.items()))
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        try:
+            code = super().main(*args, **options | {"standalone_mode": False})
+        except click.ClickException as error:
+            shown = io.StringIO()
+            error.show(shown)
+            usage, _, message = shown.getvalue().partition("Error: ")
+            click.echo(usage, err=True, nl=False)
+            if message:
+                click.echo(f"error: {message[0].lower()}{message[1:].rstrip().removesuffix('.')}", err=True)
+            code = error.exit_code
+        sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -127,13 +131,13 @@ def _fail(ctx: click.Context, code: int, line: str) -> NoReturn:
 
 
 def describe(error: Exception) -> str:
-    """What is wrong, mostly in one line. Of an error that is not ours, also where it came from."""
+    """Describe an error, mostly in one line; for errors of other code also where it was raised."""
     if isinstance(error, TraceNotFound) and error.directory is not None:
         return f"{error}{importlib.import_module('gym_trace_cli.ls').hint(error.directory)}"
     if isinstance(error, EnvironmentUnavailable) and error.imports:
         words = [word for module in error.imports for word in ("--import", module)]
         line = shlex.join(["gym-trace", *sys.argv[1:], *words])
-        return f"{error}\nto import what was imported for the recording: {line}"
+        return f"{error}\nimport what the recording imported: {line}"
     if isinstance(error, TraceError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -144,18 +148,18 @@ def describe(error: Exception) -> str:
 
 
 def _reader_is_gone() -> bool:
-    """Whether it is our stdout that broke, as in `gym-trace replay DIR | head`, and no pipe of an environment."""
+    """Return True if our stdout broke, as in `gym-trace replay DIR | head`, not a pipe of an environment."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     if not poll.poll(0):
         return False
-    # What is still in the buffer has nowhere to go; without this Python complains on its way out.
+    # Discard the buffer; otherwise Python complains at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return True
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Warnings, most of them from environments, in one line and without the place in the code."""
+    """Print a warning in one line, without its place in the code."""
     text = _COLOUR.sub("", str(message)).removeprefix("WARN: ")
     click.echo(f"warning: {show.printable(' '.join(text.split()))}", err=True)
 
@@ -168,7 +172,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help=_VERSION_HELP)
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@option("--version", _VERSION_HELP, is_eager=True, expose_value=False, callback=_show_version)
+@option("--debug", "Show the traceback of an error.")
 def cli(debug: bool) -> None:
     """Record Gymnasium environments to traces, bit for bit, and play them back."""

@@ -1,4 +1,4 @@
-"""Options that several commands have, and the types of their values."""
+"""Options of several commands, and types of values."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import click
 
 from gym_trace_cli.completion import environment_ids
+from gym_trace_cli.help import option, section
+
+PATH = click.Path()
+POSITIVE, NOT_NEGATIVE = click.IntRange(min=1), click.IntRange(min=0)
+SECONDS, TOLERANCE = click.FloatRange(min=0, min_open=True), click.FloatRange(min=0)
 
 
 class TextOption(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases of click alone
-    """The type of an option that is text: parsed() makes its value. Defaults that are no text stay as they are."""
+    """Type of a text option: parsed() makes its value. Other defaults stay as they are."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return self.parsed(value, param, ctx) if isinstance(value, str) else value
 
     def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Calls fail() for text that means nothing."""
+        """Parse the text, or call fail()."""
         raise NotImplementedError
 
 
@@ -46,7 +50,7 @@ class EpisodeSlice(TextOption):
 
 
 class EnvArg(TextOption):
-    """KEY=VALUE, the value as JSON if it is JSON, and as text if not."""
+    """KEY=VALUE; VALUE is JSON if valid, text otherwise."""
 
     name = "key=value"
 
@@ -64,7 +68,7 @@ class EnvArg(TextOption):
 
 
 class NamedCallable(TextOption):
-    """A callable as MODULE:NAME. Modules in the current directory are found. A shell that completes imports none."""
+    """A callable as MODULE:NAME, also of the current directory. Shell completion imports nothing."""
 
     name = "module:name"
 
@@ -83,71 +87,59 @@ class NamedCallable(TextOption):
         except AttributeError as error:
             self.fail(f"{value!r}: {error}{_hiding(module_name)}", param, ctx)
         if not callable(found):
-            self.fail(f"{value!r} cannot be called, its type is {type(found).__name__}", param, ctx)
+            self.fail(f"{value!r} is not callable ({type(found).__name__})", param, ctx)
         return found
 
 
 class FactoryName(NamedCallable):
-    """MODULE:FUNCTION that can be called. It stays text, which every process can look up for itself."""
+    """MODULE:FUNCTION, checked but kept as text, so that every process can import it."""
 
     def parsed(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         super().parsed(value, param, ctx)
         return value
 
 
-env_args_option = click.option(
-    "--env-arg",
-    "env_args",
-    type=EnvArg(),
-    multiple=True,
-    metavar="K=V",
-    help="Pass K=V to the environment; V is JSON, or else text.",
+make_option = option("--make M:F", "Build it with MODULE:FUNCTION instead of an id.", FactoryName(), name="factory")
+env_args_option = option(
+    "--env-arg K=V", "Environment argument, JSON or text (repeatable).", EnvArg(), name="env_args", multiple=True
 )
-imports_option = click.option(
-    "--import",
-    "imports",
-    multiple=True,
-    metavar="MODULE",
-    help="Import the module that registers the environment, such as ale_py.",
+imports_option = option(
+    "--import MODULE", "Import the module that registers it, e.g. ale_py.", name="imports", multiple=True
 )
-
-
-make_option = click.option(
-    "--make",
-    "factory",
-    type=FactoryName(),
-    metavar="M:F",
-    help="MODULE:FUNCTION that makes the environment; it is given what --env-arg says, and render_mode if it takes it.",
+environment_options = (
+    make_option,
+    env_args_option,
+    imports_option,
+    option(
+        "--wrapper M:C", "Add a wrapper, innermost first (repeatable).", FactoryName(), name="wrappers", multiple=True
+    ),
+    option("--max-episode-steps N", "Truncate episodes after N steps.", POSITIVE),
 )
-trust_option = click.option(
-    "--trust",
-    is_flag=True,
-    help="Trust the trace: import, call and open what only it names. Without this you are told what that would be.",
+recorded_environment_options = section(
+    "Environment",
+    option("--env ID", "Environment. Default: the recorded one.", name="env_id", shell_complete=environment_ids),
+    make_option,
+    env_args_option,
+    imports_option,
+    option("--trust", "Allow imports, calls, files only the trace names."),
 )
-
-
-def recorded_env_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options for the environment that a trace is played in."""
-    env = click.option(
-        "--env",
-        "env_id",
-        metavar="ID",
-        shell_complete=environment_ids,
-        help="Play in this environment. Default: what the trace says.",
-    )
-    for option in (trust_option, imports_option, env_args_option, make_option, env):
-        command = option(command)
-    return command
+provenance_options = (
+    option("--argv", "Store the full command line. Default: its name."),
+    option("--git-diff", "Store uncommitted changes."),
+)
+quiet_option = option("--quiet", "Print only warnings and errors.")
+json_option = option("--json", "Print one JSON object.", name="as_json")
+json_lines_option = option("--json", "Print JSON lines, one per episode.", name="as_json")
 
 
 def import_here(module_name: str) -> ModuleType:
-    """Import a module that the user named: an installed one, or else one in the current directory."""
+    """Import a module that the user named: installed, or in the current directory."""
     find_here(module_name)
     return importlib.import_module(module_name)
 
 
 def find_here(module_name: str) -> None:
-    """Have a module that the user named found in the current directory if it is not installed, by workers, too."""
+    """Make a module that the user named importable from the current directory if not installed, also in workers."""
     top = module_name.partition(".")[0]
     if not top:
         return
@@ -156,16 +148,16 @@ def find_here(module_name: str) -> None:
     else:
         spec = importlib.util.find_spec(top)
         origin = None if spec is None else spec.origin  # None: a directory without an __init__.py gives way to a module
-    # It may have been found there by "", which is another directory in a worker.
+    # It may have been found through "", which is another directory in a worker.
     if origin is None or os.path.abspath(origin).startswith(os.path.join(os.getcwd(), top)):
         look_in_current_directory()
 
 
 def look_in_current_directory() -> None:
-    """Have modules in the current directory found, after all others.
+    """Make modules in the current directory importable, after all others.
 
-    Only for a module that the user named, or a trace that the user trusts: the current directory may be a stranger's,
-    and a logging.py in it must not be run.
+    Only for a module that the user named, or a trace that the user trusts: the current directory may be
+    untrusted, and a logging.py in it must not be run.
     """
     here = os.getcwd()
     if here not in sys.path:
@@ -173,7 +165,7 @@ def look_in_current_directory() -> None:
 
 
 def _hiding(module_name: str) -> str:
-    """In words, that a module in the current directory is not the one that was imported; or nothing."""
+    """Return a hint if a module in the current directory is hidden by another one, or ""."""
     top = module_name.partition(".")[0]
     path = getattr(sys.modules.get(top), "__file__", None)
     here = [name for name in (f"{top}.py", os.path.join(top, "__init__.py")) if os.path.exists(name)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -13,42 +13,12 @@ from click.core import ParameterSource
 
 import gym_trace
 from gym_trace_cli import show
-from gym_trace_cli.options import EnvArg
+from gym_trace_cli.help import option
+from gym_trace_cli.options import PATH, EnvArg
 
-_ARGUMENT = "environment"  # what ENV_ID is called in a file
+_ARGUMENT = "environment"  # ENV_ID in a file
 _NOT_READ, _NOT_WRITTEN = ("config", "new_config"), ("resume", "quiet", "as_json")
 _CONTROL = {chr(code): f"\\u{code:04X}" for code in (*range(32), 127)} | {'"': '\\"', "\\": "\\\\", "\n": "\\n"}
-
-
-def config_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--config, which is not handed to the command."""
-    return click.option(
-        "--config",
-        type=click.Path(),
-        metavar="FILE",
-        is_eager=True,
-        expose_value=False,
-        callback=_read,
-        help="Take options from a TOML file; those given here count more.",
-    )(command)
-
-
-def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--config and --write-config; the latter is handed to the command as new_config."""
-    write = click.option(
-        "--write-config", "new_config", type=click.Path(), metavar="FILE", help="Write one that repeats this run."
-    )
-    return config_option(write(command))
-
-
-def drop_overruled(ctx: click.Context, **pair: Any) -> list[Any]:
-    """Two options that exclude each other, without the one that a file says where the command line says the other."""
-    here = [name for name in pair if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-    overruled = len(here) == 1 and all(value is not None for value in pair.values())
-    return [None if overruled and name not in here else value for name, value in pair.items()]
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def _read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
@@ -61,8 +31,32 @@ def _read(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
         raise click.UsageError(show.printable(f"{path}: {error}"), ctx) from error
 
 
+config_option = option(
+    "--config FILE",
+    "Read options from TOML; the command line wins.",
+    PATH,
+    is_eager=True,
+    expose_value=False,
+    callback=_read,
+)
+config_options = (
+    config_option,
+    option("--write-config FILE", "Write options as TOML, to repeat this run.", PATH, name="new_config"),
+)
+
+
+def drop_overruled(ctx: click.Context, **pair: Any) -> list[Any]:
+    """Return two exclusive options; one on the command line removes the other if a file has it."""
+    here = [name for name in pair if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    overruled = len(here) == 1 and all(value is not None for value in pair.values())
+    return [None if overruled and name not in here else value for name, value in pair.items()]
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
 def _by_key(command: click.Command) -> Iterator[tuple[str, click.Parameter]]:
-    """The parameters that a file may say, by what they are called there."""
+    """Yield the parameters allowed in a file, with their keys."""
     for param in command.params:
         if param.name in _NOT_READ:
             continue
@@ -74,7 +68,7 @@ def _by_key(command: click.Command) -> Iterator[tuple[str, click.Parameter]]:
 
 
 def _parsed(path: str) -> dict[str, Any]:
-    """Raises ValueError for what is no TOML."""
+    """Read a TOML file. Raises ValueError."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -89,10 +83,10 @@ def _parsed(path: str) -> dict[str, Any]:
 
 
 def _entry(ctx: click.Context, known: dict[str, click.Parameter], key: str, value: Any) -> tuple[str, Any]:
-    """The name of a parameter, and its value as the command line would have it. Raises ValueError."""
+    """Return the name of a parameter, and its value as on the command line. Raises ValueError."""
     if key not in known:
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"{ctx.command_path} --help tells what there is"
+        hint = f"did you mean {near[0]!r}?" if near else f"{ctx.command_path} --help lists them"
         raise ValueError(f"no option {key!r}; {hint}")
     param = known[key]
     if not (isinstance(param, click.Option) and param.multiple):
@@ -133,7 +127,7 @@ def _shown(value: Any) -> str:
 
 
 def write_config(ctx: click.Context, path: str, seed: int) -> None:
-    """Writes the options that a command was given here and in its file, and the seed, also where nobody gave one."""
+    """Write the options of a command line and its file, and the seed."""
     lines = [f"# gym-trace {gym_trace.__version__}: gym-trace record --config {show.printable(path)} repeats this run."]
     for param in ctx.command.params:
         name = str(param.name)
@@ -141,8 +135,8 @@ def write_config(ctx: click.Context, path: str, seed: int) -> None:
         value: Any = seed if name == "seed" else ctx.params.get(name)
         if given and name not in (*_NOT_READ, *_NOT_WRITTEN) and value not in (None, ()):
             key = next((key for key, known in _by_key(ctx.command) if known is param), name)
-            told = [_pair(*one) for one in value] if isinstance(param.type, EnvArg) else value
-            lines.append(f"{key} = {toml_of(told)}")
+            shown = [_pair(*one) for one in value] if isinstance(param.type, EnvArg) else value
+            lines.append(f"{key} = {toml_of(shown)}")
     try:
         content = "\n".join([*lines, ""]).encode()
         with open(path, "wb") as file:
@@ -159,7 +153,7 @@ def _pair(key: str, value: Any) -> str:
 
 
 def toml_of(value: Any) -> str:
-    """The value of an option: text, a number, a boolean, or several of these."""
+    """Return an option's value as TOML: text, number, boolean, or several of these."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (int, float)):

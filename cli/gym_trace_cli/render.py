@@ -14,32 +14,43 @@ from gym_trace.errors import RenderingError, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments, without_display
-from gym_trace_cli.options import recorded_env_options
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH, recorded_environment_options
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 
 if TYPE_CHECKING:
     from gym_trace import Trace
 
 
-@click.command("render", short_help="Make videos of episodes.")
+@headed("render")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(), help="Where to; see above.")
+@section(
+    "Output",
+    option("-o, --output OUT", "File or directory.", PATH, required=True),
+    option(
+        "--format FORMAT",
+        "mp4, gif, png, cast. Default: by OUT, else mp4.",
+        click.Choice(["mp4", "gif", "png", "cast"]),
+        name="form",
+    ),
+    option("--json", "Print JSON lines, one per file.", name="as_json"),
+)
 @selection_options
-@click.option("--schedule", metavar="S", help="cubic: 0, 1, 8, 27 to 729, then every 1000th; every:N: every Nth.")
-@click.option(
-    "--format", "form", type=click.Choice(["mp4", "gif", "png", "cast"]), help="Default: as OUT says, or mp4."
+@section(
+    "Video",
+    option("--schedule S", "Filter episodes: cubic or every:N."),
+    option(
+        "--from SOURCE",
+        "simulation (render again) or observations (recorded).",
+        click.Choice(["simulation", "observations"]),
+        name="source",
+        default="simulation",
+    ),
+    option("--overlay", "Write step, action, reward and return below."),
+    option("--fps N", "Default: from the environment, else 30.", click.FloatRange(0.01, 1000)),
 )
-@click.option(
-    "--from",
-    "source",
-    type=click.Choice(["simulation", "observations"]),
-    default="simulation",
-    help="Play them again, or show observations that are pictures, without a simulator. Default: simulation.",
-)
-@click.option("--overlay", is_flag=True, help="Write step, action, reward and return below the pictures.")
-@click.option("--fps", type=click.FloatRange(0.01, 1000), metavar="N", help="Default: as the environment says, or 30.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each file.")
-@recorded_env_options
+@recorded_environment_options
 def command(
     directory: str,
     output: str,
@@ -55,13 +66,14 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Make videos of episodes of the trace in DIR: all, or those chosen, such as the best.
+    """Make videos of episodes.
 
-    OUT ending in .mp4, .gif (at most 50 frames a second) or .cast (text, for environments that
-    render as ansi) is a file of one episode; {} in its name stands for the episode's number and
-    makes it a file each. OUT.png is a directory OUT of frames, frame-000000.png and so on. Any
-    other OUT is a directory that gets episode-000012.mp4 and so on, in the format of --format; if
-    its name has an ending, put a slash behind it.
+    OUT is a file for one episode (.mp4, .gif, .cast), a file per episode if its
+    name has {}, a directory of frames (.png), or else a directory of files.
+
+    \b
+    gym-trace render traces/cartpole --best 1 -o best.mp4
+    gym-trace render traces/cartpole --schedule cubic -o 'videos/{}.gif'
     """
     from gym_trace.video.render import Destination, render_episodes
 
@@ -74,7 +86,7 @@ def command(
     chosen = _scheduled(selection.some(trace), schedule)
     total = int(trace.episodes["steps"][chosen].sum()) + len(chosen)
     frames, made, begin = 0, 0, time.monotonic()
-    with show.ProgressLine() as line:
+    with ProgressLine() as line:
 
         def count_frame() -> None:
             nonlocal frames
@@ -100,11 +112,11 @@ def command(
                 where = show.printable(rendered.path)
                 click.echo(f"episode {rendered.index}: {where}, {show.count(rendered.frames, 'frame')}")
     if not made:
-        raise RenderingError("nothing was rendered; episodes whose pictures were recorded need --from observations")
+        raise RenderingError("nothing rendered; recorded images need --from observations")
 
 
 def _scheduled(view: Trace, schedule: str | None) -> list[int]:
-    """The places in the whole trace."""
+    """Return positions in the whole trace."""
     from gym_trace.video.schedules import schedule_of
 
     places: list[int] = view.chosen.tolist()

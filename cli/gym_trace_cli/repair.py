@@ -12,6 +12,9 @@ from gym_trace_cli import show
 from gym_trace_cli.check import report_as_json
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.exit_codes import ERROR, FINE
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import PATH, json_option, quiet_option
+from gym_trace_cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from gym_trace.integrity.repair import LostSteps, RepairReport
@@ -19,24 +22,28 @@ if TYPE_CHECKING:
 _LISTED = 20  # runs of lost steps that are named one by one
 
 
-@click.command("repair", short_help="Write a clean copy of what can be read.")
+@headed("repair")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
-@click.option("-o", "--output", required=True, metavar="NEW", type=click.Path(), help="A new directory for the copy.")
-@click.option("--salvage", is_flag=True, help="Keep steps of damaged chunks without the columns that are lost.")
-@click.option("--quiet", is_flag=True, help="No progress.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@section(
+    "Output",
+    option("-o, --output NEW", "New directory.", PATH, required=True),
+    option("--salvage", "Keep the intact columns of damaged chunks."),
+    quiet_option,
+    json_option,
+)
 @click.pass_context
 def command(ctx: click.Context, /, directory: str, output: str, salvage: bool, quiet: bool, as_json: bool) -> None:
-    """Write a clean copy of the trace in DIR to NEW, with all that can be read. DIR is never changed.
+    """Write a clean copy of everything readable to NEW and list what is lost.
+    Exit code: 1 if no episode is readable; nothing is written then.
 
-    The unit of loss is a chunk: up to 1 MiB of values, or 24 MiB of large ones such as images. With
-    --salvage its steps are kept if some of its columns are intact. In the others all values are NaN
-    where they are floats, and absent where not; the fact "salvaged" of NEW names them.
+    Without --salvage a damaged chunk is lost: up to 1 MiB of values, 24 MiB of
+    images. With it, lost columns are NaN (floats) or absent; the fact "salvaged"
+    of NEW names them. DIR is never modified.
 
-    What a killed recorder left open is sealed, and manifests are written anew. Tells exactly what is lost. NEW is there
-    when it is complete. Exits with 1, and writes nothing, if no episode can be read.
+    \b
+    gym-trace repair traces/cartpole -o traces/repaired
     """
-    with show.ProgressLine(quiet=quiet) as progress:
+    with ProgressLine(quiet=quiet) as progress:
         report = gym_trace.repair_trace(directory, output, on_progress=progress.update_bytes, salvage=salvage)
     if as_json:
         click.echo(json.dumps(_as_json(report)))
@@ -45,7 +52,7 @@ def command(ctx: click.Context, /, directory: str, output: str, salvage: bool, q
         click.echo(f"note: {show.printable(remark)}")
     _print_losses(report)
     if not report.writers:
-        click.echo(f"no episode can be read; {show.printable(output)} was not written")
+        click.echo(f"no readable episode; {show.printable(output)} not written")
         ctx.exit(ERROR)
     writers = show.count(len(report.writers), "writer")
     kept = f"{show.count(report.found.episodes, 'episode')}, {show.count(report.steps, 'step')} of {writers}"
@@ -81,13 +88,13 @@ def _print_losses(report: RepairReport) -> None:
         click.echo(show.damage(*loss.damage))
         _print_steps(loss.steps)
         if not loss.exact:
-            click.echo(f"  lost: {'more ' if loss.steps else ''}steps that cannot be named")
+            click.echo(f"  lost: {'more ' if loss.steps else ''}unidentified steps")
     for kept in report.salvaged:
         click.echo(show.damage(*kept.damage))
         click.echo(show.printable(f"  kept without {', '.join(kept.columns)}"))
         _print_steps(kept.steps, "without them")
     if report.orphans:
-        click.echo("left out, because the observation before them is lost:")
+        click.echo("skipped, because the observation before them is lost:")
         _print_steps(report.orphans)
     if not (report.losses or report.salvaged):
         click.echo("nothing is lost")

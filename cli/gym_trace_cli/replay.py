@@ -16,7 +16,8 @@ from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments, without_display
 from gym_trace_cli.episode_lines import print_as_json, print_episodes
 from gym_trace_cli.exit_codes import DAMAGED, FINE
-from gym_trace_cli.options import NamedCallable
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import NamedCallable, json_lines_option, recorded_environment_options
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.verify import verification_options, verify
 
@@ -28,28 +29,25 @@ _OF_ENVIRONMENTS = ("env_id", "env_args", "imports", "factory", "trust")
 _OPTIONS = {"env_id": "--env", "env_args": "--env-arg", "imports": "--import", "factory": "--make"}
 
 
-@click.command("replay", short_help="Play episodes back.")
+@headed("replay")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @selection_options
-@click.option("--speed", type=click.FloatRange(0.001, 1000), metavar="X", help="Times the speed of the environment.")
-@click.option("--step", "stepwise", is_flag=True, help="Wait for a key at each step.")
-@click.option(
-    "--from",
-    "source",
-    type=click.Choice(["simulation", "observations"]),
-    metavar="SOURCE",
-    help="simulation: what the environment renders; observations: what was observed.",
+@section(
+    "Playback",
+    option("--speed X", "Speed factor. Default: 1.", click.FloatRange(0.001, 1000)),
+    option("--step", "Wait for a key at each step.", name="stepwise"),
+    option(
+        "--from SOURCE",
+        "simulation (render again) or observations (recorded).",
+        click.Choice(["simulation", "observations"]),
+        name="source",
+    ),
+    option("--human", "Play in a window."),
+    option("--callback M:F", "Call F(observations, actions, rewards) per episode.", NamedCallable()),
+    json_lines_option,
+    option("--verify", "Same as gym-trace verify.", name="verified"),
 )
-@click.option("--human", is_flag=True, help="Play them in a window.")
-@click.option(
-    "--callback",
-    type=NamedCallable(),
-    metavar="F",
-    help="MODULE:FUNCTION, called as FUNCTION(observations, actions, rewards) with the arrays of each episode, until "
-    "it returns something truthy.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print an episode as a line of JSON.")
-@click.option("--verify", "verified", is_flag=True, help="As gym-trace verify does, whose options are the last ones.")
+@recorded_environment_options
 @verification_options
 @click.pass_context
 def command(
@@ -66,12 +64,13 @@ def command(
     source: str | None,
     **verification: Any,
 ) -> None:
-    """Play the episodes of the trace in DIR back: in the terminal, in a window, or to a function.
+    """Play recorded episodes in the terminal, in a window, or to a function.
 
-    In a terminal pictures that were observed are shown; without such, what the environment renders
-    when the episode is played again; where that cannot be had, the numbers that were observed. Keys:
-    space pauses, left and right seek, Enter or . takes one step, up and down change the episode, +
-    and - the speed, q quits. Where the output is no terminal, a line an episode is printed.
+    Keys: space pauses, left/right seek, Enter steps, up/down change episode,
+    +/- change speed, q quits. Without a terminal, prints one line per episode.
+
+    \b
+    gym-trace replay traces/cartpole --episodes 10:20
     """
     if callback is not None and as_json:
         raise click.UsageError("--callback and --json exclude each other")
@@ -87,9 +86,9 @@ def command(
     if verified:
         ctx.exit(verify(trace, chosen, as_json, **verification))
     used = _OF_ENVIRONMENTS if plays or human else ()
-    for option in verification:
-        if option not in used and ctx.get_parameter_source(option) != ParameterSource.DEFAULT:
-            raise click.UsageError(f"{_OPTIONS.get(option, '--' + option.replace('_', '-'))} needs --verify")
+    for name in verification:
+        if name not in used and ctx.get_parameter_source(name) != ParameterSource.DEFAULT:
+            raise click.UsageError(f"{_OPTIONS.get(name, f'--{name}'.replace('_', '-'))} needs --verify")
     if human:
         _show_to_humans(trace, chosen, speed or 1.0, **verification)
     elif plays and chosen:

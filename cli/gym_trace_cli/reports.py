@@ -1,4 +1,4 @@
-"""What came of a verification, as files for other programs: JSON, and JUnit XML for CI."""
+"""Reports of a verification for other programs: JSON, and JUnit XML for CI."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import gym_trace
 from gym_trace.printable import printable
 from gym_trace_cli.options import TextOption
 
-# What a verdict is in JUnit; all others have passed. What is not verified has not passed either.
+# Verdicts in JUnit; all others have passed.
 _OUTCOMES = {"differs": "failure", "damaged": "error", "unverifiable": "skipped"}
-_MOST_TOLD = 10  # damaged places in one message
+_MOST_LISTED = 10  # damaged places in one message
 
 
 class ReportFile(TextOption):
-    """A file that can be written: a new one, or one that is to be replaced."""
+    """A writable file, new or replaced."""
 
     name = "file"
 
@@ -35,13 +35,13 @@ class ReportFile(TextOption):
         if path.exists() and not path.is_file():
             self.fail(f"{value} is not a file", param, ctx)
         if not os.access(path.parent, os.W_OK | os.X_OK):
-            self.fail(f"{path.parent} is no directory that can be written to", param, ctx)
+            self.fail(f"{path.parent} is not a writable directory", param, ctx)
         return path
 
 
 @dataclass
 class Outcome:
-    """What came of a whole verification. ended: "complete", or what ended it early; message: the error then."""
+    """Result of a whole verification. ended: "complete", or the reason it ended early; message: the error."""
 
     trace: str
     chosen: int
@@ -64,9 +64,9 @@ class Outcome:
 
 
 class Reports:
-    """The files that were asked for, which have the names that were given once they are whole.
+    """Report files, renamed into place when complete.
 
-    Rows are kept on disk meanwhile. add() takes a verdict as plain data, close() what came of all.
+    Rows are kept in temporary files until then. add() takes a verdict as plain data, close() the result.
     """
 
     def __init__(self, report: Path | None, junit: Path | None):
@@ -81,7 +81,7 @@ class Reports:
         self._number = 0
 
     def add(self, verdict: dict[str, Any], text: str, environment: str) -> None:
-        """A verdict, the same in words if there is something to say, and the id of the environment."""
+        """Add a verdict, its text if it did not pass, and the id of the environment."""
         now = time.monotonic()
         for _, rows, row, _ in self._files:
             rows.write(row(verdict, text, environment, now - self._last, self._number))
@@ -97,7 +97,7 @@ class Reports:
 
 
 def _write_whole(path: Path, head: str, rows: TextIO, foot: str) -> None:
-    """Writes a file beside, and gives it the name when it is on disk."""
+    """Write a temporary file next to path, and rename it."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with open(part, "w", encoding="utf-8", newline="\n") as file:
@@ -122,7 +122,7 @@ def _json_row(verdict: dict[str, Any], text: str, environment: str, seconds: flo
 
 
 def _json_frame(outcome: Outcome) -> tuple[str, str]:
-    told = {
+    document = {
         "trace": outcome.trace,
         "gym_trace": gym_trace.__version__,
         "started": outcome.start + "Z",
@@ -135,7 +135,7 @@ def _json_frame(outcome: Outcome) -> tuple[str, str]:
         "versions": outcome.versions,
         "damage": outcome.damage,
     }
-    return f'{json.dumps(told, allow_nan=False)[:-1]}, "episodes": [', "\n]}\n"
+    return f'{json.dumps(document, allow_nan=False)[:-1]}, "episodes": [', "\n]}\n"
 
 
 # -- JUnit ------------------------------------------------------------------------------------------------------------
@@ -150,10 +150,10 @@ def _junit_row(verdict: dict[str, Any], text: str, environment: str, seconds: fl
 def _junit_frame(outcome: Outcome) -> tuple[str, str]:
     counted = {kind: sum(outcome.verdicts.get(v, 0) for v, k in _OUTCOMES.items() if k == kind) for kind in _KINDS}
     tests, cut = sum(outcome.verdicts.values()), ""
-    message = "; ".join("{path}: {problem}".format(**damage) for damage in outcome.damage[:_MOST_TOLD])
+    message = "; ".join("{path}: {problem}".format(**damage) for damage in outcome.damage[:_MOST_LISTED])
     if outcome.ended != "complete":
         message = f"{outcome.ended} after {tests} of {outcome.chosen} episodes; {outcome.message}".removesuffix("; ")
-    if message:  # or the others would look as if they were all
+    if message:  # otherwise the episodes so far would look complete
         cut = _test_case("gym-trace", "all episodes", 0.0, "error", outcome.ended, message)
         tests, counted["error"] = tests + 1, counted["error"] + 1
     numbers = f'tests="{tests}" failures="{counted["failure"]}" errors="{counted["error"]}"'
@@ -178,5 +178,5 @@ def _test_case(group: str, name: str, seconds: float, kind: str | None, type_: s
 
 
 def _attribute(text: str) -> str:
-    """Quoted, without the control characters and surrogates that XML cannot have at all."""
+    """Quote text, without control characters and surrogates, which XML forbids."""
     return quoteattr(printable(text))

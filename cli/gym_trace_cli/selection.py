@@ -1,4 +1,4 @@
-"""Which episodes a command is about: --episodes, --where, --sort, --best and so on, the same for all commands."""
+"""Select episodes: --episodes, --where, --sort, --best and so on, the same for all commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import click
 from gym_trace.errors import InvalidOption, TraceError
 from gym_trace_cli import show
 from gym_trace_cli.completion import episode_columns
-from gym_trace_cli.options import EpisodeSlice, TextOption
+from gym_trace_cli.help import option, section
+from gym_trace_cli.options import POSITIVE, EpisodeSlice, TextOption
 
 if TYPE_CHECKING:
     from gym_trace import Trace
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which episodes are meant. Applied in this order: episodes, where, sample, then sort and limit, best, or worst."""
+    """Selected episodes. Applied in this order: episodes, where, sample, then sort and limit, best, or worst."""
 
     episodes: slice | list[int] | None = None
     where: str | None = None
@@ -34,18 +35,18 @@ class Selection:
 
     @property
     def is_all(self) -> bool:
-        """Whether every episode is meant, in the order of the trace."""
+        """Return True for every episode, in the order of the trace."""
         return self == Selection()
 
     def of(self, trace: Trace) -> Array:
-        """The places of the episodes in the trace, (n,) int64, each once, in the wanted order.
+        """Return the positions of the episodes in the trace, (n,) int64, each once, sorted as asked.
 
-        Without --sort that of the trace, or of a list of --episodes. Raises click.BadParameter.
+        Without --sort the order is that of the trace, or of --episodes. Raises click.BadParameter.
         """
         return self.view(trace).chosen
 
     def view(self, trace: Trace) -> Trace:
-        """The same as a trace of these episodes alone; the trace itself, where all are meant."""
+        """Return a view of these episodes, or the trace itself if all are selected."""
         view = trace if self.episodes is None else trace[_places(len(trace), self.episodes)]
         if Selection(self.episodes) == self:
             return view
@@ -55,30 +56,30 @@ class Selection:
             raise click.BadParameter(str(error), param_hint=self._given()) from error
 
     def some(self, trace: Trace) -> Trace:
-        """As view. Raises TraceError where that has no episodes, though episodes were asked for."""
+        """Like view. Raises TraceError if a selection has no episodes."""
         view = self.view(trace)
         if not len(view) and not self.is_all:
             raise TraceError(self.nothing(trace))
         return view
 
     def told(self, trace: Trace) -> Trace:
-        """As view. Says so where that has no episodes."""
+        """Like view. Prints a note if that has no episodes."""
         view = self.view(trace)
         if not len(view):
             click.echo(self.nothing(trace), err=True)
         return view
 
     def nothing(self, trace: Trace) -> str:
-        """What to say where no episode is chosen."""
+        """Return the message for an empty selection."""
         if not len(trace):
             return f"{show.printable(trace.directory)}: holds no episode"
-        told = f"no episode matches, of {show.count(len(trace))}"
+        problem = f"no episode matches, of {show.count(len(trace))}"
         if self.best is None and self.worst is None:
-            return told
-        return f"{told}; --best and --worst choose complete ones, unless --where names outcome"
+            return problem
+        return f"{problem}; --best and --worst choose complete ones, unless --where names outcome"
 
     def of_one_of_several(self, trace: Trace) -> Array:
-        """As of, for one trace of many: no episodes where it does not have the episodes or keys that are named."""
+        """Like of, for one trace of many: no episodes if it lacks the named episodes or keys."""
         from gym_trace.selecting.columns import NoSuchKey
 
         try:
@@ -95,7 +96,7 @@ class Selection:
 
 
 class Condition(TextOption):
-    """--where and --sort: checked at once, but for the columns, which the trace knows."""
+    """--where and --sort, parsed at once; the trace checks the columns."""
 
     name = "condition"
 
@@ -109,55 +110,42 @@ class Condition(TextOption):
         return value
 
 
-_WHERE = """Those of which it is true: 'return > 100 and outcome == "lost"'. Of index, steps, return, outcome, seed,
-split, writer, lane, start, end, duration, episode_id, first_step, has_final_observation, metadata.KEY and options.KEY
-(of reset)."""
-_OPTIONS = (
-    click.option("--episodes", type=EpisodeSlice(), help="Which: 5, 2:10, -3: (the last three), ::10 or 1,4,7."),
-    click.option("--where", type=Condition(), metavar="EXPR", shell_complete=episode_columns, help=_WHERE),
-    click.option(
-        "--sort",
-        type=Condition(),
-        metavar="COLUMN",
-        shell_complete=episode_columns,
-        help="In this order; -return: the highest first, incomplete episodes last.",
-    ),
-    click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The first N of them."),
-    click.option(
-        "--best", type=click.IntRange(min=1), metavar="N", help="The N complete ones with the highest returns."
-    ),
-    click.option(
-        "--worst", type=click.IntRange(min=1), metavar="N", help="The N complete ones with the lowest returns."
-    ),
-    click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N of them, drawn at random."),
-    click.option("--seed", type=int, metavar="S", help="Of the draw, to have the same sample again."),
+_selection = section(
+    "Selection",
+    option("--episodes SLICE", "By position: 5, 2:10, -3:, ::10 or 1,4,7.", EpisodeSlice()),
+    option("--where EXPR", "By condition: 'return > 100 and steps < 50'.", Condition(), shell_complete=episode_columns),
+    option("--sort COLUMN", "Sort; -return sorts descending.", Condition(), shell_complete=episode_columns),
+    option("--limit N", "Keep the first N.", POSITIVE),
+    option("--best N", "Keep the N complete ones of highest return.", POSITIVE),
+    option("--worst N", "Keep the N complete ones of lowest return.", POSITIVE),
+    option("--sample N", "Keep N at random.", POSITIVE),
+    option("--seed S", "Seed of --sample.", int),
 )
 
 
 def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options that choose episodes, and one parameter for all of them: selection."""
+    """Give a command the options that select episodes, as one parameter: selection."""
 
     @wraps(command)
     def selecting(*args: Any, **kwargs: Any) -> Any:
         chosen = {name: kwargs.pop(name) for name in Selection.__dataclass_fields__}
         if chosen["seed"] is not None and chosen["sample"] is None:
-            raise click.UsageError("--seed is that of --sample; pass both")
+            raise click.UsageError("--seed: needs --sample; pass both")
         ordered = [f"--{name}" for name in ("best", "worst", "sort", "limit") if chosen[name] is not None]
         if len(ordered) > 1 and ordered != ["--sort", "--limit"]:
             raise click.UsageError(f"{' and '.join(ordered)} exclude each other")
         return command(*args, selection=Selection(**chosen), **kwargs)
 
-    for option in reversed(_OPTIONS):
-        selecting = option(selecting)
-    return selecting
+    headed: Callable[..., Any] = _selection(selecting)
+    return headed
 
 
 def _places(length: int, episodes: slice | list[int]) -> slice | list[int]:
-    """The same with every index there, and none of them twice. Raises click.BadParameter."""
+    """Return valid positions, each once. Raises click.BadParameter."""
     if isinstance(episodes, slice):
         return episodes
     for index in episodes:
         if not -length <= index < length:
-            told = f"there is no episode {index}; the trace has {show.count(length, 'episode')}"
-            raise click.BadParameter(told, param_hint="'--episodes'") from IndexError(told)
+            problem = f"no episode {index}; the trace has {show.count(length, 'episode')}"
+            raise click.BadParameter(problem, param_hint="'--episodes'") from IndexError(problem)
     return list(dict.fromkeys(index % length for index in episodes))

@@ -1,4 +1,4 @@
-"""How numbers, tables, damage and progress look, for all commands."""
+"""Format numbers, tables, charts and damage, for all commands."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -20,18 +19,13 @@ import click
 from gym_trace.printable import printable as printable
 
 if TYPE_CHECKING:
-    from rich.live import Live
-
     from gym_trace.model.returns import Return
 
 _FIGURE = re.compile(r"(>= )?[-+~]?[\d.,]+(e[-+]?\d+)?([ %]|$)|-?(nan|inf)|[-–]$")
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _TABLE_BLOCK = 1000  # rows that are aligned together
 _NARROWEST, _HEADING = 8, 7  # characters that a column of text, and a heading, are cut to at most
-_TIME = re.compile(r"(\d{4}-)?\d\d-\d\d|-?$")  # which is not cut
-_REDRAW_SECONDS = 0.05  # between changes of the line on a terminal, which cost milliseconds each
-_SURE_SECONDS = 1.0  # before it is said how long something may still take
-_PLAIN_SECONDS = 5.0  # between lines of progress where there is no terminal
+_TIME = re.compile(r"(\d{4}-)?\d\d-\d\d|-?$")  # never cut
 
 
 def count(number: int, noun: str | None = None) -> str:
@@ -90,28 +84,19 @@ def returned(value: Return) -> str:
 
 
 def returns(mean: Return, least: Return, most: Return, lately: bool) -> str:
-    """The returns of a run's complete episodes. lately: whether there are more of them than these tell of."""
+    """Format returns of complete episodes. lately: these are only the last 100."""
     of = "the last 100 complete episodes" if lately else "complete episodes"
     return f"return of {of}: {returned(mean)} on average, from {returned(least)} to {returned(most)}"
 
 
-def recorded(episodes: int, steps: int, speed: float, size_: float, mean: Return | None) -> list[str]:
-    """What a run that goes on has recorded so far. speed: steps a second; mean: return, None if not known yet.
-
-    What matters least comes last, where a narrow terminal has no room.
-    """
-    told = [] if mean is None else [f"return {returned(mean)}"]
-    return [count(episodes, "episode"), count(steps, "step"), *told, f"{count(round(speed))} steps/s", size(size_)]
-
-
-def fraction(progress: Any, limits: Mapping[str, float]) -> float:
-    """How far something is to the limit that is nearest, each being an attribute of progress."""
-    ways: list[float] = [getattr(progress, name) / limit for name, limit in limits.items()]
-    return min(1.0, max(ways))
+def speeds(speeds: Sequence[float]) -> str:
+    """Steps per second over 10 s, 1 min and 5 min."""
+    ten, minute, five = (count(round(speed)) for speed in speeds)
+    return f"{ten} over 10 s, {minute} over 1 min, {five} over 5 min"
 
 
 def damage(path: str, start: int, end: int, problem: str) -> str:
-    """A damaged place in a line; start and end in bytes, both 0 where it is the whole file."""
+    """Format a damaged place; start and end in bytes, both 0 for the whole file."""
     where = f"bytes {start} to {end}: " if end else ""
     return printable(f"{path}: {where}{problem}")
 
@@ -128,7 +113,7 @@ def curve(values: Sequence[float | None], width: int = 60) -> str:
 
 
 def histogram(counts: Sequence[int], width: int = 60) -> str:
-    """A line of blocks as high as the counts, gaps where there are none; neighbours are added up to fit the width."""
+    """A line of blocks as high as the counts, gaps for 0; neighbours are added up to fit the width."""
     sums = [sum(group) for group in _in_groups(counts, width)]
     scale = (len(_BLOCKS) - 0.01) / (max(sums, default=0) or 1)
     return "".join(_BLOCKS[int(total * scale)] if total else " " for total in sums)
@@ -140,12 +125,12 @@ def _in_groups(values: Sequence[Any], width: int) -> list[Sequence[Any]]:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person is looking at stream, through something that can move the cursor."""
+    """Return True if stream is a terminal that can move the cursor."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def draws() -> bool:
-    """Whether charts can be drawn on stdout, and somebody sees them."""
+    """Return True if stdout is a terminal that can show charts."""
     return is_terminal(sys.stdout) and "utf" in (sys.stdout.encoding or "").lower()
 
 
@@ -154,7 +139,7 @@ def title(text: str) -> None:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> None:
-    """Prints a label and what is to be said of it, a line each; on a terminal long ones are folded."""
+    """Print labels and values, one per line; long values are folded on a terminal."""
     lines = [(printable(label), printable(value)) for label, value in rows if value]
     indent = max((len(label) for label, _ in lines), default=0) + 2
     for label, value in lines:
@@ -162,12 +147,12 @@ def facts(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def line(label: str, text: str) -> None:
-    """Prints "label: text"; on a terminal a long one is folded."""
+    """Print "label: text", folded on a terminal."""
     click.echo(f"{label}: {folded(printable(text), len(label) + 2, sys.stdout)}")
 
 
 def folded(text: str, indent: int, stream: TextIO) -> str:
-    """Text that begins so far to the right, in lines that a terminal has room for; elsewhere as it is."""
+    """Fold text after an indent to the width of a terminal; elsewhere return it as it is."""
     if not is_terminal(stream):
         return text
     room = max(20, shutil.get_terminal_size().columns - indent)
@@ -175,9 +160,9 @@ def folded(text: str, indent: int, stream: TextIO) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], fitted: bool = False) -> None:
-    """Prints rows of text under headings; columns of figures flush right. Any number of rows, in little memory.
+    """Print rows under headings, figures flush right. Memory does not grow with the rows.
 
-    fitted: what is too wide for a terminal is cut there, the widest columns of text first.
+    fitted: shorten text to the width of a terminal, the widest columns first.
     """
     room = shutil.get_terminal_size().columns if fitted and is_terminal(sys.stdout) else None
     rows = ([printable(cell) for cell in row] for row in rows)
@@ -199,7 +184,7 @@ def _widened(widths: list[int], block: list[Sequence[str]]) -> list[int]:
 
 
 def _fitted(widths: list[int], block: list[Sequence[str]], right: list[bool], room: int | None) -> list[int]:
-    """The widths with columns made narrower, the widest first, until a line has room. Figures are never cut."""
+    """Return widths narrowed to fit, the widest first. Figures are never cut."""
     if room is None:
         return widths
     widths, excess = list(widths), sum(widths) + 2 * len(widths) - 2 - room
@@ -221,7 +206,7 @@ def _line(cells: Sequence[str], widths: list[int], right: list[bool]) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """The text, or its beginning and its end, by both of which names are told apart."""
+    """Shorten text to its beginning and end, which distinguish names."""
     if len(text) <= width:
         return text
     end = (width - 1) // 2
@@ -229,103 +214,6 @@ def cut(text: str, width: int) -> str:
 
 
 def next_commands(directory: Path) -> None:
-    """Prints what to do with a trace that was recorded."""
+    """Print the next commands for a recorded trace."""
     where = printable(shlex.quote(str(directory)))
     click.echo(f"next:\n  gym-trace stats {where}\n  gym-trace replay {where}")
-
-
-class ProgressLine:
-    """One line on stderr that tells how far a command is, and how long it may still take; a context manager.
-
-    On a terminal the line is drawn over and is gone in the end; elsewhere a line is printed every few seconds; with
-    quiet there is none.
-    """
-
-    def __init__(self, *, quiet: bool = False):
-        self._quiet = quiet
-        self._live: Live | None = None
-        self._redrawn = -math.inf
-        self._due = time.monotonic() + _PLAIN_SECONDS
-        self._began: tuple[float, float] | None = None  # when, and at which fraction
-
-    def __enter__(self) -> ProgressLine:
-        if not self._quiet and is_terminal(sys.stderr):
-            from rich.console import Console
-            from rich.live import Live
-
-            # What a command or an environment prints meanwhile goes above the line, but a redirected stdout stays so.
-            self._live = Live(
-                console=Console(stderr=True, highlight=False),
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=is_terminal(sys.stdout),
-            )
-            try:
-                self._live.start()
-            except BaseException:
-                self._live.stop()  # which shows the cursor again
-                raise
-        return self
-
-    def update(
-        self, text: str, fraction: float | None = None, table: Callable[[], Any] | None = None, at_once: bool = False
-    ) -> None:
-        """Shows text, and a bar and the time that is left if it is known which fraction is done.
-
-        table: makes what rich draws below it on a terminal. at_once: whether to print it now where there is none.
-        """
-        left = [] if fraction is None else self._left(fraction)
-        if self._live is not None:
-            if time.monotonic() < self._redrawn + _REDRAW_SECONDS:
-                return
-            self._redrawn = time.monotonic()
-            from rich.console import Group
-
-            drawn = _drawn([*left, text], fraction, self._live.console.width)
-            self._live.update(drawn if table is None else Group(drawn, table()), refresh=True)
-        elif not self._quiet and (at_once or time.monotonic() >= self._due):
-            self._due = time.monotonic() + _PLAIN_SECONDS
-            click.echo("  ".join([*_percent(fraction), *left, text]), err=True)
-
-    def _left(self, fraction: float) -> list[str]:
-        """The time that is left, if it has gone on for long enough to tell."""
-        now = time.monotonic()
-        if self._began is None or fraction < self._began[1]:
-            self._began = now, fraction
-        gone, done = now - self._began[0], fraction - self._began[1]
-        if gone < _SURE_SECONDS or not 0 < done < 1 or fraction >= 1:
-            return []
-        seconds = max(1, round(gone * (1 - fraction) / done))
-        return [f"{seconds} s left" if seconds < 60 else f"{duration(seconds)} left"]
-
-    def update_bytes(self, done: int, total: int) -> None:
-        """Shows how many bytes are done, of how many."""
-        self.update(f"{size(done)} of {size(total)}", done / total if total else None)
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-
-def _percent(fraction: float | None) -> list[str]:
-    """Rounded down, so that it is 100 % in the end and not before."""
-    return [] if fraction is None else [f"{math.floor(100 * fraction):3d}%"]
-
-
-def _drawn(parts: Sequence[str], fraction: float | None, width: int) -> Any:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    text = "  ".join(parts)
-    line = Text(text, no_wrap=True, overflow="ellipsis")
-    if fraction is None:
-        return line
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    cells: list[Any] = [Text(*_percent(fraction)), line]
-    room = width - len(text) - 10
-    if room >= 6:
-        cells.insert(0, ProgressBar(total=1.0, completed=fraction, width=min(room, 24)))
-    grid.add_row(*cells)
-    return grid

@@ -1,4 +1,4 @@
-"""Where the command begins: Ctrl-C while modules are imported ends it at once, without a traceback."""
+"""Entry point: Ctrl-C during imports ends the command without a traceback."""
 
 from __future__ import annotations
 

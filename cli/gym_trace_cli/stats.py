@@ -11,6 +11,9 @@ import click
 import gym_trace
 from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import json_option
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.show import number
 
@@ -22,27 +25,27 @@ _BAR, _CHART = 20, 40  # characters
 _COUNTED = ("count", "nan", "inf")
 
 
-@click.command("stats", short_help="Summarize a trace.")
+@headed("stats")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @selection_options
-@click.option("--by", type=click.Choice(["split", "writer", "outcome"]), help="The same for each of these besides.")
-@click.option("--columns", is_flag=True, help="Also rewards, actions and observations: reads all of the trace.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@section(
+    "Statistics",
+    option("--by NAME", "Also group by split, writer or outcome.", click.Choice(["split", "writer", "outcome"])),
+    option("--columns", "Also actions, observations and rewards (slow)."),
+)
+@section("Output", json_option)
 def command(directory: str, selection: Selection, by: str | None, columns: bool, as_json: bool) -> None:
-    """Summarize the trace in DIR: episodes, returns, lengths, outcomes, speed, and bytes a column.
+    """Summarize episodes, returns, lengths, outcomes, throughput and bytes per column.
 
-    Or the episodes that are chosen, which have no bytes of their own. All this comes from the index, at
-    once whatever the size; only --columns reads the recorded steps. Returns and lengths are those of
-    complete episodes: terminated or truncated, with at least one step. Where rewards are several
-    numbers each, there is a return for every one.
+    Returns and lengths count complete episodes: terminated or truncated, with at
+    least one step. Only --columns reads the recorded steps.
+
+    \b
+    gym-trace stats traces/cartpole --by split
     """
     trace = selection.told(gym_trace.open_trace(directory))
-    with show.ProgressLine(quiet=not columns) as progress:
-
-        def on_progress(done: int, total: int) -> None:
-            progress.update(f"{show.count(done)} of {show.count(total)} steps", done / total if total else None)
-
-        summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=on_progress)
+    with ProgressLine(quiet=not columns) as progress:
+        summary = gym_trace.summarize(trace, by=by, columns=columns, on_progress=progress.counting("step"))
     if as_json:
         click.echo(json.dumps(summary, indent=2, allow_nan=False))
     else:

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from gym_trace.interop.steps.windows import Window
 
 _ORDER = ("actions", "rewards", "terminations", "truncations", "observations", "annotations", "infos")
-_FLAGS = {"terminations": "terminated", "truncations": "truncated"}  # which are in one column
-_MOST_NUMBERS = 8  # of an array that are shown one by one
-_LONGEST = 60  # characters of a value that is no array
+_FLAGS = {"terminations": "terminated", "truncations": "truncated"}  # shown in one column
+_MOST_NUMBERS = 8  # of an array shown one by one
+_LONGEST = 60  # characters of other values
 
 
 def print_steps(
     trace: Trace, places: Iterable[int], choice: Choice, steps: slice, on_damage: Callable[[CorruptTrace], None]
 ) -> None:
-    """Prints these steps of these episodes; another table where the columns change, as from one writer to another."""
+    """Print these steps; a new table begins where the columns change, as between writers."""
     from gym_trace.interop.steps.windows import step_windows
 
     windows = step_windows(trace, places, choice, steps, on_damage)
@@ -42,7 +42,7 @@ def print_steps(
 
 
 def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:
-    """The text of each column, with a row for the observation before, where that is to be told."""
+    """Return the text of each column, with a row for the first observation if it is shown."""
     from gym_trace.interop.steps.choice import name_of
 
     has_before = window.opens and "observations" in window.columns
@@ -71,7 +71,7 @@ def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:
 
 
 def _text(value: Any) -> str:
-    """A value in few characters: numbers in four digits, large arrays by what they are."""
+    """Shorten a value: numbers to four digits, large arrays to shape, dtype and range."""
     if value is None:
         return ""
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Ending a long command at a good moment when it is told to stop."""
+"""Signals: end a long command at a safe point."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _OUTPUTS = (1, 2)
 
 @contextmanager
 def spared_children() -> Iterator[None]:
-    """Processes begun within it do not hear the Ctrl-C that a terminal sends to all: we end them in good order.
+    """Shield processes started within from the Ctrl-C of a terminal: we end them in order.
 
-    Nor do they import modules of the current directory while they start, where they are not forked.
+    Unless forked, they import nothing from the current directory while they start.
     """
     with nullcontext() if multiprocessing.get_start_method() == "fork" else started_safely(), _without_interrupts():
         yield
@@ -36,7 +36,7 @@ def _without_interrupts() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})  # which they inherit
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})  # inherited
     try:
         yield
     finally:
@@ -44,7 +44,7 @@ def _without_interrupts() -> Iterator[None]:
 
 
 class Ended(SystemExit):
-    """A command is told to end, with this exit code. told: by what, in a word."""
+    """A signal ends the command with this exit code. told: its name."""
 
     def __init__(self, number: int):
         self.exit_code = SIGNALLED + number
@@ -54,16 +54,16 @@ class Ended(SystemExit):
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within it Ctrl-C, SIGTERM and SIGHUP end the command by an exception, so that things are put in order.
+    """Turn Ctrl-C, SIGTERM and SIGHUP into exceptions, so that the command cleans up.
 
-    Ctrl-C raises KeyboardInterrupt, as ever, the others Ended. Another one soon after does not interrupt the order.
+    Ctrl-C raises KeyboardInterrupt, the others Ended. A second signal soon after does not interrupt the cleanup.
     """
     before: dict[int, Any] = {}
     try:
         if threading.current_thread() is threading.main_thread():
             for number in _NAMES:
                 handler = signal.getsignal(number)
-                if handler is not signal.SIG_IGN:  # as it is for jobs in the background
+                if handler is not signal.SIG_IGN:  # background jobs
                     before[number] = handler
                     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _end)
         _active.append(None)
@@ -82,7 +82,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _leave_terminals(number: int, terminals: list[int]) -> None:
-    """Writes elsewhere than to terminals that have hung up: that would fail."""
+    """Stop writing to terminals that have hung up."""
     if _NAMES[signal.Signals(number)] == "hung up":
         for fd in terminals:
             os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
@@ -92,7 +92,7 @@ _active: list[None] = []  # commands
 
 
 def _in_a_child() -> None:
-    """Processes that are forked, such as those of an environment, end by SIGTERM and SIGHUP, whatever they are at."""
+    """Let forked processes, such as those of an environment, end by SIGTERM and SIGHUP."""
     if _active:
         _active.clear()
         for number in _NAMES:
@@ -105,13 +105,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class StopSignals:
-    """Within it the first Ctrl-C, SIGTERM or SIGHUP is only noted, and a second one, of the impatient, strikes at once.
-
-    So the command can end between two steps, where everything is whole, rather than anywhere at all.
+    """Note the first Ctrl-C, SIGTERM or SIGHUP, to end between two steps; a second one acts at once.
 
     Attributes:
-        received: number of the signal that came, or 0.
-        notes: False: there is nothing to save yet, so the first one strikes at once, too.
+        received: number of the signal, or 0.
+        notes: False if there is nothing to save yet: the first signal acts at once, too.
     """
 
     def __init__(self, notes: bool = True) -> None:
@@ -130,7 +128,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         self._terminals = [fd for fd in _OUTPUTS if os.isatty(fd)]
         for number in _NAMES:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as it is for jobs in the background
+            if signal.getsignal(number) is not signal.SIG_IGN:  # background jobs
                 self._before[number] = signal.signal(number, self._note)
         return self
 

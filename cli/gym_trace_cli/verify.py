@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,9 @@ from gym_trace_cli import show
 from gym_trace_cli.completion import TraceDirectory
 from gym_trace_cli.environments import making_arguments
 from gym_trace_cli.exit_codes import DAMAGED, DIFFERS, ERROR, FINE, INTERRUPTED, UNVERIFIABLE
-from gym_trace_cli.options import recorded_env_options
+from gym_trace_cli.help import headed, option, section
+from gym_trace_cli.options import POSITIVE, TOLERANCE, json_lines_option, recorded_environment_options
+from gym_trace_cli.progress import ProgressLine
 from gym_trace_cli.reports import Outcome, ReportFile, Reports
 from gym_trace_cli.selection import Selection, selection_options
 from gym_trace_cli.stopping import Ended
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from gym_trace.replay.compare import Difference
     from gym_trace.replay.resimulate import Verdict
 
-# Exit codes. Of several the first counts: what is known to be wrong comes before what is not known.
+# Exit codes; the first that applies wins.
 _CODES = {"differs": DIFFERS, "damaged": DAMAGED, "unverifiable": UNVERIFIABLE}
 _SAID = {
     "identical": "identical, bit for bit",
@@ -38,47 +40,41 @@ _SAID = {
     "unverifiable": "that cannot be verified",
     "damaged": "damaged",
 }
-_MOST_ALIKE = 3  # episodes that cannot be verified for one reason, of which each is told
+_MOST_ALIKE = 3  # unverifiable episodes listed per reason
 
 
-def verification_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a verification."""
-    positive = click.FloatRange(min=0)
-    for option in (
-        click.option("--junit", type=ReportFile(), metavar="FILE", help="Write what came out as JUnit XML, for CI."),
-        click.option("--report", type=ReportFile(), metavar="FILE", help="Write what came out as one JSON document."),
-        click.option("--workers", type=click.IntRange(min=1), default=1, metavar="N", help="Verify in N processes."),
-        click.option(
-            "--through-the-crash", is_flag=True, help="Also execute the action at which a recording was killed."
-        ),
-        click.option("--ignore", multiple=True, metavar="COLUMN", help="Do not compare it: infos, rewards …"),
-        click.option("--rtol", type=positive, default=0.0, metavar="X", help="The same, relative."),
-        click.option("--atol", type=positive, default=0.0, metavar="X", help="Numbers this close are equal."),
-        recorded_env_options,
-        click.option("--skip-damaged", is_flag=True, help="Verify what can be read, where the trace is damaged."),
-    ):
-        command = option(command)
-    return command
+tolerance_options = (
+    option("--atol X", "Absolute tolerance. Default: 0.", TOLERANCE, default=0.0),
+    option("--rtol X", "Relative tolerance. Default: 0.", TOLERANCE, default=0.0),
+    option("--ignore COLUMN", "Skip a column, e.g. infos (repeatable).", multiple=True),
+)
+verification_options = section(
+    "Verification",
+    *tolerance_options,
+    option("--skip-damaged", "Verify the readable episodes of a damaged trace."),
+    option("--through-the-crash", "Also run the action that a kill interrupted."),
+    option("--workers N", "Processes. Default: 1.", POSITIVE, default=1),
+    option("--report FILE", "Write results as one JSON document.", ReportFile()),
+    option("--junit FILE", "Write results as JUnit XML.", ReportFile()),
+)
 
 
-@click.command("verify", short_help="Play episodes again and compare.")
+@headed("verify")
 @click.argument("directory", metavar="DIR", type=TraceDirectory())
 @selection_options
-@click.option("--json", "as_json", is_flag=True, help="Print what came out as JSON, a line an episode.")
+@recorded_environment_options
 @verification_options
+@section("Output", json_lines_option)
 @click.pass_context
 def command(
     ctx: click.Context, /, directory: str, selection: Selection, as_json: bool, **verification: Any
 ) -> None:  # fmt: skip
-    """Play the episodes of the trace in DIR again in their environment, and compare all that comes out.
+    """Replay episodes in their environment and compare everything, bit for bit.
+    Exit code, the first that applies: 3 different, 5 damaged, 4 unverifiable, 0.
+    Reports are written even after damage or Ctrl-C.
 
-    Each is started as it was, given the recorded actions, and compared with the recording, bit for
-    bit. Exits with 0 if all come out the same, 3 if any differs, otherwise 5 if any is damaged,
-    otherwise 4 if any cannot be verified. Where a recording was killed in the middle of a step,
-    --through-the-crash takes that step, too, in a process of its own, and says what happened.
-
-    --report and --junit write their files when it ends, also by damage or Ctrl-C: then they say so,
-    and hold what was verified until then. Whatever the order chosen, episodes are played lane by lane.
+    \b
+    gym-trace verify traces/cartpole --workers 2 --junit results.xml
     """
     trace = gym_trace.open_trace(directory)
     ctx.exit(verify(trace, selection.some(trace).chosen.tolist(), as_json, **verification))
@@ -97,10 +93,10 @@ def verify(
     junit: Path | None,
     **options: Any,
 ) -> int:
-    """Plays the chosen episodes again, says what came out, writes the reports, and returns the exit code."""
+    """Replay the selected episodes, print results, write the reports, and return the exit code."""
     for name, path in (("--report", report), ("--junit", junit)):
         if path is not None and Path(os.path.realpath(trace.directory)) in path.parents:
-            raise click.UsageError(f"{name}: {path} would be in the trace's own directory, which is never written to")
+            raise click.UsageError(f"{name}: {path} is in the trace's own directory; write elsewhere")
     if report is not None and report == junit:
         raise click.UsageError(f"--report and --junit name the same file, {report}")
     options |= {"imports": imports, "on_damage": "skip" if skip_damaged else "raise"}
@@ -119,7 +115,7 @@ def verify(
         raise
     finally:
         _sum_up(trace, outcome, skip_damaged)
-        reports.close(outcome)  # before anything is printed, which may fail
+        reports.close(outcome)  # before printing, which may fail
         for reason, number in Counter() if as_json else reasons.items():
             if number > _MOST_ALIKE:
                 more = show.count(number - _MOST_ALIKE, "more episode")
@@ -139,8 +135,8 @@ def _play(
 ) -> None:
     ids = [str(writer.about.environment.get("id") or "environment") for writer in trace.readers]
     verdicts: Any = gym_trace.verify_trace(trace, episodes=chosen, **options)
-    with show.ProgressLine() as line, closing(verdicts):
-        line.update(f"0 of {show.count(len(chosen), 'episode')}", 0.0)
+    with ProgressLine() as line, closing(verdicts):
+        line.update_count(0, len(chosen), "episode")
         for done, verdict in enumerate(verdicts, 1):
             outcome.verdicts[verdict.verdict] = outcome.verdicts.get(verdict.verdict, 0) + 1
             plain = _plain(verdict)
@@ -156,11 +152,11 @@ def _play(
                 action = show.printable(shown(trace[verdict.index].pending_action))
                 click.echo(f"episode {verdict.index}: the action that was being executed at its end, {action}:")
                 click.echo(f"  {show.printable(verdict.crash)}")
-            line.update(f"{show.count(done)} of {show.count(len(chosen), 'episode')}", done / len(chosen))
+            line.update_count(done, len(chosen), "episode")
 
 
 def _end(error: BaseException) -> tuple[str, int]:
-    """What ended it early, in a word, and the exit code of that."""
+    """Return why it ended early, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
     if isinstance(error, Ended):
@@ -183,7 +179,7 @@ def _sum_up(trace: Trace, outcome: Outcome, skip_damaged: bool) -> None:
 
 
 def _tell(trace: Trace, outcome: Outcome, as_json: bool, own_arguments: bool) -> None:
-    """Prints what there is to say in the end, and of an early one."""
+    """Print the summary, also of an early end."""
     from gym_trace.replay.verify import played_in_registered
 
     if outcome.ended == "error":
@@ -213,7 +209,7 @@ def _told(verdict: Verdict, several: bool) -> str:
 
 
 def _plain(verdict: Verdict) -> dict[str, Any]:
-    """As JSON can have it."""
+    """Return a verdict as plain data."""
     plain = {name: getattr(verdict, name) for name in verdict.__dataclass_fields__}
     if verdict.difference is not None:
         plain["difference"] = difference_as_json(verdict.difference)
@@ -221,7 +217,7 @@ def _plain(verdict: Verdict) -> dict[str, Any]:
 
 
 def difference_as_json(difference: Difference) -> dict[str, Any]:
-    """A difference as plain data; values that JSON has not are told in words."""
+    """Return a difference as plain data; text for values that JSON lacks."""
     values = {name: _jsonable(getattr(difference, name)) for name in ("recorded", "seen", "largest")}
     return difference._asdict() | values
 

@@ -203,7 +203,7 @@ def test_an_environment_that_raises_ends_the_run_with_what_it_said(tmp_path: Pat
     assert running.returncode == 1
     assert "error: worker 0: ValueError: the floor is gone; it failed 4 times" in errors
     assert "events.jsonl of the run has the traceback" in errors
-    assert f"gym-trace train --resume {tmp_path / 'r'} --trust goes on" in errors
+    assert f"gym-trace train --resume {tmp_path / 'r'} --trust resumes it" in errors
     events = (tmp_path / "r" / "events.jsonl").read_text()
     assert "falling.py" in events
     assert (events.count('"restart"'), events.count('"death"')) == (3, 1)
@@ -217,10 +217,10 @@ def test_ctrl_c_saves_everything_and_resume_goes_on(tmp_path: Path) -> None:
     os.kill(running.pid, signal.SIGINT)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert f"interrupted; gym-trace train --resume {tmp_path / 'r'} goes on" in errors
+    assert f"interrupted; gym-trace train --resume {tmp_path / 'r'} resumes it" in errors
     assert "Traceback" not in errors
     before = len(list(Run(tmp_path / "r").updates()))
-    assert "learnt from" in ok("train", "--resume", tmp_path / "r", "--until-return", 5).output
+    assert "learned from" in ok("train", "--resume", tmp_path / "r", "--until-return", 5).output
     assert len(list(Run(tmp_path / "r").updates())) > before
     ok("train", "--verify", tmp_path / "r")
 
@@ -235,6 +235,6 @@ def test_a_signal_while_the_learner_starts_is_not_waited_for(trained: Path, tmp_
         running.send_signal(signal.SIGTERM)
         _, errors = running.communicate(timeout=60)
     assert running.returncode == 143
-    assert f"terminated; gym-trace train --resume {directory} goes on" in errors
+    assert f"terminated; gym-trace train --resume {directory} resumes it" in errors
     assert time.monotonic() - began < 15
     wait_for(lambda: not of_session(running.pid))

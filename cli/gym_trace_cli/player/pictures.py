@@ -1,4 +1,4 @@
-"""Pictures in cells of a terminal: two pixels a cell in colour, or shades of grey as characters where there is none."""
+"""Images in terminal cells: two coloured pixels per cell, or characters as shades of grey."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GREYS = 8 + 10 * np.arange(24)  # from the 232nd on
 
 
 def colours_of(environ: Mapping[str, str] = os.environ) -> int:
-    """How many colours the terminal has: 16,777,216, 256, or 0 where none are wanted."""
+    """Return the number of colours of the terminal: 16,777,216, 256, or 0."""
     term = environ.get("TERM", "")
     if environ.get("NO_COLOR") or not term or term.startswith(_COLOURLESS):
         return 0
@@ -30,18 +30,18 @@ def colours_of(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def as_picture(frame: Any) -> Picture:
-    """A frame as (H, W, 3). Raises RenderingError where it is no picture."""
+    """Return a frame as (H, W, 3). Raises RenderingError if it is not an image."""
     picture = np.asarray(frame)
     if picture.ndim == 2:
         picture = picture[:, :, None]
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] not in (1, 3, 4) or not picture.size:
-        raise RenderingError(f"a frame of {picture.dtype} and shape {picture.shape[:8]} is no picture")
+        raise RenderingError(f"a frame of {picture.dtype} and shape {picture.shape[:8]} is not an image")
     colours: Picture = np.broadcast_to(picture[:, :, :3], (*picture.shape[:2], 3))
     return colours
 
 
 def fitting(picture: Picture, width: int, height: int) -> Picture:
-    """The picture, as large as it can be in so many pixels, which are squares."""
+    """Scale an image to fit width x height square pixels."""
     rows, columns = picture.shape[:2]
     scale = min(width / columns, height / rows)
     size = (max(1, min(height, round(rows * scale))), max(1, min(width, round(columns * scale))))
@@ -49,7 +49,7 @@ def fitting(picture: Picture, width: int, height: int) -> Picture:
 
 
 def _scaled(picture: Picture, size: int, axis: int) -> Picture:
-    """Rows or columns are averaged where there are to be fewer, and repeated where more."""
+    """Average rows or columns to get fewer, repeat them to get more."""
     there = picture.shape[axis]
     if size >= there:
         return np.asarray(picture.take(np.arange(size) * there // size, axis))
@@ -60,7 +60,7 @@ def _scaled(picture: Picture, size: int, axis: int) -> Picture:
 
 
 def half_blocks(picture: Picture, columns: int, rows: int, colours: int) -> list[str]:
-    """The picture in lines of cells, each of which is two pixels: the upper half of it, and what is behind."""
+    """Return lines of cells of two pixels each: upper half block and background."""
     small = fitting(picture, columns, 2 * rows)
     if len(small) % 2:
         small = np.concatenate([small, np.zeros((1, *small.shape[1:]), np.uint8)])
@@ -86,7 +86,7 @@ def _run(top: int, bottom: int, length: int, colours: int) -> str:
 
 
 def shades(picture: Picture, columns: int, rows: int) -> list[str]:
-    """The picture in lines of characters: the darkest are spaces, and brighter ones denser."""
+    """Return lines of characters, denser for brighter pixels."""
     small = fitting(picture, columns, 2 * rows)
     grey = small.astype(np.float64) @ (0.299, 0.587, 0.114)
     grey = (grey[::2] + grey[[*range(1, len(grey), 2), *[-1] * (len(grey) % 2)]]) / 2
@@ -97,7 +97,7 @@ def shades(picture: Picture, columns: int, rows: int) -> list[str]:
 
 
 def _nearest(picture: Picture) -> npt.NDArray[np.int64]:
-    """(H, W) of the nearest of the 256 colours: those of the cube, and the greys."""
+    """Return the nearest of the 256 colours, (H, W): cube or grey."""
     pixels = picture.astype(np.int64)
     cube = np.searchsorted((_LEVELS[1:] + _LEVELS[:-1]) // 2, pixels, side="left")
     grey = np.clip((pixels.mean(axis=2).astype(np.int64) - 3) // 10, 0, 23)

@@ -1,4 +1,4 @@
-"""Episodes played in a terminal, step by step, under the keys of whoever looks at them."""
+"""Play episodes in a terminal, controlled by keys."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gym_trace_cli import show
 from gym_trace_cli.player.screen import Screen
 from gym_trace_cli.player.terminal import Terminal
 
-_SMALLEST_PICTURE = 16  # pixels; what is smaller is a map of codes rather than something to look at
-_HOLD_FRAMES = 15  # for which the end of an episode stays
+_SMALLEST_PICTURE = 16  # pixels; smaller arrays are codes, not images
+_END_HOLD_FRAMES = 15
 _SHORTEST = 0.02  # seconds between two drawings
-_LOOK_SECONDS = 0.25  # between looks at whether the terminal has changed
-_LATE_SECONDS = 0.5  # after which lost time is not caught up with
+_LOOK_SECONDS = 0.25  # between checks of the terminal
+_LATE_SECONDS = 0.5  # after which playback does not catch up
 _CURVE = 60  # rewards that are drawn
-_JUMPS = 20  # jumps from the begin of an episode to its end
+_JUMPS = 20  # jumps per episode
 _SPEEDS = (0.001, 1000.0)
 _HELP = [  # the longest that fits
     "space pause/play   ←→ seek   . or Enter one step   ↑↓ episode   +- speed   q quit",
@@ -36,7 +36,7 @@ _HELP_WAITING = ["↑↓ episode   q quit", "q quit"]
 
 
 class _Turn(Exception):
-    """Leaves an episode: for the next one, the one before, or for good."""
+    """Leave an episode: next, previous, or quit."""
 
     def __init__(self, by: int | None):
         self.by = by
@@ -67,10 +67,10 @@ class Player:
         self._speed, self._paused = speed, paused
         self._place, self._index, self._last, self._clock = 0, 0, 0, 0.0
         self._note = ""
-        self._without: dict[str, str] = {}  # by writer, why its environment cannot be had
+        self._without: dict[str, str] = {}  # by writer, why its environment is unavailable
 
     def run(self, terminal: Terminal, making: Making) -> None:
-        """Plays them all, or until somebody quits. making: how to make their environments."""
+        """Play all episodes, or until the user quits. making: how to make their environments."""
         self._terminal, self._screen, self._making = terminal, Screen(terminal), making
         by = 1
         while self._place < len(self._chosen):
@@ -142,7 +142,7 @@ class Player:
             rate = self.fps * self._speed
             due = max(self._clock + 1 / rate, drawn + _SHORTEST)
             if self.step == self._last:
-                due = max(due, drawn + _HOLD_FRAMES / rate)
+                due = max(due, drawn + _END_HOLD_FRAMES / rate)
             wait = _LOOK_SECONDS if self._paused else min(_LOOK_SECONDS, due - time.monotonic())
             key = self._terminal.key(max(0.0, wait))
             if key is not None:
@@ -154,7 +154,7 @@ class Player:
         self._unseen, self._looked = 0, time.monotonic()
 
     def _go_on(self, rate: float) -> None:
-        """Goes to the step that is due, which is not the next one where drawing takes longer than a step."""
+        """Go to the step that is due; slow drawing skips steps."""
         if self.step == self._last:
             raise _Turn(1)
         now = time.monotonic()
@@ -185,7 +185,7 @@ class Player:
             self._speed = min(_SPEEDS[1], max(_SPEEDS[0], speed))
 
     def _go_to(self, step: int) -> None:
-        """Seeks; at the end it stays, because whoever went there wants to see it."""
+        """Seek; stay at the end, so that the user sees it."""
         self.step = min(self._last, max(0, step))
         self._paused = self._paused or self.step == self._last
 
@@ -204,7 +204,7 @@ class Player:
         return [line.replace("←→", "arrows").replace("↑↓", "up/down") for line in lines]
 
     def _curve(self) -> str:
-        """The rewards of the last steps, where there are such."""
+        """Return the rewards of the last steps, if known."""
         rewards = self._words.rewards[max(0, self.step - _CURVE) : self.step]
         drawn = self._screen.unicode and rewards.ndim == 1 and rewards.dtype.kind in "iuf"
         curve = show.curve(rewards.tolist()) if drawn else ""

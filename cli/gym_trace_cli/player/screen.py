@@ -1,4 +1,4 @@
-"""What is on the screen: lines of text, each as wide as the terminal, and a picture in their midst."""
+"""The screen: lines of text as wide as the terminal, and an image between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOTE_LINES = 3
 
 
 class Screen:
-    """Draws frames of episodes on a terminal, in what it can show. unicode: whether that is more than ASCII."""
+    """Draw frames of episodes on a terminal. unicode: the terminal shows more than ASCII."""
 
     def __init__(self, terminal: Terminal):
         self._terminal = terminal
@@ -35,11 +35,11 @@ class Screen:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the terminal has another size now, or was used by others meanwhile."""
+        """Return True if the terminal was resized or used by other programs."""
         return self._terminal.is_new or self._terminal.size != self._size
 
     def draw(self, head: list[str], frame: Any, words: list[str], step: int, last: int, keys: list[str]) -> None:
-        """Draws the lines above a frame, the frame, the lines below it, a bar, and the longest of keys that fits.
+        """Draw the lines above a frame, the frame, the lines below it, a bar, and the longest key help that fits.
 
         frame: see Viewer.see(). Raises RenderingError where it can not be shown, OSError.
         """
@@ -63,7 +63,7 @@ class Screen:
         self._terminal.write("".join([*changed, drawing]))
 
     def _shown(self, frame: Any, columns: int, rows: int) -> tuple[list[str], Picture | None]:
-        """Lines, and a picture that is drawn over them."""
+        """Draw lines, and an image over them."""
         if isinstance(frame, str):
             return self._text(frame, rows), None
         if isinstance(frame, list):
@@ -79,7 +79,7 @@ class Screen:
         return shades(picture, columns, rows), None
 
     def _drawing(self, picture: Picture | None, row: int, columns: int) -> str:
-        """What draws a picture below so many rows, where it is not there yet. Clears away another one."""
+        """Return what draws an image below `rows` rows, unless it is there; clears another one."""
         place = None if picture is None else (row, picture.shape)
         before, self._picture = self._picture, picture
         if self._place not in (None, place):
@@ -93,7 +93,7 @@ class Screen:
         return f"\x1b[{row + 1};{margin + 1}H{sixel(picture)}"
 
     def _text(self, screen: str, rows: int) -> list[str]:
-        """Lines of text as environments render it: of escape sequences only those for colours are left."""
+        """Return rendered text as lines; only colour escape sequences are kept."""
         lines = []
         for line in screen.strip("\n").expandtabs().splitlines()[:rows]:
             parts = _SGR.split(line)
@@ -115,7 +115,7 @@ def _is_reset(sequence: str) -> bool:
 
 
 def fitted(line: str, columns: int) -> str:
-    """A line of exactly so many cells: what is longer is cut, and what is shorter filled."""
+    """Cut or fill a line to exactly `width` cells."""
     out, room = [], columns
     for part in _SGR.split(line):
         if part.startswith("\x1b"):
@@ -128,7 +128,7 @@ def fitted(line: str, columns: int) -> str:
 
 
 def _numbers(values: list[tuple[str, Any]], columns: int, rows: int) -> list[str]:
-    """Names with their values, in columns that stay where they are from step to step; what has no room is counted."""
+    """Return names with values in columns that do not move between steps; the rest is counted."""
     indent = min(_WIDEST_NAME, max((len(printable(name)) for name, _ in values), default=0)) + 1
     blocks = [_folded(_cells(value), max(1, columns - indent)) for _, value in values]
     most = next((most for most in range(rows, 1, -1) if sum(min(len(block[0]), most) for block in blocks) <= rows), 1)
@@ -144,7 +144,7 @@ def _numbers(values: list[tuple[str, Any]], columns: int, rows: int) -> list[str
 
 
 def _folded(cells: list[str], columns: int) -> tuple[list[str], int, int, int]:
-    """Cells in lines; and how many are in each, how many there are, and how wide one is."""
+    """Return cells in lines, cells per line, their count, and the width of one."""
     width = max(map(len, cells), default=0) + 2
     in_line = max(1, columns // width)
     lines = ["".join(cell.rjust(width) for cell in cells[i : i + in_line]) for i in range(0, len(cells), in_line)]

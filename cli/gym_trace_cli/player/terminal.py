@@ -1,4 +1,4 @@
-"""The terminal, lent to the player: single keys, a screen of its own, and all as it was in the end, come what may."""
+"""Lend the terminal to the player: single keys, an own screen, and everything restored at the end."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gym_trace.printable import printable
 _IN, _OUT = 0, 1
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BEGIN = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"  # another screen, no cursor, no wrapping of lines
-# Ends a picture that was cut off, too. The last is for terminals that have no other screen.
+# Also ends a truncated image. The last part is for terminals without an alternate screen.
 _END = "\x1b\\\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l\r\x1b[K"
-# How large a cell is, how many colours its pictures have, and what it is capable of, which every terminal answers.
+# Ask for cell size, image colours and capabilities; every terminal answers the last.
 _ASK = "\x1b[16t\x1b[?1;1;0S\x1b[c"
-_LEAST_COLOURS = 256  # of pictures; where there are less, characters show more
+_LEAST_COLOURS = 256  # of images; with fewer, characters show more
 _ANSWER_SECONDS = 0.5
 _GUARD_SECONDS = 0.25
 _LENT, _GIVEN_BACK, _DONE = b"+", b"-", b"."
@@ -59,21 +59,21 @@ _KEYS = {
 
 
 class Abilities(NamedTuple):
-    """What the terminal says of itself. sixel: whether it shows pictures; cell: its width and height in pixels."""
+    """Abilities of the terminal. sixel: it shows images; cell: width and height in pixels."""
 
     sixel: bool = False
     cell: tuple[int, int] | None = None
 
 
 class Terminal:
-    """A context manager: within it the terminal is the player's.
+    """A context manager that takes the terminal for the player.
 
-    What others write to it meanwhile, such as environments, is kept until the end. Ctrl-Z gives the terminal back and
-    takes it again. Should the process die, a small one that watches it gives the terminal back.
+    Other output, such as that of environments, is kept until the end. Ctrl-Z gives the terminal back until the
+    process resumes. If the process dies, a small guard process gives the terminal back.
 
     Attributes:
         abilities: see Abilities.
-        is_new: whether the screen is to be drawn anew; whoever draws it says that it is not.
+        is_new: the screen must be redrawn; reset by the code that draws.
     """
 
     def __init__(self) -> None:
@@ -125,13 +125,13 @@ class Terminal:
         return 80, 24
 
     def write(self, text: str) -> None:
-        """Raises OSError where the terminal is gone."""
+        """Raises OSError if the terminal is gone."""
         raw = text.encode(sys.stdout.encoding or "ascii", "replace")
         while raw:
             raw = raw[os.write(self._tty, raw) :]
 
     def key(self, seconds: float) -> str | None:
-        """The next key that means something, or None after so many seconds; "quit" where the terminal is gone."""
+        """Return the next known key, None on timeout, or "quit" if the terminal is gone."""
         deadline = time.monotonic() + seconds
         while (token := self._token(deadline)) is not None:
             if token == b"":
@@ -141,7 +141,7 @@ class Terminal:
         return None
 
     def _token(self, deadline: float) -> bytes | None:
-        """What one key sends, or the terminal answers; b"" at the end of all."""
+        """Return the bytes of one key or answer, or b"" at the end of input."""
         while True:
             if found := _TOKEN.match(self._unread):
                 self._unread = self._unread[found.end() :]
@@ -186,7 +186,7 @@ class Terminal:
         self._give_back()
         before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, before)  # from here on it goes on, or nobody could have resumed it
+        signal.signal(signal.SIGTSTP, before)  # resumed
         self._resumed(number, frame)
 
     def _resumed(self, number: int, frame: FrameType | None) -> None:
@@ -207,7 +207,7 @@ class Terminal:
         return Abilities(sixel, cell if cell is not None and min(cell) > 0 else self._cell())
 
     def _cell(self) -> tuple[int, int] | None:
-        """The size of a cell as the system knows it."""
+        """Return the cell size that the system knows."""
         with suppress(OSError):
             rows, columns, width, height = struct.unpack("HHHH", fcntl.ioctl(self._tty, termios.TIOCGWINSZ, bytes(8)))
             if rows and columns and width >= columns and height >= rows:
@@ -218,7 +218,7 @@ class Terminal:
 def _restore(tty: int, modes: Any) -> None:
     for put_back in (
         lambda: os.write(tty, _END.encode()),
-        lambda: termios.tcflush(_IN, termios.TCIFLUSH),  # keys that nobody read are not for the shell
+        lambda: termios.tcflush(_IN, termios.TCIFLUSH),  # unread keys are not for the shell
         lambda: termios.tcsetattr(_IN, termios.TCSANOW, modes),
     ):
         with suppress(OSError, termios.error):  # it may be gone
@@ -226,7 +226,7 @@ def _restore(tty: int, modes: Any) -> None:
 
 
 class _Overheard:
-    """A context manager: what is written to the terminal within it is shown afterwards, the end of it at least."""
+    """A context manager that keeps other output, and prints at least its end afterwards."""
 
     _MOST = 20  # lines
 
@@ -249,7 +249,7 @@ class _Overheard:
         lines = self._spool.read().decode("utf-8", "replace").splitlines()
         self._spool.close()
         lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in lines]
-        said = list(dict.fromkeys(line for line in lines if line))  # the same at every step is said once
+        said = list(dict.fromkeys(line for line in lines if line))  # duplicates once
         if len(said) > self._MOST:
             said = ["…", *said[-self._MOST :]]
         with suppress(OSError):
@@ -258,12 +258,12 @@ class _Overheard:
 
 
 class _Guard:
-    """A process that waits for this one to end, and if that was sudden puts the terminal in order."""
+    """A process that restores the terminal if this one dies."""
 
     def __init__(self, tty: int, modes: Any):
         read, self._write = os.pipe()
         parent = os.getpid()
-        with warnings.catch_warnings():  # of threads of others: the copy does nothing but to wait
+        with warnings.catch_warnings():  # about other threads: the copy only waits
             warnings.simplefilter("ignore", DeprecationWarning)
             self._child = os.fork()
         if not self._child:
@@ -274,7 +274,7 @@ class _Guard:
         os.close(read)
 
     def tell(self, word: bytes) -> None:
-        """Whether the terminal is lent now; if not, somebody else may have it."""
+        """Tell the guard whether the terminal is lent now."""
         with suppress(OSError):
             os.write(self._write, word)
 

@@ -1,4 +1,4 @@
-"""The environment that a training run names in its run.json, which anybody may have written."""
+"""The environment in the run.json of a training run, which is untrusted."""
 
 from __future__ import annotations
 
@@ -18,29 +18,27 @@ _TYPES: dict[str, Any] = {
 
 
 def described(named: NamedEnvironment) -> dict[str, Any]:
-    """What run.json says of it."""
+    """Return the environment for run.json."""
     return {**named.described(), **({"imports": list(named.imports)} if named.imports else {})}
 
 
 def environment_of(directory: str, trust: bool) -> tuple[NamedEnvironment, dict[str, Any]]:
-    """The environment of a run, and what its run.json says of it.
+    """Return the environment of a run, and its entry in run.json.
 
-    Raises InvalidOption where it would import or call what only the run names, and is not trusted; TraceNotFound;
-    CorruptTrace.
+    Raises InvalidOption if it would import or call what only the run names, without trust; TraceNotFound; CorruptTrace.
     """
     from gym_trace.training.run import runs_in
 
     about = runs_in(directory)[0].about.get("environment")
     if about is None:
         raise InvalidOption(
-            f"{directory}: this run was started from Python, and so it is resumed: gym_trace.train(make_env, "
-            f"{directory!r}, resume=True)"
+            f"{directory}: started from Python; resume it there: gym_trace.train(make_env, {directory!r}, resume=True)"
         )
     found: dict[str, Any] = {"id": None, "make": None, "kwargs": {}, "imports": [], "wrappers": []}
     found |= {"max_episode_steps": None, **(about if isinstance(about, dict) else {"id": 0})}
     right = set(found) == set(_TYPES) and all(isinstance(found[name], kind) for name, kind in _TYPES.items())
     if not right or not all(isinstance(name, str) for name in (*found["imports"], *found["wrappers"])):
-        raise CorruptTrace(f"{directory}: what the run says of its environment is not what gym-trace train writes")
+        raise CorruptTrace(f"{directory}: invalid environment in run.json")
     from gym_trace.envs.consent import together
 
     would = together(_asked(found))
@@ -52,13 +50,13 @@ def environment_of(directory: str, trust: bool) -> tuple[NamedEnvironment, dict[
 
 
 def trust_of(named: NamedEnvironment) -> str:
-    """What a run in it needs to be resumed: " --trust", or nothing."""
+    """Return " --trust" if resuming a run in it needs that, or ""."""
     found = {"make": None, "wrappers": (), **named.described(), "imports": named.imports}
     return " --trust" if _asked(found) else ""
 
 
 def _asked(found: dict[str, Any]) -> list[str]:
-    """What only a trusted run may bring about, in words."""
+    """Describe what only a trusted run may execute."""
     from gym_trace.envs.consent import asked_of_argument, called, named, whole
 
     asked = [f"import {named(module)}" for module in found["imports"]]

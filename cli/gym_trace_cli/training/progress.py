@@ -1,12 +1,11 @@
-"""How gym-trace train tells how far it is, and what came of it."""
+"""Progress and summary of gym-trace train."""
 
 from __future__ import annotations
 
 import math
 import shlex
-import time
 from collections import Counter
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,28 +13,39 @@ import click
 
 from gym_trace_cli import show
 from gym_trace_cli.environments import NamedEnvironment
+from gym_trace_cli.progress import Report, fraction
 from gym_trace_cli.training.named import trust_of
 
 if TYPE_CHECKING:
     from gym_trace.training import Trained
 
 _LOSSES = {"policy_loss": "policy", "value_loss": "value", "entropy": "entropy", "kl": "KL", "clipped": "clipped"}
-_SCALAR_SECONDS = 5.0
 _WORKERS, _LEARNER = ("waiting", "acting", "stepping"), ("gathering", "learning")
 
 
-def line_of(progress: Trained) -> str:
-    """What matters least comes last, where a narrow terminal has no room."""
+def report_of(limits: dict[str, float], progress: Trained) -> Report:
+    """Describe progress for the line, the dashboard below it, and TensorBoard."""
+    scalars = [_scalars(policy) for policy in (progress, *progress.others)]
+    return Report(
+        _line(progress),
+        fraction(progress, limits) if limits else None,
+        partial(_dashboard, progress),
+        progress.restarts,
+        progress.trouble,
+        scalars if all(policy.version or policy.steps for policy in (progress, *progress.others)) else [],
+    )
+
+
+def _line(progress: Trained) -> list[str]:
     if not progress.steps and set(progress.workers) <= {"starting"}:
-        return "starting"
-    told = [show.count(progress.steps, "step")]
-    told += [] if progress.returns is None else [f"return {show.returned(progress.returns[0])}"]
-    told += [f"{show.count(round(progress.speeds[0]))} steps/s", f"version {show.count(progress.version)}"]
-    return "  ".join([*told, show.count(progress.restarts, "restart")] if progress.restarts else told)
+        return ["starting"]
+    returns = [] if progress.returns is None else [f"return {show.returned(progress.returns[0])}"]
+    speed = f"{show.count(round(progress.speeds[0]))} steps/s"
+    return [show.count(progress.steps, "step"), *returns, speed, f"version {show.count(progress.version)}"]
 
 
-def dashboard(progress: Trained) -> Any:
-    """What rich draws below that line."""
+def _dashboard(progress: Trained) -> Any:
+    """Return what rich draws below the line."""
     from rich.console import Group
     from rich.text import Text
 
@@ -47,15 +57,14 @@ def dashboard(progress: Trained) -> Any:
 
 
 def _facts(progress: Trained) -> list[tuple[str, str]]:
-    ten, minute, five = (show.count(round(speed)) for speed in progress.speeds)
-    facts = [("steps/s", f"{ten} over 10 s, {minute} over 1 min, {five} over 5 min")]
+    facts = [("steps/s", show.speeds(progress.speeds))]
     for name, spread in (("returns", progress.returns), ("lengths", progress.lengths)):
         if spread is not None:
             mean, least, most = map(show.returned, spread)
-            facts.append((name, f"{mean} on average, {least} to {most}"))
+            facts.append((name, f"mean {mean}, {least} to {most}"))
     youngest, age, oldest = progress.lags
     dropped = f", {show.count(progress.dropped, 'rollout')} dropped" if progress.dropped else ""
-    facts.append(("lag", f"{age:.2f} versions on average, {youngest:g} to {oldest:g}{dropped}"))
+    facts.append(("lag", f"mean {age:.2f} versions, {youngest:g} to {oldest:g}{dropped}"))
     for name, parts in (("workers", _WORKERS), ("learner", _LEARNER)):
         shares = [f"{progress.shares[part]:.0%} {part}" for part in parts if part in progress.shares]
         states = [f"{number} {state}" for state, number in Counter(progress.workers).items()]
@@ -66,7 +75,7 @@ def _facts(progress: Trained) -> list[tuple[str, str]]:
     ]
     facts.append(("losses", ", ".join(losses) or "-"))
     for number, other in enumerate(progress.others, 1):
-        mean = "none yet" if other.returns is None else f"{show.returned(other.returns[0])} on average"
+        mean = "none yet" if other.returns is None else f"{show.returned(other.returns[0])}"
         speed = show.count(round(other.speeds[0]))
         facts.append((f"policy {number}", f"return {mean}, {speed} steps/s, version {show.count(other.version)}"))
     facts.append(("time", f"{show.duration(progress.seconds)} so far"))
@@ -75,33 +84,7 @@ def _facts(progress: Trained) -> list[tuple[str, str]]:
     return facts
 
 
-class Plotted:
-    """Scalars for TensorBoard: a run of theirs for each policy, if there are several."""
-
-    def __init__(self, directory: str | None, policies: int, stack: ExitStack):
-        """directory: None: there are to be none. Raises InvalidOption."""
-        self._scalars: list[Any] = []
-        self._next = 0.0
-        if directory is not None:
-            from gym_trace.collecting.tensorboard import Scalars
-
-            places = [Path(directory, f"policy-{number}") for number in range(policies)]
-            places = places if policies > 1 else [Path(directory)]
-            self._scalars = [stack.enter_context(Scalars(place, "train")) for place in places]
-
-    def add(self, progress: Trained) -> None:
-        """Every few seconds, and in the end."""
-        if time.monotonic() < self._next and not progress.stopped:
-            return
-        self._next = time.monotonic() + _SCALAR_SECONDS
-        for scalars, policy in zip(self._scalars, [progress, *progress.others]):
-            _plot(scalars, policy)
-
-
-def _plot(scalars: Any, progress: Trained) -> None:
-    """Writes what there is as scalars."""
-    if not progress.version and not progress.steps:
-        return
+def _scalars(progress: Trained) -> tuple[int, Any, dict[str, float]]:
     values = {name: value for name, value in progress.losses.items() if name != "seconds"}
     values |= {f"lag/{name}": lag for name, lag in zip(("min", "mean", "max"), progress.lags)}
     values |= {f"time/{name}": share for name, share in progress.shares.items()}
@@ -109,7 +92,7 @@ def _plot(scalars: Any, progress: Trained) -> None:
         if isinstance(length, float):
             values[f"length/{name}"] = length
     more = {"steps_per_second": progress.speeds[0], "version": progress.version, "restarts": progress.restarts}
-    scalars.add(progress.steps, progress.returns, **values, **more, episodes=progress.episodes)
+    return progress.steps, progress.returns, {**values, **more, "episodes": progress.episodes}
 
 
 def print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> None:
@@ -124,12 +107,12 @@ def print_summary(done: Trained, directory: Path, named: NamedEnvironment) -> No
     if not done.new_steps and done.stopped == "done":
         click.echo(f"nothing to do: the run is done, at {version}")
     elif not done.steps:
-        click.echo("nothing is learnt yet")
+        click.echo("nothing learned yet")
         return
     else:
         restarts = f", {show.count(done.restarts, 'restart')}" if done.restarts else ""
         click.echo(
-            f"learnt from {show.count(done.new_steps, 'step')} in {show.duration(done.seconds)} "
+            f"learned from {show.count(done.new_steps, 'step')} in {show.duration(done.seconds)} "
             f"({show.count(round(done.new_steps / max(done.seconds, 1e-9)))} steps/s) with "
             f"{show.count(len(done.workers), 'worker')}{restarts}: {version}"
         )

@@ -1,0 +1,86 @@
+"""Help with options under headings, and hints for unknown commands."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+_NAMES = 23  # characters; longer names have a line of their own
+_Decorator = Callable[[Any], Any]
+
+
+class Headed(click.Command):
+    """A command whose options are listed under the headings of section(); options with the same text share a line."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, dict[str, list[click.Option]]] = {}
+        for param in self.params:
+            if isinstance(param, click.Option) and not param.hidden:
+                text = f"{param.help} Required." if param.required else str(param.help)
+                lines = sections.setdefault(getattr(param, "heading", "Options"), {})
+                lines.setdefault(text, []).append(param)
+        rows = {
+            heading: [(_names(ctx, options), text) for text, options in lines.items()]
+            for heading, lines in sections.items()
+        }
+        lengths = [len(names) for shown in rows.values() for names, _ in shown]
+        width = max((length for length in lengths if length <= _NAMES), default=_NAMES)
+        formatter.write_paragraph()
+        for heading, shown in rows.items():
+            formatter.write_heading(heading)
+            with formatter.indentation():
+                formatter.write_dl([(names.ljust(width), text) for names, text in shown], col_max=width)
+
+
+def _names(ctx: click.Context, options: list[click.Option]) -> str:
+    record = options[0].get_help_record(ctx)
+    if len(options) > 1 or record is None:
+        return ", ".join(option.opts[-1] for option in options)
+    return record[0]
+
+
+def headed(name: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a function a command with such a help."""
+    return click.command(name, cls=Headed)
+
+
+def option(spec: str, help: str, type: Any = None, *, name: str | None = None, **attributes: Any) -> _Decorator:
+    """Return click.option() of a spec like "-j, --workers N"; without N it is a flag. name: its parameter."""
+    *names, last = spec.split(", ")
+    last, _, metavar = last.partition(" ")
+    attributes |= {"metavar": metavar} if metavar else {"is_flag": True}
+    return click.option(*names, last, *([name] if name else []), type=type, help=help, **attributes)
+
+
+def section(heading: str, *options: _Decorator) -> _Decorator:
+    """Give a command these options, listed under a heading in its help."""
+
+    def decorate(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        for param in command.__click_params__:
+            if not hasattr(param, "heading"):
+                param.heading = heading
+        return command
+
+    return decorate
+
+
+class Group(click.Group):
+    """A group that names the nearest command if one is unknown."""
+
+    command_class = Headed
+    elsewhere: Mapping[str, str] = {}  # hints by name
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            otherwise = f"did you mean {near[0]!r}?" if near else f"'{ctx.command_path} --help' lists them"
+            ctx.fail(f"no command {name!r}; {self.elsewhere.get(name, otherwise)}")
+        return super().resolve_command(ctx, args)

@@ -1,0 +1,225 @@
+"""Progress of commands: one line on stderr, a table below it, scalars for TensorBoard."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gym_trace_cli.show import count, duration, is_terminal, printable, returned, size
+from gym_trace_cli.stopping import StopSignals
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from gym_trace.model.returns import Return
+
+_REDRAW_SECONDS = 0.05  # drawing costs milliseconds
+_SURE_SECONDS = 1.0  # before the time left is estimated
+_PLAIN_SECONDS = 5.0  # between lines where there is no terminal
+_SCALAR_SECONDS = 5.0
+
+
+class ProgressLine:
+    """One line on stderr with progress and the time left; a context manager.
+
+    On a terminal the line is redrawn, and removed at the end; elsewhere a line is printed every few seconds; quiet
+    hides it.
+    """
+
+    def __init__(self, *, quiet: bool = False):
+        self._quiet = quiet
+        self._live: Live | None = None
+        self._redrawn = -math.inf
+        self._due = time.monotonic() + _PLAIN_SECONDS
+        self._began: tuple[float, float] | None = None  # time and fraction
+
+    def __enter__(self) -> ProgressLine:
+        if not self._quiet and is_terminal(sys.stderr):
+            from rich.console import Console
+            from rich.live import Live
+
+            # Other output goes above the line, but a redirected stdout stays redirected.
+            self._live = Live(
+                console=Console(stderr=True, highlight=False),
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=is_terminal(sys.stdout),
+            )
+            try:
+                self._live.start()
+            except BaseException:
+                self._live.stop()  # which shows the cursor again
+                raise
+        return self
+
+    def update(
+        self, text: str, fraction: float | None = None, table: Callable[[], Any] | None = None, at_once: bool = False
+    ) -> None:
+        """Show text, and with a fraction a bar and the time left.
+
+        table: makes what rich draws below it. at_once: print it now, also without a terminal.
+        """
+        left = [] if fraction is None else self._left(fraction)
+        if self._live is not None:
+            if time.monotonic() < self._redrawn + _REDRAW_SECONDS:
+                return
+            self._redrawn = time.monotonic()
+            from rich.console import Group
+
+            drawn = _drawn([*left, text], fraction, self._live.console.width)
+            self._live.update(drawn if table is None else Group(drawn, table()), refresh=True)
+        elif not self._quiet and (at_once or time.monotonic() >= self._due):
+            self._due = time.monotonic() + _PLAIN_SECONDS
+            click.echo("  ".join([*_percent(fraction), *left, text]), err=True)
+
+    def _left(self, fraction: float) -> list[str]:
+        """Return the time left, once it can be estimated."""
+        now = time.monotonic()
+        if self._began is None or fraction < self._began[1]:
+            self._began = now, fraction
+        gone, done = now - self._began[0], fraction - self._began[1]
+        if gone < _SURE_SECONDS or not 0 < done < 1 or fraction >= 1:
+            return []
+        seconds = max(1, round(gone * (1 - fraction) / done))
+        return [f"{seconds} s left" if seconds < 60 else f"{duration(seconds)} left"]
+
+    def update_bytes(self, done: int, total: int) -> None:
+        """Show "done of total" in bytes."""
+        self.update(f"{size(done)} of {size(total)}", done / total if total else None)
+
+    def counting(self, noun: str | None = None) -> Callable[[int, int], None]:
+        """Return an on_progress callback that shows how many of these are done."""
+        return lambda done, total: self.update_count(done, total, noun)
+
+    def update_count(self, done: int, total: int, noun: str | None = None) -> None:
+        """Show "done of total"; total 0 is unknown."""
+        if total:
+            self.update(f"{count(done)} of {count(total, noun)}", done / total)
+        else:
+            self.update(f"{count(done)} done")
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def _percent(fraction: float | None) -> list[str]:
+    """Round down, so that 100 % is the end."""
+    return [] if fraction is None else [f"{math.floor(100 * fraction):3d}%"]
+
+
+def _drawn(parts: Sequence[str], fraction: float | None, width: int) -> Any:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    text = "  ".join(parts)
+    line = Text(text, no_wrap=True, overflow="ellipsis")
+    if fraction is None:
+        return line
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    cells: list[Any] = [Text(*_percent(fraction)), line]
+    room = width - len(text) - 10
+    if room >= 6:
+        cells.insert(0, ProgressBar(total=1.0, completed=fraction, width=min(room, 24)))
+    grid.add_row(*cells)
+    return grid
+
+
+@dataclass
+class Report:
+    """Progress of record or train, as it is shown and plotted.
+
+    Attributes:
+        facts: parts of the line, the most important first: a narrow terminal cuts the end.
+        details: makes what rich draws below the line.
+        scalars: steps, returns and values for TensorBoard, of each policy.
+    """
+
+    facts: list[str]
+    fraction: float | None = None
+    details: Callable[[], Any] | None = None
+    restarts: int = 0
+    trouble: str = ""
+    scalars: list[tuple[int, Any, dict[str, float]]] = field(default_factory=list)
+
+
+class Watch:
+    """The on_progress of record and train, and a context manager: shows and plots a run, and notes signals.
+
+    Args:
+        describe: makes a Report of the library's progress.
+        tensorboard: directories, one per policy.
+        saving: whether there is something to save from the start; otherwise from the first report on.
+    """
+
+    def __init__(
+        self,
+        describe: Callable[[Any], Report],
+        *,
+        quiet: bool,
+        tensorboard: Sequence[Path] = (),
+        group: str = "collect",
+        saving: bool = True,
+    ):
+        self.stop, self.line = StopSignals(notes=saving), ProgressLine(quiet=quiet)
+        self._describe, self._directories, self._group = describe, tensorboard, group
+        self._stack = ExitStack()
+        self._scalars: list[Any] = []
+        self._restarts, self._next_scalars = 0, 0.0
+
+    def __enter__(self) -> Watch:
+        with ExitStack() as stack:
+            stack.enter_context(self.stop)
+            if self._directories:
+                from gym_trace.collecting.tensorboard import Scalars
+
+                self._scalars = [stack.enter_context(Scalars(path, self._group)) for path in self._directories]
+            stack.enter_context(self.line)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.__exit__(*raised)
+
+    def __call__(self, progress: Any) -> int:
+        """Return the number of the signal that asks to stop, or 0."""
+        self.stop.notes = True
+        report = self._describe(progress)
+        restarted, self._restarts = report.restarts > self._restarts, report.restarts
+        facts = report.facts + ([count(report.restarts, "restart")] if report.restarts else [])
+        text = "  ".join([*facts, f"({report.trouble})"] if restarted else facts)
+        self.line.update(printable(text), report.fraction, report.details, restarted)
+        if time.monotonic() >= self._next_scalars:
+            self._plot(report)
+        return self.stop.received
+
+    def finish(self, done: Any) -> None:
+        """Plot the result."""
+        self._plot(self._describe(done))
+
+    def _plot(self, report: Report) -> None:
+        self._next_scalars = time.monotonic() + _SCALAR_SECONDS
+        for scalars, (steps, returns, values) in zip(self._scalars, report.scalars):
+            scalars.add(steps, returns, **values)
+
+
+def recorded(episodes: int, steps: int, speed: float, size_: float, mean: Return | None) -> list[str]:
+    """Facts of a recording run. speed: steps per second; mean: return, None before the first episode."""
+    known = [] if mean is None else [f"return {returned(mean)}"]
+    return [count(episodes, "episode"), count(steps, "step"), *known, f"{count(round(speed))} steps/s", size(size_)]
+
+
+def fraction(progress: Any, limits: Mapping[str, float]) -> float:
+    """Return how close progress is to the nearest limit; limits are attributes of progress."""
+    ways: list[float] = [getattr(progress, name) / limit for name, limit in limits.items()]
+    return min(1.0, max(ways))
