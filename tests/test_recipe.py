@@ -270,6 +270,55 @@ def test_a_wrapper_that_does_not_say_how_it_was_made_is_named_with_the_way_out(t
         assert verdicts(tmp_path / str(number), make_env=lambda env=env: env) == {"identical"}
 
 
+def test_trust_is_not_suggested_where_it_cannot_help(tmp_path: Path) -> None:
+    inner = gymnasium.make("CartPole-v1")
+    record(Silent(inner, 2.0), tmp_path / "silent", 5)
+    record(gymnasium.wrappers.TransformReward(inner, lambda reward: reward), tmp_path / "lambda", 5)
+    for name, problem in (("silent", "does not say how it was made"), ("lambda", "could not be stored")):
+        with pytest.raises(EnvironmentUnavailable, match=problem) as raised:
+            list(verify_trace(tmp_path / name))
+        assert "--trust" not in str(raised.value)
+
+
+class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Does what Stable-Baselines3's Monitor does, which make_vec_env puts around each environment."""
+
+    __module__ = "stable_baselines3.common.monitor"
+
+    def __init__(self, env: Any, filename: Any = None, info_keywords: Any = ()):
+        super().__init__(env)
+        self.rewards: list[float] = []
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.rewards = []
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.rewards.append(float(reward))
+        if terminated or truncated:
+            info["episode"] = {"r": round(sum(self.rewards), 6), "l": len(self.rewards), "t": 0.25}
+        return observation, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("infos", [False, True])
+def test_a_recording_within_the_monitor_of_stable_baselines3_is_verified_without_trust(
+    tmp_path: Path, infos: bool
+) -> None:
+    env = TraceRecordingWrapper(
+        gymnasium.wrappers.ClipAction(Monitor(gymnasium.make("Pendulum-v1", max_episode_steps=7))),
+        tmp_path,
+        record_infos=infos,
+    )
+    for seed in range(2):
+        env.reset(seed=seed)
+        for _ in range(7):
+            env.step(np.array([1.5], np.float32))
+    env.close()
+    assert verdicts(tmp_path) == {"identical"}
+    assert verdicts(tmp_path, make_env=lambda: gymnasium.make("Pendulum-v1", max_episode_steps=7)) == {"identical"}
+
+
 def test_a_wrapper_that_takes_nothing_is_made_with_trust(tmp_path: Path) -> None:
     record(Bare(gymnasium.make("CartPole-v1")), tmp_path, 5)
     with pytest.raises(EnvironmentUnavailable, match=r"call the wrapper test_recipe:Bare\(\).*--trust"):
