@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from zoo import OddSpace, ScriptedEnv, Told
 
 import gym_trace
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
+from gym_trace.envs.identity import installed_versions
 from gym_trace.errors import EnvironmentUnavailable, RenderingError
 from gym_trace.model.values import Unstored
 from gym_trace.video.window import play_for_humans
@@ -317,6 +319,11 @@ def test_a_recording_within_the_monitor_of_stable_baselines3_is_verified_without
     env.close()
     assert verdicts(tmp_path) == {"identical"}
     assert verdicts(tmp_path, make_env=lambda: gymnasium.make("Pendulum-v1", max_episode_steps=7)) == {"identical"}
+
+
+def test_the_version_of_a_module_is_found_where_its_package_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"odd_module": ["numpy"]})
+    assert installed_versions(["odd_module", "absent"]) == {"odd_module": np.__version__, "absent": None}
 
 
 def test_a_wrapper_that_takes_nothing_is_made_with_trust(tmp_path: Path) -> None:
