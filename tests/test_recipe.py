@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib.metadata
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from zoo import OddSpace, ScriptedEnv, Told
 
 import gym_trace
 from gym_trace import ReplayEnv, TraceRecordingWrapper, open_trace, verify_trace
+from gym_trace.envs.identity import installed_versions
 from gym_trace.errors import EnvironmentUnavailable, RenderingError
 from gym_trace.model.values import Unstored
 from gym_trace.video.window import play_for_humans
@@ -268,6 +270,60 @@ def test_a_wrapper_that_does_not_say_how_it_was_made_is_named_with_the_way_out(t
         with pytest.raises(EnvironmentUnavailable, match=rf"test_recipe:{name} does not say how .*--make MODULE:FUNC"):
             list(verify_trace(tmp_path / str(number), trust=True))
         assert verdicts(tmp_path / str(number), make_env=lambda env=env: env) == {"identical"}
+
+
+def test_trust_is_not_suggested_where_it_cannot_help(tmp_path: Path) -> None:
+    inner = gymnasium.make("CartPole-v1")
+    record(Silent(inner, 2.0), tmp_path / "silent", 5)
+    record(gymnasium.wrappers.TransformReward(inner, lambda reward: reward), tmp_path / "lambda", 5)
+    for name, problem in (("silent", "does not say how it was made"), ("lambda", "could not be stored")):
+        with pytest.raises(EnvironmentUnavailable, match=problem) as raised:
+            list(verify_trace(tmp_path / name))
+        assert "--trust" not in str(raised.value)
+
+
+class Monitor(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Does what Stable-Baselines3's Monitor does, which make_vec_env puts around each environment."""
+
+    __module__ = "stable_baselines3.common.monitor"
+
+    def __init__(self, env: Any, filename: Any = None, info_keywords: Any = ()):
+        super().__init__(env)
+        self.rewards: list[float] = []
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.rewards = []
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.rewards.append(float(reward))
+        if terminated or truncated:
+            info["episode"] = {"r": round(sum(self.rewards), 6), "l": len(self.rewards), "t": 0.25}
+        return observation, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize("infos", [False, True])
+def test_a_recording_within_the_monitor_of_stable_baselines3_is_verified_without_trust(
+    tmp_path: Path, infos: bool
+) -> None:
+    env = TraceRecordingWrapper(
+        gymnasium.wrappers.ClipAction(Monitor(gymnasium.make("Pendulum-v1", max_episode_steps=7))),
+        tmp_path,
+        record_infos=infos,
+    )
+    for seed in range(2):
+        env.reset(seed=seed)
+        for _ in range(7):
+            env.step(np.array([1.5], np.float32))
+    env.close()
+    assert verdicts(tmp_path) == {"identical"}
+    assert verdicts(tmp_path, make_env=lambda: gymnasium.make("Pendulum-v1", max_episode_steps=7)) == {"identical"}
+
+
+def test_the_version_of_a_module_is_found_where_its_package_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"odd_module": ["numpy"]})
+    assert installed_versions(["odd_module", "absent"]) == {"odd_module": np.__version__, "absent": None}
 
 
 def test_a_wrapper_that_takes_nothing_is_made_with_trust(tmp_path: Path) -> None:

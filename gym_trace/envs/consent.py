@@ -21,6 +21,7 @@ import gymnasium
 import numpy as np
 
 from gym_trace.envs.clipping import ClipActionParts
+from gym_trace.envs.monitor import Monitor
 from gym_trace.envs.recipe import Arguments, alike, argument
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 from gym_trace.model import values
@@ -38,7 +39,8 @@ _HARMLESS = frozenset((
     "TimeLimit",
 ))
 # fmt: on
-_CLIPPING = f"{ClipActionParts.__module__}:{ClipActionParts.__qualname__}"  # which is as harmless
+# Our own, which are as harmless.
+_OWN: dict[str, type[Any]] = {f"{kind.__module__}:{kind.__qualname__}": kind for kind in (ClipActionParts, Monitor)}
 # Never made again, whoever trusts whom: what they do besides is nothing that a replay should do.
 _LEFT_OUT = frozenset(("HumanRendering", "RecordVideo", "RenderCollection"))
 _FILE_NAMED = re.compile(
@@ -65,15 +67,15 @@ def is_left_out(name: str) -> bool:
     """Whether a wrapper, named as module:class, is none to make again: our recorders, windows, writers of videos."""
     module, _, kind = name.partition(":")
     top = module.partition(".")[0]
-    return (top == "gym_trace" and name != _CLIPPING) or (_is_of_gymnasium(module) and kind in _LEFT_OUT)
+    return (top == "gym_trace" and name not in _OWN) or (is_of_gymnasium(module) and kind in _LEFT_OUT)
 
 
 def harmless_wrapper(name: str) -> type[Any] | None:
     """The class of a wrapper out of the list above, by its name alone; None for all others. Raises LookupError."""
     module, _, kind = name.partition(":")
-    if name == _CLIPPING:
-        return ClipActionParts
-    if not (_is_of_gymnasium(module) and kind in _HARMLESS) or module.startswith("gymnasium.wrappers.vector"):
+    if name in _OWN:
+        return _OWN[name]
+    if not (is_of_gymnasium(module) and kind in _HARMLESS) or module.startswith("gymnasium.wrappers.vector"):
         return None
     try:
         found = getattr(gymnasium.wrappers, kind)
@@ -249,5 +251,6 @@ def shown(value: Any, plain: bool = False) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
-def _is_of_gymnasium(module: str) -> bool:
+def is_of_gymnasium(module: str) -> bool:
+    """Whether a module has wrappers of Gymnasium's own."""
     return module == "gymnasium.wrappers" or module.startswith("gymnasium.wrappers.")

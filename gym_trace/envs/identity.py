@@ -97,7 +97,12 @@ def versions_of(env: Any) -> dict[str, str]:
 def installed_versions(names: Iterable[str]) -> dict[str, str | None]:
     """The versions of these packages here, in the way of versions_of(); None of those that are not installed."""
     own = {"python": platform.python_version()}
-    return {name: own.get(name) or _version(name) for name in names}
+    found = {name: own.get(name) or _version(name) for name in names}
+    if None in found.values():
+        packages = importlib.metadata.packages_distributions()  # pygame may come with pygame-ce, Box2D with box2d-py
+        for name in (name for name, version in found.items() if version is None and name in packages):
+            found[name] = importlib.metadata.version(packages[name][0])
+    return found
 
 
 def _version(name: str) -> str | None:

@@ -20,11 +20,13 @@ from gym_trace.envs.consent import (
     checked_arguments,
     harmless_wrapper,
     is_left_out,
+    is_of_gymnasium,
     named,
     shown,
     together,
     trusted_wrapper,
 )
+from gym_trace.envs.monitor import REPLACED, Monitor
 from gym_trace.envs.recipe import Arguments, Recipe, Wrappers, argument, recorded_recipe, recorded_wrappers
 from gym_trace.errors import EnvironmentUnavailable, TraceError
 
@@ -137,11 +139,12 @@ def _overridden(recipe: Recipe, kwargs: dict[str, Any]) -> tuple[Recipe, dict[st
 
 
 def _to_make(wrappers: Wrappers) -> Wrappers:
-    """Without recorders of ours, other writers of files, and windows."""
+    """Without recorders of ours, other writers of files, and windows; with ours for Stable-Baselines3's Monitor."""
     for name, _ in wrappers:
         if _last(name) == "RecordVideo" and is_left_out(name):
             warnings.warn("the recorded environment had a RecordVideo, which writes files: left out", stacklevel=3)
-    return [wrapper for wrapper in wrappers if not is_left_out(wrapper[0])]
+    own: tuple[str, Arguments] = (f"{Monitor.__module__}:{Monitor.__qualname__}", {})
+    return [own if wrapper[0] == REPLACED else wrapper for wrapper in wrappers if not is_left_out(wrapper[0])]
 
 
 # -- what there is to trust -------------------------------------------------------------------------------------------
@@ -220,6 +223,7 @@ def _wrapped(
         wrappers = wrappers[len(there) :]
         asked = _asked_of_wrappers(wrappers)
         if asked and not trust:
+            _refuse_what_no_trust_makes(wrappers)
             raise _untrusted(recipe, together(asked))
         for name, arguments in wrappers:
             inner = _around(inner, name, arguments)
@@ -229,12 +233,25 @@ def _wrapped(
         raise
 
 
-def _around(env: Any, name: str, arguments: Arguments | None) -> Any:
+def _refuse_what_no_trust_makes(wrappers: Wrappers) -> None:
+    """Raises EnvironmentUnavailable for wrappers that cannot be made again even if the reader trusts the trace."""
+    for name, arguments in wrappers:
+        known = _known(name, arguments)
+        if is_of_gymnasium(name.partition(":")[0]):  # another may be a recorder, which is left out
+            _made(known, name)
+
+
+def _known(name: str, arguments: Arguments | None) -> Arguments:
     if arguments is None:
         raise EnvironmentUnavailable(
             f"the wrapper {shown(name, plain=True)} does not say how it was made (see "
             f"gymnasium.utils.RecordConstructorArgs); {_WAYS}"
         )
+    return arguments
+
+
+def _around(env: Any, name: str, arguments: Arguments | None) -> Any:
+    arguments = _known(name, arguments)
     try:
         kind = harmless_wrapper(name) or trusted_wrapper(name)
     except LookupError as error:
