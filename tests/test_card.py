@@ -234,5 +234,6 @@ def test_a_card_is_not_written_through_a_link_or_a_pipe(tmp_path: Path, planted:
     readme, outside = tmp_path / "README.md", tmp_path / "outside"
     readme.symlink_to(outside) if planted == "dangling link" else os.mkfifo(readme)
     result = run("card", SAMPLES[0], "-o", readme)
-    assert result.exit_code == 1 and "a link, or no regular file" in result.stderr
+    assert result.exit_code == 1
+    assert "a link, or no regular file" in result.stderr
     assert not outside.exists()
