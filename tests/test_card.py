@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,13 @@ def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
     assert "facts.json: skipped all of it" in damaged.stderr
     assert "- **Damaged ranges**: 1; `gym-trace check`" in damaged.stdout
     assert run("card", tmp_path, "-o", tmp_path / "no" / "README.md").exit_code == 1
+
+
+@pytest.mark.parametrize("planted", ["dangling link", "pipe"])
+def test_a_card_is_not_written_through_a_link_or_a_pipe(tmp_path: Path, planted: str) -> None:
+    readme, outside = tmp_path / "README.md", tmp_path / "outside"
+    readme.symlink_to(outside) if planted == "dangling link" else os.mkfifo(readme)
+    result = run("card", SAMPLES[0], "-o", readme)
+    assert result.exit_code == 1
+    assert "a link, or no regular file" in result.stderr
+    assert not outside.exists()

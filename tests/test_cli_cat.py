@@ -562,3 +562,20 @@ def test_the_return_of_several_objectives_is_that_of_a_listing() -> None:
     )
     (listed,) = ok("ls", sample, "--json", "--limit", 1).stdout.splitlines()
     assert json.loads(episode)["return"] == json.loads(listed)["return"] == [21.0, -6.0]
+
+
+@pytest.mark.parametrize("planted", ["link", "pipe"])
+def test_a_file_planted_beside_the_output_is_left_alone(tmp_path: Path, planted: str) -> None:
+    precious, beside = tmp_path / "precious", tmp_path / "steps.csv.part"
+    precious.write_text("mine")
+    beside.symlink_to(precious) if planted == "link" else os.mkfifo(beside)
+    ok("cat", SAMPLES / "cartpole", "--episodes", "0", "-o", tmp_path / "steps.csv")
+    assert precious.read_text() == "mine"
+    assert not (tmp_path / "steps.csv").is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["precious", "steps.csv", "steps.csv.part"]
+
+
+def test_an_output_that_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "steps.csv")
+    assert "not a regular file" in run("cat", SAMPLES / "cartpole", "-o", tmp_path / "steps.csv").stderr
+    assert (tmp_path / "steps.csv").is_fifo()

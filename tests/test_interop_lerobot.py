@@ -21,6 +21,7 @@ from gym_trace.interop.conformance import check_importer
 pytest.importorskip("pyarrow")
 pytest.importorskip("PIL")
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gym_trace.interop.lerobot import statistics, tables
@@ -268,3 +269,13 @@ def test_what_is_malformed_is_said_to_be(tmp_path: Path, foreign: Path, damage: 
     with pytest.raises(UnreadableRecording, match=str(foreign)):
         gym_trace.import_trace(foreign, tmp_path / "back")
     assert not (tmp_path / "back").exists()
+
+
+def test_tasks_that_share_a_long_text_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gym_trace.export(record(tmp_path / "trace"), tmp_path / "out", "lerobot")
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), pa.array(["x" * 1024]))
+    table = pa.table({"task_index": pa.array(range(4096)), "task": shared})
+    pq.write_table(table, tmp_path / "out" / "meta" / "tasks.parquet", store_schema=False)
+    monkeypatch.setattr("gym_trace.interop.lerobot.dataset._MOST_JSON", 1 << 20)
+    with pytest.raises(UnreadableRecording, match="tasks of more than"):
+        gym_trace.import_trace(tmp_path / "out", tmp_path / "back")

@@ -18,7 +18,11 @@ from gym_trace.errors import InvalidOption, UnreadableRecording
 
 h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("PIL")
+
+from gym_trace.interop.minari.arrow_in import _File  # noqa: E402 - takes pyarrow
+from gym_trace.interop.parquet.tables import parquet_file  # noqa: E402
 
 FORMS = [("minari", {"kind": "hdf5"}), ("minari", {"kind": "arrow"}), ("minari", {"kind": "parquet"}), ("d4rl", {})]
 of_each_form = pytest.mark.parametrize(("form", "options"), FORMS)
@@ -231,3 +235,45 @@ def test_groups_that_are_in_themselves_are_refused(tmp_path: Path) -> None:
             infos[name] = file["episode_0/infos"]
     with pytest.raises(UnreadableRecording, match="infos"):
         gym_trace.import_trace(out, tmp_path / "back")
+
+
+def test_a_compressed_arrow_file_is_refused_before_it_is_decompressed(tmp_path: Path) -> None:
+    out = export(record(tmp_path / "trace"), tmp_path, "minari", {"kind": "arrow"})
+    file = out / "data" / "0" / "part-0.arrow"
+    table = pa.ipc.open_file(file.read_bytes()).read_all()
+    with pa.ipc.new_file(str(file), table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as written:
+        written.write_table(table)
+    with pytest.raises(UnreadableRecording, match="is compressed"):
+        gym_trace.import_trace(out, tmp_path / "back")
+
+
+def test_an_arrow_file_of_several_batches_is_read_whole(tmp_path: Path) -> None:
+    trace = record(tmp_path / "trace")
+    out = export(trace, tmp_path, "minari", {"kind": "arrow"})
+    file = out / "data" / "0" / "part-0.arrow"
+    table = pa.ipc.open_file(file.read_bytes()).read_all()
+    with pa.ipc.new_file(str(file), table.schema) as written:
+        written.write_table(table, max_chunksize=2)
+    gym_trace.import_trace(out, tmp_path / "back")
+    assert gym_trace.open_trace(tmp_path / "back")[0].observations.tobytes() == trace[0].observations.tobytes()
+
+
+def test_a_text_that_every_row_of_a_table_shares_takes_memory_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = export(record(tmp_path / "trace"), tmp_path, "minari", {"kind": "parquet"})
+    file = out / "data" / "0" / "part-0.parquet"
+    table = pq.read_table(file)
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * len(table), pa.int32()), pa.array(["x" * 4096]))
+    pq.write_table(table.append_column("text", shared), file, store_schema=False)
+    monkeypatch.setattr("gym_trace.interop.parquet.tables._MOST_BYTES", 8192)
+    with _File(file) as opened:
+        assert {len(batch) for batch in opened.batches(1024)} <= {1, 2}
+
+
+def test_lists_of_more_values_than_a_file_can_hold_are_refused(tmp_path: Path) -> None:
+    values = pa.array(np.zeros(40_000_000, np.bool_))
+    lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    pq.write_table(pa.table({"rewards": lists}), tmp_path / "t.parquet", compression="zstd")
+    with pytest.raises(UnreadableRecording, match="40000000 values"):
+        parquet_file(tmp_path / "t.parquet")

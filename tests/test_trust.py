@@ -21,6 +21,7 @@ import gym_trace
 import gym_trace.replay_env
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.envs import consent, identity, seeding
+from gym_trace.envs.make import completed, make_environment
 from gym_trace.errors import EnvironmentUnavailable
 from gym_trace.video.window import play_for_humans
 
@@ -258,6 +259,7 @@ def make_cartpole() -> Any:
         [("ResizeObservation", {"shape": [10**6, 10**6]})],
         [("DiscretizeObservation", {"bins": [2, 10**9]})],
         [("RepeatAction", {"num_repeats": 10**9})],
+        [("RepeatAction", {"num_repeats": 4096}), ("MaxAndSkipObservation", {"skip": 4096})],
     ],
     ids=str,
 )
@@ -265,6 +267,47 @@ def test_a_harmless_wrapper_that_takes_much_memory_or_time_is_asked_for(forge: F
     trace = open_trace(forge(*((f"gymnasium.wrappers:{name}", arguments) for name, arguments in wrappers)))
     with pytest.raises(EnvironmentUnavailable, match=r"much memory or time.*--trust"):
         trace.make_env()
+
+
+@pytest.mark.parametrize(
+    "wrappers",
+    [
+        [("DiscretizeObservation", {"bins": 1000, "multidiscrete": False}), ("FlattenObservation", {})],
+        [("AddRenderObservation", {}), ("FrameStackObservation", {"stack_size": 4096})],
+    ],
+    ids=str,
+)
+def test_observations_that_harmless_wrappers_make_very_large_are_asked_for(wrappers: Any) -> None:
+    named = [[f"gymnasium.wrappers:{name}", value(**arguments)] for name, arguments in wrappers]
+    kwargs = value(render_mode="rgb_array")
+    made = {"id": "Pendulum-v1", "entry_point": "own:Env", "kwargs": kwargs, "class": None, "wrappers": named}
+    with pytest.raises(EnvironmentUnavailable, match=r"numbers an observation, which takes much memory.*--trust"):
+        make_environment({"made": made})
+    with gymnasium.make("Pendulum-v1", render_mode="rgb_array") as env:
+        assert completed(env.unwrapped, {"made": made}) is env.unwrapped
+
+
+@pytest.mark.parametrize("module", ["__main__", "antigravity", "os.path", "numpy.__main__"])
+def test_modules_of_python_and_scripts_are_never_imported_for_an_id(module: str) -> None:
+    made = {"id": "Own-v0", "entry_point": None, "kwargs": {}, "class": None, "wrappers": []}
+    for trust in (False, True):
+        with pytest.raises(EnvironmentUnavailable, match="does not say what made it") as caught:
+            make_environment({"made": made, "imports": [module]}, trust)
+        assert not caught.value.imports
+
+
+def test_letters_that_look_like_others_or_turn_a_line_around_are_shown_as_escapes() -> None:
+    made = {
+        "id": "Own-v0",
+        "entry_point": "gymnas\u0456um:Env",
+        "wrappers": [],
+        "kwargs": value(**{"n\u3164": "\u05d0 (1)"}),
+    }
+    with pytest.raises(EnvironmentUnavailable) as caught:
+        make_environment({"made": made})
+    assert str(caught.value).isascii()
+    for text in (r"'gymnas\u0456um:Env'", r"'n\u3164'='\u05d0 (1)'"):
+        assert text in str(caught.value)
 
 
 def test_a_window_that_a_trace_asks_for_is_not_opened_to_verify_it(

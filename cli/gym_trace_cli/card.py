@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -33,18 +34,22 @@ def command(directory: str, output: str | None) -> None:
     if output is None:
         click.echo(card, nl=False)
         return
+    from gym_trace.storage.staging import replaced_file
+
     path = Path(output)
     _refuse_others(path)
-    path.write_text(card, encoding="utf-8")
+    with replaced_file(path) as file:
+        file.write(card)
     click.echo(f"written to {show.printable(path)}")
 
 
 def _refuse_others(path: Path) -> None:
-    """Raises TraceExists for a file that is not an unchanged card."""
+    """Raises TraceExists for a file that is not an unchanged card, OSError for a link or a directory."""
     from gym_trace.statistics.card import MARK
+    from gym_trace.storage.local import open_regular
 
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path, os.O_RDONLY), "rb") as file:
             ours = MARK.encode() in file.read(_MOST_BYTES)
     except FileNotFoundError:
         return

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -97,20 +97,13 @@ class Reports:
 
 
 def _write_whole(path: Path, head: str, rows: TextIO, foot: str) -> None:
-    """Write a temporary file next to path, and rename it."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "w", encoding="utf-8", newline="\n") as file:
-            file.write(head)
-            shutil.copyfileobj(rows, file)
-            file.write(foot)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
+    """Write a report: head, rows and foot. Raises OSError."""
+    from gym_trace.storage.staging import replaced_file
+
+    with replaced_file(path) as file:
+        file.write(head)
+        shutil.copyfileobj(rows, file)
+        file.write(foot)
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------

@@ -57,10 +57,13 @@ _LARGEST = {
     **dict.fromkeys(("screen_size", "shape"), 1 << 24),
     "bins": 1 << 16,  # each
 }
+# Names of one thing: steps per step, and frames in a row, whose product counts over all wrappers.
+_SAME = {"frame_skip": "skip", "num_repeats": "skip", "num_stack": "stack_size"}
+_WIDENING = frozenset(("FlattenObservation", "FrameStack", "FrameStackObservation"))
 # Of arguments of environments: a number alone, the sizes of an array together, and a step of time or space.
 _LARGEST_NUMBER, _MOST_ELEMENTS, _SMALLEST = 1 << 12, 1 << 24, 1e-7
 _MOST_SHOWN = 1 << 14  # characters of what a trace would bring about
-_NAME = re.compile(r"[\w.:/-]+")
+_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
 def is_left_out(name: str) -> bool:
@@ -177,10 +180,33 @@ def asked_of_sizes(wrappers: Iterable[tuple[str, Arguments | None]]) -> list[str
                 value = argument(arguments[name])  # type: ignore[index]
             except (LookupError, TraceError):
                 continue
-            totals[name] *= max(1, _size(value, max if name == "bins" else math.prod))
-            if totals[name] > _LARGEST[name]:
+            same = _SAME.get(name, name)
+            totals[same] *= max(1, _size(value, max if name == "bins" else math.prod))
+            if totals[same] > _LARGEST[same]:
                 asked.append(f"make {kind} with {name}={whole(value)}, which takes much memory or time")
     return asked
+
+
+def asked_of_width(env: Any, wrapper: str, arguments: Arguments | None) -> str:
+    """In words, that a harmless wrapper would make very large observations of those of env; or nothing.
+
+    Discrete(n) is flattened to n numbers; a stack has as many observations as it is told.
+    """
+    module, _, kind = wrapper.partition(":")
+    if not (_is_of_gymnasium(module) and kind in _WIDENING):
+        return ""
+    space = env.observation_space
+    if kind == "FlattenObservation":
+        try:
+            count = gymnasium.spaces.flatdim(space)
+        except (NotImplementedError, ValueError):  # the wrapper says so, too
+            return ""
+    else:
+        sizes = [
+            argument(stored) for name, stored in (arguments or {}).items() if _SAME.get(name, name) == "stack_size"
+        ]
+        count = math.prod([*(space.shape or ()), *(size for size in sizes if type(size) is int)])
+    return f"make {kind} give {count} numbers an observation, which takes much memory" if count > _MOST_ELEMENTS else ""
 
 
 def _size(value: Any, together: Callable[[list[int]], int]) -> int:
@@ -228,16 +254,19 @@ def together(asked: list[str]) -> str:
 
 
 def named(name: Any) -> str:
-    """A name out of a trace, as it is, or quoted if it does not look like one."""
+    """A name out of a trace, as it is, or quoted if it does not look like one: other letters may look like ours."""
     text = str(name)
-    return text if _NAME.fullmatch(text) and text.isprintable() else ascii(text)
+    return text if _NAME.fullmatch(text) else ascii(text)
 
 
 def whole(value: Any) -> str:
-    """All of an argument, fit to be printed. Raises EnvironmentUnavailable for what cannot be shown."""
+    """All of an argument in ASCII: other letters are blank, turn a line around, or look like ours.
+
+    Raises EnvironmentUnavailable for what cannot be shown.
+    """
     try:
         with np.printoptions(threshold=sys.maxsize):
-            text = hex(value) if type(value) is int and value.bit_length() > 1000 else repr(value)
+            text = hex(value) if type(value) is int and value.bit_length() > 1000 else ascii(value)
     except (ValueError, RecursionError) as error:  # of more digits, or levels, than Python prints
         raise EnvironmentUnavailable(f"the trace names an argument that cannot be shown: {error}") from error
     text = values.without_addresses(text)

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import importlib.util
 import re
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from gym_trace.envs.autoreset import SPEC_WITHOUT
 from gym_trace.envs.consent import (
     asked_of_arguments,
     asked_of_sizes,
+    asked_of_width,
     called,
     checked_arguments,
     harmless_wrapper,
@@ -103,16 +105,25 @@ def completed(env: gymnasium.Env[Any, Any], description: Mapping[str, Any], lane
         return env
     if not all(arguments is not None and _is_harmless(name) for name, arguments in more):
         return env
+    made = env
     for name, arguments in more:
-        env = _around(env, name, arguments)
-    return env
+        if asked_of_width(made, name, arguments):
+            return env
+        made = _around(made, name, arguments)
+    return made
 
 
 def _imports(description: Mapping[str, Any]) -> list[str]:
     """The modules that were imported by name for the recording, such as those that register environments."""
     told = description.get("imports")
     names = told if isinstance(told, list) else []
-    return [name for name in names if isinstance(name, str) and _MODULE.fullmatch(name)]
+    return [name for name in names if isinstance(name, str) and _MODULE.fullmatch(name) and not _is_of_python(name)]
+
+
+def _is_of_python(module: str) -> bool:
+    """Whether a module is one of Python's own, or a script: none registers environments, and some act when imported."""
+    top, *inner = module.split(".")
+    return top in sys.stdlib_module_names or "__main__" in (top, *inner)
 
 
 def _differing_class(recipe: Recipe, env: gymnasium.Env[Any, Any]) -> str:
@@ -226,6 +237,8 @@ def _wrapped(
             _refuse_what_no_trust_makes(wrappers)
             raise _untrusted(recipe, together(asked))
         for name, arguments in wrappers:
+            if not trust and (wide := asked_of_width(inner, name, arguments)):
+                raise _untrusted(recipe, wide)
             inner = _around(inner, name, arguments)
         return inner if shows is None else shows(inner)
     except BaseException:

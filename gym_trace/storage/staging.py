@@ -10,11 +10,12 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from gym_trace.errors import InvalidOption, TraceExists
 from gym_trace.storage.exchange import sync_file_system
 from gym_trace.storage.interrupts import raised_once
-from gym_trace.storage.local import LocalAppender, LocalStorage, refuse_url
+from gym_trace.storage.local import LocalAppender, LocalStorage, open_regular, refuse_url
 
 _LONGEST = 200  # characters of a name, to which others are added
 _MANY = 100  # files: to wait for each takes longer than to wait for all that the file system has to write
@@ -107,6 +108,32 @@ def new_file(target: str | os.PathLike[str], *sources: str | os.PathLike[str]) -
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(staged)
     LocalStorage(final.parent).sync()
+
+
+@contextlib.contextmanager
+def replaced_file(target: str | os.PathLike[str]) -> Iterator[TextIO]:
+    """A text file that takes the place of target when the block ends, at once and durable. If it raises, target stays.
+
+    The file is new and has a random name until then: a file or link that somebody put beside target is never opened.
+
+    Raises OSError, also where target is neither a file nor a link.
+    """
+    refuse_url(target)
+    final = Path(target)
+    if final.exists() and not final.is_file():
+        raise OSError(errno.EINVAL, "not a regular file: it is left alone", os.fspath(target))
+    staged = beside(final)
+    fd = open_regular(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        with open(fd, "w", encoding="utf-8", newline="") as file:
+            yield file
+            file.flush()
+            os.fsync(fd)
+        os.replace(staged, final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(staged)
+        raise
 
 
 def _place(target: str | os.PathLike[str]) -> Path:

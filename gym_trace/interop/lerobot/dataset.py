@@ -143,14 +143,22 @@ class DataSet:
         path = self.path / TASKS
         if not path.is_file():
             return []
-        with located(path), parquet_file(path) as file:
-            if file.metadata.num_rows > _MOST_TASKS:
+        named: dict[Any, str] = {}
+        count = size = 0
+        with located(path):
+            with parquet_file(path) as file:
+                schema, rows = file.schema_arrow, file.metadata.num_rows
+            if rows > _MOST_TASKS:
                 raise UnreadableRecording(f"{path}: more than {_MOST_TASKS} tasks")
-            table = file.read()
-            places = table.column("task_index").to_pylist()
-            texts = [name for name, kind in zip(table.schema.names, table.schema.types) if _is_text(kind)]
-            named = dict(zip(places, table.column(texts[0]).to_pylist())) if texts else {}
-        return [str(named.get(place, "")) for place in range(len(places))]
+            texts = [field.name for field in schema if _is_text(field.type)][:1]
+            for batch in batches(path, 1024, ["task_index", *texts]):
+                count += len(batch)
+                places = batch.column("task_index").to_pylist()
+                named |= zip(places, batch.column(texts[0]).to_pylist()) if texts else ()
+                size += sum(len(named[place] or "") for place in places) if texts else 0
+                if size > _MOST_JSON:
+                    raise UnreadableRecording(f"{path}: tasks of more than {_MOST_JSON} characters")
+        return [str(named.get(place, "")) for place in range(count)]
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported,
 from gym_trace.interop.lerobot.dataset import DataSet, located
 from gym_trace.interop.lerobot.features import FINAL, KIND, Feature
 from gym_trace.interop.lerobot.steps import Columns, StepReader, decoded, in_trace
-from gym_trace.interop.parquet.tables import parquet_file
+from gym_trace.interop.parquet.tables import batches, parquet_file
 from gym_trace.model.layout import Layout, PlainSpace
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import ABSENT, Array
@@ -80,8 +80,10 @@ def _episodes_again(data: DataSet, layouts: Layouts) -> Iterator[NewEpisode]:
 def _ends(data: DataSet, observed: list[Feature]) -> _Ends:
     """Identity of an empty episode, steps, final observation."""
     path = data.path / FINAL
-    with located(path), parquet_file(path) as file:
-        for batch in file.iter_batches(_ENDS):
+    with located(path):
+        with parquet_file(path) as file:
+            names = file.schema_arrow.names
+        for batch in batches(path, _ENDS, names):
             texts, counts = batch.column(KEY).to_pylist(), batch.column("steps").to_pylist()
             columns = {
                 feature.path: decoded(feature._replace(kind="image") if feature.kind == "video" else feature, batch)

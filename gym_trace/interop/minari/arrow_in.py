@@ -18,13 +18,14 @@ from gym_trace.interop.infos import ANNOTATIONS, KeptInfos, info_of
 from gym_trace.interop.minari.metadata import FILE
 from gym_trace.interop.minari.pictures import decoded
 from gym_trace.interop.minari.spaces import is_picture
-from gym_trace.interop.parquet.tables import parquet_file
+from gym_trace.interop.parquet.tables import batches, parquet_file
 from gym_trace.model.layout import PlainSpace
 from gym_trace.model.values import Array
 
 _MOST_ROWS = 1024  # that are read at a time
 _MOST_BYTES = 4 << 20
 _DEEPEST = 32
+_MAGIC_BYTES = 8  # before the first message of an Arrow file
 # What pyarrow raises for a malformed file; names of fields need not be text.
 _ERRORS = (OSError, KeyError, UnicodeDecodeError, pa.ArrowException)
 Fault = Callable[[str], UnreadableRecording]
@@ -141,17 +142,17 @@ class _File:
 
     def __init__(self, path: FilePath):
         self.path = path
+        self._mapped: pa.MemoryMappedFile | None = None
         try:
             if path.suffix == ".parquet":
-                self._parquet = parquet_file(path)
-                self._batches = None
-                self.rows = self._parquet.metadata.num_rows
-                self.schema: pa.Schema = self._parquet.schema_arrow
+                with parquet_file(path) as parquet:
+                    self.rows = parquet.metadata.num_rows
+                    self.schema: pa.Schema = parquet.schema_arrow
             else:
                 self._mapped = pa.memory_map(str(path))
-                self._batches = pa.ipc.open_file(self._mapped)
-                self.schema = self._batches.schema
-                self.rows = sum(len(self._batch(i)) for i in range(self._batches.num_record_batches))
+                with pa.ipc.open_file(self._mapped) as file:
+                    self.schema = file.schema
+                self.rows = sum(map(len, self._mapped_batches()))
         except _ERRORS as error:
             raise self.fault(f"cannot be read ({error!s:.100})") from error
         with self.checking():
@@ -166,7 +167,8 @@ class _File:
         return self
 
     def __exit__(self, *_: object) -> None:
-        (self._parquet if self._batches is None else self._mapped).close()
+        if self._mapped is not None:
+            self._mapped.close()
 
     def fault(self, problem: str) -> UnreadableRecording:
         """An error about the file."""
@@ -188,20 +190,45 @@ class _File:
 
     def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
         """All rows, some at a time."""
-        if self._batches is None:
-            for batch in self._parquet.iter_batches(rows):
+        if self._mapped is None:
+            for batch in batches(self.path, rows, self.schema.names):
                 batch.validate(full=True)
-                yield batch
+                yield batch.cast(self.schema)
             return
-        for i in range(self._batches.num_record_batches):
-            batch = self._batch(i)
+        for batch in self._mapped_batches():
             batch.validate(full=True)
             for begin in range(0, len(batch), rows):
                 yield batch.slice(begin, rows)
 
-    def _batch(self, number: int) -> pa.RecordBatch:
-        assert self._batches is not None
-        return self._batches.get_batch(number)
+    def _mapped_batches(self) -> Iterator[pa.RecordBatch]:
+        """The batches of an Arrow file, each once and where it lies: its table of contents may name one many times."""
+        assert self._mapped is not None
+        self._mapped.seek(_MAGIC_BYTES)
+        messages = pa.ipc.MessageReader.open_stream(self._mapped)
+        with contextlib.suppress(StopIteration):
+            if (first := messages.read_next_message()).type != "schema":
+                raise self.fault(f"begins with a {first.type}")
+            while (message := messages.read_next_message()).type == "record batch":
+                if _is_compressed(message.metadata.to_pybytes()):
+                    raise self.fault("is compressed, as Minari writes none: its size in memory is not known before")
+                yield pa.ipc.read_record_batch(message, self.schema)
+            raise self.fault(f"has a {message.type}, as Minari writes none")
+
+
+def _is_compressed(metadata: bytes) -> bool:
+    """Whether the header of a record batch says so (Message.fbs of Arrow: Message.header, RecordBatch.compression)."""
+
+    def number(at: int, size: int = 4, signed: bool = False) -> int:
+        return int.from_bytes(metadata[at : at + size], "little", signed=signed)
+
+    def field(table: int, which: int) -> int:
+        """Where a field of a FlatBuffers table is; 0: it is not there."""
+        fields, slot = table - number(table, signed=True), 4 + 2 * which
+        offset = number(fields + slot, 2) if slot < number(fields, 2) else 0
+        return table + offset if offset else 0
+
+    header = field(number(0), 2)
+    return header == 0 or field(header + number(header), 3) != 0
 
 
 def _width(kind: pa.DataType) -> int:

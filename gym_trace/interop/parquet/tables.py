@@ -121,13 +121,15 @@ def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
     opened = pq.ParquetFile(path, **options)
     try:
         metadata, stored = opened.metadata, path.stat().st_size
-        sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
-        if not is_plausible(metadata.num_rows, stored) or not all(
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        sizes = [group.total_byte_size for group in groups]
+        values = max((group.column(i).num_values for group in groups for i in range(group.num_columns)), default=0)
+        if not all(is_plausible(count, stored) for count in (metadata.num_rows, values)) or not all(
             size <= _MOST_IN_GROUP and is_plausible(size, stored) for size in sizes
         ):
             raise UnreadableRecording(
-                f"{path}: has {metadata.num_rows} rows, and up to {max(sizes, default=0)} bytes in a group of them, "
-                f"which takes too much memory for a file of {stored} bytes"
+                f"{path}: has {metadata.num_rows} rows, and up to {max(sizes, default=0)} bytes or {values} values in "
+                f"a group of them, which takes too much memory for a file of {stored} bytes"
             )
     except BaseException:
         opened.close()
