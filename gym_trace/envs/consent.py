@@ -193,7 +193,7 @@ def asked_of_width(env: Any, wrapper: str, arguments: Arguments | None) -> str:
     Discrete(n) is flattened to n numbers; a stack has as many observations as it is told.
     """
     module, _, kind = wrapper.partition(":")
-    if not (_is_of_gymnasium(module) and kind in _WIDENING):
+    if not (is_of_gymnasium(module) and kind in _WIDENING):
         return ""
     space = env.observation_space
     if kind == "FlattenObservation":
