@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gym_trace.interop.conformance import Loaded
-from gym_trace.interop.contract import Loss
-from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.interop.source import Source
-from gym_trace.interop.steps.plain import json_text, tagged
-from gym_trace.interop.steps.untagged import untagged
+from gym_trace.formats.conformance import Loaded
+from gym_trace.formats.contract import Loss
+from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
+from gym_trace.formats.source import Source
+from gym_trace.formats.steps.plain import json_text, tagged
+from gym_trace.formats.steps.untagged import untagged
 from gym_trace.model.episode import infos_of
 
 

@@ -24,8 +24,8 @@ from shell import ok, process, run
 from zoo import CountingEnv, ScriptedEnv, Told, bits
 
 from gym_trace import Episode, TraceRecordingWrapper, export, open_trace
-from gym_trace.interop.steps import windows
-from gym_trace.interop.steps.choice import choose
+from gym_trace.formats.steps import windows
+from gym_trace.formats.steps.choice import choose
 from gym_trace.model.layout import Leaf
 from gym_trace.model.tensors import RawArray
 from gym_trace.model.values import ABSENT, EnumMember, Unstored

@@ -21,7 +21,7 @@ from plain_format import (
     read_plain,
 )
 
-from gym_trace.interop.conformance import (
+from gym_trace.formats.conformance import (
     WRONG,
     Loaded,
     check_exporter,
@@ -31,8 +31,8 @@ from gym_trace.interop.conformance import (
     make_zoo,
     wrong_trace,
 )
-from gym_trace.interop.contract import LOSSES
-from gym_trace.interop.source import Source
+from gym_trace.formats.contract import LOSSES
+from gym_trace.formats.source import Source
 from gym_trace.playback.trace import open_trace
 
 

@@ -34,10 +34,10 @@ from gym_trace.errors import (
     TraceNotFound,
     UnreadableRecording,
 )
-from gym_trace.interop import formats
-from gym_trace.interop.conformance import make_zoo
-from gym_trace.interop.contract import Loss
-from gym_trace.interop.source import Source
+from gym_trace.formats import registry
+from gym_trace.formats.conformance import make_zoo
+from gym_trace.formats.contract import Loss
+from gym_trace.formats.source import Source
 from gym_trace.storage import staging
 
 TESTS = Path(__file__).parent
@@ -84,7 +84,7 @@ def test_the_format_of_another_package_is_found_by_its_entry_point(
 
 
 def test_no_package_takes_the_name_of_one_of_our_formats(third_party: Path) -> None:
-    assert formats.exporters()["minari"].where.startswith("gym_trace.")
+    assert registry.exporters()["minari"].where.startswith("gym_trace.")
 
 
 def test_a_format_of_another_package_that_cannot_be_loaded_says_why(third_party: Path, traces: dict[str, Path]) -> None:
@@ -92,9 +92,9 @@ def test_a_format_of_another_package_that_cannot_be_loaded_says_why(third_party:
         export(traces["vectors"], third_party / "out", "broken")
 
 
-@pytest.mark.parametrize("entries", [formats.exporters, formats.importers])
+@pytest.mark.parametrize("entries", [registry.exporters, registry.importers])
 def test_every_format_of_ours_can_be_loaded_or_says_which_package_to_install(entries: Any) -> None:
-    make: Any = formats.exporter_named if entries is formats.exporters else formats.importer_named
+    make: Any = registry.exporter_named if entries is registry.exporters else registry.importer_named
     for name, entry in entries().items():
         try:
             made = make(name, {})
@@ -111,8 +111,8 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
 ) -> None:
     (tmp_path / "needs_package.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
-    entry = formats.Entry("needs_package:Exporter", "tables", "tables")
-    monkeypatch.setattr(formats, "_EXPORTERS", {"tables": entry})
+    entry = registry.Entry("needs_package:Exporter", "tables", "tables")
+    monkeypatch.setattr(registry, "_EXPORTERS", {"tables": entry})
     with pytest.raises(MissingExtra, match=r"takes no_such_package: pip install 'gym-trace\[tables\]'"):
         export(traces["vectors"], tmp_path / "out", "tables")
 
@@ -382,7 +382,7 @@ def test_ctrl_c_within_hdf5_leaves_no_file_open_that_crashes_at_the_end(
     traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     h5f = pytest.importorskip("h5py").h5f
-    writing = importlib.import_module("gym_trace.interop.hdf5.writing")
+    writing = importlib.import_module("gym_trace.formats.hdf5.writing")
     write = writing._Below.write
 
     def interrupted(below: Any, data: Any) -> int:

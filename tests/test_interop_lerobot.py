@@ -16,16 +16,16 @@ from longer import TRACES
 
 import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording
-from gym_trace.interop.conformance import check_importer
+from gym_trace.formats.conformance import check_importer
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("PIL")
 
 import pyarrow.parquet as pq
 
-from gym_trace.interop.lerobot import statistics, tables
-from gym_trace.interop.lerobot.exporter import LeRobotExporter
-from gym_trace.interop.lerobot.importer import LeRobotImporter
+from gym_trace.formats.lerobot import statistics, tables
+from gym_trace.formats.lerobot.exporter import LeRobotExporter
+from gym_trace.formats.lerobot.importer import LeRobotImporter
 
 
 def info_of(out: Path) -> dict[str, Any]:
@@ -53,13 +53,13 @@ def test_every_kind_of_trace_comes_back(tmp_path: Path) -> None:
 
 def test_long_episodes_are_read_and_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av")
-    monkeypatch.setattr("gym_trace.interop.steps.windows._MOST_ROWS", 7)
-    monkeypatch.setattr("gym_trace.interop.lerobot.writer._MOST_ROWS", 20)
-    monkeypatch.setattr("gym_trace.interop.lerobot.writer._MOST_ENDS", 1)
-    monkeypatch.setattr("gym_trace.interop.lerobot.writer._LONGEST", 1)
-    monkeypatch.setattr("gym_trace.interop.lerobot.tables.DATA_MB", 0)
-    monkeypatch.setattr("gym_trace.interop.lerobot.tables.CHUNK", 2)
-    monkeypatch.setattr("gym_trace.interop.lerobot.steps._MOST_ROWS", 5)
+    monkeypatch.setattr("gym_trace.formats.steps.windows._MOST_ROWS", 7)
+    monkeypatch.setattr("gym_trace.formats.lerobot.writer._MOST_ROWS", 20)
+    monkeypatch.setattr("gym_trace.formats.lerobot.writer._MOST_ENDS", 1)
+    monkeypatch.setattr("gym_trace.formats.lerobot.writer._LONGEST", 1)
+    monkeypatch.setattr("gym_trace.formats.lerobot.tables.DATA_MB", 0)
+    monkeypatch.setattr("gym_trace.formats.lerobot.tables.CHUNK", 2)
+    monkeypatch.setattr("gym_trace.formats.lerobot.steps._MOST_ROWS", 5)
     trace = record(tmp_path / "trace", length=35)
     gym_trace.export(trace, tmp_path / "out", "lerobot", video=True)
     folders = tmp_path / "out" / "data", tmp_path / "out" / "meta" / "episodes"

@@ -82,7 +82,7 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path, form: str, options: dict[s
 def test_episodes_of_many_windows_come_back(
     tmp_path: Path, form: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("gym_trace.interop.minari.arrow_out._IN_MEMORY", 1000)
+    monkeypatch.setattr("gym_trace.formats.minari.arrow_out._IN_MEMORY", 1000)
     trace = record(tmp_path / "trace", Counting(length=3000), 6500, record_infos=True)
     out = export(trace, tmp_path, form, options)
     assert not list(tmp_path.rglob("*.scratch"))

@@ -134,6 +134,6 @@ def test_a_value_that_many_rows_share_takes_memory_once(tmp_path: Path) -> None:
     rows = pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int32()), shared)
     pq.write_table(pa.table({"item": rows}), tmp_path / "a.parquet", store_schema=False)
     before = pa.total_allocated_bytes()
-    items = pytest.importorskip("gym_trace.interop.rllib.items").Items([tmp_path / "a.parquet"])
+    items = pytest.importorskip("gym_trace.formats.rllib.items").Items([tmp_path / "a.parquet"])
     assert items[0] == items[199]
     assert pa.total_allocated_bytes() - before < 20 << 20

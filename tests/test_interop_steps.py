@@ -17,14 +17,14 @@ from longer import TRACES
 
 from gym_trace import open_trace
 from gym_trace.errors import UnreadableRecording
-from gym_trace.interop.conformance import Loaded, check_exporter, check_importer, make_zoo
-from gym_trace.interop.exporting import export
-from gym_trace.interop.importing import import_trace
-from gym_trace.interop.steps.choice import choose
-from gym_trace.interop.steps.exporters import CsvExporter, JsonLinesExporter, NpzExporter
-from gym_trace.interop.steps.jsonl import json_lines
-from gym_trace.interop.steps.jsonl_importer import JsonLinesImporter
-from gym_trace.interop.steps.untagged import untagged
+from gym_trace.formats.conformance import Loaded, check_exporter, check_importer, make_zoo
+from gym_trace.formats.exporting import export
+from gym_trace.formats.importing import import_trace
+from gym_trace.formats.steps.choice import choose
+from gym_trace.formats.steps.exporters import CsvExporter, JsonLinesExporter, NpzExporter
+from gym_trace.formats.steps.jsonl import json_lines
+from gym_trace.formats.steps.jsonl_importer import JsonLinesImporter
+from gym_trace.formats.steps.untagged import untagged
 
 SOME = ("vectors", "float64", "pixels", "dict", "tuple", "text", "integers", "ends", "parts", "seeds", "infos")
 

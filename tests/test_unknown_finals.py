@@ -27,7 +27,7 @@ from gym_trace import (
     repair_trace,
 )
 from gym_trace.errors import InvalidOption
-from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
+from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.playback.trace import Trace
 from gym_trace.statistics.summary import summarize
 

@@ -21,7 +21,7 @@ from gym_trace_cli.step_table import print_steps
 if TYPE_CHECKING:
     from gym_trace import Trace
     from gym_trace.errors import CorruptTrace
-    from gym_trace.interop.steps.choice import Choice
+    from gym_trace.formats.steps.choice import Choice
     from gym_trace.model.values import Array
 
 _FORMATS = ("table", "jsonl", "csv", "npz")
@@ -77,7 +77,7 @@ def command(
 
     What is damaged is left out, and told of in the end; then this exits with 5. npz has all or nothing.
     """
-    from gym_trace.interop.steps.choice import choose
+    from gym_trace.formats.steps.choice import choose
 
     form = _form(form, as_json, output)
     trace = gym_trace.open_trace(directory)
@@ -134,8 +134,8 @@ def _opened(output: str | None, form: str) -> Iterator[TextIO]:
 
 
 def _texts(form: str) -> Callable[..., Iterator[str]]:
-    from gym_trace.interop.steps.csv_rows import csv_lines
-    from gym_trace.interop.steps.jsonl import json_lines
+    from gym_trace.formats.steps.csv_rows import csv_lines
+    from gym_trace.formats.steps.jsonl import json_lines
 
     if form == "csv":
         return csv_lines
@@ -143,7 +143,7 @@ def _texts(form: str) -> Callable[..., Iterator[str]]:
 
 
 def _write_npz(trace: Trace, places: Array, choice: Choice, file: BinaryIO, steps: slice, quiet: bool) -> None:
-    from gym_trace.interop.steps.npz import write_npz
+    from gym_trace.formats.steps.npz import write_npz
 
     with show.ProgressLine(quiet=quiet) as line:
 

@@ -16,7 +16,7 @@ from gym_trace_cli.selection import Selection, selection_options
 
 def list_formats(ctx: click.Context, kind: str) -> None:
     """Prints which formats there are. kind: "exporters" or "importers"."""
-    from gym_trace.interop import formats as known
+    from gym_trace.formats import registry as known
 
     show.facts(known.listed(getattr(known, kind)()))
     ctx.exit()
@@ -79,7 +79,7 @@ def command(
     """
     import gym_trace
     from gym_trace.errors import InvalidOption
-    from gym_trace.interop.formats import format_for
+    from gym_trace.formats.registry import format_for
 
     try:
         chosen = format_for(Path(output)) if form is None else form

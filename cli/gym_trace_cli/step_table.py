@@ -15,8 +15,8 @@ from gym_trace_cli import show
 if TYPE_CHECKING:
     from gym_trace import Trace
     from gym_trace.errors import CorruptTrace
-    from gym_trace.interop.steps.choice import Choice
-    from gym_trace.interop.steps.windows import Window
+    from gym_trace.formats.steps.choice import Choice
+    from gym_trace.formats.steps.windows import Window
 
 _ORDER = ("actions", "rewards", "terminations", "truncations", "observations", "annotations", "infos")
 _FLAGS = {"terminations": "terminated", "truncations": "truncated"}  # which are in one column
@@ -28,7 +28,7 @@ def print_steps(
     trace: Trace, places: Iterable[int], choice: Choice, steps: slice, on_damage: Callable[[CorruptTrace], None]
 ) -> None:
     """Prints these steps of these episodes; another table where the columns change, as from one writer to another."""
-    from gym_trace.interop.steps.windows import step_windows
+    from gym_trace.formats.steps.windows import step_windows
 
     windows = step_windows(trace, places, choice, steps, on_damage)
     number = 0
@@ -43,7 +43,7 @@ def print_steps(
 
 def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:
     """The text of each column, with a row for the observation before, where that is to be told."""
-    from gym_trace.interop.steps.choice import name_of
+    from gym_trace.formats.steps.choice import name_of
 
     has_before = window.opens and "observations" in window.columns
     first, index = window.first_step, str(window.episode.index)

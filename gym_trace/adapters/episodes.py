@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.interop.steps.windows import with_repeated_final
+from gym_trace.formats.steps.windows import with_repeated_final
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, as_trace

@@ -1,0 +1,155 @@
+"""What an exporter and an importer are: one format each, built in or of another package (see registry.py).
+
+Which of its own words a format is described with is up to it; what it does to a trace is said here, and
+gym_trace.formats.conformance tests it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+from gym_trace.formats.imported import Imported
+from gym_trace.formats.source import Source
+
+# What a loss can be of.
+LOSSES = frozenset(
+    (
+        "annotations",
+        "dtype",
+        "empty_episode",
+        "facts",
+        "final_observation",
+        "flags",
+        "identity",
+        "infos",
+        "options",
+        "outcome",
+        "parts",
+        "pixels",
+        "reset_info",
+        "seed",
+        "spaces",
+        "structure",
+        "text",
+    )
+)
+
+
+class Loss(NamedTuple):
+    """Something of a trace that a format cannot say.
+
+    what: one of LOSSES. why: a sentence, with how much of the trace it is of.
+    """
+
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class Exporter(Protocol):
+    """A format that traces are written in: a frozen dataclass whose fields are its options.
+
+    Attributes:
+        name: as in ``gym-trace export --to NAME``.
+        extra: of gym-trace, which installs what writing needs; "" where nothing is.
+        makes: "directory" or "file".
+        finals: optional; what write() is given where nobody knows what the last step of an episode led to.
+            "repeated" (default): the observation before it once more. "left out", for formats of transitions: an
+            episode that was not terminated without its last step, one that was as with "repeated". "kept", for formats
+            that can say it, or have no final observations: the placeholder. export() says what is lost by it.
+    """
+
+    name: ClassVar[str]
+    extra: ClassVar[str]
+    makes: ClassVar[str]
+
+    def lost(self, source: Source) -> Iterator[Loss]:
+        """What the format cannot say of this trace. Raises InvalidOption where it cannot hold the trace at all."""
+
+    def write(self, source: Source, target: Path) -> None:
+        """Writes the trace, in memory that does not grow with it.
+
+        target: a directory that is there and empty, or a file that is not there. It gets its own name once this has
+        returned, and is removed if this raises. Raises OSError, CorruptTrace.
+        """
+
+    def how_to_load(self, path: Path) -> str:
+        """Python that loads what is at path, with the package that people read this format with."""
+
+
+class Importer(Protocol):
+    """A format that traces are made of; a frozen dataclass whose fields are its options, where it has any.
+
+    Attributes:
+        name: as in ``gym-trace import --from NAME``.
+        extra: of gym-trace, which installs what reading needs; "" where nothing is.
+        skips_links: may be left out. True: it opens no links by itself, so that a directory may have some that lead out
+            of it; otherwise the import refuses these.
+    """
+
+    name: ClassVar[str]
+    extra: ClassVar[str]
+
+    def recognises(self, path: Path) -> bool:
+        """Whether what is at path looks like this format; reads little, and never raises for what is another one."""
+
+    def read(self, path: Path) -> Imported:
+        """What the trace is to be. Nothing of the source is run or unpickled, and it is never changed.
+
+        Raises UnreadableRecording, also while the episodes are read.
+        """
+
+
+@dataclass
+class ExportReport:
+    """What export() has written.
+
+    Attributes:
+        format, path: what, and where.
+        episodes, steps: how many.
+        running: episodes that were left out, because they are being recorded still.
+        lost: what of the trace is not in it.
+        how_to_load: Python that loads it.
+    """
+
+    format: str
+    path: Path
+    episodes: int = 0
+    steps: int = 0
+    running: int = 0
+    lost: list[Loss] = field(default_factory=list)
+    how_to_load: str = ""
+
+
+@dataclass
+class ImportReport:
+    """What import_trace() has written.
+
+    Attributes:
+        format, path: what it was imported from.
+        destination: the trace.
+        kinds: what it was, in words: "Minari", "gym_recording".
+        writers: their ids.
+        episodes, steps: how many.
+        videos: names of the videos that were copied.
+        notes: what the import could not know, in a sentence each.
+    """
+
+    format: str
+    path: Path
+    destination: Path
+    kinds: list[str] = field(default_factory=list)
+    writers: list[str] = field(default_factory=list)
+    episodes: int = 0
+    steps: int = 0
+    videos: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def told(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**vars(self), "path": str(self.path), "destination": str(self.destination)}

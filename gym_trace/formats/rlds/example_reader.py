@@ -1,0 +1,227 @@
+"""tf.train.Example, read as its rows are asked for: an example of any size is never all in memory."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterator
+from typing import IO, NamedTuple
+
+import google_crc32c
+import numpy as np
+
+from gym_trace.formats.rlds.example_writer import masked
+from gym_trace.formats.rlds.varints import MOST_BYTES, MalformedExample, numbers_in, varint
+from gym_trace.model.values import Array
+
+_IN_MEMORY = 8 << 20  # bytes of a record that are read at once
+_BLOCK = 1 << 20
+_MOST_NAMES = 1 << 14
+_LONGEST_NAME = 1 << 12
+_KINDS = {1: "bytes", 2: "float", 3: "int64"}
+_TEXT = 0x0A  # the tag of a value in a list of bytes
+
+
+class Rows(NamedTuple):
+    """A list of an example, as where it lies in a file.
+
+    kind: "bytes", "float" or "int64"; "" of a list that has nothing in it, of which that cannot be told.
+    """
+
+    file: IO[bytes]
+    kind: str
+    begin: int
+    end: int
+
+
+def records_in(file: IO[bytes], size: int) -> Iterator[tuple[IO[bytes], int, int]]:
+    """The records of a TFRecord file of so many bytes: a file, and where in it the record begins and ends.
+
+    Raises MalformedExample.
+    """
+    at = 0
+    while at < size:
+        file.seek(at)
+        head = file.read(12)
+        length = int.from_bytes(head[:8], "little")
+        if len(head) < 12 or head[8:] != masked(google_crc32c.value(head[:8])):
+            raise MalformedExample(f"no record at byte {at}: the checksum of its length differs")
+        begin, end = at + 12, at + 12 + length
+        if end + 4 > size:
+            raise MalformedExample(f"the record at byte {at} goes up to byte {end + 4}, the file ends at {size}")
+        if length <= _IN_MEMORY:
+            data = file.read(length)
+            checksum = google_crc32c.value(data)
+        else:
+            checksum = 0
+            for start in range(begin, end, _BLOCK):
+                checksum = google_crc32c.extend(checksum, file.read(min(_BLOCK, end - start)))
+        if file.read(4) != masked(checksum):
+            raise MalformedExample(f"the record at byte {at} is damaged: its checksum differs")
+        yield (io.BytesIO(data), 0, length) if length <= _IN_MEMORY else (file, begin, end)
+        at = end + 4
+
+
+def lists_in(file: IO[bytes], begin: int, end: int) -> dict[str, Rows]:
+    """The lists of an example by name. Raises MalformedExample."""
+    lists: dict[str, Rows] = {}
+    for _, first, last in _messages(file, begin, end, {1}):
+        for _, start, stop in _messages(file, first, last, {1}):
+            name, rows = _entry(file, start, stop)
+            lists[name] = rows
+            if len(lists) > _MOST_NAMES:
+                raise MalformedExample(f"more than {_MOST_NAMES} features")
+    return lists
+
+
+def _entry(file: IO[bytes], begin: int, end: int) -> tuple[str, Rows]:
+    name, rows = "", Rows(file, "", end, end)
+    for number, first, last in _messages(file, begin, end, {1, 2}):
+        if number == 1:
+            if last - first > _LONGEST_NAME:
+                raise MalformedExample("the name of a feature is too long")
+            file.seek(first)
+            name = file.read(last - first).decode(errors="replace")
+        else:
+            for kind, start, stop in _messages(file, first, last, set(_KINDS)):
+                rows = _packed(Rows(file, _KINDS[kind], start, stop))
+    return name, rows
+
+
+def _packed(rows: Rows) -> Rows:
+    """Of numbers the bytes that they are in; values of any length stay as they are."""
+    if rows.kind == "bytes" or rows.begin == rows.end:
+        return rows
+    parts = list(_messages(rows.file, rows.begin, rows.end, {1}))
+    if len(parts) != 1 or parts[0][2] != rows.end:
+        raise MalformedExample("numbers that are in several pieces")
+    return rows._replace(begin=parts[0][1])
+
+
+def _messages(file: IO[bytes], begin: int, end: int, wanted: set[int]) -> Iterator[tuple[int, int, int]]:
+    """The fields of a message that have a length before them: their number, where they begin and where they end."""
+    at = begin
+    while at < end:
+        tag, at = _varint_at(file, at, end)
+        number, form = tag >> 3, tag & 7
+        if form == 2:
+            length, at = _varint_at(file, at, end)
+        elif form == 0:
+            _, at = _varint_at(file, at, end)
+            length = 0
+        elif form in (1, 5):
+            length = 8 if form == 1 else 4
+        else:
+            raise MalformedExample(f"a field of the unknown form {form}")
+        if length > end - at:
+            raise MalformedExample("a field that is longer than what it is in")
+        if number in wanted:
+            if form != 2:
+                raise MalformedExample("numbers that are not packed")
+            yield number, at, at + length
+        at += length
+
+
+def _varint_at(file: IO[bytes], at: int, end: int) -> tuple[int, int]:
+    """An integer, and where it ends."""
+    file.seek(at)
+    data = file.read(min(MOST_BYTES, end - at))
+    number = 0
+    for place, octet in enumerate(data):
+        number |= (octet & 0x7F) << 7 * place
+        if octet < 0x80:
+            return number, at + place + 1
+    raise MalformedExample("an integer that is cut off")
+
+
+class RowReader:
+    """Reads a list from its beginning to its end."""
+
+    def __init__(self, rows: Rows):
+        self._rows = rows
+        self._at = rows.begin
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of it was read."""
+        return self._at == self._rows.end
+
+    def floats(self, count: int) -> Array:
+        """The next so many, (count,) float32. Raises MalformedExample, as all of these."""
+        return np.frombuffer(self._read(4 * count, "float"), "<f4")
+
+    def integers(self, count: int) -> Array:
+        """The next so many, (count,) int64."""
+        found: list[Array] = []
+        while count:
+            block = self._read(min(max(count, 16), self._left, _BLOCK), "int64")
+            ends = np.flatnonzero(np.frombuffer(block, np.uint8) < 0x80)[:count] + 1
+            if not len(ends):
+                raise MalformedExample("an integer that is cut off" if block else "fewer integers than steps")
+            self._at -= len(block) - int(ends[-1])
+            found.append(numbers_in(block[: ends[-1]]))
+            count -= len(ends)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def raw(self, count: int, size: int) -> Array:
+        """The next so many values, of so many bytes each: (count, size) uint8."""
+        head = np.frombuffer(bytes([_TEXT]) + varint(size), np.uint8)
+        values: Array = np.frombuffer(self._read(count * (len(head) + size), "bytes"), np.uint8)
+        values = values.reshape(count, len(head) + size)
+        if not (values[:, : len(head)] == head).all():
+            raise MalformedExample(f"values that do not all have {size} bytes")
+        return values[:, len(head) :]
+
+    def values(self, count: int, longest: int) -> Iterator[bytes]:
+        """The next so many values, each of at most so many bytes."""
+        for _ in range(count):
+            if self._rows.kind not in ("bytes", ""):
+                raise MalformedExample("numbers, not bytes")
+            tag, at = _varint_at(self._rows.file, self._at, self._rows.end)
+            length, at = _varint_at(self._rows.file, at, self._rows.end)
+            if tag != _TEXT or length > min(longest, self._rows.end - at):
+                raise MalformedExample(f"a value of {length} bytes, where there can be no more than {longest}")
+            self._at = at
+            yield self._read(length, "bytes")
+
+    def inflated(self, count: int, size: int) -> Iterator[bytes]:
+        """The next so many values, which zlib has made smaller, and which have so many bytes."""
+        for value in self.values(count, size + (size >> 3) + 1024):
+            inflate = zlib.decompressobj()
+            try:
+                data = inflate.decompress(value, size + 1)
+            except zlib.error as error:
+                raise MalformedExample(f"a value that zlib cannot read: {error}") from error
+            if len(data) != size:
+                raise MalformedExample(f"a value that does not have {size} bytes")
+            yield data
+
+    @property
+    def _left(self) -> int:
+        return self._rows.end - self._at
+
+    def _read(self, size: int, kind: str) -> bytes:
+        if self._rows.kind not in (kind, ""):
+            raise MalformedExample(f"a list of {self._rows.kind}, where one of {kind} was promised")
+        if size > self._left:
+            raise MalformedExample("fewer rows than there are steps")
+        self._rows.file.seek(self._at)
+        data = self._rows.file.read(size)
+        if len(data) < size:
+            raise MalformedExample("the file has become shorter")
+        self._at += size
+        return data
+
+
+def count_of(rows: Rows, size: int = 1) -> int:
+    """How many rows a list has; of numbers, rows of so many. Raises MalformedExample."""
+    if rows.kind == "float":
+        return (rows.end - rows.begin) // (4 * max(size, 1))
+    if rows.kind == "bytes":
+        return sum(1 for _ in _messages(rows.file, rows.begin, rows.end, {1}))
+    numbers = 0
+    for start in range(rows.begin, rows.end, _BLOCK):
+        rows.file.seek(start)
+        block = rows.file.read(min(_BLOCK, rows.end - start))
+        numbers += int(np.count_nonzero(np.frombuffer(block, np.uint8) < 0x80))
+    return numbers // max(size, 1)

@@ -1,0 +1,77 @@
+"""The columns of a trace, a leaf of a space each, and their rows: as channels and entities have them, and back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gym_trace.formats.source import Source, leaves_of
+from gym_trace.formats.steps.windows import Window
+from gym_trace.formats.viewing.images import is_image
+from gym_trace.model.layout import Path
+from gym_trace.model.values import Array, objects
+from gym_trace.reading.forms import Form
+
+FLAGS = {"terminated": "terminations", "truncated": "truncations"}
+_ROOTS = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}
+
+
+class Column(NamedTuple):
+    """A column.
+
+    name: as "observation/position". form: of its rows; None: values of any kind. is_image: whether rows become PNG.
+    """
+
+    name: str
+    path: Path
+    form: Form | None
+    is_image: bool
+
+    @property
+    def comes_before(self) -> bool:
+        """Whether a row is there before the step is made, and not because of it."""
+        return self.path[0] in ("observations", "actions", "annotations")
+
+
+def columns_in(source: Source) -> list[Column]:
+    """All that a trace has, but its flags."""
+    layouts, forms = source.layouts, source.forms
+    leaves = [leaf.path for layout in (layouts.observations, layouts.actions) for leaf in layout.leaves()]
+    others = [path for path in forms if path[0] in ("annotations", "infos")]
+    return [
+        Column(name_of(path), path, form := forms[path], form is not None and is_image(form))
+        for path in (*leaves, ("rewards",), *sorted(others, key=str))
+    ]
+
+
+def name_of(path: Path) -> str:
+    """A path with slashes; one in a key becomes %2F, and an empty key %."""
+    parts = [str(part).replace("%", "%25").replace("/", "%2F") or "%" for part in path[1:]]
+    return "/".join((_ROOTS.get(str(path[0]), str(path[0])), *parts))
+
+
+def rows_of(source: Source, columns: list[Column], window: Window) -> dict[str, Array]:
+    """The rows of a window by the name of the column: typed where it has a form, otherwise objects.
+
+    Raises InvalidOption where values have not the structure of their space.
+    """
+    told, layouts = window.columns, source.layouts
+    found = {leaf.path: rows for leaf, rows in leaves_of(layouts.observations, told["observations"])}
+    if not window.opens:
+        found = {path: rows[1:] for path, rows in found.items()}
+    found |= {leaf.path: rows for leaf, rows in leaves_of(layouts.actions, told["actions"])}
+    found[("rewards",)] = told["rewards"]
+    if told.get("infos") is not None:
+        found[("infos",)] = objects(told["infos"])
+    found |= {("annotations", name): rows for name, rows in told.get("annotations", {}).items()}
+    nothing = objects([None] * window.steps)
+    return {column.name: typed(found.get(column.path, nothing), column.form) for column in columns}
+
+
+def typed(rows: Array, form: Form | None) -> Array:
+    """Rows as their form has them, objects where there is none."""
+    if form is None:
+        return rows if rows.dtype == object else objects(list(rows))
+    array = rows if rows.dtype != object else np.array(rows.tolist(), form.dtype)
+    return array.astype(form.dtype, copy=False).reshape(len(rows), *form.shape)
