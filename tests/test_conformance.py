@@ -31,7 +31,7 @@ from gym_trace.formats.conformance import (
     make_zoo,
     wrong_trace,
 )
-from gym_trace.formats.contract import LOSSES
+from gym_trace.formats.contract import LOSSES, Target
 from gym_trace.formats.source import Source
 from gym_trace.playback.trace import open_trace
 
@@ -80,7 +80,7 @@ def test_an_exporter_that_is_wrong_is_found_out(
 @pytest.mark.parametrize("missing", ["infos", "annotations", "identity"])
 def test_what_is_not_loaded_must_be_said_to_be_lost(zoo: dict[str, Path], tmp_path: Path, missing: str) -> None:
     source = Source(open_trace(zoo["infos"]))
-    PlainExporter().write(source, tmp_path)
+    PlainExporter().plan(source).write(Target(tmp_path, tmp_path))
     loaded = [Loaded(**{**said, missing: None}) for said in read_plain(tmp_path)]
     assert missing in difference(source, loaded, ())
     if missing != "identity":

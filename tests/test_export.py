@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from gym_trace.errors import (
 )
 from gym_trace.formats import registry
 from gym_trace.formats.conformance import make_zoo
-from gym_trace.formats.contract import Loss
+from gym_trace.formats.contract import Loss, Plan, Target
 from gym_trace.formats.source import Source
 from gym_trace.storage import staging
 
@@ -191,8 +190,8 @@ def test_an_exporter_that_fails_leaves_nothing(traces: dict[str, Path], tmp_path
         def how_to_load(self, path: Path) -> str:
             return ""
 
-        def write(self, source: Source, target: Path) -> None:
-            (target / "some").write_text("some")
+        def write(self, source: Source, target: Target) -> None:
+            (target.staged / "some").write_text("some")
             raise OSError("the disk is gone")
 
     with pytest.raises(RecordingError, match=r"out: could not be written: the disk is gone"):
@@ -205,8 +204,9 @@ def test_an_exporter_that_fails_leaves_nothing(traces: dict[str, Path], tmp_path
 
 def test_strict_refuses_what_would_be_lost_and_writes_nothing(traces: dict[str, Path], tmp_path: Path) -> None:
     class Losing(Forgetful):
-        def lost(self, source: Source) -> Iterator[Loss]:
-            yield Loss("final_observation", "the final observation of each episode is not kept")
+        def plan(self, source: Source) -> Plan:
+            lost = [Loss("final_observation", "the final observation of each episode is not kept")]
+            return super().plan(source)._replace(losses=lost)
 
     assert [loss.what for loss in export(traces["vectors"], tmp_path / "out", Losing()).lost] == ["final_observation"]
     with pytest.raises(InvalidOption, match="the final observation of each episode is not kept; nothing was written"):
@@ -356,9 +356,10 @@ def test_a_second_ctrl_c_while_the_first_is_obeyed_leaves_nothing_either(
     traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes: str
 ) -> None:
     class Impatient(PlainExporter):
-        def write(self, source: Source, target: Path) -> None:
+        def write(self, source: Source, target: Target) -> None:
             try:
-                target.write_text("some") if makes == "file" else (target / "some").write_text("some")
+                file = target.staged if makes == "file" else target.staged / "some"
+                file.write_text("some")
                 signal.raise_signal(signal.SIGINT)
             finally:
                 signal.raise_signal(signal.SIGINT)

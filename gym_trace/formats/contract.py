@@ -6,7 +6,7 @@ gym_trace.formats.conformance tests it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -51,6 +51,30 @@ class Loss(NamedTuple):
         return self.why
 
 
+class Target(NamedTuple):
+    """Where an export goes.
+
+    staged: write here: an empty directory, or a file that does not exist. It is renamed to final once the export is
+    complete, and removed if it fails. final: absolute.
+    """
+
+    staged: Path
+    final: Path
+
+
+class Plan(NamedTuple):
+    """How one trace is exported.
+
+    losses: what the format cannot store of the trace.
+    write: write the trace in memory that does not grow with it. Raises OSError, CorruptTrace.
+    how_to_load: called after write with the path of the export; return Python that loads it with the usual package.
+    """
+
+    losses: Sequence[Loss]
+    write: Callable[[Target], None]
+    how_to_load: Callable[[Path], str]
+
+
 class Exporter(Protocol):
     """A format that traces are written in: a frozen dataclass whose fields are its options.
 
@@ -58,28 +82,18 @@ class Exporter(Protocol):
         name: as in ``gym-trace export --to NAME``.
         extra: of gym-trace, which installs what writing needs; "" where nothing is.
         makes: "directory" or "file".
-        finals: optional; what write() is given where nobody knows what the last step of an episode led to.
-            "repeated" (default): the observation before it once more. "left out", for formats of transitions: an
-            episode that was not terminated without its last step, one that was as with "repeated". "kept", for formats
-            that can say it, or have no final observations: the placeholder. export() says what is lost by it.
+        finals: optional; what the source gives where a final observation is unknown. "repeated" (default): the
+            observation before it. "left out", for formats of transitions: the episode without its last step, unless
+            that step terminated it; then as "repeated". "kept", for formats that can mark it, or have no final
+            observations: the placeholder. export() reports the loss.
     """
 
     name: ClassVar[str]
     extra: ClassVar[str]
     makes: ClassVar[str]
 
-    def lost(self, source: Source) -> Iterator[Loss]:
-        """What the format cannot say of this trace. Raises InvalidOption where it cannot hold the trace at all."""
-
-    def write(self, source: Source, target: Path) -> None:
-        """Writes the trace, in memory that does not grow with it.
-
-        target: a directory that is there and empty, or a file that is not there. It gets its own name once this has
-        returned, and is removed if this raises. Raises OSError, CorruptTrace.
-        """
-
-    def how_to_load(self, path: Path) -> str:
-        """Python that loads what is at path, with the package that people read this format with."""
+    def plan(self, source: Source) -> Plan:
+        """Check everything, and write nothing yet. Raises InvalidOption if the format cannot hold the trace."""
 
 
 class Importer(Protocol):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_trace.errors import InvalidOption, RecordingError, TraceError
-from gym_trace.formats.contract import Exporter, ExportReport, Loss
+from gym_trace.formats.contract import Exporter, ExportReport, Loss, Target
 from gym_trace.formats.registry import exporter_named, format_for
 from gym_trace.formats.source import Progress, Source
 from gym_trace.formats.steps.windows import REPEATED
@@ -50,7 +50,8 @@ def export(
     finals = getattr(exporter, "finals", REPEATED)
     source = Source(as_trace(trace), on_progress, finals)
     report = ExportReport(exporter.name, Path(out), len(source.trace), source.steps, source.running)
-    report.lost = list(exporter.lost(source))
+    plan = exporter.plan(source)
+    report.lost = list(plan.losses)
     if unknown := source.unknown_finals():
         report.lost.append(Loss("final_observation", unknown))
     if strict and report.lost:
@@ -61,10 +62,10 @@ def export(
     staged_as = new_directory if exporter.makes == "directory" else new_file
     try:
         with staged_as(out, source.trace.directory) as staged:
-            exporter.write(source, staged)
+            plan.write(Target(staged, Path(out).resolve()))
     except OSError as error:
         if isinstance(error, TraceError):
             raise
         raise RecordingError(f"{os.fspath(out)}: could not be written: {error}") from error
-    report.how_to_load = exporter.how_to_load(Path(out))
+    report.how_to_load = plan.how_to_load(Path(out))
     return report

@@ -134,7 +134,7 @@ def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
 
     Raises TraceNotFound, MissingExtra, InvalidOption.
     """
-    missing = []
+    missing, other = [], {}
     if not path.exists():
         raise TraceNotFound(f"{path}: there is nothing here")
     for name in sorted(importers(), key=lambda name: name == _LAST):
@@ -144,10 +144,14 @@ def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
             missing.append(name)
             continue
         if not set(options) <= set(_options(made)):
+            other[name] = made
             continue
         importer = cast(Importer, made(**options))
         if importer.recognises(path):
             return importer
+    for name, made in other.items():
+        if made().recognises(path):
+            _made(name, made, options)  # raises for the unknown option
     if path.is_dir() and find_writers(LocalStorage(path)):
         raise TraceNotFound(f"{path}: is a trace of gym-trace already, which can be read as it is")
     told = f", and packages are missing that would recognise {', '.join(missing)}" if missing else ""

@@ -126,10 +126,10 @@ def check_wrong(
 ) -> list[str]:
     """Exports traces that are wrong in place of a right one, and makes sure that load shows it; returns which.
 
-    Nothing is compared but steps. What lost() says to be lost need not show. Raises AssertionError.
+    Nothing is compared but steps. What the plan reports as lost need not show. Raises AssertionError.
     """
     source = Source(as_trace(trace), finals=getattr(exporter, "finals", REPEATED))
-    lost = {loss.what for loss in exporter.lost(source)}
+    lost = {loss.what for loss in exporter.plan(source).losses}
     found = []
     for number, (what, wrong) in enumerate(WRONG.items()):
         place, out = directory / f"trace-{number}", directory / f"{number}{suffix}"

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Loss
+from gym_trace.formats.contract import Loss, Plan, Target
 from gym_trace.formats.hdf5.writing import Arrays, Pieces, new_file, new_group, text
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.infos import InfoColumns, info_columns, packed
@@ -36,14 +36,22 @@ class D4RLExporter:
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = LEFT_OUT
 
-    def lost(self, source: Source) -> Iterator[Loss]:
-        """As Exporter."""
-        for name, form in _forms(source).items():
+    def plan(self, source: Source) -> Plan:
+        forms, infos = _forms(source), info_columns(source)
+
+        def write(target: Target) -> None:
+            with new_file(target.staged) as (file, check):
+                for _ in _Writing(file, source, forms, infos).write():
+                    check()
+
+        return Plan(list(self._losses(source, forms, infos)), write, self._how_to_load)
+
+    def _losses(self, source: Source, forms: dict[str, Form], infos: InfoColumns) -> Iterator[Loss]:
+        for name, form in forms.items():
             if form.mixed:
                 yield Loss("dtype", f"{name}: values of several dtypes, all of which are {form.dtype} there")
         for loss in losses(source, "seed", "options", "reset_info"):
             yield Loss(loss.what, loss.why.replace("are not kept", _FOR_IMPORT))
-        infos = info_columns(source)
         for what, names in (("infos", infos.left_out), ("annotations", infos.unlike)):
             if names:
                 told = printable(", ".join(names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
@@ -53,14 +61,7 @@ class D4RLExporter:
             told = "that were terminated and truncated at once read as terminated"
             yield Loss("flags", f"{both:,} episodes {told}")
 
-    def write(self, source: Source, target: FilePath) -> None:
-        """As Exporter."""
-        with new_file(target) as (file, check):
-            for _ in _Writing(file, source).write():
-                check()
-
-    def how_to_load(self, path: FilePath) -> str:
-        """As Exporter."""
+    def _how_to_load(self, path: FilePath) -> str:
         names = "('observations', 'actions', 'next_observations', 'rewards', 'terminals', 'timeouts')"
         read = f"dataset = {{name: file[name][()] for name in {names}}}"
         return f"import h5py\nwith h5py.File({str(path.resolve())!r}) as file:\n    {read}"
@@ -91,10 +92,8 @@ def _of_both_flags(source: Source) -> int:
 class _Writing:
     """A file that is being written."""
 
-    def __init__(self, file: h5py.File, source: Source):
-        self._source, self._file, self._root = source, file, file.id
-        self._infos: InfoColumns = info_columns(source)
-        forms = _forms(source)
+    def __init__(self, file: h5py.File, source: Source, forms: dict[str, Form], infos: InfoColumns):
+        self._source, self._file, self._root, self._infos = source, file, file.id, infos
         kinds = {
             "observations": forms["observations"],
             "next_observations": forms["observations"],

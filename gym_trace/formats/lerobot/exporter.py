@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.formats.contract import Loss
+from gym_trace.formats.contract import Loss, Plan, Target
 from gym_trace.formats.lerobot.features import FINAL, TASK_INDEX, TIMESTAMP, Feature, Origin, features_of, timestamps
 from gym_trace.formats.lerobot.writer import DatasetWriter
 from gym_trace.formats.losses import losses
@@ -53,40 +54,28 @@ class LeRobotExporter:
         if self.video and find_spec("av") is None:
             raise MissingExtra("videos need PyAV: pip install 'gym-trace[video]'")
 
-    def lost(self, source: Source) -> Iterator[Loss]:
-        """What LeRobotDataset does not give. It is in the directory all the same, from which an import has it back."""
-        features = features_of(source, self.video)
+    def plan(self, source: Source) -> Plan:
+        """As Exporter. An import restores everything that LeRobotDataset does not give."""
         if not source.steps:
-            raise InvalidOption(f"{source.trace.directory}: there is no step, and LeRobot loads nothing without one")
-        kept = f"LeRobotDataset does not give it; {FINAL} has it"
-        yield Loss("final_observation", f"the final observation of each episode has no place: {kept}")
-        for loss in losses(source, "outcome", "flags", "empty_episode", "parts"):
-            yield Loss(loss.what, f"{loss.why}, by LeRobotDataset; an import has it back")
-        wide = [feature.name for feature in features if feature.dtype.str[1:] == "f8" and feature.kind == "array"]
-        if wide:
-            yield Loss("dtype", f"LeRobotDataset gives float64 as float32, the files have it whole: {', '.join(wide)}")
-        if mixed := [str(feature.name) for feature in features if _is_mixed(source, feature)]:
-            yield Loss("dtype", f"rows of several dtypes are written as the widest of them: {', '.join(mixed)}")
-        if other := [feature.name for feature in features if feature.kind == "values" and feature.path[0] != "infos"]:
-            yield Loss("spaces", f"values that are no arrays of one form are JSON texts: {', '.join(other)}")
-
-    def write(self, source: Source, target: Path) -> None:
-        """See Exporter."""
-        origin, fps = Origin.of(source), self._fps(source)
+            raise InvalidOption(f"{source.trace.directory}: no steps; LeRobot needs at least one")
+        origin = Origin.of(source)
         features = features_of(source, self.video, origin)
+        return Plan(list(_losses(source, features)), partial(self._write, source, features, origin), self._how_to_load)
+
+    def _write(self, source: Source, features: list[Feature], origin: Origin, target: Target) -> None:
+        fps = self._fps(source)
         task = self.task or _text(source.facts.get("task")) or _text(source.environment.get("id")) or "gym-trace"
         tasks = [task] if self.task or not _has_tasks(source, origin) else list(origin.tasks)
         counted = [feature for feature in features if _is_counted(source, feature, tasks, fps)]
         features = [feature for feature in features if feature not in counted]
         counted = [feature._replace(name=str(feature.path[1])) for feature in counted]
-        writer = DatasetWriter(source, target, features, counted, fps, tasks, origin.robot_type)
+        writer = DatasetWriter(source, target.staged, features, counted, fps, tasks, origin.robot_type)
         try:
             writer.write()
         finally:
             writer.drop()
 
-    def how_to_load(self, path: Path) -> str:
-        """See Exporter."""
+    def _how_to_load(self, path: Path) -> str:
         return (
             "from lerobot.datasets.lerobot_dataset import LeRobotDataset\n"
             f"dataset = LeRobotDataset({path.name!r}, root={str(path.resolve())!r})"
@@ -95,6 +84,20 @@ class LeRobotExporter:
     def _fps(self, source: Source) -> int:
         said = [self.fps, source.facts.get("fps")]
         return int(next(filter(_is_fps, said), None) or _FPS)
+
+
+def _losses(source: Source, features: list[Feature]) -> Iterator[Loss]:
+    kept = f"LeRobotDataset does not give it; {FINAL} has it"
+    yield Loss("final_observation", f"the final observation of each episode has no place: {kept}")
+    for loss in losses(source, "outcome", "flags", "empty_episode", "parts"):
+        yield Loss(loss.what, f"{loss.why}, by LeRobotDataset; an import has it back")
+    wide = [feature.name for feature in features if feature.dtype.str[1:] == "f8" and feature.kind == "array"]
+    if wide:
+        yield Loss("dtype", f"LeRobotDataset gives float64 as float32, the files have it whole: {', '.join(wide)}")
+    if mixed := [str(feature.name) for feature in features if _is_mixed(source, feature)]:
+        yield Loss("dtype", f"rows of several dtypes are written as the widest of them: {', '.join(mixed)}")
+    if other := [feature.name for feature in features if feature.kind == "values" and feature.path[0] != "infos"]:
+        yield Loss("spaces", f"values that are no arrays of one form are JSON texts: {', '.join(other)}")
 
 
 def _has_tasks(source: Source, origin: Origin) -> bool:

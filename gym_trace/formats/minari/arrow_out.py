@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.infos import InfoColumn, packed
 from gym_trace.formats.minari.metadata import FILE
-from gym_trace.formats.minari.plan import Plan, are_options
+from gym_trace.formats.minari.plan import MinariPlan, are_options
 from gym_trace.formats.source import flags, leaves_of
 from gym_trace.formats.steps.windows import Window
 from gym_trace.model.episode import Episode
@@ -39,7 +39,7 @@ class ArrowEpisodes:
     Minari cannot read, are left out.
     """
 
-    def __init__(self, data: FilePath, plan: Plan, layouts: Layouts, kind: str):
+    def __init__(self, data: FilePath, plan: MinariPlan, layouts: Layouts, kind: str):
         self.count = 0
         self._data, self._plan, self._layouts, self._kind = data, plan, layouts, kind
         self._scratch: list[FilePath] = []

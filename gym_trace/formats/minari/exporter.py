@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Loss
+from gym_trace.formats.contract import Plan, Target
 from gym_trace.formats.minari.arrow_out import ArrowEpisodes
 from gym_trace.formats.minari.hdf5_out import HDF5Episodes
-from gym_trace.formats.minari.metadata import FILE, IDS, described, root_of
-from gym_trace.formats.minari.plan import KINDS, Plan, plan_of
+from gym_trace.formats.minari.metadata import FILE, IDS, described, id_of, root_of
+from gym_trace.formats.minari.plan import KINDS, MinariPlan, plan_of
 from gym_trace.formats.source import Source
 from gym_trace.model.schema import Layouts
-from gym_trace.storage.staging import final_path
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,13 @@ class MinariExporter:
         if self.id and not IDS.fullmatch(self.id):
             raise InvalidOption(f"id={self.id!r}: Minari's ids are like cartpole/random-v0")
 
-    def lost(self, source: Source) -> Iterator[Loss]:
-        """As Exporter."""
-        yield from plan_of(source, self.kind).losses
+    def plan(self, source: Source) -> Plan:
+        plan = plan_of(source, self.kind == "hdf5")
+        return Plan(plan.losses, partial(self._write, source, plan), self._how_to_load)
 
-    def write(self, source: Source, target: Path) -> None:
-        """As Exporter."""
-        plan, data = plan_of(source, self.kind), target / "data"
+    def _write(self, source: Source, plan: MinariPlan, target: Target) -> None:
+        data = target.staged / "data"
         data.mkdir()
-        said = described(source, final_path(target))
-        if self.id:
-            said["dataset_id"] = self.id
         with self._episodes(data, plan, source.layouts) as episodes:
             for window in source.windows():
                 if window.start == 0:
@@ -67,19 +62,19 @@ class MinariExporter:
             "observation_space": plan.spaces[0],
             "action_space": plan.spaces[1],
             "dataset_size": float(np.round(size / 1e6, 1)),
-            **said,
+            "dataset_id": self.id or id_of(target.final),
+            **described(source),
         }
         (data / FILE).write_text(json.dumps(metadata))
 
-    def _episodes(self, data: Path, plan: Plan, layouts: Layouts) -> HDF5Episodes | ArrowEpisodes:
+    def _episodes(self, data: Path, plan: MinariPlan, layouts: Layouts) -> HDF5Episodes | ArrowEpisodes:
         if self.kind == "hdf5":
             return HDF5Episodes(data, plan, layouts)
         return ArrowEpisodes(data, plan, layouts, self.kind)
 
-    def how_to_load(self, path: Path) -> str:
-        """As Exporter."""
+    def _how_to_load(self, path: Path) -> str:
         path = path.resolve()
-        name = json.loads((path / "data" / FILE).read_bytes())["dataset_id"]
+        name = self.id or id_of(path)
         parts = len(Path(name).parts)
         root = Path(*path.parts[:-parts])
         if root / name != path:

@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.formats.hdf5.writing import Arrays, Group, attribute, new_file, new_group
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.infos import packed
-from gym_trace.formats.minari.plan import Plan, attributes_of
+from gym_trace.formats.minari.plan import MinariPlan, attributes_of
 from gym_trace.formats.source import flags, leaves_of
 from gym_trace.formats.steps.windows import Window
 from gym_trace.model.episode import Episode
@@ -36,7 +36,7 @@ def _names(layout: Layout, name: str) -> list[str]:
 class HDF5Episodes:
     """The file, written an episode after the other. count: how many there are."""
 
-    def __init__(self, data: FilePath, plan: Plan, layouts: Layouts):
+    def __init__(self, data: FilePath, plan: MinariPlan, layouts: Layouts):
         self.count = 0
         self._plan = plan
         self._opening = new_file(data / FILE)

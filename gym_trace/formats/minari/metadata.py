@@ -45,8 +45,8 @@ def id_of(path: Path) -> str:
 # -- out --------------------------------------------------------------------------------------------------------------
 
 
-def described(source: Source, path: Path) -> dict[str, Any]:
-    """What is known of the trace, of a data set that is to be at path."""
+def described(source: Source) -> dict[str, Any]:
+    """Metadata of the trace in Minari's words."""
     facts, said = source.facts, source.environment
     provenance = source.trace.readers[0].schema.get("provenance")
     policy = provenance.get("policy") if isinstance(provenance, dict) else None
@@ -63,7 +63,6 @@ def described(source: Source, path: Path) -> dict[str, Any]:
         "ref_max_score": high if _is_number(low) and _is_number(high) else None,
     }
     return {
-        "dataset_id": id_of(path),
         "minari_version": VERSION,
         **{key: value for key, value in told.items() if value is not None},
         KEY: source.about,

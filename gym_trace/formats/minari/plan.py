@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -28,7 +27,7 @@ _LARGEST_INTEGER = 1 << 64
 _LARGEST_ATTRIBUTE = 32 << 10  # bytes
 
 
-class Plan(NamedTuple):
+class MinariPlan(NamedTuple):
     """How episodes are written.
 
     spaces: of observations and actions, as Minari has them in JSON. forms: of each leaf, by its path; None: text.
@@ -42,18 +41,8 @@ class Plan(NamedTuple):
     losses: list[Loss]
 
 
-_PLANS: WeakKeyDictionary[Source, dict[bool, Plan]] = WeakKeyDictionary()
-
-
-def plan_of(source: Source, kind: str) -> Plan:
-    """Found out once for a source. Raises InvalidOption, CorruptTrace."""
-    plans, is_hdf5 = _PLANS.setdefault(source, {}), kind == "hdf5"
-    if is_hdf5 not in plans:
-        plans[is_hdf5] = _plan(source, is_hdf5)
-    return plans[is_hdf5]
-
-
-def _plan(source: Source, is_hdf5: bool) -> Plan:
+def plan_of(source: Source, is_hdf5: bool) -> MinariPlan:
+    """Plan the export of a trace to one of Minari's kinds. Raises InvalidOption, CorruptTrace."""
     found: list[Loss] = []
     forms: dict[Path, Form | None] = {}
     spaces = []
@@ -78,7 +67,7 @@ def _plan(source: Source, is_hdf5: bool) -> Plan:
     found += [*_of_infos(infos), *_of_resets(source, is_hdf5), *losses(source, "outcome", "flags", "parts")]
     if not is_hdf5:
         found += losses(source, "empty_episode")
-    return Plan((spaces[0], spaces[1]), forms, rewards, infos, found)
+    return MinariPlan((spaces[0], spaces[1]), forms, rewards, infos, found)
 
 
 def _check_rows(source: Source, rewards: Form) -> None:

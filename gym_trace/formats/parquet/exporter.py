@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gym_trace.formats.contract import Loss
+from gym_trace.formats.contract import Plan, Target
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.losses import losses
 from gym_trace.formats.parquet.columns import NUMBER, Column, tree_array, tree_field
@@ -40,11 +41,11 @@ class ParquetExporter:
     makes: ClassVar[str] = "directory"
     finals: ClassVar[str] = KEPT
 
-    def lost(self, source: Source) -> Iterator[Loss]:
-        return losses(source, "dtype")
+    def plan(self, source: Source) -> Plan:
+        return Plan(list(losses(source, "dtype")), partial(self._write, source), self._how_to_load)
 
-    def write(self, source: Source, target: FilePath) -> None:
-        tables = _Tables(source, target)
+    def _write(self, source: Source, target: Target) -> None:
+        tables = _Tables(source, target.staged)
         try:
             for block in source.blocks():
                 tables.add(block)
@@ -53,7 +54,7 @@ class ParquetExporter:
         finally:
             tables.abandon()
 
-    def how_to_load(self, path: FilePath) -> str:
+    def _how_to_load(self, path: FilePath) -> str:
         steps, episodes = (f"{path}/{name}/*.parquet" for name in ("steps", "episodes"))
         return (
             "import duckdb\n"

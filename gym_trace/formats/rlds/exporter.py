@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Loss
+from gym_trace.formats.contract import Plan, Target
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.losses import losses
 from gym_trace.formats.rlds.example_writer import ExampleWriter, RecordWriter
@@ -66,48 +67,49 @@ class RldsExporter:
         if self.images not in IMAGES:
             raise InvalidOption(f"images={self.images!r}: pass one of {', '.join(IMAGES)}")
 
-    def lost(self, source: Source) -> Iterator[Loss]:
-        """Only of which dtype rows were, where they differ."""
-        features = _Columns(source, self.images)
-        yield from losses(source, "dtype")
+    def plan(self, source: Source) -> Plan:
+        """As Exporter. Only mixed dtypes are lost."""
+        columns = _Columns(source, self.images)
         longest = int(source.episodes["steps"].max()) + 1
-        if (size := features.row_size * longest) > _LARGEST:
+        if (size := columns.row_size * longest) > _LARGEST:
             raise InvalidOption(
                 f"{source.trace.directory}: an episode of {longest - 1} steps takes {size:,} bytes, and TensorFlow "
                 f"reads no more than {_LARGEST:,} for one; choose shorter ones: --where 'steps < …'"
             )
-
-    def write(self, source: Source, target: Path) -> None:
-        """Writes the records of each split into shards, then what describes them."""
-        columns, name = _Columns(source, self.images), _dataset_name(source)
         splits: dict[str, _Split] = {}
-        example = ExampleWriter(target)
-        try:
-            for window in source.windows():
-                columns.add(example, window)
-                if window.closes:
-                    _add_metadata(example, window, source)
-                    key = _split_name(window.episode.split)
-                    split = splits.setdefault(key, _Split(target, name, key))
-                    example.finish(split.shard(), _LARGEST)
-            for split in splits.values():
-                split.end()
-        finally:
-            example.clear()
-            for split in splits.values():
-                split.close()
-        features: Features = {"steps": columns.features, "episode_metadata": _EPISODE}
-        (target / "features.json").write_text(features_json(features, "steps"))
-        (target / "metadata.json").write_text(json.dumps({KEY: source.about}))
-        (target / "dataset_info.json").write_text(_dataset_info(source, name, splits.values()))
+        write = partial(_write, source, columns, splits)
+        return Plan(list(losses(source, "dtype")), write, partial(_how_to_load, splits))
 
-    def how_to_load(self, path: Path) -> str:
-        splits = json.loads((path / "dataset_info.json").read_text())["splits"]
-        opened = f'import tensorflow_datasets as tfds; data = tfds.builder_from_directory("{path}").as_dataset'
-        in_order = (
-            ", read_config=tfds.ReadConfig(interleave_cycle_length=1)" if len(splits[0]["shardLengths"]) > 1 else ""
-        )
-        return f'{opened}(split="{splits[0]["name"]}"{in_order})'
+
+def _write(source: Source, columns: _Columns, splits: dict[str, _Split], target: Target) -> None:
+    """Write the records of each split into shards, then the files that describe them."""
+    directory, name = target.staged, _dataset_name(source)
+    example = ExampleWriter(directory)
+    try:
+        for window in source.windows():
+            columns.add(example, window)
+            if window.closes:
+                _add_metadata(example, window, source)
+                key = _split_name(window.episode.split)
+                split = splits.setdefault(key, _Split(directory, name, key))
+                example.finish(split.shard(), _LARGEST)
+        for split in splits.values():
+            split.end()
+    finally:
+        example.clear()
+        for split in splits.values():
+            split.close()
+    features: Features = {"steps": columns.features, "episode_metadata": _EPISODE}
+    (directory / "features.json").write_text(features_json(features, "steps"))
+    (directory / "metadata.json").write_text(json.dumps({KEY: source.about}))
+    (directory / "dataset_info.json").write_text(_dataset_info(source, name, splits.values()))
+
+
+def _how_to_load(splits: dict[str, _Split], path: Path) -> str:
+    first = next(iter(splits.values()))
+    opened = f'import tensorflow_datasets as tfds; data = tfds.builder_from_directory("{path}").as_dataset'
+    in_order = ", read_config=tfds.ReadConfig(interleave_cycle_length=1)" if len(first.lengths) > 1 else ""
+    return f'{opened}(split="{first.name}"{in_order})'
 
 
 class _Columns:

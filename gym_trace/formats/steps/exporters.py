@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Loss
+from gym_trace.formats.contract import Loss, Plan, Target
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.losses import losses
 from gym_trace.formats.source import Source
@@ -33,19 +34,19 @@ class JsonLinesExporter:
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
 
-    def lost(self, source: Source) -> Iterator[Loss]:
-        return iter(())
+    def plan(self, source: Source) -> Plan:
+        return Plan((), partial(self._write, source), self._how_to_load)
 
-    def write(self, source: Source, target: Path) -> None:
+    def _write(self, source: Source, target: Target) -> None:
         trace = source.trace
         lines = json_lines(
             trace, range(len(trace)), choose(trace, None), on_steps=source.advance, identity=source.identity
         )
-        with open(target, "w", encoding="ascii", newline="\n") as file:
+        with open(target.staged, "w", encoding="ascii", newline="\n") as file:
             file.write(json_text({"type": "trace", KEY: source.about}) + "\n")
             file.writelines(f"{line}\n" for line in lines)
 
-    def how_to_load(self, path: Path) -> str:
+    def _how_to_load(self, path: Path) -> str:
         return (
             "import json\n"
             f"lines = [json.loads(line) for line in open({str(path)!r})]\n"
@@ -67,7 +68,10 @@ class CsvExporter:
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
 
-    def lost(self, source: Source) -> Iterator[Loss]:
+    def plan(self, source: Source) -> Plan:
+        return Plan(list(self._losses(source)), partial(self._write, source), self._how_to_load)
+
+    def _losses(self, source: Source) -> Iterator[Loss]:
         yield Loss("dtype", "numbers have no dtype: each is written with the digits that it takes to read it again")
         if any(form is None for form in source.forms.values()):
             marked = "; text that a spreadsheet would take for a formula has ' in front" if self.spreadsheet else ""
@@ -78,16 +82,16 @@ class CsvExporter:
             )
         yield from losses(source, "seed", "options", "reset_info", "parts", "facts", "identity")
 
-    def write(self, source: Source, target: Path) -> None:
+    def _write(self, source: Source, target: Target) -> None:
         trace = source.trace
-        with open(target, "w", encoding="utf-8", newline="") as file:
+        with open(target.staged, "w", encoding="utf-8", newline="") as file:
             file.writelines(
                 csv_lines(
                     trace, range(len(trace)), choose(trace, None), on_steps=source.advance, spreadsheet=self.spreadsheet
                 )
             )
 
-    def how_to_load(self, path: Path) -> str:
+    def _how_to_load(self, path: Path) -> str:
         return f"import pandas\nsteps = pandas.read_csv({str(path)!r})"
 
 
@@ -100,13 +104,13 @@ class NpzExporter:
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = KEPT
 
-    def lost(self, source: Source) -> Iterator[Loss]:
+    def plan(self, source: Source) -> Plan:
         mixed = [name_of(path) for path, form in source.forms.items() if form is not None and form.mixed]
         if mixed:
             raise InvalidOption(f"{mixed[0]} has rows of several dtypes, and npz has one of a column: export to jsonl")
-        return iter(())
+        return Plan((), partial(self._write, source), self._how_to_load)
 
-    def write(self, source: Source, target: Path) -> None:
+    def _write(self, source: Source, target: Target) -> None:
         trace = source.trace
         choice, places = choose(trace, None), np.arange(len(trace))
         columns, done = [name_of(path) for path in columns_in(trace, places, choice)], 0
@@ -117,12 +121,12 @@ class NpzExporter:
             source.advance(share - done)
             done = share
 
-        with open(target, "wb") as file:
+        with open(target.staged, "wb") as file:
             beside: dict[str, Iterable[str]] = {f"{KEY}.json": [source.about], f"{KEY}.jsonl": _identities(source)}
             write_npz(trace, places, choice, file, on_progress=on_progress, beside=beside)
         source.advance(source.steps - done)
 
-    def how_to_load(self, path: Path) -> str:
+    def _how_to_load(self, path: Path) -> str:
         return (
             "import numpy as np\n"
             f"data = np.load({str(path)!r})\n"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +14,7 @@ from mcap.writer import Writer
 
 from gym_trace import __version__
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Loss
+from gym_trace.formats.contract import Plan, Target
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.losses import losses
 from gym_trace.formats.source import Source
@@ -62,21 +62,20 @@ class McapExporter:
         if isinstance(self.fps, bool) or not isinstance(self.fps, (int, float)) or not 1e-3 <= self.fps <= 1e6:
             raise InvalidOption(f"fps={self.fps!r}: pass a number of steps a second, such as 30")
 
-    def lost(self, source: Source) -> Iterator[Loss]:
-        """Only of which dtype rows were, where they differ."""
-        yield from losses(source, "dtype")
-        _begin(source, self._spacing)
+    def plan(self, source: Source) -> Plan:
+        """As Exporter. Only mixed dtypes are lost."""
+        write = partial(self._write, source, _begin(source, self._spacing))
+        return Plan(list(losses(source, "dtype")), write, self._how_to_load)
 
-    def write(self, source: Source, target: Path) -> None:
-        """Writes messages in the order of their times, and of each episode metadata before them."""
+    def _write(self, source: Source, begin: int, target: Target) -> None:
+        """Write the metadata of each episode, then its messages in the order of their times."""
         columns = leaves.columns_in(source)
-        with target.open("xb") as file:
+        with target.staged.open("xb") as file:
             writer = Writer(file)
             writer.start(library=f"gym-trace {__version__}")
             names = json.dumps([column.name for column in columns])
             writer.add_metadata(KEY, {"about": source.about, "columns": names})
             channels = {column.name: _channel(writer, column) for column in (*columns, *_FLAGS.values())}
-            begin = _begin(source, self._spacing)
             for window in source.windows():
                 if window.opens:
                     writer.add_metadata(EPISODE, _episode(source, window, begin, self._spacing))
@@ -85,7 +84,7 @@ class McapExporter:
                     begin += len(window.episode) * self._spacing + _SECOND
             writer.finish()
 
-    def how_to_load(self, path: Path) -> str:
+    def _how_to_load(self, path: Path) -> str:
         return (
             "from mcap.reader import make_reader\n"
             f'for schema, channel, message in make_reader(open("{path}", "rb")).iter_messages(): ...\n'

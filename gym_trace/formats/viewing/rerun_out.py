@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ import rerun as rr
 from rerun.chunk import Chunk, LazyChunkStream
 from rerun.error_utils import catch_and_log_exceptions
 
-from gym_trace.formats.contract import Loss
+from gym_trace.formats.contract import Plan, Target
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.losses import losses
 from gym_trace.formats.rlds.values import packed
@@ -42,12 +43,12 @@ class RerunExporter:
     extra: ClassVar[str] = "rerun"
     makes: ClassVar[str] = "file"
 
-    def lost(self, source: Source) -> Iterator[Loss]:
-        """Only of which dtype rows were, where they differ."""
-        yield from losses(source, "dtype")
+    def plan(self, source: Source) -> Plan:
+        """As Exporter. Only mixed dtypes are lost."""
+        return Plan(list(losses(source, "dtype")), partial(self._write, source), self._how_to_load)
 
-    def write(self, source: Source, target: Path) -> None:
-        """Sends some thousand rows of all columns at a time."""
+    def _write(self, source: Source, target: Target) -> None:
+        """Send some thousand rows of all columns at a time."""
         columns = leaves.columns_in(source)
         columns += [Column(name, (path,), _FLAG, False) for name, path in leaves.FLAGS.items()]
         name = str(source.environment.get("id") or KEY)
@@ -55,7 +56,7 @@ class RerunExporter:
         chunks = _kept(_Sender(source, columns).chunks(), raised)
         try:
             with catch_and_log_exceptions("gym-trace", strict=True):
-                LazyChunkStream.from_iter(chunks).write_rrd(target, application_id=name, recording_id=KEY)
+                LazyChunkStream.from_iter(chunks).write_rrd(target.staged, application_id=name, recording_id=KEY)
         except (ValueError, RuntimeError, OSError) as error:
             if raised:
                 raise raised[0] from None
@@ -63,7 +64,7 @@ class RerunExporter:
         if raised:
             raise raised[0]
 
-    def how_to_load(self, path: Path) -> str:
+    def _how_to_load(self, path: Path) -> str:
         return (
             "from rerun.chunk import RrdReader\n"
             f'for chunk in RrdReader("{path}").stream(): table = chunk.to_record_batch()\n'
