@@ -279,7 +279,7 @@ def test_no_window_has_more_steps_than_it_may(pending: int, tmp_path: Path, monk
         (35, 5),
     ]
     assert [window.steps for window in found[6:]] == [3, 0]
-    assert [len(window.columns["observations"]) for window in found] == [8, 8, 8, 8, 8, 6, 4, 1]
+    assert [len(window.columns[("observations",)]) for window in found] == [8, 8, 8, 8, 8, 6, 4, 1]
 
 
 # -- what is chosen ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from longer import TRACES
+from shell import ok
 
 from gym_trace import open_trace
 from gym_trace.errors import UnreadableRecording
@@ -224,3 +225,12 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
         except UnreadableRecording:
             continue
         assert whole[:end].endswith(b"}\n") or whole[end : end + 1] == b"\n"
+
+
+@pytest.mark.parametrize("form", ["csv", "table"])
+def test_cat_shows_only_the_chosen_leaves(tmp_path: Path, form: str) -> None:
+    trace = make_zoo(tmp_path, ["text"])["text"]
+    shown = ok("cat", trace, "--columns", "observations/direction", "--format", form, "--limit", "1").stdout
+    assert "observations/direction" in shown
+    assert "mission" not in shown
+    assert "image" not in shown

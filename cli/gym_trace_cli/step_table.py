@@ -45,15 +45,14 @@ def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:
     """The text of each column, with a row for the observation before, where that is to be told."""
     from gym_trace.formats.steps.choice import name_of
 
-    has_before = window.opens and "observations" in window.columns
+    has_before = window.opens and "observations" in choice.roots
     first, index = window.first_step, str(window.episode.index)
     columns = {
         "episode": [index] * (window.steps + has_before),
         "step": ["-"] * has_before + [str(first + i) for i in range(window.steps)],
     }
-    found = {path: rows for path, _, rows in window.leaves(choice)}
-    for path in sorted(found, key=lambda path: _ORDER.index(str(path[0]))):
-        rows = found[path]
+    for path in sorted(window.columns, key=lambda path: _ORDER.index(str(path[0]))):
+        rows = window.columns[path]
         if path[0] == "observations":
             columns[name_of(path)] = list(map(_text, rows if has_before else rows[1:]))
             if window.has_placeholder and window.steps:

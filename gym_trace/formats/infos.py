@@ -46,8 +46,8 @@ class InfoColumn(NamedTuple):
     def rows(self, window: Window) -> Any:
         """Those of the steps of a window: an array (steps, *shape), or a list of text."""
         if self.path[0] == ANNOTATIONS:
-            return window.columns["annotations"].get(self.path[1], np.empty((0, *self.shape), self.dtype))
-        return self._array([_at(info, self.path) for info in window.columns["infos"]])
+            return window.columns.get(self.path, np.empty((0, *self.shape), self.dtype))
+        return self._array([_at(info, self.path) for info in window.columns[("infos",)]])
 
     def of_reset(self, info: Any) -> Any:
         """That of a reset, (1, *shape) or a list of one; None if it has none like it."""
@@ -89,7 +89,7 @@ def info_columns(source: Source, annotations: bool = True) -> InfoColumns:
     tally: dict[tuple[str, ...], tuple[Kind | None, int]] = {}
     choice = choose(source.trace, ["infos"])
     for window in step_windows(source.trace, range(len(source.trace)), choice):
-        for path, kind, count in _counted(window.columns["infos"] or (), ()):
+        for path, kind, count in _counted(window.columns.get(("infos",), ()), ()):
             before, seen = tally.get(path, (kind, 0))
             tally[path] = _joined(before, kind), seen + count
     fits = {path: kind for path, (kind, count) in tally.items() if kind is not None and count == source.steps}
@@ -114,7 +114,7 @@ def _annotations(forms: Mapping[Any, Form | None]) -> tuple[list[InfoColumn], li
 
 
 def _counted(
-    infos: Sequence[Any], path: tuple[Any, ...]
+    infos: Array | Sequence[Any], path: tuple[Any, ...]
 ) -> Iterator[tuple[tuple[Any, ...], Kind | None, int]]:  # fmt: skip
     """Each path in these infos with what its values are, None if they are of several kinds, and how many have it."""
     if set(map(type, infos)) - {dict}:
@@ -190,8 +190,8 @@ def packed(window: Window, found: InfoColumns) -> Iterator[tuple[int, bytes]]:
     """The infos of the steps of a window, and the annotations that are no columns: (place of the first step in the
     episode, data for KeptInfos), several where they are large.
     """
-    infos, annotations = window.columns.get("infos"), window.columns.get("annotations") or {}
-    loose = {name: list(annotations[name]) for name in found.unlike if name in annotations}
+    infos = window.columns.get(("infos",))
+    loose = {name: list(rows) for name in found.unlike if (rows := window.columns.get((ANNOTATIONS, name))) is not None}
     runs = [range(window.steps)]
     while runs:
         run = runs.pop()

@@ -25,7 +25,7 @@ from gym_trace.formats.steps.windows import (
     without_unknown_end,
 )
 from gym_trace.model.episode import Episode
-from gym_trace.model.layout import Layout, Leaf, Path
+from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
@@ -186,10 +186,14 @@ class Source:
         """The steps of all episodes in their order, some at a time; each episode has one window at least.
 
         columns: "observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations", or leaves
-        of them ("observations/image"); none: all that there are. Raises CorruptTrace.
+        of them ("observations/image"); none: all that there are. Raises CorruptTrace; InvalidOption where rows do not
+        have the structure of their space.
         """
         choice = choose(self.trace, columns or None)
+        leaves = {leaf.path for layout in self.layouts[:2] for leaf in layout.leaves()}
         for window in step_windows(self.trace, range(len(self.trace)), choice, finals=self.finals):
+            if any(path[0] in ("observations", "actions") and path not in leaves for path in window.columns):
+                raise InvalidOption("some values have not the structure of their space, and cannot be exported")
             yield window
             self.advance(window.steps)
 
@@ -221,16 +225,6 @@ def flags(window: Window) -> tuple[Array, Array]:
     """
     pair = np.zeros((2, window.steps), np.bool_)
     if window.closes and window.steps:
-        terminated = bool(window.columns["terminations"][-1])
-        pair[:, -1] = terminated, bool(window.columns["truncations"][-1]) or not terminated
+        terminated = bool(window.columns[("terminations",)][-1])
+        pair[:, -1] = terminated, bool(window.columns[("truncations",)][-1]) or not terminated
     return pair[0], pair[1]
-
-
-def leaves_of(layout: Layout, tree: Any) -> list[tuple[Leaf, Array]]:
-    """Each leaf of a column of a window with its rows. Raises InvalidOption where rows lack the structure."""
-    if isinstance(layout, Leaf):
-        return [(layout, np.asarray(tree))]
-    if isinstance(tree, np.ndarray):
-        raise InvalidOption("some values have not the structure of their space, and cannot be exported")
-    keys = range(len(layout.children)) if layout.keys is None else layout.keys
-    return [pair for key, child in zip(keys, layout.children) for pair in leaves_of(child, tree[key])]

@@ -138,10 +138,10 @@ class _Writing:
     def _rows(self, window: Window) -> Iterator[Any]:
         columns = window.columns
         terminations, truncations = flags(window)
-        yield columns["observations"][:-1]
-        yield columns["observations"][1:]
-        yield columns["actions"]
-        yield columns["rewards"]
+        yield columns[("observations",)][:-1]
+        yield columns[("observations",)][1:]
+        yield columns[("actions",)]
+        yield columns[("rewards",)]
         yield terminations
         yield truncations & ~terminations
         for column in self._infos.columns:

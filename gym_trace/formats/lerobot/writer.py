@@ -20,12 +20,13 @@ from gym_trace.formats.lerobot.features import (
     EPISODES,
     FINAL,
     FLAGS,
+    TASK_INDEX,
     TASKS,
     VIDEOS,
     Feature,
     timestamps,
 )
-from gym_trace.formats.source import Source, flags, leaves_of
+from gym_trace.formats.source import Source, flags
 from gym_trace.formats.steps.windows import Window
 from gym_trace.model.layout import Path as LeafPath
 from gym_trace.model.values import ABSENT, Array, objects
@@ -112,7 +113,7 @@ class DatasetWriter:
             for name, rows in zip(FLAGS, (terminated | truncated, terminated, truncated)):
                 self._rows.setdefault(name, []).append(rows)
             several = len(self._tasks) > 1
-            tasks = window.columns["annotations"]["task_index"] if several else np.zeros(window.steps, np.int64)
+            tasks = columns[TASK_INDEX] if several else np.zeros(window.steps, np.int64)
             self._task_indices.append(tasks)
             self._of_episode.append(np.unique(tasks))
         if window.closes:
@@ -121,18 +122,8 @@ class DatasetWriter:
             self._flush()
 
     def _leaves(self, window: Window) -> dict[LeafPath, Any]:
-        layouts, columns = self._source.layouts, window.columns
-        found: dict[LeafPath, Any] = {("rewards",): columns["rewards"]}
-        found |= {leaf.path: rows for leaf, rows in leaves_of(layouts.observations, columns["observations"])}
-        found |= {leaf.path: rows for leaf, rows in leaves_of(layouts.actions, columns["actions"])}
-        for path in (feature.path for feature in self._features):
-            if path[0] == "infos":
-                infos = columns.get("infos")
-                found[path] = [ABSENT] * window.steps if infos is None else infos
-            elif path[0] == "annotations":
-                notes = columns.get("annotations") or {}
-                found[path] = notes.get(path[1], objects([ABSENT] * window.steps))
-        return found
+        absent = objects([ABSENT] * window.steps)
+        return {feature.path: absent for feature in self._features} | window.columns
 
     def _add(self, feature: Feature, rows: Any, window: Window) -> None:
         if feature.path[0] == "observations":

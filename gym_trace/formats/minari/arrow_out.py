@@ -22,7 +22,7 @@ from gym_trace.formats.identity import KEY
 from gym_trace.formats.infos import InfoColumn, packed
 from gym_trace.formats.minari.metadata import FILE
 from gym_trace.formats.minari.plan import MinariPlan, are_options
-from gym_trace.formats.source import flags, leaves_of
+from gym_trace.formats.source import flags
 from gym_trace.formats.steps.windows import Window
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Layout, Leaf
@@ -94,11 +94,12 @@ class ArrowEpisodes:
             return
         columns, start, end = window.columns, window.start, window.start + window.steps
         lead = 0 if window.opens else 1
-        for leaf, rows in leaves_of(self._layouts.observations, columns["observations"]):
-            self._columns[leaf.path][start + lead : end + 1] = rows[lead:]
-        for leaf, rows in leaves_of(self._layouts.actions, columns["actions"]):
-            self._columns[leaf.path][start:end] = rows
-        for data, rows in zip((self._rewards, *self._flags), (columns["rewards"], *flags(window)), strict=True):
+        for path, data in self._columns.items():
+            if path[0] == "observations":
+                data[start + lead : end + 1] = columns[path][lead:]
+            else:
+                data[start:end] = columns[path]
+        for data, rows in zip((self._rewards, *self._flags), (columns[("rewards",)], *flags(window)), strict=True):
             data[start:end] = rows
         for column, data in zip(self._plan.infos.columns, self._infos):
             data[start + 1 : end + 1] = column.rows(window)

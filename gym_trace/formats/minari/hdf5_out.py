@@ -15,7 +15,7 @@ from gym_trace.formats.hdf5.writing import Arrays, Group, attribute, new_file, n
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.infos import packed
 from gym_trace.formats.minari.plan import MinariPlan, attributes_of
-from gym_trace.formats.source import flags, leaves_of
+from gym_trace.formats.source import flags
 from gym_trace.formats.steps.windows import Window
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Branch, Layout, Leaf
@@ -90,16 +90,16 @@ class HDF5Episodes:
     def add(self, window: Window) -> None:
         """Steps of the episode that was begun."""
         self._check()
-        layouts, columns, start = window.writer.layouts, window.columns, window.start
-        for leaf, rows in leaves_of(layouts.observations, columns["observations"]):
-            begin = 0 if window.opens else start + 1
-            self._leaves[leaf.path].write(self._data[leaf.path], begin, rows if window.opens else rows[1:])
+        columns, start, lead = window.columns, window.start, 0 if window.opens else 1
+        for path, arrays in self._leaves.items():
+            if path[0] == "observations":
+                arrays.write(self._data[path], start + lead, columns[path][lead:])
+            elif window.steps:
+                arrays.write(self._data[path], start, columns[path])
         if not window.steps:
             return
-        for leaf, rows in leaves_of(layouts.actions, columns["actions"]):
-            self._leaves[leaf.path].write(self._data[leaf.path], start, rows)
         for arrays, data, rows in zip(
-            (self._rewards, *self._flags), self._of_steps, (columns["rewards"], *flags(window)), strict=True
+            (self._rewards, *self._flags), self._of_steps, (columns[("rewards",)], *flags(window)), strict=True
         ):
             arrays.write(data, start, rows)
         for (column, arrays), data in zip(self._infos, self._of_infos):

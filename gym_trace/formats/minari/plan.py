@@ -146,7 +146,7 @@ class _Leaf(NamedTuple):
         longest, characters = 0, set(" ")
         choice = choose(self.source.trace, [name_of(self.path)])
         for window in step_windows(self.source.trace, range(len(self.source.trace)), choice):
-            for path, _, rows in window.leaves(choice):
+            for path, rows in window.columns.items():
                 texts = set(rows.tolist()) if path == self.path and _are_text(rows) else None
                 if path == self.path[: len(path)] and texts is None:
                     told = f"{_told(self.space)} has values that are no text, for which Minari has no space"

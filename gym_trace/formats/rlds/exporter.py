@@ -19,7 +19,7 @@ from gym_trace.formats.losses import losses
 from gym_trace.formats.rlds.example_writer import ExampleWriter, RecordWriter
 from gym_trace.formats.rlds.features import Feature, Features, features_json, tensor
 from gym_trace.formats.rlds.values import packed
-from gym_trace.formats.source import Source, flags, leaves_of
+from gym_trace.formats.source import Source, flags
 from gym_trace.formats.steps.plain import json_text, tagged
 from gym_trace.formats.steps.windows import Window
 from gym_trace.formats.viewing.images import is_image
@@ -130,11 +130,10 @@ class _Columns:
         self.features["discount"] = Feature("tensor", _FLOAT, doc="0 where the action led to a terminal state")
         if ("infos",) in source.forms:
             self.features["info"] = Feature("text", doc="JSON: what the action was answered with")
-        self._notes = sorted(str(path[1]) for path in source.forms if path[0] == "annotations")
-        if self._notes:
+        notes = sorted(str(path[1]) for path in source.forms if path[0] == "annotations")
+        if notes:
             self.features["annotations"] = {
-                name_of(note): self._leaf(("annotations", note), f"steps/annotations/{name_of(note)}")
-                for note in self._notes
+                name_of(note): self._leaf(("annotations", note), f"steps/annotations/{name_of(note)}") for note in notes
             }
 
     @property
@@ -167,19 +166,18 @@ class _Columns:
         return feature
 
     def add(self, example: ExampleWriter, window: Window) -> None:
-        """Appends the rows of a window. Raises InvalidOption where a row has not the structure of its space."""
-        columns, opens, closes = window.columns, window.opens, window.closes
-        layouts, count = self._source.layouts, window.steps
-        for leaf, rows in leaves_of(layouts.observations, columns["observations"]):
-            self._rows(example, leaf.path, rows if opens else rows[1:], last=False)
-        for leaf, rows in leaves_of(layouts.actions, columns["actions"]) if count or closes else ():
-            self._rows(example, leaf.path, rows, closes)
-        self._rows(example, ("rewards",), columns["rewards"], closes)
-        for note in self._notes:
-            rows = columns["annotations"].get(note)
-            self._rows(example, ("annotations", note), objects([ABSENT] * count) if rows is None else rows, closes)
+        """Append the rows of a window."""
+        columns, count, closes = window.columns, window.steps, window.closes
+        for path in self._leaves:
+            rows = columns.get(path)
+            if rows is None:  # an annotation that these steps do not have
+                rows = objects([ABSENT] * count)
+            if path[0] == "observations":
+                self._rows(example, path, rows if window.opens else rows[1:], last=False)
+            else:
+                self._rows(example, path, rows, closes)
         if "info" in self.features:
-            infos = columns["infos"] or [None] * count
+            infos = columns.get(("infos",), [None] * count)
             told = (b"" if info is None else json_text(tagged(info)).encode() for info in infos)
             example.bytes_of("steps/info", (*told, *[b""] * closes))
         self._flags(example, window)
@@ -196,7 +194,7 @@ class _Columns:
             example.integers(f"steps/{name}", mark)
         nothing = np.zeros(int(window.closes), np.bool_)
         for name, rows in zip(_FLAGS, ("terminations", "truncations")):
-            example.integers(f"steps/{name}", np.append(window.columns[rows], nothing))
+            example.integers(f"steps/{name}", np.append(window.columns[(rows,)], nothing))
         discounts = np.ones(window.steps + window.closes, np.float32)
         discounts[window.steps :] = 0
         discounts[window.steps - is_terminal : window.steps] = 0

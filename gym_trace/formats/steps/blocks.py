@@ -11,7 +11,7 @@ import numpy as np
 from gym_trace.format import wire
 from gym_trace.format.columns import CHANGES, MSGPACK
 from gym_trace.formats.steps.choice import Choice
-from gym_trace.formats.steps.windows import KEPT, Window, step_windows
+from gym_trace.formats.steps.windows import KEPT, step_windows
 from gym_trace.model.layout import Path
 from gym_trace.model.values import Array, Misfit
 from gym_trace.playback.trace import Trace
@@ -30,7 +30,7 @@ class Block(NamedTuple):
         episodes: (runs,) the place in the trace of the episode that each run is of.
         starts: (runs,) which step of the episode it begins with, counted from the first that is there.
         steps: (runs,) how many it has.
-        opens, closes: (runs,) bool: whether it has the first, the last steps of the episode that are there.
+        opens, closes: (runs,) bool: whether it has the first of the steps that are asked for, the last of the episode.
         columns: by path, the rows of all runs one after the other; of observations one more for each run, which is the
             one before its first step. Values of any kind are an array of objects. Annotations may be missing.
     """
@@ -67,12 +67,15 @@ class Block(NamedTuple):
         return np.flatnonzero(chosen)
 
 
-def step_blocks(trace: Trace, choice: Choice, finals: str = KEPT) -> Iterator[Block]:
+def step_blocks(trace: Trace, choice: Choice, finals: str = KEPT, steps: slice = slice(None)) -> Iterator[Block]:
     """The chosen columns of all episodes in their order, some at a time, in memory that does not grow.
 
-    Episodes that lie in one chunk are cut out of it together, the others come in windows. finals: as of step_windows.
-    Raises CorruptTrace.
+    Whole episodes that lie in one chunk are cut out of it together, all else comes in windows. finals and steps: as of
+    step_windows. Raises CorruptTrace.
     """
+    if steps != slice(None):
+        yield from _windows(trace, range(len(trace)), choice, finals, steps)
+        return
     writers, rows = trace.episodes["writer"], trace.rows
     chunks = np.full(len(trace), -1, np.int64)
     fragments = np.zeros(len(trace), np.int64)
@@ -100,15 +103,11 @@ def step_blocks(trace: Trace, choice: Choice, finals: str = KEPT) -> Iterator[Bl
     yield from _windows(trace, range(begin, len(trace)), choice, finals)
 
 
-def _windows(trace: Trace, places: range, choice: Choice, finals: str) -> Iterator[Block]:
-    for window in step_windows(trace, places, choice, finals=finals) if places else ():
-        yield _block_of_window(window, choice)
-
-
-def _block_of_window(window: Window, choice: Choice) -> Block:
-    columns = {path: rows for path, _, rows in window.leaves(choice)}
-    place, start, steps = (np.array([number]) for number in (window.episode.index, window.start, window.steps))
-    return Block(place, start, steps, np.array([window.start == 0]), np.array([window.closes]), columns)
+def _windows(trace: Trace, places: range, choice: Choice, finals: str, steps: slice = slice(None)) -> Iterator[Block]:
+    for window in step_windows(trace, places, choice, steps, finals=finals) if places else ():
+        facts = (window.episode.index, window.start, window.steps, window.opens, window.closes)
+        place, start, count, opens, closes = (np.array([fact]) for fact in facts)
+        yield Block(place, start, count, opens, closes, window.columns)
 
 
 def _is_plain(reader: WriterReader, chunk: int, choice: Choice) -> bool:

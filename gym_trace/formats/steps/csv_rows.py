@@ -93,7 +93,9 @@ def csv_lines(
 def _heading(trace: Trace, choice: Choice, windows: list[Window]) -> dict[Path, _Cells]:
     cells = {}
     for window in windows:
-        for path, leaf, rows in window.leaves(choice):
+        declared = {leaf.path: leaf for layout in window.writer.layouts[:2] for leaf in layout.leaves()}
+        for path, rows in window.columns.items():
+            leaf = declared.get(path)
             if rows.dtype == object and leaf is not None and leaf.dtype is not None:
                 cells[path] = _cells(path, leaf.shape)  # as it was declared: some rows are something else
             elif len(rows) or path not in cells:
@@ -114,7 +116,7 @@ def _cells(path: Path, shape: tuple[int, ...] | None) -> _Cells:
 
 def _rows(window: Window, choice: Choice, cells: dict[Path, _Cells]) -> Iterator[list[str]]:
     filled: dict[Path, list[list[str]]] = {}
-    for path, _, rows in window.leaves(choice):
+    for path, rows in window.columns.items():
         # Rows without the structure of their space are told in the first column of those that it has.
         place = path if path in cells else next((known for known in cells if known[: len(path)] == path), None)
         if place is None:
@@ -134,7 +136,7 @@ def _rows(window: Window, choice: Choice, cells: dict[Path, _Cells]) -> Iterator
                 columns[number] = [*columns[number][:-1], [""] * len(leaf.names)]
     index, before = str(window.episode.index), window.first_step - 1
     for i, parts in enumerate(zip(*columns)):
-        if i or (window.opens and "observations" in window.columns):
+        if i or (window.opens and "observations" in choice.roots):
             yield [index, str(before + i), *chain.from_iterable(parts)]
 
 

@@ -14,7 +14,7 @@ from gym_trace.formats.steps.plain import Form, is_plain_map, json_text, rows_of
 from gym_trace.formats.steps.windows import OnDamage, Window, step_windows
 from gym_trace.model.episode import Episode
 from gym_trace.model.layout import Layout, Leaf, Path
-from gym_trace.model.values import Array, objects
+from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.episode_columns import MOST_OBJECTIVES
 
@@ -36,9 +36,9 @@ def json_lines(
     index = None
     for window in step_windows(trace, places, choice, steps, on_damage):
         forms, rows = {}, {}
-        for root, column in window.columns.items():
-            if column is not None:
-                forms[root], rows[root] = _column(window, root, column, choice)
+        for root in choice.roots:
+            if root != "infos" or ("infos",) in window.columns:
+                forms[root], rows[root] = _column(window, root, choice)
         changed = {root: form for root, form in forms.items() if form is not None and declared.get(root) != form}
         if changed:
             declared |= changed
@@ -108,31 +108,31 @@ def _time(nanoseconds: int | None) -> str | None:
 # -- columns ----------------------------------------------------------------------------------------------------------
 
 
-def _column(window: Window, root: str, column: Any, choice: Choice) -> tuple[Any, list[Any]]:
-    """How a column is declared, None if there are no rows to tell by, and its rows."""
-    layouts, count = window.writer.layouts, window.steps
+def _column(window: Window, root: str, choice: Choice) -> tuple[Any, list[Any]]:
+    """The declaration of a column, None if it has no rows to infer it from, and its rows."""
+    layouts, count, columns = window.writer.layouts, window.steps, window.columns
     if root == "observations":
-        return _tree(layouts.observations, column, (root,), choice, count + 1)
+        return _tree(layouts.observations, columns, (root,), choice, count + 1)
     if root == "actions":
-        declared, rows = _tree(layouts.actions, column, (root,), choice, count)
+        declared, rows = _tree(layouts.actions, columns, (root,), choice, count)
     elif root == "annotations":
-        parts = {name: _values(column[name], None) for name in sorted(column) if choice.takes((root, name))}
+        parts = {path[1]: _values(values, None) for path, values in columns.items() if path[0] == root}
         declared, rows = _joined(parts, count)
     else:
-        declared, rows = _values(objects(column) if root == "infos" else column, None)
+        declared, rows = _values(columns[(root,)], None)
     return declared if count else None, rows
 
 
-def _tree(layout: Layout, tree: Any, path: Path, choice: Choice, count: int) -> tuple[Any, list[Any]]:
-    """The declaration of what is chosen of a space, and its rows; tree: as an Episode has it, None: no rows."""
+def _tree(layout: Layout, columns: dict[Path, Array], path: Path, choice: Choice, count: int) -> tuple[Any, list[Any]]:
+    """The declaration of the chosen parts of a space, and their rows, if there are any in columns."""
     if isinstance(layout, Leaf):
-        return _values(tree, layout)
-    if isinstance(tree, np.ndarray):  # rows without the structure of the space, and the others beside them
-        declared, _ = _tree(layout, None, path, choice, 0)
-        return declared, [{"$value": tagged(value)} for value in tree]
+        return _values(columns.get(path), layout)
+    if path in columns:  # rows without the structure of the space, and all others of the window
+        declared, _ = _tree(layout, {}, path, choice, 0)
+        return declared, [{"$value": tagged(value)} for value in columns[path]]
     keys: list[Any] = list(range(len(layout.children))) if layout.keys is None else layout.keys
     parts = {
-        key: _tree(child, None if tree is None else tree[key], (*path, key), choice, count)
+        key: _tree(child, columns, (*path, key), choice, count)
         for key, child in zip(keys, layout.children)
         if any(map(choice.takes, (leaf.path for leaf in child.leaves())))
     }

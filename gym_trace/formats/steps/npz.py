@@ -71,7 +71,7 @@ def columns_in(trace: Trace, places: Sequence[int] | Array, choice: Choice) -> l
     window = next(step_windows(trace, places[:1], choice, slice(0, 1)), None)
     if window is None:
         return []
-    paths = {path: None for path, _, _ in window.leaves(choice) if path[0] != "annotations"}
+    paths = [path for path in window.columns if path[0] != "annotations"]
     notes = [tuple(name.split("/", 1)) for name in names_in(trace) if name.startswith("annotations/")]
     return [*paths, *(path for path in notes if choice.takes(path))]
 
@@ -79,20 +79,12 @@ def columns_in(trace: Trace, places: Sequence[int] | Array, choice: Choice) -> l
 def _column(trace: Trace, places: Sequence[int] | Array, path: Path, steps: slice) -> Iterator[Array]:
     """The rows of one leaf, of all episodes."""
     choice = Choice((str(path[0]),), frozenset((name_of(path),)))
-    if steps == slice(None):
-        for block in step_blocks(trace[places], choice):
-            rows = block.columns.get(path)
-            if rows is None and block.size:
-                raise _misfit(path, f"episode {int(block.episodes[0])} does not have it for all steps")
-            if rows is not None:
-                yield rows[1:] if path[0] == "observations" and not block.opens[0] else rows
-        return
-    for window in step_windows(trace, places, choice, steps):
-        found = [rows for known, _, rows in window.leaves(choice) if known == path]
-        if found:
-            yield found[0][1:] if path[0] == "observations" and not window.opens else found[0]
-        elif window.steps:
-            raise _misfit(path, f"episode {window.episode.index} does not have it for all steps")
+    for block in step_blocks(trace[places], choice, steps=steps):
+        rows = block.columns.get(path)
+        if rows is not None:
+            yield rows[1:] if path[0] == "observations" and not block.opens[0] else rows
+        elif block.size:
+            raise _misfit(path, f"episode {int(block.episodes[0])} does not have it for all steps")
 
 
 def _write_column(

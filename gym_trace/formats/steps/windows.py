@@ -12,6 +12,7 @@ from gym_trace.format import wire
 from gym_trace.formats.steps.choice import Choice
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.layout import Layout, Leaf, Path
+from gym_trace.model.schema import Layouts
 from gym_trace.model.values import Array, objects
 from gym_trace.playback.trace import Trace
 from gym_trace.reading.writer_reader import WriterReader
@@ -37,7 +38,10 @@ class Window(NamedTuple):
         start: of the first of them, counted from the first step of the episode that is there.
         steps: how many they are.
         opens: whether they come first, or after a gap, so that the observation before them has not been told yet.
-        columns: by name, as an Episode has them: observations has a row more than the others.
+        columns: the chosen rows by path, one per leaf of a space: ("observations", "image"), ("rewards",),
+            ("annotations", name). Observations have one row more than the others. Values of any kind, infos among
+            them, are an array of objects. Infos that were not recorded are missing, and so may annotations be. Rows
+            that do not have the structure of their space are under its own path, ("observations",).
     """
 
     episode: Episode
@@ -45,7 +49,7 @@ class Window(NamedTuple):
     start: int
     steps: int
     opens: bool
-    columns: dict[str, Any]
+    columns: dict[Path, Array]
 
     @property
     def first_step(self) -> int:
@@ -62,27 +66,29 @@ class Window(NamedTuple):
         """Whether the last row of observations is known to nobody."""
         return self.closes and not self.episode.has_final_observation
 
-    def leaves(self, choice: Choice) -> Iterator[tuple[Path, Leaf | None, Array]]:
-        """What is chosen of each column, a leaf at a time: its path, how it was declared, and its rows."""
-        layouts = self.writer.layouts
-        for root, column in self.columns.items():
-            if root == "annotations":
-                for name in sorted(column):
-                    yield ("annotations", name), None, column[name]
-            elif root == "infos":
-                if column is not None:
-                    yield ("infos",), None, objects(column)
-            elif root in ("observations", "actions"):
-                yield from _leaves(layouts.observations if root == "observations" else layouts.actions, column, (root,))
-            else:
-                yield (root,), None, column
+
+def _columns_of(part: Episode, layouts: Layouts, choice: Choice) -> dict[Path, Array]:
+    """The chosen rows of some steps, as a Window has them."""
+    found: dict[Path, Array] = {}
+    for root in choice.roots:
+        if root == "infos":
+            infos = infos_of(part)
+            found |= {} if infos is None else {("infos",): objects(infos)}
+        elif root == "annotations":
+            notes = part.annotations
+            found |= {(root, name): notes[name] for name in sorted(notes) if choice.takes((root, name))}
+        elif root in ("observations", "actions"):
+            layout = layouts.observations if root == "observations" else layouts.actions
+            leaves = _leaves(layout, getattr(part, root), (root,))
+            found |= {path: rows for path, rows in leaves if path == (root,) or choice.takes(path)}
+        else:
+            found[(root,)] = getattr(part, root)
+    return found
 
 
-def _leaves(layout: Layout, tree: Any, path: Path) -> Iterator[tuple[Path, Leaf | None, Array]]:
-    if isinstance(layout, Leaf):
-        yield path, layout, tree
-    elif isinstance(tree, np.ndarray):  # rows without the structure of the space
-        yield path, None, tree
+def _leaves(layout: Layout, tree: Any, path: Path) -> Iterator[tuple[Path, Array]]:
+    if isinstance(layout, Leaf) or isinstance(tree, np.ndarray):
+        yield path, tree
     else:
         keys = range(len(layout.children)) if layout.keys is None else layout.keys
         for key, child in zip(keys, layout.children):
@@ -173,10 +179,10 @@ class _Source(NamedTuple):
 
     def read(self, start: int, stop: int, opens: bool) -> Window:
         part = self.episode if stop - start == len(self.episode) else self.episode[start:stop]
-        columns = {root: infos_of(part) if root == "infos" else getattr(part, root) for root in self.choice.roots}
+        columns = _columns_of(part, self.writer.layouts, self.choice)
         window = Window(self.episode, self.writer, start, stop - start, opens, columns)
-        if self.repeats and window.steps and window.has_placeholder and "observations" in columns:
-            columns["observations"] = with_repeated_final(columns["observations"])
+        if self.repeats and window.steps and window.has_placeholder:
+            columns |= {p: with_repeated_final(rows) for p, rows in columns.items() if p[0] == "observations"}
         return window
 
     def rows_in_a_window(self) -> int:

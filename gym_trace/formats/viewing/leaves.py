@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gym_trace.formats.source import Source, leaves_of
+from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import Window
 from gym_trace.formats.viewing.images import is_image
 from gym_trace.model.layout import Path
@@ -51,22 +51,16 @@ def name_of(path: Path) -> str:
     return "/".join((_ROOTS.get(str(path[0]), str(path[0])), *parts))
 
 
-def rows_of(source: Source, columns: list[Column], window: Window) -> dict[str, Array]:
-    """The rows of a window by the name of the column: typed where it has a form, otherwise objects.
-
-    Raises InvalidOption where values have not the structure of their space.
-    """
-    told, layouts = window.columns, source.layouts
-    found = {leaf.path: rows for leaf, rows in leaves_of(layouts.observations, told["observations"])}
-    if not window.opens:
-        found = {path: rows[1:] for path, rows in found.items()}
-    found |= {leaf.path: rows for leaf, rows in leaves_of(layouts.actions, told["actions"])}
-    found[("rewards",)] = told["rewards"]
-    if told.get("infos") is not None:
-        found[("infos",)] = objects(told["infos"])
-    found |= {("annotations", name): rows for name, rows in told.get("annotations", {}).items()}
+def rows_of(columns: list[Column], window: Window) -> dict[str, Array]:
+    """The rows of a window by the name of the column: typed where it has a form, otherwise objects."""
     nothing = objects([None] * window.steps)
-    return {column.name: typed(found.get(column.path, nothing), column.form) for column in columns}
+    found = {}
+    for column in columns:
+        rows = window.columns.get(column.path, nothing)
+        if column.path[0] == "observations" and not window.opens:
+            rows = rows[1:]
+        found[column.name] = typed(rows, column.form)
+    return found
 
 
 def typed(rows: Array, form: Form | None) -> Array:

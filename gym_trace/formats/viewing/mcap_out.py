@@ -157,9 +157,9 @@ def _add(
     spacing: int,
 ) -> None:
     """The messages of a window: what was there before a step at its time, what it brought at that of the next."""
-    rows = leaves.rows_of(source, columns, window)
+    rows = leaves.rows_of(columns, window)
     texts = {column.name: _texts(column, rows[column.name]) for column in columns if not column.is_image}
-    texts |= {name: _texts(column, window.columns[str(column.path[0])]) for name, column in _FLAGS.items()}
+    texts |= {name: _texts(column, window.columns[column.path]) for name, column in _FLAGS.items()}
     episode, lead = window.episode.index, int(window.opens)
 
     def add(column: Column, step: int, place: int) -> None:

@@ -127,8 +127,8 @@ class _Sender:
             told = printable(f"episode {episode.index}: {len(episode)} steps, {episode.outcome}{seed}")
             identity = self._source.identity(episode)
             self._episodes.append((self._first, episode.index, len(episode), told, identity))
-        rows = leaves.rows_of(self._source, self._columns[: -len(leaves.FLAGS)], window)
-        rows |= {name: window.columns[path] for name, path in leaves.FLAGS.items()}
+        rows = leaves.rows_of(self._columns[: -len(leaves.FLAGS)], window)
+        rows |= {name: window.columns[(path,)] for name, path in leaves.FLAGS.items()}
         for column in self._columns:
             mine = rows[column.name]
             step = window.start + (not column.comes_before)
