@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gym_trace.formats.rlds.example_writer import ExampleWriter, RecordWriter
+from gym_trace.formats.rlds.examples import ExampleWriter, RecordWriter
 from gym_trace.formats.rlds.features import Feature, Features, features_json, tensor
 from gym_trace.model.values import Array
 

@@ -20,9 +20,16 @@ from gym_trace.errors import InvalidOption, UnreadableRecording
 pytest.importorskip("google_crc32c")
 pytest.importorskip("PIL")
 
-from gym_trace.formats.rlds.example_reader import RowReader, lists_in, records_in
-from gym_trace.formats.rlds.example_writer import ExampleWriter, RecordWriter
-from gym_trace.formats.rlds.varints import MalformedExample, numbers_in, varints
+from gym_trace.formats.rlds.examples import (
+    ExampleWriter,
+    MalformedExample,
+    RecordWriter,
+    RowReader,
+    lists_in,
+    numbers_in,
+    records_in,
+    varints,
+)
 
 
 @pytest.mark.parametrize("images", ["png", "raw"])
@@ -55,8 +62,8 @@ def test_an_annotation_that_is_none_at_every_step_is_not_one_that_is_missing(tmp
 def test_long_episodes_are_read_and_written_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.formats.steps.windows._MOST_ROWS", 7)
     monkeypatch.setattr("gym_trace.formats.rlds.importer._MOST_ROWS", 5)
-    monkeypatch.setattr("gym_trace.formats.rlds.example_reader._IN_MEMORY", 100)
-    monkeypatch.setattr("gym_trace.formats.rlds.example_writer._IN_MEMORY", 100)
+    monkeypatch.setattr("gym_trace.formats.rlds.examples._SPOOLED", 100)
+    monkeypatch.setattr("gym_trace.formats.rlds.examples._READ_AT_ONCE", 100)
     monkeypatch.setattr("gym_trace.formats.rlds.exporter._SHARD", 1000)
     trace = record(tmp_path / "trace", length=35)
     gym_trace.export(trace, tmp_path / "out", "rlds")

@@ -271,7 +271,7 @@ def test_a_parquet_file_of_more_rows_than_it_can_have_is_not_read(
 
 
 def test_an_episode_of_rllib_of_very_many_lists_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gym_trace.formats.rllib.encoding import unpacked
+    from gym_trace.formats.rllib.items import unpacked
 
     monkeypatch.setattr("gym_trace.model.containers.MAX_CONTAINERS", 1000)
     with pytest.raises(UnreadableRecording, match="lists and maps"):
@@ -315,7 +315,7 @@ def test_what_other_packages_raise_is_one_line_with_the_file(tmp_path: Path) -> 
 def test_a_picture_that_says_to_be_enormous_is_refused() -> None:
     import io
 
-    from gym_trace.formats.minari.pictures import decoded
+    from gym_trace.formats.minari.spaces import jpeg_pictures
 
     file = io.BytesIO()
     Image.new("L", (64, 64)).save(file, "JPEG")
@@ -323,7 +323,7 @@ def test_a_picture_that_says_to_be_enormous_is_refused() -> None:
     at = raw.index(b"\xff\xc0") + 5
     raw[at : at + 4] = b"\xfd\xe8\xfd\xe8"
     with pytest.raises(UnreadableRecording, match="decompression bomb"):
-        decoded([bytes(raw)], (64, 64, 3), UnreadableRecording)
+        jpeg_pictures([bytes(raw)], (64, 64, 3), UnreadableRecording)
 
 
 def test_texts_of_lerobot_that_repeat_take_memory_once(tmp_path: Path) -> None:

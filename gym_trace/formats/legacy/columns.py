@@ -6,7 +6,8 @@ arrays for images, lists and dicts of them for Tuple and Dict spaces.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +19,26 @@ from gym_trace.model.layout import Layout, Leaf, Path, PlainSpace, taken_apart
 from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
 from gym_trace.reading.assembly import densified
+from gym_trace.ring.segment import Segment
 
 Content = StoredArray | list[Any]
 Columns = dict[Path, Array | list[bytes]]
 _MOST_MEMBERS = 64  # of what is taken for a Tuple or Dict space; each of its leaves becomes a column
 _DEEPEST = 8
 _VALUE_SIZE = 64  # bytes that a value counts, whatever it is
+
+
+class NewWriter(NamedTuple):
+    """A writer of the new trace.
+
+    name: its id, if valid.
+    schema: for its schema record (docs/FORMAT.md, section 4).
+    segments: its episodes, read on demand.
+    """
+
+    name: str
+    schema: dict[str, Any]
+    segments: Iterator[Segment]
 
 
 def row_size(content: Content) -> int:

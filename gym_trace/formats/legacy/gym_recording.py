@@ -11,8 +11,7 @@ import numpy as np
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.formats.legacy.arrays import StoredArray, stored_array
-from gym_trace.formats.legacy.columns import Content, columns_of, rewards_of, row_size, space_of
-from gym_trace.formats.legacy.new_writer import NewWriter
+from gym_trace.formats.legacy.columns import Content, NewWriter, columns_of, rewards_of, row_size, space_of
 from gym_trace.formats.legacy.old_files import OldDirectory, malformed, plain_name
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.vocabulary import Outcome

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.formats.legacy.new_writer import NewWriter
+from gym_trace.formats.legacy.columns import NewWriter
 from gym_trace.formats.legacy.old_files import OldDirectory, malformed, plain_name
 from gym_trace.model.values import Array
 from gym_trace.recording.reset_record import NOTHING

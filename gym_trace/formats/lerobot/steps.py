@@ -22,6 +22,7 @@ from gym_trace.model.values import Array
 _MOST_ROWS = 8192  # that are decoded at a time
 _MOST_BYTES = 8 << 20
 _TEXT_BYTES = 256
+_FORMATS = ("PNG", "JPEG", "TIFF", "WEBP")
 Columns = dict[LeafPath, Any]  # rows of each
 Slices = Callable[[int, int], Any]
 
@@ -144,7 +145,7 @@ def _slices(rows: Any) -> Slices:
 
 
 def _pictures_in(feature: Feature, column: pa.Array, name: str) -> Slices:
-    from gym_trace.formats.lerobot.pictures import pictures_from  # Pillow is not needed without pictures
+    from gym_trace.formats.images import pixels  # Pillow is not needed without pictures
 
     if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
         raise UnreadableRecording(f"{name}: holds something else than pictures")
@@ -153,7 +154,14 @@ def _pictures_in(feature: Feature, column: pa.Array, name: str) -> Slices:
     shape: tuple[int, ...] = feature.shape if is_plain else picture_shape(feature.shape)
 
     def rows(begin: int, end: int) -> Array:
-        found = pictures_from(files[begin:end].to_pylist(), feature.dtype, shape, name)
+        found = np.empty((end - begin, *shape), feature.dtype)
+        for place, file in enumerate(files[begin:end].to_pylist()):
+            if not isinstance(file, bytes):
+                raise UnreadableRecording(f"{name}: a picture is not in the table, but in a file of its own")
+            try:
+                found[place] = pixels(file, shape, feature.dtype, _FORMATS)
+            except ValueError as error:
+                raise UnreadableRecording(f"{name}: a picture cannot be read: {error}") from error
         return shaped_pictures(feature, found)
 
     return rows

@@ -16,8 +16,7 @@ from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import NewEpisode, NewSteps
 from gym_trace.formats.infos import ANNOTATIONS, KeptInfos, info_of
 from gym_trace.formats.minari.metadata import FILE
-from gym_trace.formats.minari.pictures import decoded
-from gym_trace.formats.minari.spaces import is_picture
+from gym_trace.formats.minari.spaces import is_picture, jpeg_pictures
 from gym_trace.formats.parquet.tables import parquet_file
 from gym_trace.model.layout import PlainSpace
 from gym_trace.model.values import Array
@@ -132,7 +131,7 @@ class ArrowSource:
             values = [self._tree(column.field(str(key)), child, fault, depth + 1) for key, child in zip(keys, children)]
             return dict(zip(keys, values)) if is_dict else tuple(values)
         if self._jpeg and pa.types.is_binary(column.type) and is_picture(space):
-            return decoded(column.to_pylist(), tuple(space["shape"]), fault)
+            return jpeg_pictures(column.to_pylist(), tuple(space["shape"]), fault)
         return _array(column, fault, tuple(space["shape"]) if "shape" in space else None)
 
 

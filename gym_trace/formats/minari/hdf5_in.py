@@ -14,8 +14,7 @@ from gym_trace.formats.hdf5.reading import Node, Reading, Rows, arrays_in, piece
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.imported import NewEpisode, NewSteps
 from gym_trace.formats.infos import ANNOTATIONS, KeptInfos, info_of
-from gym_trace.formats.minari.pictures import decoded
-from gym_trace.formats.minari.spaces import is_picture
+from gym_trace.formats.minari.spaces import is_picture, jpeg_pictures
 from gym_trace.model.layout import PlainSpace
 
 _DEEPEST, _MOST_GROUPS = 32, 200
@@ -111,7 +110,7 @@ class HDF5Source:
             shape = tuple(space["shape"])
 
             def pictures(begin: int, end: int) -> Any:
-                return decoded(found_rows.read(begin, end), shape, found_rows.fault)
+                return jpeg_pictures(found_rows.read(begin, end), shape, found_rows.fault)
 
             return pictures, math.prod(shape)
         return found_rows.read, found_rows.row_size

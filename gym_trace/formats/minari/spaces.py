@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, InvalidOption, UnreadableRecording
 from gym_trace.format.manifest import json_of
+from gym_trace.formats.images import pixels
 from gym_trace.model.layout import Path, PlainSpace, from_array_map, to_array_map
 from gym_trace.model.values import Array, dtype_from
 from gym_trace.printable import printable
@@ -130,3 +131,15 @@ def is_picture(space: PlainSpace) -> bool:
         return False
     low, high = (from_array_map(space[name], tuple(shape)) for name in ("low", "high"))
     return bool((low == 0).all() and (high == 255).all())
+
+
+def jpeg_pictures(rows: Any, shape: tuple[int, ...], fault: Callable[[str], UnreadableRecording]) -> Array:
+    """Decode pictures that Minari keeps as JPEG, (rows, *shape) uint8. rows: bytes each, or arrays of them."""
+    pictures = np.empty((len(rows), *shape), np.uint8)
+    for i, row in enumerate(rows):
+        raw = row if isinstance(row, bytes) else np.asarray(row, np.uint8).tobytes()
+        try:
+            pictures[i] = pixels(raw, (*shape, 1)[:3], formats=("JPEG",)).reshape(shape)
+        except ValueError as error:
+            raise fault(f"has a picture that cannot be read ({error!s:.200})") from error
+    return pictures

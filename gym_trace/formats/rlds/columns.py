@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from gym_trace.formats.foreign import widest
-from gym_trace.formats.rlds.example_reader import RowReader, Rows
+from gym_trace.formats.images import pixels
+from gym_trace.formats.rlds.examples import MalformedExample, RowReader, Rows
 from gym_trace.formats.rlds.exporter import name_of
 from gym_trace.formats.rlds.features import Feature, Features
 from gym_trace.formats.rlds.values import MOST_BYTES, unpacked
-from gym_trace.formats.rlds.varints import MalformedExample
-from gym_trace.formats.viewing.images import pixels
 from gym_trace.model.layout import Layout, Leaf, PlainSpace
 from gym_trace.model.schema import Layouts
 

@@ -15,14 +15,14 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.formats.contract import Plan, Target
 from gym_trace.formats.identity import KEY
+from gym_trace.formats.images import is_image
 from gym_trace.formats.losses import losses
-from gym_trace.formats.rlds.example_writer import ExampleWriter, RecordWriter
+from gym_trace.formats.rlds.examples import ExampleWriter, RecordWriter
 from gym_trace.formats.rlds.features import Feature, Features, features_json, tensor
 from gym_trace.formats.rlds.values import packed
 from gym_trace.formats.source import Source, flags
 from gym_trace.formats.steps.plain import json_text, tagged
 from gym_trace.formats.steps.windows import Window
-from gym_trace.formats.viewing.images import is_image
 from gym_trace.model.layout import Layout, Leaf
 from gym_trace.model.layout import Path as LeafPath
 from gym_trace.model.values import ABSENT, Array, objects

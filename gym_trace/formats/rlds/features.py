@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_trace.formats.rlds.varints import MalformedExample
+from gym_trace.formats.rlds.examples import MalformedExample
 
 _CORE = "tensorflow_datasets.core.features."
 _CLASSES = {

@@ -18,11 +18,10 @@ from gym_trace.formats.foreign import read_json
 from gym_trace.formats.identity import KEY, read_about
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, Schema, imported, new_schema
 from gym_trace.formats.rlds.columns import Columns, Read, joined, reader_of, space_of, values_of
-from gym_trace.formats.rlds.example_reader import RowReader, Rows, count_of, lists_in, records_in
+from gym_trace.formats.rlds.examples import MalformedExample, RowReader, Rows, count_of, lists_in, records_in
 from gym_trace.formats.rlds.exporter import TEMPLATE, key_of
 from gym_trace.formats.rlds.features import Feature, Features, features_of, leaves_of
 from gym_trace.formats.rlds.values import MOST_BYTES, all_from_json
-from gym_trace.formats.rlds.varints import MalformedExample
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import ABSENT
 from gym_trace.printable import shown

@@ -13,9 +13,15 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.formats.parquet.tables import parquet_files
-from gym_trace.formats.rllib.encoding import unpacked
-from gym_trace.formats.rllib.items import Header, Items, header_of, is_episodes, pieces_of_episodes
-from gym_trace.formats.rllib.spaces import space_told
+from gym_trace.formats.rllib.items import (
+    Header,
+    Items,
+    header_of,
+    is_episodes,
+    pieces_of_episodes,
+    space_told,
+    unpacked,
+)
 from gym_trace.model.layout import Branch, Layout, Leaf, PlainSpace
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
+import math
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,11 +15,113 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from gymnasium import Space, spaces
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.formats.parquet.tables import parquet_file
 from gym_trace.model.containers import Containers
-from gym_trace.model.values import Array
+from gym_trace.model.values import Array, is_plain_dtype
+
+
+def unpacked(data: bytes) -> Any:
+    """The value in MessagePack that may come from anybody. Raises UnreadableRecording."""
+    try:
+        known = Containers()
+        return msgpack.unpackb(
+            data,
+            list_hook=known.list_hook,
+            object_hook=lambda found: _decoded(known.object_hook(found)),
+            strict_map_key=True,
+        )
+    except UnreadableRecording:
+        raise
+    except CorruptTrace as error:
+        raise UnreadableRecording(f"no episode that is read: {error.problem}") from error
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError, msgpack.UnpackException) as error:
+        raise UnreadableRecording(f"no MessagePack of an episode: {error!r:.100}") from error
+
+
+def _decoded(found: dict[Any, Any]) -> Any:
+    if b"nd" in found:
+        return _array(found)
+    if b"complex" in found:
+        return complex(str(found[b"data"]))
+    return found
+
+
+def _array(found: dict[Any, Any]) -> Any:
+    if found.get(b"kind") == b"O":
+        raise UnreadableRecording(
+            "an array of Python objects, which is pickled; unpickling runs whatever is in a file, so it is not done"
+        )
+    text, data = found[b"type"], found[b"data"]
+    if not is_plain_dtype(text) or not isinstance(data, bytes):
+        raise UnreadableRecording(f"an array of dtype {text!r:.60}")
+    dtype = np.dtype(text)
+    if found[b"nd"] is not True:
+        return np.frombuffer(data, dtype)[0]
+    shape = tuple(found[b"shape"])
+    if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) * dtype.itemsize != len(data):
+        raise UnreadableRecording(f"an array of shape {shape!r:.60} that has {len(data)} bytes")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+_MOST_OF_ARRAY = 64 << 20
+_DEEPEST = 32
+
+
+def space_told(told: Any) -> Space[Any] | None:
+    """The space that RLlib has told; None where it told none, or one that is not known here.
+
+    Raises UnreadableRecording if what it told is malformed.
+    """
+    try:
+        return _space(told, 0)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, zlib.error) as error:
+        raise UnreadableRecording(f"what is said of a space is malformed: {error!r:.100}") from error
+
+
+def _space(told: Any, depth: int) -> Space[Any] | None:
+    if told is None:
+        return None
+    if depth > _DEEPEST:
+        raise ValueError("nested too deep")
+    kind = told["space"]
+    if kind == "dict":
+        members: dict[str, Any] = {key: _space(member, depth + 1) for key, member in told["spaces"].items()}
+        return None if None in members.values() else spaces.Dict(members)
+    if kind == "tuple":
+        parts: list[Any] = [_space(part, depth + 1) for part in told["spaces"]]
+        return None if None in parts else spaces.Tuple(parts)
+    made = _MADE.get(kind)
+    return None if made is None else made(told)
+
+
+def _told_box(told: dict[str, Any]) -> Space[Any]:
+    dtype = np.dtype(told["dtype"])
+    if dtype.kind not in "biuf":
+        raise ValueError(f"a Box of {dtype}")
+    low, high = (np.broadcast_to(_array_told(told[name]), told["shape"]) for name in ("low", "high"))
+    return spaces.Box(low.astype(dtype), high.astype(dtype), tuple(told["shape"]), dtype.type)
+
+
+_MADE: dict[str, Any] = {
+    "box": _told_box,
+    "discrete": lambda told: spaces.Discrete(told["n"], start=told.get("start", 0)),
+    "multi-binary": lambda told: spaces.MultiBinary(told["n"]),
+    "multi-discrete": lambda told: spaces.MultiDiscrete(_array_told(told["nvec"]), dtype=np.dtype(told["dtype"]).type),
+    "text": lambda told: spaces.Text(told["max_length"], min_length=told["min_length"], charset=told["charset"]),
+}
+
+
+def _array_told(text: str) -> Array:
+    packed = base64.b64decode(text, validate=True)
+    unpacker = zlib.decompressobj()
+    raw = unpacker.decompress(packed, _MOST_OF_ARRAY)
+    if unpacker.unconsumed_tail:
+        raise ValueError("an array that is too large")
+    return np.lib.format.read_array(io.BytesIO(raw))  # which reads no objects
+
 
 COLUMN = "item"
 _MOST_BYTES = 1 << 31  # of the values of a row group
