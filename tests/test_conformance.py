@@ -97,5 +97,5 @@ def test_a_loader_that_cannot_see_a_wrong_trace_is_found_out(zoo: dict[str, Path
                 right[str(number)] = one.rewards
             yield one._replace(rewards=right.get(str(number), one.rewards))
 
-    with pytest.raises(AssertionError, match="rewards shifted, and nobody could tell"):
+    with pytest.raises(AssertionError, match="rewards shifted, not noticed"):
         check_exporter(PlainExporter(), blind, tmp_path, only=["vectors"], run_how_to_load=False)

@@ -121,7 +121,7 @@ def foreign(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_what_others_do_not_say_is_not_made_up(tmp_path: Path, foreign: Path) -> None:
+def test_imports_of_foreign_datasets_invent_nothing(tmp_path: Path, foreign: Path) -> None:
     report = gym_trace.import_trace(foreign, tmp_path / "back")
     back, trace = gym_trace.open_trace(tmp_path / "back"), gym_trace.open_trace(tmp_path / "trace")
     assert [episode.outcome for episode in back] == ["terminated", "truncated", "truncated"]
@@ -138,7 +138,7 @@ def test_what_others_do_not_say_is_not_made_up(tmp_path: Path, foreign: Path) ->
 
 
 def of_two_tasks(out: Path) -> None:
-    """Of a robot, with names of elements; even steps are of the second task."""
+    """A robot dataset with names of elements; even steps are of the second task."""
     tables.write_tasks(out / "meta" / "tasks.parquet", ["open the drawer", "close it"])
     for file in (out / "data").glob("*/*.parquet"):
         table = pq.read_table(file)
@@ -190,7 +190,7 @@ def test_a_single_picture_keeps_its_name(tmp_path: Path) -> None:
     assert "observation.images.camera" in info_of(tmp_path / "again")["features"]
 
 
-def test_what_was_changed_since_reads_as_of_others(tmp_path: Path) -> None:
+def test_a_dataset_changed_since_its_export_reads_as_a_foreign_one(tmp_path: Path) -> None:
     record(tmp_path / "trace")
     gym_trace.export(tmp_path / "trace", tmp_path / "out", "lerobot")
     kept = tmp_path / "out" / "meta" / "gym_trace" / "about.json"
@@ -263,7 +263,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_malformed_is_said_to_be(tmp_path: Path, foreign: Path, damage: Callable[[Path], None]) -> None:
+def test_malformed_datasets_raise(tmp_path: Path, foreign: Path, damage: Callable[[Path], None]) -> None:
     damage(foreign)
     with pytest.raises(UnreadableRecording, match=str(foreign)):
         gym_trace.import_trace(foreign, tmp_path / "back")

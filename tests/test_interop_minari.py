@@ -92,7 +92,7 @@ def test_episodes_of_many_windows_come_back(
 
 @of_each_form
 @pytest.mark.parametrize("space", [spaces.Sequence(spaces.Discrete(2)), spaces.Graph(spaces.Discrete(2), None)])
-def test_what_cannot_be_held_is_refused_before_anything_is_written(
+def test_unsupported_spaces_raise_before_anything_is_written(
     tmp_path: Path, form: str, options: dict[str, Any], space: Any
 ) -> None:  # fmt: skip
     trace = record(tmp_path / "trace", Counting(space))
@@ -131,7 +131,7 @@ def test_a_data_set_is_called_as_minari_finds_it(
     assert said in report.how_to_load
 
 
-# -- files of strangers -----------------------------------------------------------------------------------------------
+# -- untrusted files --------------------------------------------------------------------------------------------------
 
 
 def _broken(out: Path, change: Any) -> None:

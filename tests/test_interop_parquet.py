@@ -1,4 +1,4 @@
-"""Parquet: what its tables hold, and what becomes of tables that somebody has tampered with."""
+"""Parquet: the content of its tables, and tampered tables."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_files_have_row_groups_statistics_and_dictionaries(tmp_path: Path, monke
     assert "RLE_DICTIONARY" not in columns["observation.list.element"].encodings
 
 
-def test_what_is_told_of_many_episodes_is_what_is_told_of_each(tmp_path: Path) -> None:
+def test_identities_of_many_episodes_equal_those_of_each(tmp_path: Path) -> None:
     for trace in make_zoo(tmp_path / "zoo", ["ends", "seeds", "infos", "parts", "flags-within"]).values():
         source = Source(open_trace(trace))
         many = source.identities(np.arange(len(source.trace))[::-1])

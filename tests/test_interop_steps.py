@@ -177,7 +177,7 @@ def test_csv_has_the_numbers_of_every_trace(tmp_path: Path) -> None:
     assert check_exporter(CsvExporter(), load_csv, tmp_path, suffix=".csv", only=only, run_how_to_load=False) == {}
 
 
-def test_what_cat_has_printed_becomes_a_trace(tmp_path: Path) -> None:
+def test_the_output_of_cat_can_be_imported(tmp_path: Path) -> None:
     trace = open_trace(make_zoo(tmp_path, ["dict"])["dict"])
     lines = json_lines(trace, range(len(trace)), choose(trace, None))
     (tmp_path / "printed").write_text("".join(f"{line}\n" for line in lines))

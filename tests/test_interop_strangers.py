@@ -99,7 +99,7 @@ def _many_paths(path: Path) -> None:
     [
         (_without_end, "of which 0 bytes are there"),
         (_many_paths, "is there twice"),
-        (lambda path: transitions(path, terminals=np.zeros((10, 5))), "not one number a row"),
+        (lambda path: transitions(path, terminals=np.zeros((10, 5))), "one number per row"),
         (lambda path: transitions(path, **{n: np.zeros((0, 2)) for n in ("observations", "actions")},
                                   rewards=np.zeros(0), terminals=np.zeros(0)), "has no episodes"),
     ],
@@ -161,7 +161,7 @@ def forged(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
     return out
 
 
-def test_what_a_writer_says_of_its_files_is_not_taken_over(tmp_path: Path) -> None:
+def test_imports_ignore_file_names_in_metadata(tmp_path: Path) -> None:
     lies = {"origins": [[1, 2]], "host": "theirs", "batch": 3, "format": [9, 9]}
     out = forged(tmp_path, lambda known: [schema.update(lies) for schema in known["writers"].values()])
     gym_trace.import_trace(out, tmp_path / "again")
@@ -293,7 +293,7 @@ def test_values_of_a_batch_share_what_memory_they_may_take(monkeypatch: pytest.M
 # -- others -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_other_packages_raise_is_one_line_with_the_file(tmp_path: Path) -> None:
+def test_errors_of_other_packages_become_one_line_with_the_path(tmp_path: Path) -> None:
     out = exported(tmp_path, "minari", kind="arrow")
     (out / "data" / "metadata.json").write_text(
         json.dumps(

@@ -17,7 +17,7 @@ from gym_trace.printable import printable
 
 
 def finished(trace: Trace | str | os.PathLike[str]) -> Trace:
-    """Return the episodes that have ended and have steps. Raises InvalidOption if there are none."""
+    """Return the episodes that have ended and have steps. Raises InvalidOption if no episode has."""
     opened = as_trace(trace)
     has_ended: Array = (opened.episodes["outcome"] != "running") & (opened.episodes["steps"] > 0)
     chosen = opened[has_ended]

@@ -1,4 +1,4 @@
-"""What an exporter and an importer are: one format each, built in or of another package (see registry.py).
+"""Interfaces of exporters and importers, one per format, built in or from another package (see registry.py).
 
 Which of its own words a format is described with is up to it; what it does to a trace is said here, and
 gym_trace.formats.conformance tests it.
@@ -52,7 +52,7 @@ class Loss(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where an export goes.
+    """Paths of an export.
 
     staged: write here: an empty directory, or a file that does not exist. It is renamed to final once the export is
     complete, and removed if it fails. final: absolute.
@@ -63,7 +63,7 @@ class Target(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How one trace is exported.
+    """The export of one trace.
 
     losses: what the format cannot store of the trace.
     write: write the trace in memory that does not grow with it. Raises OSError, CorruptTrace.
@@ -110,10 +110,10 @@ class Importer(Protocol):
     extra: ClassVar[str]
 
     def recognises(self, path: Path) -> bool:
-        """Whether what is at path looks like this format; reads little, and never raises for what is another one."""
+        """Return True if path looks like this format. Reads little, and never raises for another format."""
 
     def read(self, path: Path) -> Imported:
-        """What the trace is to be. Nothing of the source is run or unpickled, and it is never changed.
+        """Read the source as a trace. Nothing of it is run or unpickled, and it is never changed.
 
         Raises UnreadableRecording, also while the episodes are read.
         """
@@ -121,7 +121,7 @@ class Importer(Protocol):
 
 @dataclass
 class ExportReport:
-    """What export() has written.
+    """Result of export().
 
     Attributes:
         format, path: what, and where.
@@ -142,7 +142,7 @@ class ExportReport:
 
 @dataclass
 class ImportReport:
-    """What import_trace() has written.
+    """Result of import_trace().
 
     Attributes:
         format, path: what it was imported from.

@@ -1,4 +1,4 @@
-"""Files of strangers, and the widest spaces that their arrays can be of."""
+"""Untrusted files, and the widest spaces of their arrays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         said = None
     if not isinstance(said, dict):
-        raise UnreadableRecording(f"{path}: is no JSON object, or too large")
+        raise UnreadableRecording(f"{path}: not a JSON object, or too large")
     return said
 
 
@@ -70,7 +70,7 @@ def check_links(path: Path) -> None:
 
 
 def _blobs_of(root: Path) -> Path | None:
-    """Where the files of a snapshot of Hugging Face are: datasets--NAME/snapshots/REVISION has links to them."""
+    """Return the blobs of a Hugging Face snapshot: datasets--NAME/snapshots/REVISION has links to them."""
     for folder in (root, *root.parents):
         if folder.parent.name == "snapshots" and re.match("(datasets|models|spaces)--", folder.parent.parent.name):
             return folder.parent.parent / "blobs"
@@ -106,7 +106,7 @@ class Values:
         self._left = _MOST_MEMORY
 
     def json(self, text: str | bytes) -> Any:
-        """What JSON says. Raises ValueError, RecursionError."""
+        """Decode JSON. Raises ValueError, RecursionError."""
         self._left -= _memory(text)
         if self._left < 0:
             raise ValueError("more lists, maps and numbers than are read")
@@ -117,7 +117,7 @@ class Values:
         try:
             return untagged(self.json(text))
         except (ValueError, RecursionError) as error:
-            raise UnreadableRecording(f"a value is no JSON that is read ({error!s:.100})") from error
+            raise UnreadableRecording(f"invalid JSON value ({error!s:.100})") from error
 
 
 def _memory(text: str | bytes) -> int:
@@ -127,12 +127,12 @@ def _memory(text: str | bytes) -> int:
 
 
 def is_plausible(size: int, stored: int) -> bool:
-    """Whether so much may come of what takes stored bytes in a compressed file: nobody has files of zeros alone."""
+    """Return True if a compressed file may hold `size` bytes: only malicious files are all zeros."""
     return 0 <= size <= _SLACK + _MOST_RATIO * stored
 
 
 def begins_with(path: Path, magic: bytes) -> bool:
-    """Whether a file does; no, if there is none that can be read."""
+    """Return True for such a file; False if it is unreadable."""
     try:
         with path.open("rb") as file:
             return file.read(len(magic)) == magic

@@ -1,4 +1,4 @@
-"""What of a trace no other format has a place for, as JSON text that goes into the metadata of most of them.
+"""Facts of a trace that other formats cannot store, as JSON text for their metadata.
 
 With it an import makes the trace again: the same writers, episode ids, spaces, seeds, generator states and times.
 Values of any kind are written as docs/STEPS.md says.
@@ -26,7 +26,7 @@ from gym_trace.printable import shown
 
 KEY = "gym_trace"  # under which formats keep these texts
 _VERSION = 1
-_OF_ITS_FILES = ("batch", "format", "host", "pid", "type", "writer", ORIGINS)  # and of the machine, which nobody needs
+_OF_ITS_FILES = ("batch", "format", "host", "pid", "type", "writer", ORIGINS)  # and of the machine
 _OF_ITS_PROVENANCE = ("argv", "diff", "diff_is_whole")  # which may hold secrets
 _CLOCKS = ("clock_offset", "duration")
 _ALWAYS = ("episode_id", "lane", "first_step", "seed", "start_time", "end_time")
@@ -36,7 +36,7 @@ _MOST_TEXT = 64 << 20  # characters
 
 
 def about(trace: Trace) -> str:
-    """What its writers and people say of a trace. Raises CorruptTrace."""
+    """Return the schemas of its writers and the facts of a trace. Raises CorruptTrace."""
     writers = {reader.writer: tagged(_schema(reader.schema)) for reader in trace.readers}
     return json_text({"version": _VERSION, "gym_trace": __version__, "writers": writers, "facts": tagged(trace.facts)})
 
@@ -54,7 +54,7 @@ def _without_files(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def identity(episode: Episode, record: Any, is_part: bool) -> str:
-    """What is known of an episode beside its steps. record: its row of trace.episodes. Raises CorruptTrace."""
+    """Return the facts of an episode besides its steps. record: its row of trace.episodes. Raises CorruptTrace."""
     terminations, truncations = episode.terminations, episode.truncations
     flagged = terminations | truncations
     known: dict[str, Any] = {
@@ -118,7 +118,7 @@ def identities(trace: Trace, places: Array, is_part: Array) -> list[str]:
 
 
 def _ends_of(trace: Trace, writers: Array, rows: Array) -> list[list[bool] | None]:
-    """Of each episode what its last step was said to be, terminated and truncated; [] where it has none, None where
+    """Return for each episode the flags of its last step, terminated and truncated; [] without steps, None where
     it takes more than a look at that step."""
     found: list[list[bool] | None] = [None] * len(rows)
     for number in np.unique(writers).tolist():
@@ -140,7 +140,7 @@ def _bits(flags: Array) -> str:
 
 
 def read_about(text: str) -> dict[str, Any]:
-    """What about() was given, with nothing in it checked but that there are maps. Raises UnreadableRecording."""
+    """Read the text of about(); checks only that there are maps. Raises UnreadableRecording."""
     said = _read(text)
     writers, facts = said.get("writers"), said.get("facts")
     if said.get("version") != _VERSION:
@@ -157,7 +157,7 @@ def read_about(text: str) -> dict[str, Any]:
 
 
 def read_identity(text: str) -> dict[str, Any]:
-    """What identity() was given; what is there has the type that it should have. Raises UnreadableRecording."""
+    """Read the text of identity(), and check the types of its values. Raises UnreadableRecording."""
     known = {key: untagged(value) for key, value in _read(text).items()}
     for key, kind in _KINDS.items():
         if key in known and (not isinstance(known[key], kind) or isinstance(known[key], bool) is not (kind is bool)):
@@ -220,4 +220,4 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def malformed(what: str) -> UnreadableRecording:
-    return UnreadableRecording(f"what gym-trace has said of {what} when it was exported is malformed")
+    return UnreadableRecording(f"malformed metadata of gym-trace for {what}")

@@ -1,4 +1,4 @@
-"""What importers give: episodes of another format, and what they become in a trace."""
+"""Episodes as importers give them, and what they become in a trace."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from gym_trace.recording.reset_record import packed_start, stored_seed
 from gym_trace.ring.segment import Columns, Rows, Segment, size_of
 
 _UNKNOWN_TIME = int(np.iinfo(np.int64).min)  # as NumPy has what is not a time
-Schema = dict[str, Any]  # what a writer says of itself (docs/FORMAT.md, section 4)
+Schema = dict[str, Any]  # the schema record of a writer (docs/FORMAT.md, section 4)
 
 
 class NewSteps(NamedTuple):
     """Some steps of an episode, one after the other.
 
     observations: the rows that the steps led to; those of the first steps of an episode have one more in front. An
-    array, or dicts and tuples of them as the space has them. actions, rewards: a row a step.
+    array, or dicts and tuples of them as the space has them. actions, rewards: one row per step.
     terminations, truncations: (steps,) bool, as the environment said; None: the outcome says it.
-    infos: a dict a step. annotations: by name, a row a step.
+    infos: one dict per step. annotations: by name, one row per step.
     """
 
     observations: Any
@@ -46,13 +46,13 @@ class NewSteps(NamedTuple):
 
 
 class NewEpisode(NamedTuple):
-    """An episode that is to be written.
+    """An episode to write.
 
-    steps: how many. parts: all of them, some at a time and read as they are asked for; one empty one if there are none.
+    steps: their number. parts: all steps in parts, read on demand; one empty part for no steps.
     outcome: None: "terminated" or "truncated" as the flags of the last step say, otherwise "cut".
     has_final_observation: whether the last row of observations is what the last step led to; otherwise it is a
         placeholder: NaN, 0 or "".
-    identity: what Source.identity() gave; it counts more than all that is here besides.
+    identity: the text of Source.identity(); it overrides all other fields.
     """
 
     steps: int
@@ -67,7 +67,7 @@ class NewEpisode(NamedTuple):
 
 @dataclass
 class Imported:
-    """What a trace is to be made of.
+    """The content of a new trace.
 
     Attributes:
         kind: the format, in words.
@@ -75,9 +75,9 @@ class Imported:
         segments: (id of the writer, a piece of what it has), read as they are asked for; None: it has no more.
         total: steps, or whatever done counts, in all; 0: not known.
         done: how much of that has been read so far.
-        facts: what is said of it all: author, license, description …
+        facts: of the whole trace: author, license, description …
         notes: what could not be known, in a sentence each; more may come while the segments are read.
-        beside: files that are no part of the trace and are to lie beside it, such as videos.
+        beside: files outside of the trace format that are copied next to it, such as videos.
     """
 
     kind: str
@@ -99,7 +99,7 @@ def new_schema(
     split: str = "",
     infos: bool = False,
 ) -> Schema:
-    """What a writer says of itself of which another format tells no more than this.
+    """Return the schema of a writer from another format.
 
     environment: what is known of id, spec (the EnvSpec as JSON text), class, note.
     """

@@ -31,7 +31,7 @@ from gym_trace.storage.staging import StagedStorage, new_directory
 Progress = Callable[[int, int], None]  # done, in all; 0: not known
 _LEVEL = 3  # of zstd
 _MOST_WRITERS = 256  # that are written at a time
-# What files of strangers make Python and other packages raise, where no importer has foreseen it.
+# Errors that untrusted files cause in Python and other packages, where no importer has foreseen them.
 _MALFORMED = (
     ArithmeticError,
     AttributeError,
@@ -153,13 +153,13 @@ class _Import:
             report.videos.append(file.name)
 
     def _facts(self, found: Imported) -> Facts:
-        """Those that a trace can have; others are noted."""
+        """Return the valid facts; note the others."""
         facts: Facts = {}
         for key, value in found.facts.items():
             try:
                 facts = checked({**facts, key: value})
             except InvalidOption as error:
-                self._report.notes.append(f"left out of what is said of it: {error}")
+                self._report.notes.append(f"skipped metadata: {error}")
         return facts
 
     @contextlib.contextmanager

@@ -22,7 +22,7 @@ from gym_trace.reading.forms import Form
 
 ANNOTATIONS = "annotations"  # the key of the infos under which formats without a place for them have them
 _MOST_COLUMNS, _DEEPEST = 500, 8
-_MOST_BYTES = wire.MAX_VALUES + (1 << 20)  # of what is packed of some steps: one step can have so many
+_MOST_BYTES = wire.MAX_VALUES + (1 << 20)  # of the packed infos of some steps: one step can have this many
 _MOST_STEPS = 1 << 20  # that are packed together
 
 Kind = tuple[np.dtype[Any] | None, tuple[int, ...]]  # dtype and shape of a value; None: text
@@ -38,19 +38,19 @@ class InfoColumn(NamedTuple):
 
     @property
     def blank(self) -> Any:
-        """What there is where a reset has no such info: NaN, 0, False or ""; an array (1, *shape), or a list of one."""
+        """The value for a reset without this info: NaN, 0, False or ""; an array (1, *shape), or a list of one."""
         if self.dtype is None:
             return [""]
         return np.full((1, *self.shape), np.nan if self.dtype.kind == "f" else 0, self.dtype)
 
     def rows(self, window: Window) -> Any:
-        """Those of the steps of a window: an array (steps, *shape), or a list of text."""
+        """Return the rows for the steps of a window: an array (steps, *shape), or a list of text."""
         if self.path[0] == ANNOTATIONS:
             return window.columns.get(self.path, np.empty((0, *self.shape), self.dtype))
         return self._array([_at(info, self.path) for info in window.columns[("infos",)]])
 
     def of_reset(self, info: Any) -> Any:
-        """That of a reset, (1, *shape) or a list of one; None if it has none like it."""
+        """Return the value of a reset, (1, *shape) or a list of one; None if it has no such value."""
         if self.path[0] == ANNOTATIONS:
             return None
         value = _at(info, self.path)
@@ -62,7 +62,7 @@ class InfoColumn(NamedTuple):
 
 
 class InfoColumns(NamedTuple):
-    """What infos() found.
+    """Result of info_columns().
 
     columns: in the order of their paths. has_infos: whether infos were recorded.
     left_out: names of infos that are not in every step, or not alike in all. unlike: of annotations likewise.
@@ -77,7 +77,7 @@ class InfoColumns(NamedTuple):
 
     @property
     def are_kept_whole(self) -> bool:
-        """Whether there is anything to be packed: infos, or annotations that are no columns."""
+        """Return True if there is anything to pack: infos, or annotations that cannot be columns."""
         return self.has_infos or bool(self.unlike)
 
 
@@ -129,7 +129,7 @@ def _counted(
 
 
 def _kind(values: Sequence[Any]) -> Kind | None:
-    """What all of these values are; None if they are of several kinds, or of one that no column has."""
+    """Return the kind of all of these values; None if there are several, or it cannot be a column."""
     types = set(map(type, values))
     if types == {str}:
         return (None, ()) if all(map(_is_text, values)) else None
@@ -149,7 +149,7 @@ def _kind(values: Sequence[Any]) -> Kind | None:
 
 
 def _joined(one: Kind | None, other: Kind | None) -> Kind | None:
-    """What values of both are, as numbers."""
+    """Return the kind that holds values of both, as numbers."""
     if one is None or other is None or one == other:
         return one if one == other else None
     first, second = one[0], other[0]
@@ -167,7 +167,7 @@ def _at(info: Any, path: Iterable[str]) -> Any:
 
 
 def _is_name(key: Any) -> bool:
-    """Whether it can be the name of something in files of all formats."""
+    """Return True if it is a valid name in files of all formats."""
     return type(key) is str and key not in ("", ".", "..") and "/" not in key and _is_text(key)
 
 
@@ -187,8 +187,9 @@ def _name(path: Iterable[Any]) -> str:
 
 
 def packed(window: Window, found: InfoColumns) -> Iterator[tuple[int, bytes]]:
-    """The infos of the steps of a window, and the annotations that are no columns: (place of the first step in the
-    episode, data for KeptInfos), several where they are large.
+    """Pack the infos of the steps of a window, and the annotations without a column.
+
+    Yields (index of the first step in the episode, data for KeptInfos), several where they are large.
     """
     infos = window.columns.get(("infos",))
     loose = {name: list(rows) for name in found.unlike if (rows := window.columns.get((ANNOTATIONS, name))) is not None}
@@ -206,7 +207,7 @@ def packed(window: Window, found: InfoColumns) -> Iterator[tuple[int, bytes]]:
 
 
 class KeptInfos:
-    """What packed() gave, to be taken in other portions. Raises UnreadableRecording for what it has not given."""
+    """Infos unpacked, in any portions. Raises UnreadableRecording if packed() cannot have written the data."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[Any, dict[str, Any]]] = []  # a step each
@@ -236,7 +237,7 @@ class KeptInfos:
             raise UnreadableRecording("the infos that gym-trace kept beside the others are malformed") from error
 
     def take(self, steps: int) -> tuple[list[Any] | None, dict[str, Array]]:
-        """The infos of the next steps, None if there are none, and their annotations."""
+        """Take the infos of the next steps, None if they have none, and their annotations."""
         rows, self._rows = self._rows[:steps], self._rows[steps:]
         if len(rows) != steps:
             raise UnreadableRecording("the infos that gym-trace kept beside the others are of fewer steps")

@@ -1,4 +1,4 @@
-"""What of a trace a format cannot say: the losses that most formats have, and only where the trace has such a thing."""
+"""The losses that most formats have, reported only if the trace has such content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_trace.formats.source import Source
 
 
 def losses(source: Source, *names: str) -> Iterator[Loss]:
-    """Of these losses those that there are, such as "seed" where an episode has one.
+    """Yield those of these losses that apply, such as "seed" if an episode has one.
 
     names: "final_observation", "seed", "options", "reset_info", "outcome", "flags", "infos", "annotations", "identity",
     "dtype", "empty_episode", "parts", "facts". Raises CorruptTrace.
@@ -85,7 +85,7 @@ def _parts(source: Source) -> str:
 
 
 def _facts(source: Source) -> str:
-    return f"what is said of the trace is not kept: {', '.join(sorted(source.facts))}" if source.facts else ""
+    return f"facts of the trace are not kept: {', '.join(sorted(source.facts))}" if source.facts else ""
 
 
 _FOUND: dict[str, Callable[[Source], str]] = {

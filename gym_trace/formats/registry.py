@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 
 _EXPORTERS: dict[str, Entry] = {
-    "csv": Entry("gym_trace.formats.steps.exporters:CsvExporter", "", "CSV, a line a step"),
+    "csv": Entry("gym_trace.formats.steps.exporters:CsvExporter", "", "CSV, one line per step"),
     "d4rl": Entry("gym_trace.formats.hdf5.d4rl_out:D4RLExporter", "hdf5", "an HDF5 file as D4RL has it"),
     "jsonl": Entry("gym_trace.formats.steps.exporters:JsonLinesExporter", "", "JSON lines, as docs/STEPS.md has them"),
     "lerobot": Entry("gym_trace.formats.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot data set, version 3"),
@@ -68,7 +68,7 @@ _IMPORTERS: dict[str, Entry] = {
     "table": Entry(
         "gym_trace.formats.parquet.table_importer:TableImporter",
         "parquet",
-        "one Parquet table, a row a step",
+        "one Parquet table, one row per step",
     ),
 }
 _LAST = "table"  # which takes any Parquet for its own
@@ -120,7 +120,7 @@ def importer_named(name: str, options: Mapping[str, Any]) -> Importer:
 def _made(name: str, made: Any, options: Mapping[str, Any]) -> Any:
     known = _options(made)
     if unknown := [option for option in options if option not in known]:
-        told = f"there are {', '.join(known)}" if known else "there are none"
+        told = f"there are {', '.join(known)}" if known else "it takes no options"
         raise InvalidOption(f"{name} has no option {unknown[0]!r}; {told}")
     return made(**options)
 
@@ -190,6 +190,6 @@ def _loaded(name: str, entries: Mapping[str, Entry], doing: str) -> Any:
 
 
 def listed(entries: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
-    """A format and what is said of it, each."""
+    """Yield each format and its description."""
     for name, entry in entries.items():
         yield name, entry.what + (f" (pip install 'gym-trace[{entry.extra}]')" if entry.extra else "")

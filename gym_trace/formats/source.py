@@ -43,7 +43,7 @@ class Source:
         running: how many others are being recorded still.
         steps: how many there are in all.
         layouts: of observations and actions, the same for all episodes.
-        finals: what becomes of final observations that nobody knows; see Exporter.
+        finals: what the source gives for unknown final observations; see Exporter.
     """
 
     def __init__(self, trace: Trace, on_progress: Progress | None = None, finals: str = REPEATED):
@@ -91,12 +91,12 @@ class Source:
         return found
 
     def unknown_finals(self) -> str:
-        """What is said of final observations that nobody knows; "" where the format can say it, or there are none."""
+        """Return the loss by unknown final observations; "" if the format can store it, or there are no such ones."""
         unknown = ~self.trace.episodes["has_final_observation"] & (self.trace.episodes["steps"] > 0)
         if self.finals == KEPT or not unknown.any():
             return ""
         count, ended = int(np.count_nonzero(unknown)), int(np.count_nonzero(unknown & self._is_terminated))
-        told = f"nobody knows the final observation of {count:,} {'episode' if count == 1 else 'episodes'}"
+        told = f"unknown final observation in {count:,} {'episode' if count == 1 else 'episodes'}"
         if self.finals == REPEATED:
             return f"{told}: the one before it stands in for it"
         left = f"the last step of {count - ended:,}, not terminated, is left out" if count > ended else ""
@@ -124,12 +124,12 @@ class Source:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """What is known of the environment: id, spec (JSON), wrappers, class; of the first writer."""
+        """Facts of the environment: id, spec (JSON), wrappers, class; of the first writer."""
         return self._having[0].env_spec
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """What people say of the trace: author, license, description, tags …"""
+        """Facts of the trace: author, license, description, tags …"""
         return self.trace.facts
 
     @cached_property
@@ -142,7 +142,7 @@ class Source:
         return identity.identity(episode, self.episodes[episode.index], bool(self.is_part[episode.index]))
 
     def identities(self, places: Array) -> list[str]:
-        """The same of the episodes at some places, for a fraction of the time. Raises CorruptTrace."""
+        """Return the identities of the episodes at some places, faster. Raises CorruptTrace."""
         return identity.identities(self.trace, places, self.is_part)
 
     # -- what there is ------------------------------------------------------------------------------------------------
@@ -160,15 +160,15 @@ class Source:
 
     @cached_property
     def forms(self) -> dict[Path, Form | None]:
-        """Of each column that has rows what these are; None: values of any kind, or of forms that cannot be joined.
+        """The form of the rows of each column; None: values of any kind, or of forms that cannot be joined.
 
         The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
-        Reads what chunks say of themselves, not their rows. Raises CorruptTrace.
+        Reads the headers of chunks, not their rows. Raises CorruptTrace.
         """
         return forms_of(self.trace)
 
     def has_flags_within(self) -> bool:
-        """Whether a step before the last one of an episode is terminated or truncated."""
+        """Return True if a step before the last one of an episode is terminated or truncated."""
         table, rows_of = self.episodes, self.trace.rows
         for number, reader in enumerate(self.trace.readers):
             parts, chosen = reader.parts, np.zeros(len(reader.parts.table), np.bool_)
@@ -198,7 +198,7 @@ class Source:
             self.advance(window.steps)
 
     def blocks(self, *columns: str) -> Iterator[Block]:
-        """The same for many episodes at once; whoever asks calls advance(). Raises CorruptTrace."""
+        """Yield the steps of many episodes at once; the caller must call advance(). Raises CorruptTrace."""
         return step_blocks(self.trace, choose(self.trace, columns or None), self.finals)
 
     def scan(self) -> Iterator[tuple[Episode, Any]]:
@@ -212,7 +212,7 @@ class Source:
             yield episode, observations
 
     def advance(self, steps: int) -> None:
-        """Tells whoever waits that these are written; windows() does so by itself."""
+        """Report progress: these steps are written. windows() calls it itself."""
         self._done += steps
         if self._on_progress is not None:
             self._on_progress(min(self._done, self.steps), self.steps)

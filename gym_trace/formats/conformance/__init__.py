@@ -1,4 +1,4 @@
-"""What every exporter and importer passes (gym_trace.formats.contract): tests for whoever writes one.
+"""Tests that every exporter and importer must pass (gym_trace.formats.contract).
 
     from my_package import TablesExporter, read_tables  # the loader that people use, or the package that has it
     from gym_trace.formats.conformance import Loaded, check_exporter

@@ -82,7 +82,7 @@ def check_export(exporter: Exporter, load: Load, trace: Trace | str | Path, out:
     _must(not problem, f"{exporter.name}, {name}: {problem}; said to be lost: {[loss.what for loss in report.lost]}")
     _must(not source.steps or told[-1:] == [(source.steps, source.steps)], f"{name}: progress ends with {told[-1:]}")
     for loss in report.lost:
-        _must(loss.what in LOSSES, f"{name}: a loss of {loss.what!r}, which is none of contract.LOSSES")
+        _must(loss.what in LOSSES, f"{name}: a loss of {loss.what!r}, not in contract.LOSSES")
         _must(loss.why.isprintable() and loss.why.strip() == loss.why != "", f"{name}: no sentence: {loss.why!r}")
     return report
 
@@ -144,7 +144,7 @@ def check_wrong(
             shown = difference(source, load(out), lost, only_steps=True)
         except Exception:  # that what is wrong cannot be loaded is a way of showing it
             continue
-        _must(bool(shown), f"{exporter.name}, {source.trace.directory.name}: {what}, and nobody could tell")
+        _must(bool(shown), f"{exporter.name}, {source.trace.directory.name}: {what}, not noticed")
     return found
 
 
@@ -156,14 +156,14 @@ def _must(true: bool, otherwise: str) -> None:
 def _check_itself(exporter: Any) -> None:
     made = type(exporter)
     is_frozen = getattr(getattr(made, "__dataclass_params__", None), "frozen", False)
-    _must(is_frozen, f"{made.__name__} is no frozen dataclass")
+    _must(is_frozen, f"{made.__name__} must be a frozen dataclass")
     _must(bool((made.__doc__ or "").strip()), f"{made.__name__} has no docstring")
     _must(exporter.makes in ("directory", "file"), f"it makes {exporter.makes!r}, neither a directory nor a file")
     _must(exporter.name.replace("-", "_").isidentifier(), f"no name to be asked for by: {exporter.name!r}")
 
 
 def _check_strict(exporter: Exporter, trace: Path, out: Path, report: ExportReport) -> None:
-    """Whether strict refuses just what loses something, and writes nothing then."""
+    """Check that strict raises exactly where something is lost, and writes nothing then."""
     if not report.lost:
         export(trace, out, exporter, strict=True)
         return
@@ -177,13 +177,13 @@ def _check_strict(exporter: Exporter, trace: Path, out: Path, report: ExportRepo
 
 
 def _check_selection(exporter: Exporter, load: Load, trace: Path, out: Path) -> None:
-    """Whether a view is exported in its own order."""
+    """Check that a view is exported in its own order."""
     whole = as_trace(trace)
     check_export(exporter, load, whole[list(range(len(whole)))[::-2]], out)
 
 
 def _check_interrupted(exporter: Exporter, trace: Path, directory: Path, suffix: str) -> None:
-    """Whether Ctrl-C leaves nothing, and nothing that is in the way of another export."""
+    """Check that Ctrl-C leaves no files, and nothing that blocks another export."""
     directory.mkdir()
 
     def interrupt(done: int, total: int) -> None:
@@ -200,12 +200,12 @@ def _check_interrupted(exporter: Exporter, trace: Path, directory: Path, suffix:
 
 
 def _check_how_to_load(report: ExportReport, directory: Path) -> None:
-    """Whether what is said to load it does so, in another directory."""
+    """Run how_to_load in another directory."""
     said = report.how_to_load
     try:
         ast.parse(said)
     except SyntaxError as error:
-        raise AssertionError(f"how_to_load is no Python: {said!r}") from error
+        raise AssertionError(f"how_to_load: invalid Python: {said!r}") from error
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", said], cwd=directory, capture_output=True, text=True, timeout=600
     )

@@ -1,4 +1,4 @@
-"""Whether what a loader gives is what the trace has."""
+"""Comparison of what a loader gives with its trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Loaded(NamedTuple):
             arrays as the space has them; of text, a list.
         actions, rewards: N rows.
         terminations, truncations: (N,) bool.
-        seed, options, reset_info, outcome: as the episode of the trace has them; those that are None are looked for in
+        seed, options, reset_info, outcome: as the episode of the trace has them; where None, they are looked up in
             the identity.
         infos: N dicts. annotations: N rows, by name.
         identity: the text that Source.identity() gave.
@@ -47,16 +47,16 @@ class Loaded(NamedTuple):
 
 
 class _Difference(Exception):
-    """What is not as it should be."""
+    """A difference from the trace."""
 
 
 def difference(source: Source, loaded: Iterable[Loaded], lost: Collection[str], only_steps: bool = False) -> str:
-    """What is not as in the trace, in words; "" if all is.
+    """Return the first difference from the trace, in words; "" if they are equal.
 
     Args:
         loaded: the episodes, in their order.
         lost: of what something may be lost (see contract.LOSSES).
-        only_steps: compare nothing that is said of an episode beside its steps.
+        only_steps: compare steps alone, not the facts of episodes.
     """
     count = int(np.count_nonzero(source.episodes["steps"])) if "empty_episode" in lost else len(source.episodes)
     wanted = (pair for pair in source.scan() if len(pair[0]) or "empty_episode" not in lost)
@@ -221,7 +221,7 @@ def _compare_values(name: str, values: Any, found: Any) -> None:
 
 
 def _text(value: Any) -> str:
-    """The same for values that libraries do not tell apart: of np.str_ and str, np.float64 and float."""
+    """Return one text for values that libraries do not distinguish: np.str_ and str, np.float64 and float."""
     return json_text(tagged(_plain(value)))
 
 
@@ -260,7 +260,7 @@ def _compare_flags(episode: Episode, one: Loaded, lost: Collection[str], is_part
             raise _Difference(f"{name}, step {step} of {len(flags)}: {found[step]}, where it should be {flags[step]}")
 
 
-# -- what is said of an episode ---------------------------------------------------------------------------------------
+# -- facts of an episode ----------------------------------------------------------------------------------------------
 
 
 def _compare_told(source: Source, episode: Episode, one: Loaded, lost: Collection[str]) -> None:

@@ -87,7 +87,7 @@ def _check_identity(source: Source, made: Trace, lost: set[str], name: str) -> N
 
 
 def _check_recognises(importer: Importer, directory: Path) -> None:
-    """Whether it leaves alone what is something else."""
+    """Check that it recognizes no other format."""
     place = directory / "something-else"
     place.mkdir()
     for name, content in (

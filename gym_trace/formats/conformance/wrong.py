@@ -106,7 +106,7 @@ def _swapped(episodes: list[Whole]) -> list[Whole]:
 
 
 def _merged(episodes: list[Whole]) -> list[Whole]:
-    """What is truncated is terminated."""
+    """Truncated episodes read as terminated."""
 
     def merge(steps: NewSteps) -> NewSteps:
         assert steps.terminations is not None

@@ -1,4 +1,4 @@
-"""Small traces of every kind, recorded from environments that do as they are told."""
+"""Small traces of every kind, recorded from scripted environments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gym_trace.storage.local import LocalStorage
 
 
 class Script(NamedTuple):
-    """An episode as it is to be. end: "terminated", "truncated", "both", or "" where it is broken off."""
+    """A planned episode. end: "terminated", "truncated", "both", or "" for an incomplete one."""
 
     steps: int
     end: str
@@ -138,7 +138,7 @@ def _of_seeds(directory: Path) -> None:
 
 def _of_infos(directory: Path) -> None:
     _record(_Scripted(_BOX32, _DISCRETE), directory, notes=True, record_infos=True, metadata={"policy": "random"})
-    facts = {"author": "somebody", "description": "a trace of the conformance tests", "tags": ["a", "b"]}
+    facts = {"author": "A. Person", "description": "a trace of the conformance tests", "tags": ["a", "b"]}
     write_facts(LocalStorage(directory), facts)
 
 
@@ -181,7 +181,7 @@ _ZOO: dict[str, Callable[[Path], None]] = {
     "several-rewards": lambda directory: _record(_Scripted(_BOX32, _DISCRETE, (2,)), directory),
     "odd-numbers": _of_odd_numbers,
 }
-# What is to be wrong with a trace, these have: float64, images, and both kinds of ends.
+# Traces with everything that WRONG changes: float64, images, and both kinds of ends.
 FOR_WRONG = ("vectors", "float64", "pixels", "integers", "dict")
 
 

@@ -84,7 +84,7 @@ class _File:
             if one is not None and len(one) != rows:
                 raise one.fault(f"has {len(one)} rows, and there are {rows} rewards")
             if one in of_one and one is not None and one.shape not in ((rows,), (rows, 1)):
-                raise one.fault(f"is of shape {one.shape}, and not one number a row")
+                raise one.fault(f"has shape {one.shape}; one number per row expected")
         if self._next is not None and self._next.shape != self.observations.shape:
             raise self._next.fault(f"is of shape {self._next.shape}, and observations of {self.observations.shape}")
         self._metadata = root.node("metadata") if "metadata" in root and root.is_node("metadata") else None
@@ -114,7 +114,7 @@ class _File:
             notes.append(f"arrays that D4RL does not have become annotations: {_named([*self._annotations])}")
         left = [*self._left_out, *(f"metadata/{name}" for name in self._metadata_left_out())]
         if left:
-            notes.append(f"left out, because they have not a row for each step, or are no arrays: {_named(left)}")
+            notes.append(f"skipped, not arrays with one row per step: {_named(left)}")
         return notes
 
     def _others(self, root: Node, rows: int) -> dict[str, Ahead]:
@@ -123,7 +123,7 @@ class _File:
         for name in root.names():
             if name in _KNOWN:
                 continue
-            with suppress(UnreadableRecording):  # a link, or of values that are no numbers
+            with suppress(UnreadableRecording):  # a link, or values that are not numbers
                 if not root.is_node(name) and (one := root.rows(name)).shape and len(one) == rows and not one.is_bytes:
                     found[name] = Ahead(one)
                     continue
@@ -135,7 +135,7 @@ class _File:
         return [name for path, _ in there if (name := "/".join(path)) not in kept]
 
     def metadata(self) -> dict[str, Any]:
-        """Numbers and texts that it says of itself."""
+        """Numbers and texts of its metadata."""
         found: dict[str, Any] = {"imported_from": _KIND}
         for path, rows in arrays_in(self._metadata) if self._metadata is not None else ():
             if path[0] != KEY and not rows.shape and not rows.is_bytes:
@@ -222,7 +222,7 @@ class _File:
 def _numbers(root: Node, name: str) -> Rows:
     rows = root.rows(name)
     if rows.is_text or rows.is_bytes or not rows.shape:
-        raise rows.fault("is no array of numbers")
+        raise rows.fault("not an array of numbers")
     return rows
 
 

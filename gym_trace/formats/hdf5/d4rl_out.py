@@ -68,7 +68,7 @@ class D4RLExporter:
 
 
 def _forms(source: Source) -> dict[str, Form]:
-    """What observations, actions and rewards are. Raises InvalidOption where they are no single arrays of numbers."""
+    """Return the forms of observations, actions and rewards. Raises InvalidOption unless each is one numeric array."""
     found = {}
     for name, layout in (*zip(("observations", "actions"), source.layouts), ("rewards", None)):
         form = source.forms.get((name,)) if layout is None or isinstance(layout, Leaf) else None
@@ -84,7 +84,7 @@ def _forms(source: Source) -> dict[str, Form]:
 
 
 def _of_both_flags(source: Source) -> int:
-    """How many episodes ended terminated and truncated."""
+    """Count the episodes that ended terminated and truncated."""
     ended = source.trace[source.episodes["outcome"] == "terminated"]
     return sum(bool(len(e) and e.truncations[-1]) for e in ended.scan(columns=["truncations"])) if len(ended) else 0
 
@@ -153,5 +153,5 @@ class _Writing:
         said = {"env_id": self._source.environment.get("id"), "algorithm": facts.get("algorithm")}
         for name, value in (said | {"author": facts.get("author")}).items():
             if isinstance(value, str) and value:
-                with suppress(UnicodeEncodeError, ValueError):  # text that is none in HDF5; the facts go along anyway
+                with suppress(UnicodeEncodeError, ValueError):  # not valid text in HDF5; the facts have it anyway
                     text(self._root, f"metadata/{name}", value)

@@ -71,14 +71,14 @@ class Node:
         return self._reading.fault(self.name, problem)
 
     def attribute(self, name: str) -> Any:
-        """None where there is none, or it cannot be read."""
+        """Return None if it is missing or unreadable."""
         try:
             return self._group.attrs.get(name)
         except _ERRORS:
             return None
 
     def attributes(self) -> dict[str, Any]:
-        """Those that can be read."""
+        """Return the readable ones."""
         try:
             return {name: self.attribute(name) for name in self._group.attrs}
         except _ERRORS as error:
@@ -95,18 +95,18 @@ class Node:
         """A group in it."""
         found = self._at(key)
         if not isinstance(found, h5py.Group):
-            raise self._reading.fault(f"{self.name}/{key}", "is no group")
+            raise self._reading.fault(f"{self.name}/{key}", "not a group")
         return Node(self._reading, found, f"{self.name}/{key}")
 
     def rows(self, key: str) -> Rows:
         """An array in it."""
         found = self._at(key)
         if not isinstance(found, h5py.Dataset):
-            raise self._reading.fault(f"{self.name}/{key}", "is no array")
+            raise self._reading.fault(f"{self.name}/{key}", "not an array")
         return Rows(self._reading, found, f"{self.name}/{key}")
 
     def is_node(self, key: str) -> bool:
-        """Whether this is a group."""
+        """Return True for a group."""
         return isinstance(self._at(key), h5py.Group)
 
     def _at(self, key: str) -> Any:

@@ -31,7 +31,7 @@ Dataset: TypeAlias = Any  # h5py.h5d.DatasetID
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
-    """A file of which .id is the root group of the functions below, and what is to be called between any two windows.
+    """Open a file, whose .id is the root group for the functions below, with a function to call between windows.
 
     That raises OSError if the file cannot be written, as leaving the block does, and KeyboardInterrupt. Elsewhere this
     would leave the library with a file that it closes after Python has ended, and crashes.
@@ -53,7 +53,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[tuple[h5py.File, Callable
 
 class _Below:
     """The bytes of a file. Where some cannot be written all else is passed over, and check() tells why: the library
-    goes on to write, also where nobody can be told, and its own errors say neither that nor what it was.
+    goes on writing, also from destructors, and its own errors do not name the cause.
     """
 
     def __init__(self, raw: io.FileIO):
@@ -107,7 +107,7 @@ class Arrays:
         self._contiguous, self._compact = _how(self._dtype), _how(self._dtype, h5d.COMPACT)
 
     def new(self, group: Group, rows: int) -> Dataset:
-        """Of so many rows, for write()."""
+        """Create a dataset of `rows` rows for write()."""
         if self._is_picture and rows:
             how = _how(self._dtype)
             how.set_chunk((min(rows, max(1, _CHUNK // self._size)), *self._shape))
@@ -153,7 +153,7 @@ class Pieces:
 
 
 def _how(dtype: Any, layout: int = h5d.CONTIGUOUS) -> Any:
-    """How an array is made."""
+    """Return the creation properties of an array."""
     how = h5p.create(h5p.DATASET_CREATE)
     how.set_layout(layout)
     if dtype is not TEXT and layout != h5d.COMPACT:  # all of it will be written

@@ -59,7 +59,7 @@ class StoredArray:
 
     @property
     def end(self) -> int:
-        """Where it ends in its file."""
+        """End of its bytes in the file."""
         return self._offset + self.size
 
     def whole(self) -> Array:

@@ -95,7 +95,7 @@ def _values_of(what: str) -> PlainSpace:
 
 
 def columns_of(layout: Layout, content: Content, begin: int, end: int) -> Columns:
-    """The rows from begin to end, one column a leaf of the layout."""
+    """Return the rows from begin to end, one column per leaf of the layout."""
     rows = content.rows(begin, end) if isinstance(content, StoredArray) else _resolved(content[begin:end])
     if isinstance(layout, Leaf):
         return {layout.path: _column(layout, rows)}
@@ -122,7 +122,7 @@ def _resolved(value: Any) -> Any:
 
 
 def _column(leaf: Leaf, rows: Array | list[Any]) -> Array | list[bytes]:
-    """Typed if the leaf is and the rows can be: then with their own dtype and shape. Otherwise a value a row."""
+    """Return typed rows, with their own dtype and shape, if the leaf and the rows allow it; else one value per row."""
     array = rows if isinstance(rows, np.ndarray) else densified(rows)
     if leaf.dtype is not None and array is not None and array.dtype.kind in "biufc" and array.dtype.isnative:
         return np.ascontiguousarray(array)

@@ -46,7 +46,7 @@ class Episode(NamedTuple):
 
 
 def find_recordings(directory: OldDirectory) -> list[GymRecording]:
-    """What gym_recording left in a directory. Raises UnreadableRecording if some of it is pickled."""
+    """Find the recordings of gym_recording in a directory. Raises UnreadableRecording if some of it is pickled."""
     pickled = fnmatch.filter(directory.names, _PICKLES)
     if pickled:
         raise UnreadableRecording(
@@ -58,12 +58,12 @@ def find_recordings(directory: OldDirectory) -> list[GymRecording]:
 
 
 def is_recording(name: str) -> bool:
-    """Whether gym_recording calls a file so."""
+    """Return True if gym_recording has files of this name."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in (_MANIFESTS, _PICKLES))
 
 
 class GymRecording:
-    """What one recorder of gym_recording wrote.
+    """The files of one recorder of gym_recording.
 
     Attributes:
         name: that of its files, which has the number of the recorder and of its process.
@@ -87,12 +87,12 @@ class GymRecording:
                 raise malformed(path, "a batch that is not described by an object")
             first, count = entry.get("first"), entry.get("len")
             if not all(number is None or (type(number) is int and 0 <= number < 1 << 62) for number in (first, count)):
-                raise malformed(path, "a batch whose first episode or number of episodes is no such number")
+                raise malformed(path, "a batch with an invalid first episode or number of episodes")
             self.batches.append(Batch(plain_name(entry.get("fn"), path), first, count))
 
     @property
     def files(self) -> int:
-        """How many files of episodes there are."""
+        """Number of episode files."""
         return len(self.batches)
 
     def writers(self, on_file: Callable[[], None]) -> Iterator[NewWriter]:
@@ -114,7 +114,7 @@ class GymRecording:
         yield NewWriter(self.name, schema, self._segments(WriterSchema.of(schema).layouts, on_file))
 
     def _spaces(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Those of the first episode with a step."""
+        """Return the rows of the first episode with a step."""
         observations: Content = []
         for batch in self.batches:
             for episode in self._episodes(batch):
@@ -177,7 +177,7 @@ def _checked(episode: Any) -> Episode:
 
 
 def _is_nothing(content: Content) -> bool:
-    """Whether these are the rows of no steps, which gym_recording stored as an array of shape (1, 0)."""
+    """Return True for the rows of no steps, which gym_recording stored as an array of shape (1, 0)."""
     return not len(content) or (isinstance(content, StoredArray) and content.shape == (1, 0))
 
 

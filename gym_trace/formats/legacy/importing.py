@@ -1,4 +1,4 @@
-"""What gym_recording and OpenAI Gym's Monitor left in a directory, to be a trace."""
+"""Import of directories of gym_recording and OpenAI Gym's Monitor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GymImporter:
             return False
 
     def read(self, path: Path) -> Imported:
-        """Raises TraceNotFound if there is none of both, UnreadableRecording if it is damaged, or pickled."""
+        """Raises TraceNotFound if neither is found, UnreadableRecording if it is damaged, or pickled."""
         source = OldDirectory(path)
         try:
             return _imported(source)
@@ -91,7 +91,7 @@ def _segments(source: OldDirectory, writers: list[tuple[str, NewWriter]]) -> Ite
 
 
 def _schema(new: NewWriter, kind: str) -> dict[str, Any]:
-    """What a writer says of itself (docs/FORMAT.md, section 4)."""
+    """Return the schema of a writer (docs/FORMAT.md, section 4)."""
     return {
         **new.schema,
         "environment": {"spec": None, "wrappers": [], "render_mode": None, **new.schema["environment"]},

@@ -31,7 +31,7 @@ NOTE = (
 
 
 def find_runs(directory: OldDirectory) -> list[MonitorRun]:
-    """What Monitors left in a directory."""
+    """Find the runs of Monitors in a directory."""
     return [MonitorRun(directory, name) for name in directory.names if is_manifest(name)]
 
 
@@ -40,7 +40,7 @@ def is_manifest(name: str) -> bool:
 
 
 def differences(env_infos: list[Any]) -> str:
-    """What is to be said of statistics in one directory if they are of several environments."""
+    """Return a warning for statistics of several environments in one directory."""
     different = [info for i, info in enumerate(env_infos) if info not in env_infos[:i]]
     if len(different) < 2:
         return ""
@@ -61,7 +61,7 @@ def _ns(seconds: float) -> int:
 
 
 class MonitorRun:
-    """What one Monitor wrote.
+    """The files of one Monitor.
 
     Attributes:
         manifest: name of its manifest.
@@ -160,7 +160,7 @@ class MonitorRun:
         return table
 
     def _start(self, place: int) -> float:
-        """When an episode began at the earliest: the first reset, or the end of the episode before it."""
+        """Return the earliest start of an episode: the first reset, or the end of the episode before it."""
         if place:
             return self.timestamps[place - 1]
         return self.timestamps[0] if self.initial_reset is None else self.initial_reset

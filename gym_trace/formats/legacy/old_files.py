@@ -101,7 +101,7 @@ class OldDirectory:
                 "what names it away to import the rest"
             ) from error
         if not isinstance(content, dict):
-            raise malformed(file.path, "no JSON object")
+            raise malformed(file.path, "not a JSON object")
         if not _is_shallow(content, _DEEPEST):
             raise malformed(file.path, f"values nested more than {_DEEPEST} deep")
         return content
@@ -126,7 +126,7 @@ def plain_name(name: Any, said_in: Path) -> str:
     if isinstance(name, str) and name == os.path.basename(name) and name not in ("", ".", "..") and "\0" not in name:
         return name
     raise UnreadableRecording(
-        f"{said_in}: names {name!r:.100}, which is no file beside it; nothing outside of the directory is read"
+        f"{said_in}: names {name!r:.100}, not a file next to it; nothing outside of the directory is read"
     )
 
 

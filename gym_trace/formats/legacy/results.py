@@ -27,7 +27,7 @@ _UNKNOWN = np.iinfo(np.int64).min  # as a time
 
 
 class _Source(NamedTuple):
-    """What one process has recorded: manifests, environment, first reset, and for each episode what there is of it."""
+    """Results of one process: manifests, environment, first reset, and its episodes."""
 
     manifests: list[str]
     env_info: Any
@@ -46,13 +46,13 @@ def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         directory: of a trace, recorded or imported, or one that OpenAI Gym's Monitor wrote; or an open trace.
 
     Returns:
-        Lists with an element an episode, in the order of the timestamps: timestamps (of the ends, in seconds; NaN where
-        unknown, last), episode_lengths (in steps), episode_rewards (returns), episode_types ("t" for training, "e" for
-        evaluation, other splits of a trace by their names, None where unknown; None instead of the list if all are),
-        data_sources (the process it is from, a number).
+        Lists with one element per episode, in the order of the timestamps: timestamps (of the ends, in seconds; NaN
+        if unknown, last), episode_lengths (in steps), episode_rewards (returns), episode_types ("t" for training, "e"
+        for evaluation, other splits of a trace by their names, None where unknown; None instead of the list if all
+        are), data_sources (the process it is from, a number).
 
         initial_reset_timestamps (of each process that has episodes), initial_reset_timestamp (the least of them, 0 if
-        there is none), env_info (env_id and gym_version), manifests and videos (paths, each video with that of its
+        missing), env_info (env_id and gym_version), manifests and videos (paths, each video with that of its
         description).
 
         Episodes that did not come to their end, or have no step, are left out, as they were by Monitor; of imported

@@ -122,7 +122,7 @@ def png_of(picture: Array) -> bytes:
 
 
 def arrow_of(feature: Feature, parts: Sequence[Any]) -> pa.Array:
-    """What rows_of() gave of some windows as one column; of pictures, lists of PNG files."""
+    """Return the results of rows_of() for some windows as one column; for pictures, lists of PNG files."""
     if feature.is_picture:
         files = pa.array([file for part in parts for file in part], pa.binary())
         return pa.StructArray.from_arrays([files, pa.nulls(len(files), pa.string())], fields=list(_PICTURE))

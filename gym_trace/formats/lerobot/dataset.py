@@ -1,4 +1,4 @@
-"""What a LeRobot data set says of itself, read without trust in any of it."""
+"""Metadata of a LeRobot dataset, read without trust."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class DataSet:
     Attributes:
         fps, robot_type, episodes, steps, tasks: as it says. declared: what it says of its columns.
         features: columns that are not counted; paths begin with observations, actions, rewards, flags or annotations.
-        about: what Source.about gave, where gym-trace has exported it and nobody has changed it since; or None.
-        was_changed: whether somebody has.
+        about: the text of Source.about, if gym-trace exported it and it has not changed since then; or None.
+        was_changed: True if it has changed since.
     """
 
     def __init__(self, path: Path):
@@ -108,12 +108,12 @@ class DataSet:
             raise UnreadableRecording(f"{self.path / ABOUT}: what gym-trace has kept is malformed") from error
 
     def _feature(self, name: str, said: Any) -> Feature:
-        """A feature of somebody else's."""
+        """Read a feature that gym-trace has not exported."""
         if not isinstance(said, dict) or not isinstance(said.get("shape"), list):
             raise self.malformed(f"has a malformed feature {name!r:.60}")
         shape, dtype = tuple(said["shape"]), said.get("dtype")
         if not all(type(size) is int and size >= 0 for size in shape) or np.prod(shape, dtype=float) > _MOST_SIZE:
-            raise self.malformed(f"has a feature {name!r:.60} of a shape that there cannot be")
+            raise self.malformed(f"feature {name!r:.60} has an invalid shape")
         path = _path_of(name)
         if dtype in ("image", "video"):
             return self._pictures(name, path, said, shape)
@@ -128,7 +128,7 @@ class DataSet:
     def _pictures(self, name: str, path: Any, said: dict[str, Any], shape: tuple[int, ...]) -> Feature:
         info, names = said.get("info") or said.get("video_info") or {}, said.get("names")
         if not isinstance(info, dict) or len(shape) != 3:
-            raise self.malformed(f"has pictures {name!r:.60} of a shape that there cannot be")
+            raise self.malformed(f"pictures {name!r:.60} have an invalid shape")
         if isinstance(names, list) and names and str(names[0]).startswith("channel"):
             shape = (shape[1], shape[2], shape[0])
         if info.get("is_depth_map") or info.get("video.is_depth_map"):
@@ -197,7 +197,7 @@ class DataSet:
 
 
 def _path_of(name: str) -> Any:
-    """Where in a trace a feature of somebody else's belongs."""
+    """Return the path in a trace for a feature that gym-trace has not exported."""
     for root, column in (("observation", "observations"), ("action", "actions")):
         if name == root or name.startswith((f"{root}.", f"{root}s.")):
             return (column, name.partition(".")[2] or name)

@@ -97,11 +97,11 @@ def _losses(source: Source, features: list[Feature]) -> Iterator[Loss]:
     if mixed := [str(feature.name) for feature in features if _is_mixed(source, feature)]:
         yield Loss("dtype", f"rows of several dtypes are written as the widest of them: {', '.join(mixed)}")
     if other := [feature.name for feature in features if feature.kind == "values" and feature.path[0] != "infos"]:
-        yield Loss("spaces", f"values that are no arrays of one form are JSON texts: {', '.join(other)}")
+        yield Loss("spaces", f"values other than arrays of one form are JSON texts: {', '.join(other)}")
 
 
 def _has_tasks(source: Source, origin: Origin) -> bool:
-    """Whether each step says which of the tasks of the data set that it was imported from is its own."""
+    """Return True if each step names its task among those of the dataset that it was imported from."""
     form = source.forms.get(TASK_INDEX)
     if not origin.tasks or form is None or form.dtype != np.int64 or form.shape:
         return False
@@ -114,7 +114,7 @@ def _are_places(rows: Array, count: int) -> bool:
 
 
 def _is_counted(source: Source, feature: Feature, tasks: list[str], fps: int) -> bool:
-    """Whether an annotation, imported from a column that every data set has, says what that column is to say anyway."""
+    """Return True if an annotation, imported from a column of every dataset, equals that column of this export."""
     if feature.path == TASK_INDEX:
         return len(tasks) > 1
     if feature.path != TIMESTAMP or feature.dtype != np.float32 or feature.shape:

@@ -1,4 +1,4 @@
-"""What the columns of a trace are called in a LeRobot data set, and of which form they are there."""
+"""Names and forms of the columns of a trace in a LeRobot dataset."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gym_trace.model.values import Array, dtype_from
 from gym_trace.reading.forms import Form
 from gym_trace.reading.writer_reader import WriterReader
 
-OWN = "meta/gym_trace"  # where we keep what the format has no place for; nobody else looks there
+OWN = "meta/gym_trace"  # for what the format cannot store; no other reader looks there
 ABOUT = f"{OWN}/about.json"
 FINAL = f"{OWN}/final_observations.parquet"
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -94,7 +94,7 @@ class Feature(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What a trace that was imported from a LeRobot data set has kept of that.
+    """Metadata that an import from LeRobot has kept in the trace.
 
     features: by path, "observations/images.front", the name there and the names of its elements.
     tasks: several; each step has the place of its own as the annotation task_index. robot_type: or None.
@@ -106,7 +106,7 @@ class Origin(NamedTuple):
 
     @classmethod
     def of(cls, source: Source) -> Origin:
-        """What there is where it has the form that an import gives it; anybody may have written it."""
+        """Return the metadata if it has the form that an import gives it. Untrusted input."""
         found = [_origin(reader) for reader in source.trace.readers]
         return found[0] if found and all(one == found[0] for one in found) else cls()
 
@@ -142,11 +142,11 @@ def timestamps(steps: Array, fps: int) -> Array:
 
 
 def feature_of(kept: Any) -> Feature:
-    """What kept() gave. Raises LookupError, TypeError, ValueError, CorruptTrace."""
+    """Read the result of kept(). Raises LookupError, TypeError, ValueError, CorruptTrace."""
     path = tuple(kept["path"])
     shape = tuple(kept["shape"])
     if not path or not all(type(part) in (str, int) for part in path) or not all(type(n) is int for n in shape):
-        raise TypeError("a path or a shape that there cannot be")
+        raise TypeError("invalid path or shape")
     if kept["kind"] not in ("array", "image", "video", "text", "values") or min(shape, default=0) < 0:
         raise ValueError("a feature of an unknown kind")
     is_text = kept["kind"] in ("text", "values")

@@ -33,7 +33,7 @@ class LeRobotImporter:
     extra: ClassVar[str] = "lerobot"
 
     def recognises(self, path: Path) -> bool:
-        """Whether it has a meta/info.json that says which version of LeRobot it is of."""
+        """Return True if meta/info.json names a version of LeRobot."""
         try:
             return "codebase_version" in read_json(path / "meta" / "info.json")
         except UnreadableRecording:
@@ -136,7 +136,7 @@ def _foreign(data: DataSet) -> Imported:
 
 
 def _names(data: DataSet, by_root: dict[str, list[Feature]]) -> dict[str, Any]:
-    """What each column of the trace is called there, from which an export has it again; see features.Origin."""
+    """Return the name of each column in the dataset, from which an export restores it; see features.Origin."""
     found = {}
     for feature in data.features:
         root = feature.path[0]
@@ -220,7 +220,7 @@ def _parts(
 ) -> Iterator[NewSteps]:
     """Steps with the observations that they led to: but in the last part, the last step waits for the next one.
 
-    given: columns of steps, with the observations before them; so many steps in total.
+    given: columns of `total` steps, with the observations before them.
     """
     held: Columns = {}
     done = 0

@@ -21,7 +21,7 @@ _HUGE = 1e150  # whose square is a number still
 
 
 def of_rows(rows: Array, starts: Array) -> Statistics:
-    """Of runs of rows, which begin at starts; none is empty. rows: (steps, ...) of numbers.
+    """Return statistics of runs of rows, which begin at starts; none is empty. rows: (steps, ...) of numbers.
 
     Arrays of several dimensions are looked at along the last one, as LeRobot does.
     """
@@ -58,7 +58,7 @@ def _sorted_in_runs(values: Array, run: Array) -> Array:
 
 
 def of_pictures(histogram: Array, pictures: int) -> Statistics:
-    """Of one episode, from how often each value (C, 256) occurs in the pictures that were looked at; in [0, 1]."""
+    """Return statistics of one episode, from the histogram (C, 256) of the sampled pictures; in [0, 1]."""
     values = np.arange(256) / 255
     total = histogram.sum(axis=1)
     mean = histogram @ values / total
@@ -71,7 +71,7 @@ def of_pictures(histogram: Array, pictures: int) -> Statistics:
 
 
 def counted(pictures: Array) -> Array:
-    """How often each value (C, 256) occurs in (pictures, H, W, C) of uint8, or in some of the pixels of large ones."""
+    """Return the histogram (C, 256) of (pictures, H, W, C) of uint8, or of a sample of the pixels of large ones."""
     _, height, width, channels = pictures.shape
     if max(height, width) >= _LARGE:
         factor = max(1, int((width if width > height else height) / _TARGET))
@@ -87,7 +87,7 @@ def sampled(steps: int) -> Array:
 
 
 def joined(found: list[Statistics]) -> Statistics:
-    """Those of more episodes, one after the other."""
+    """Combine the statistics of several episodes."""
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
 
@@ -106,7 +106,7 @@ def merged(parts: Statistics, starts: Array) -> Statistics:
 
 
 def told(found: Statistics, of_picture: bool) -> dict[str, Any]:
-    """Of one run, as stats.json has them."""
+    """Return the statistics of one run as stats.json has them."""
     return {name: _nested(value, of_picture and name != "count")[0] for name, value in found.items()}
 
 

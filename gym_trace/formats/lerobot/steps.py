@@ -104,7 +104,7 @@ class _Batch:
         self._episodes, self._frames = (array_of(named[name], whole, (), f"{path}: {name}") for name in wanted[:2])
         self.times = array_of(named["timestamp"], np.dtype(np.float64), (), f"{path}: timestamp")
         if not np.isfinite(self.times).all():
-            raise UnreadableRecording(f"{path}: has a timestamp that is none")
+            raise UnreadableRecording(f"{path}: invalid timestamp")
         self.columns: dict[LeafPath, Slices] = {}
         for feature in data.features:
             if feature.kind != "video":
@@ -119,7 +119,7 @@ class _Batch:
         return self.at >= self._rows
 
     def take(self, most: int, episode: int, done: int) -> int:
-        """Where the next rows end, which are to be of this episode, from its step number done on."""
+        """Take the next rows, which must belong to this episode, from step number done on; return their end."""
         begin, end = self.at, min(self.at + most, self._rows)
         expected = np.arange(done, done + end - begin)
         if (self._episodes[begin:end] != episode).any() or (self._frames[begin:end] != expected).any():

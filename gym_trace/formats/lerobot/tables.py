@@ -55,7 +55,7 @@ class Tables:
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
 
     def next_file(self) -> None:
-        """What is written from here on goes into the next file."""
+        """Start another file."""
         self.close()
         self.place.advance()
 
@@ -67,7 +67,7 @@ class Tables:
             self._writer = self._sink = None
 
     def drop(self) -> None:
-        """Lets go of a file that is not whole."""
+        """Close an incomplete file."""
         writer, sink, self._writer, self._sink = self._writer, self._sink, None, None
         if writer is not None:
             writer.is_open = False  # or it would try once more to make it whole

@@ -50,7 +50,7 @@ class VideoWriter:
             self._container = None
 
     def drop(self) -> None:
-        """Lets go of the file, which is not whole."""
+        """Close an incomplete file."""
         container, self._container = self._container, None
         if container is not None:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Writes a LeRobot data set: tables of steps, of episodes, videos, and what is said of it all."""
+"""Writes a LeRobot dataset: tables of steps and of episodes, videos, and metadata."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class DatasetWriter:
         self._finish()
 
     def drop(self) -> None:
-        """Lets go of what is open, whole or not."""
+        """Close all open files, complete or not."""
         for videos in self._videos.values():
             videos.drop()
         for files in (self._data, self._meta, self._final):
@@ -275,7 +275,7 @@ class DatasetWriter:
         self._ends = []
 
     def _finish(self) -> None:
-        """Writes what is said of the whole data set."""
+        """Write the metadata of the whole dataset."""
         declared = {feature.name: feature.declared() for feature in self._features}
         for name, videos in self._videos.items():
             declared[name]["info"] = videos.info()
@@ -312,21 +312,21 @@ class DatasetWriter:
 
 
 class _Sample:
-    """What some pictures of an episode are like, for its statistics."""
+    """A sample of the pictures of an episode, for its statistics."""
 
     def __init__(self) -> None:
         self._histogram: Any = 0
         self._many = 0
 
     def add(self, pictures: Array, start: int, steps: int) -> None:
-        """pictures: those from start on of an episode with so many steps."""
+        """pictures: from index start on, of an episode of `steps` steps."""
         chosen = statistics.sampled(steps) - start
         chosen = chosen[(chosen >= 0) & (chosen < len(pictures))]
         self._many += len(chosen)
         self._histogram = self._histogram + statistics.counted(pictures[chosen])
 
     def found(self) -> statistics.Statistics:
-        """Of the episode that is over."""
+        """Return the statistics of the finished episode."""
         found = statistics.of_pictures(self._histogram, self._many)
         self._histogram, self._many = 0, 0
         return found

@@ -121,7 +121,7 @@ class ArrowSource:
     def _tree(self, column: pa.Array, space: PlainSpace, fault: Fault, depth: int) -> Any:
         if space["type"] in ("Dict", "Tuple"):
             if not pa.types.is_struct(column.type) or depth > _DEEPEST:
-                raise fault("has a column that is no struct, of a space that is a Dict or a Tuple")
+                raise fault("has a column that must be a struct, for a Dict or Tuple space")
             is_dict = space["type"] == "Dict"
             keys = [key for key, _ in space["spaces"]] if is_dict else range(len(space["spaces"]))
             children = [child for _, child in space["spaces"]] if is_dict else space["spaces"]
@@ -173,7 +173,7 @@ class _File:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """Has what pyarrow raises for a malformed file say so."""
+        """Turn what pyarrow raises for a malformed file into UnreadableRecording."""
         try:
             yield
         except _ERRORS as error:
@@ -260,7 +260,7 @@ def _widest(kind: pa.DataType, depth: int) -> PlainSpace:
 def _columns(column: pa.StructArray, path: tuple[str, ...], fault: Fault) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The columns of infos with their rows."""
     if not pa.types.is_struct(column.type) or len(path) > _DEEPEST:
-        raise fault("has infos that are no struct")
+        raise fault("has infos that must be a struct")
     for i, field in enumerate(column.type):
         inner = column.field(i)
         if pa.types.is_struct(field.type):
@@ -277,7 +277,7 @@ def _infos(column: pa.StructArray, fault: Fault) -> list[dict[str, Any]]:
 
 
 def _annotations(rows: pa.RecordBatch, fault: Fault) -> dict[str, Any]:
-    """Those that gym-trace has put among the infos."""
+    """Return the annotations that gym-trace has put among the infos."""
     if "infos" not in rows.schema.names:
         return {}
     columns, before = _columns(rows.column("infos"), (), fault), f"{ANNOTATIONS}/"

@@ -1,4 +1,4 @@
-"""The episodes of a data set of Minari as arrow or parquet: a directory an episode, with one file of one batch in it.
+"""Episodes of a Minari dataset as arrow or parquet: one directory per episode, with one file of one batch in it.
 
 An episode is one batch, because Minari takes each batch for an episode; long ones are put together in a file, so that
 they do not have to fit into memory. Actions, rewards and flags have a row more at the end, which says nothing. Beside
@@ -51,7 +51,7 @@ class ArrowEpisodes:
         self._clear()
 
     def begin(self, episode: Episode, identity: str) -> None:
-        """What is known of an episode, before its steps."""
+        """Write the metadata of an episode, before its steps."""
         self._steps = len(episode)
         if not self._steps:
             return

@@ -88,7 +88,7 @@ class HDF5Source:
         )
 
     def _column(self, node: Node, key: str, space: PlainSpace, rows: int, depth: int = 0) -> tuple[Column, int]:
-        """What reads rows of a space, and how many bytes each of them takes."""
+        """Return a function that reads rows of a space, and the bytes of each row."""
         if depth > _DEEPEST:
             raise node.fault("is nested too deep")
         if space["type"] in ("Dict", "Tuple"):
@@ -169,7 +169,7 @@ class _Infos:
         self._columns = {} if is_ours else found
 
     def pieces(self, row_size: int) -> Iterator[tuple[int, int]]:
-        """(begin, end) of the steps that are to be read at a time."""
+        """Yield (begin, end) of the steps to read at a time."""
         if self._kept is None:
             width = sum(rows.row_size for rows in (*self._columns.values(), *self._annotations.values()))
             yield from pieces(self._steps, row_size + width)

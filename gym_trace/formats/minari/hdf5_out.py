@@ -1,4 +1,4 @@
-"""The episodes of a data set of Minari in one HDF5 file: a group an episode, a data set a leaf.
+"""Episodes of a Minari dataset in one HDF5 file: one group per episode, one data set per leaf.
 
 Beside what Minari reads an episode has the attribute gym_trace, which is its identity, and where infos were recorded a
 group gym_trace, in which they are whole.
@@ -26,7 +26,7 @@ _BOOL = np.dtype(np.bool_)
 
 
 def _names(layout: Layout, name: str) -> list[str]:
-    """Where Minari has the leaves of a space in the group of an episode, in their order."""
+    """Return Minari's names for the leaves of a space in the group of an episode, in their order."""
     if isinstance(layout, Leaf):
         return [name]
     parts = zip(_keys(layout), layout.children)
@@ -62,7 +62,7 @@ class HDF5Episodes:
         self._opening.__exit__(*what)
 
     def begin(self, episode: Episode, identity: str) -> None:
-        """What is known of an episode, before its steps."""
+        """Write the metadata of an episode, before its steps."""
         steps = len(episode)
         self._group: Group = new_group(self._file.id, f"episode_{self.count}")
         attribute(self._group, "id", self.count)
@@ -125,7 +125,7 @@ def _groups(layout: Layout, name: str) -> list[str]:
 
 
 def _keys(layout: Branch) -> list[str]:
-    """What Minari calls the parts of a Dict or Tuple space."""
+    """Return Minari's names for the parts of a Dict or Tuple space."""
     if layout.keys is None:
         return [f"_index_{i}" for i in range(len(layout.children))]
     return [str(key) for key in layout.keys]

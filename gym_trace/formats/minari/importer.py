@@ -79,7 +79,7 @@ def _data_of(path: Path) -> Path:
 
 
 def _spaces(said: dict[str, Any], about: str | None, data: Path) -> tuple[PlainSpace | None, PlainSpace | None]:
-    """Those that the trace had, if it was one; otherwise what Minari says."""
+    """Return the writers of the exported trace, if it was one; otherwise Minari's metadata."""
     names = ("observation_space", "action_space")
     try:
         if about is not None:

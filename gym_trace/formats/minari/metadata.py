@@ -1,4 +1,4 @@
-"""What Minari's metadata.json says of a data set, from what is known of a trace, and back."""
+"""Minari's metadata.json, made of the facts of a trace, and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gym_trace.formats.identity import KEY
 from gym_trace.formats.source import Source
 from gym_trace.printable import printable
 
-VERSION = "0.5.4"  # of Minari, which was the first to read pictures that are no JPEG
+VERSION = "0.5.4"  # the first Minari that reads pictures in other forms than JPEG
 FILE = "metadata.json"
 IDS = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")  # of data sets: NAMESPACE/NAME-v0
 _OF_OLD_SPECS = ("apply_api_compatibility", "autoreset")  # of gymnasium before 1.0, which say nothing now
@@ -78,7 +78,7 @@ def _is_number(value: Any) -> bool:
 
 
 def is_spec(text: Any) -> bool:
-    """Whether this is an EnvSpec as JSON text; nothing is made of it."""
+    """Return True for JSON text of an EnvSpec. Does not make the environment."""
     try:
         return isinstance(text, str) and isinstance(EnvSpec.from_json(text), EnvSpec)
     except Exception:  # gymnasium says in many ways that it does not like what it is given
@@ -89,7 +89,7 @@ def is_spec(text: Any) -> bool:
 
 
 def facts_of(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What metadata.json says of a data set, as facts of a trace."""
+    """Return metadata.json as facts of a trace."""
     facts = {
         "author": _listed(said.get("author")),
         "author_email": _listed(said.get("author_email")),
@@ -109,7 +109,7 @@ def _listed(value: Any) -> Any:
 
 
 def environment_of(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What metadata.json says of the environment, as a writer of a trace does."""
+    """Return the environment of metadata.json, as a writer of a trace describes it."""
     try:
         fields = json_of(said["env_spec"])
         spec = json.dumps({name: value for name, value in fields.items() if name not in _OF_OLD_SPECS})

@@ -1,4 +1,4 @@
-"""What a trace becomes as a data set of Minari: found out, and found fault with, before the first byte is written."""
+"""A trace as a Minari dataset: planned and checked before the first byte is written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LARGEST_ATTRIBUTE = 32 << 10  # bytes
 
 
 class MinariPlan(NamedTuple):
-    """How episodes are written.
+    """The columns of a Minari dataset.
 
     spaces: of observations and actions, as Minari has them in JSON. forms: of each leaf, by its path; None: text.
     rewards: what they are. infos: which are columns. has_infos: whether there are infos at all. losses: see Exporter.
@@ -111,7 +111,7 @@ class _Leaf(NamedTuple):
         return printable(name_of(self.path))
 
     def planned(self, is_hdf5: bool) -> tuple[Form | None, PlainSpace, list[Loss]]:
-        """What its rows are, as what Minari is to have its space, and what is lost."""
+        """Return the form of its rows, the space for Minari, and the losses."""
         kind, form = self.space["type"], self.form
         if form is None:
             return self._text(is_hdf5)
@@ -149,7 +149,7 @@ class _Leaf(NamedTuple):
             for path, rows in window.columns.items():
                 texts = set(rows.tolist()) if path == self.path and _are_text(rows) else None
                 if path == self.path[: len(path)] and texts is None:
-                    told = f"{_told(self.space)} has values that are no text, for which Minari has no space"
+                    told = f"{_told(self.space)} has values other than text, for which Minari has no space"
                     raise InvalidOption(f"{self.name}: {told}")
                 for text in texts or ():
                     longest = max(longest, len(text))
@@ -199,7 +199,7 @@ def _of_resets(source: Source, is_hdf5: bool) -> Iterator[Loss]:
 
 
 def are_options(options: Any, is_hdf5: bool) -> bool:
-    """Whether Minari can show exactly what reset was given."""
+    """Return True if Minari can store exactly the options of a reset."""
     return not options or (_fits_hdf5(options) if is_hdf5 else _fits_json(options))
 
 

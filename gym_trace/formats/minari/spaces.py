@@ -22,7 +22,7 @@ _DEEPEST = 32
 
 
 def leaves_in(space: PlainSpace, path: Path) -> Iterator[tuple[Path, PlainSpace]]:
-    """The spaces that are no Dict and no Tuple, in the order of the leaves of a layout."""
+    """Yield the spaces other than Dict and Tuple, in the order of the leaves of a layout."""
     if space["type"] == "Dict":
         for key, child in space["spaces"]:
             yield from leaves_in(child, (*path, key))
@@ -34,7 +34,7 @@ def leaves_in(space: PlainSpace, path: Path) -> Iterator[tuple[Path, PlainSpace]
 
 
 def with_leaves(space: PlainSpace, leaves: Iterator[PlainSpace]) -> PlainSpace:
-    """The same space with others in the place of those of leaves_in()."""
+    """Return the same space with others in place of those of leaves_in()."""
     if space["type"] == "Dict":
         return {"type": "Dict", "spaces": [[key, with_leaves(child, leaves)] for key, child in space["spaces"]]}
     if space["type"] == "Tuple":
@@ -51,7 +51,7 @@ def text_of(length: int, characters: str) -> PlainSpace:
 
 
 def to_json(space: PlainSpace) -> str:
-    """What minari.serialization.serialize_space() makes of it. Raises InvalidOption, CorruptTrace."""
+    """Return the result of minari.serialization.serialize_space(). Raises InvalidOption, CorruptTrace."""
     if sum(math.prod(leaf.get("shape", ())) for _, leaf in leaves_in(space, ())) > _MOST_ELEMENTS:
         raise InvalidOption("the bounds of the spaces have too many elements to be written as Minari has them")
     return json.dumps(_out(space))
@@ -120,12 +120,12 @@ def _in(said: Any, depth: int) -> PlainSpace:
 def _sizes(shape: Any) -> list[int]:
     sizes = [int(n) for n in shape]
     if any(n < 0 for n in sizes) or math.prod(sizes) > _MOST_ELEMENTS:
-        raise ValueError("of a size that there cannot be")
+        raise ValueError("invalid size")
     return sizes
 
 
 def is_picture(space: PlainSpace) -> bool:
-    """Whether Minari keeps values of this space as JPEG, where it is told to."""
+    """Return True if Minari can keep values of this space as JPEG."""
     shape = space.get("shape", ())
     if space["type"] != "Box" or space["dtype"] != "|u1" or len(shape) not in (2, 3) or min(shape[:2]) < 32:
         return False

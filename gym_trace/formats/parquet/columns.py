@@ -1,4 +1,4 @@
-"""How the values of a leaf lie in a table: as numbers, as text, or as JSON text (docs/STEPS.md)."""
+"""Values of a leaf in a table: as numbers, as text, or as JSON text (docs/STEPS.md)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Column(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether the tables have it: arrays without an element have nothing to be written."""
+        """Return True if the tables have it: arrays without elements are not written."""
         return self.size > 0
 
     @property
@@ -54,7 +54,7 @@ class Column(NamedTuple):
 
     @property
     def type(self) -> pa.DataType:
-        """What Arrow calls it."""
+        """Its Arrow type."""
         if self.kind != NUMBER:
             return pa.string()
         of_one = pa.from_numpy_dtype(self.stored)
@@ -67,7 +67,7 @@ class Column(NamedTuple):
 
     @property
     def has_few_values(self) -> bool:
-        """Whether a dictionary of them is worth trying."""
+        """Return True if a dictionary of its values may be worthwhile."""
         return self.kind != NUMBER or self.dtype.kind != "f" or self.path == ("rewards",)
 
     # -- to the table -------------------------------------------------------------------------------------------------
@@ -139,12 +139,12 @@ class Column(NamedTuple):
 
     @classmethod
     def read(cls, told: Any) -> Column:
-        """What told() gave. Raises LookupError, TypeError, ValueError, CorruptTrace."""
+        """Read the result of told(). Raises LookupError, TypeError, ValueError, CorruptTrace."""
         path, kind, dtype, shape, optional, is_python = told
         if kind not in (TEXT, JSON, NUMBER) or not path or not all(type(part) in (str, int) for part in path):
             raise ValueError("a column of no kind")
         if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > _MOST_ELEMENTS:
-            raise ValueError("a shape that there cannot be")
+            raise ValueError("invalid shape")
         of_one = dtype_from(dtype) if kind == NUMBER else np.dtype(object)
         if kind == NUMBER and of_one.str[1:] not in NUMBERS:
             raise ValueError("numbers of no dtype that tables have")
@@ -155,7 +155,7 @@ class Column(NamedTuple):
 
 
 def names_of(branch: Branch) -> list[str]:
-    """What the parts of a Dict or Tuple are called in a table: no two alike for those who do not mind upper case."""
+    """Return names of the parts of a Dict or Tuple in a table, unique for readers that ignore case."""
     keys = range(len(branch.children)) if branch.keys is None else branch.keys
     names: list[str] = []
     for key in keys:

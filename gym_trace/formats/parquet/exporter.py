@@ -266,13 +266,13 @@ class _Files:
             self._end_file()
 
     def abandon(self) -> None:
-        """Lets go of the file where an error has come between."""
+        """Close the file after an error."""
         if self._file is not None:
             self._file.close()
 
 
 def _stored_as(column: Column) -> Iterator[str]:
-    """What Parquet calls its values in the tables."""
+    """Yield Parquet's names for its values in the tables."""
     names = {"observations": ("observation", "final_observation"), "actions": ("action",), "rewards": ("reward",)}
     for name in names.get(str(column.path[0]), (str(column.path[0]),)):
         parts = [name, *map(str, column.path[1:]), *["list", "element"] * bool(column.kind == NUMBER and column.shape)]

@@ -131,7 +131,7 @@ class _Rows:
         self._at = self._count = 0
 
     def take(self, most: int) -> tuple[int, dict[str, Any]]:
-        """Up to so many rows that follow, one at least: how many they are, and their columns."""
+        """Yield the number of the next rows, at least one and at most the given number, and their columns."""
         if self._at >= self._count:
             self._hold()
         begin, end = self._at, min(self._count, self._at + most)

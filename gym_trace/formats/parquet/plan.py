@@ -18,7 +18,7 @@ from gym_trace.model.vocabulary import COLUMNS
 from gym_trace.reading.forms import Form
 
 _Kind = type | tuple[np.dtype[Any], tuple[int, ...]] | str
-_ODD_TEXT = "text that is no UTF-8"
+_ODD_TEXT = "text that is not UTF-8"
 _NO_DIMENSION = "arrays without a dimension, which would come back as numbers"
 _OF_PYTHON: dict[_Kind, np.dtype[Any]] = {
     float: np.dtype(np.float64),
@@ -56,7 +56,7 @@ def _of_form(path: Path, form: Form) -> Column:
 
 
 def _kinds_in(source: Source, paths: list[Path]) -> dict[Path, set[_Kind]]:
-    """What rows there are of some leaves; type(None) where some are missing. Reads all of them."""
+    """Return the kinds of rows of some leaves; type(None) if some are missing. Reads all of them."""
     roots = tuple(root for root in COLUMNS if any(path[0] == root for path in paths))
     choice = Choice(roots, frozenset(map(name_of, paths)))
     found: dict[Path, set[_Kind]] = {path: set() for path in paths}

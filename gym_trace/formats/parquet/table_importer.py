@@ -1,4 +1,4 @@
-"""One Parquet table of anybody, a row a step, made a trace: which column is what is guessed, or told by a mapping."""
+"""Any Parquet table with one row per step as a trace; the role of each column is guessed, or given by a mapping."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _MANY = ("observations", "actions", "next_observations")  # which several column
 
 
 class _Leaf(NamedTuple):
-    """Numbers of a dtype and shape; texts where that is None."""
+    """Numbers of a dtype and shape; texts if dtype is None."""
 
     dtype: np.dtype[Any] | None
     shape: tuple[int, ...] = ()
@@ -77,10 +77,10 @@ _Form = Any  # a _Leaf; a dict of forms; None of what is not read
 
 @dataclass(frozen=True)
 class TableImporter:
-    """One Parquet table, a row a step: a file, or all files in a directory.
+    """One Parquet table, one row per step: a file, or all files in a directory.
 
     map: which column is what, by the names in ROLES: {"observations": "state"}, or "obs=state,acts=action". A name with
-    * in it stands for several columns: a vector if all are numbers, otherwise a Dict. An empty one: there is none.
+    * in it stands for several columns: a vector if all are numbers, otherwise a Dict. Empty: no such column.
     """
 
     map: str | Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class TableImporter:
     extra: ClassVar[str] = "parquet"
 
     def recognises(self, path: Path) -> bool:
-        """Whether it is Parquet, or a directory with some."""
+        """Return True for Parquet, or a directory with Parquet files."""
         found = parquet_files(path, most=1)
         return bool(found) and begins_with(found[0], _MAGIC)
 
@@ -307,9 +307,9 @@ class _Steps:
         return imported(_KIND, self._episodes(lengths), schema, notes=self._told(), steps=self._table.rows)
 
     def _told(self) -> Iterator[str]:
-        """What was taken for what, and what the table does not say."""
+        """Yield which columns were taken for what, and what the table lacks."""
         told = (f"{role} from {' + '.join(map(printable, names))}" for role, names in self._roles.items())
-        yield f"read as a table with a row a step: {', '.join(told)}"
+        yield f"read as a table with one row per step: {', '.join(told)}"
         yield "the table says neither spaces, which are the widest that its columns can be of, nor seeds and times"
         if "next_observations" not in self._roles:
             yield "there are no next observations: the final one of each episode is NaN, 0 of integers, empty of text"
@@ -321,7 +321,7 @@ class _Steps:
             yield f"left out, as neither numbers nor text: {', '.join(map(printable, self._left_out[:_MOST_NAMED]))}"
 
     def _form(self, role: str) -> _Form:
-        """Of all columns of a role together: that of one, a vector of numbers, or a dict."""
+        """Join the columns of a role: one column, a vector of numbers, or a dict."""
         names = self._roles[role]
         forms = [self._forms[name] for name in names]
         if len(names) == 1:
@@ -458,7 +458,7 @@ def _note(form: _Leaf, array: pa.Array, name: str) -> Any:
 
 
 def _keys(names: list[str]) -> list[str]:
-    """What columns are called in a Dict: state for observation.state, if they are all called like this."""
+    """Return the names of columns in a Dict: state for observation.state, if all names have such a prefix."""
     parts = [re.split("[./]", name, maxsplit=1) for name in names]
     if len({part[0] for part in parts}) == 1 and all(len(part) == 2 for part in parts):
         return [part[1] for part in parts]
@@ -466,7 +466,7 @@ def _keys(names: list[str]) -> list[str]:
 
 
 def _fits(form: _Form, role: str) -> bool:
-    """Whether a column of this form can be that."""
+    """Return True if a column of this form can have that role."""
     if role in _MANY:
         return form is not None
     if not isinstance(form, _Leaf) or (form.shape and role != "rewards"):

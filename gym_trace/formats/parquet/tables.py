@@ -1,4 +1,4 @@
-"""The files of a table, read from the first row to the last in bounded memory, whoever wrote them."""
+"""Untrusted Parquet files of a table, read from the first row to the last in bounded memory."""
 
 from __future__ import annotations
 
@@ -77,14 +77,14 @@ class Table:
         try:
             return str(text, "utf-8")
         except UnicodeDecodeError as error:
-            raise self.malformed(f"{key} in its metadata is no text") from error
+            raise self.malformed(f"{key} in its metadata is not text") from error
 
     def said_json(self, key: str) -> Any:
-        """The same, of JSON."""
+        """Read a JSON value of its metadata."""
         try:
             return json_of(self.said(key))
         except (ValueError, RecursionError) as error:
-            raise self.malformed(f"{key} in its metadata is no JSON") from error
+            raise self.malformed(f"{key} in its metadata is not JSON") from error
 
     def pieces(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Some rows of these columns at a time. Raises UnreadableRecording."""
@@ -136,7 +136,7 @@ def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
 
 
 def batches(file: Path, most: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Up to so many rows of these columns at a time, and not too much text; texts are dictionaries.
+    """Yield at most `most` rows of these columns at a time, and limited text; texts are dictionaries.
 
     Raises OSError, pyarrow.ArrowException.
     """
@@ -192,7 +192,7 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _lengths(array: pa.Array) -> Array:
-    """How many bytes of text each row has."""
+    """Return the bytes of text of each row."""
     found = np.zeros(len(array), np.int64)
     if pa.types.is_struct(array.type):
         for number in range(array.type.num_fields):

@@ -46,13 +46,13 @@ class Columns:
             self._open(child, parts.get(called), f"{name}/{called}")
 
     def observations(self, count: int) -> Any:
-        """The next so many. Raises MalformedExample."""
+        """Read the next `count` rows. Raises MalformedExample."""
         return self._layouts.observations.join(
             self._readers[leaf.path][0](count) for leaf in self._layouts.observations.leaves()
         )
 
     def actions(self, count: int) -> Any:
-        """The next so many. Raises MalformedExample."""
+        """Read the next `count` rows. Raises MalformedExample."""
         return self._layouts.actions.join(self._readers[leaf.path][0](count) for leaf in self._layouts.actions.leaves())
 
     def unknown(self) -> Any:
@@ -80,7 +80,7 @@ def joined(one: Any, other: Any) -> Any:
 
 
 def reader_of(rows: RowReader, feature: Feature, ours: bool) -> Read:
-    """What reads the next so many rows: an array, or a list of values of any kind."""
+    """Return a function that reads the next `count` rows: an array, or a list of values of any kind."""
 
     def read(count: int) -> Any:
         values = values_of(rows, feature, count)
@@ -92,7 +92,7 @@ def reader_of(rows: RowReader, feature: Feature, ours: bool) -> Read:
 
 
 def values_of(rows: RowReader, feature: Feature, count: int) -> Any:
-    """The next so many rows: an array; of text a list of bytes; of images of any size a list of arrays."""
+    """Read the next `count` rows: an array; a list of bytes for text; a list of arrays for images of any size."""
     if feature.kind == "text":
         return list(rows.values(count, MOST_BYTES))
     if feature.kind == "image":

@@ -24,7 +24,7 @@ _MOST_OCTETS = 10  # of an integer of 64 bits
 
 
 class MalformedExample(ValueError):
-    """Bytes that are no tf.train.Example, or not the one that was promised."""
+    """Invalid bytes of a tf.train.Example, or another one than was declared."""
 
 
 def varint(number: int) -> bytes:
@@ -167,7 +167,7 @@ class RecordWriter:
         self.records = self.bytes = 0
 
     def write(self, size: int, blocks: Iterable[bytes]) -> None:
-        """Appends a record of so many bytes. Raises OSError."""
+        """Append a record of `size` bytes. Raises OSError."""
         length = size.to_bytes(8, "little")
         self._file.write(length + masked(google_crc32c.value(length)))
         checksum = 0
@@ -198,7 +198,7 @@ _TEXT = 0x0A  # the tag of a value in a list of bytes
 class Rows(NamedTuple):
     """A list of an example, as where it lies in a file.
 
-    kind: "bytes", "float" or "int64"; "" of a list that has nothing in it, of which that cannot be told.
+    kind: "bytes", "float" or "int64"; "" for an empty list, whose kind is unknown.
     """
 
     file: IO[bytes]
@@ -208,7 +208,7 @@ class Rows(NamedTuple):
 
 
 def records_in(file: IO[bytes], size: int) -> Iterator[tuple[IO[bytes], int, int]]:
-    """The records of a TFRecord file of so many bytes: a file, and where in it the record begins and ends.
+    """Yield the records of a TFRecord file of `size` bytes: a file, and where in it the record begins and ends.
 
     Raises MalformedExample.
     """
@@ -262,7 +262,7 @@ def _entry(file: IO[bytes], begin: int, end: int) -> tuple[str, Rows]:
 
 
 def _packed(rows: Rows) -> Rows:
-    """Of numbers the bytes that they are in; values of any length stay as they are."""
+    """Return the bytes of packed numbers; values of any length stay as they are."""
     if rows.kind == "bytes" or rows.begin == rows.end:
         return rows
     parts = list(_messages(rows.file, rows.begin, rows.end, {1}))
@@ -316,15 +316,15 @@ class RowReader:
 
     @property
     def is_over(self) -> bool:
-        """Whether all of it was read."""
+        """Return True if all of it was read."""
         return self._at == self._rows.end
 
     def floats(self, count: int) -> Array:
-        """The next so many, (count,) float32. Raises MalformedExample, as all of these."""
+        """Read the next `count`, (count,) float32. Raises MalformedExample, as all of these."""
         return np.frombuffer(self._read(4 * count, "float"), "<f4")
 
     def integers(self, count: int) -> Array:
-        """The next so many, (count,) int64."""
+        """Read the next `count`, (count,) int64."""
         found: list[Array] = []
         while count:
             block = self._read(min(max(count, 16), self._left, _BLOCK), "int64")
@@ -337,7 +337,7 @@ class RowReader:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def raw(self, count: int, size: int) -> Array:
-        """The next so many values, of so many bytes each: (count, size) uint8."""
+        """Read the next `count` values, of `size` bytes each: (count, size) uint8."""
         head = np.frombuffer(bytes([_TEXT]) + varint(size), np.uint8)
         values: Array = np.frombuffer(self._read(count * (len(head) + size), "bytes"), np.uint8)
         values = values.reshape(count, len(head) + size)
@@ -346,7 +346,7 @@ class RowReader:
         return values[:, len(head) :]
 
     def values(self, count: int, longest: int) -> Iterator[bytes]:
-        """The next so many values, each of at most so many bytes."""
+        """Yield the next `count` values, each of at most `longest` bytes."""
         for _ in range(count):
             if self._rows.kind not in ("bytes", ""):
                 raise MalformedExample("numbers, not bytes")
@@ -358,7 +358,7 @@ class RowReader:
             yield self._read(length, "bytes")
 
     def inflated(self, count: int, size: int) -> Iterator[bytes]:
-        """The next so many values, which zlib has made smaller, and which have so many bytes."""
+        """Yield the next `count` values, decompressed with zlib to `size` bytes each."""
         for value in self.values(count, size + (size >> 3) + 1024):
             inflate = zlib.decompressobj()
             try:
@@ -387,7 +387,7 @@ class RowReader:
 
 
 def count_of(rows: Rows, size: int = 1) -> int:
-    """How many rows a list has; of numbers, rows of so many. Raises MalformedExample."""
+    """Count the rows of a list; for numbers, rows of `size`. Raises MalformedExample."""
     if rows.kind == "float":
         return (rows.end - rows.begin) // (4 * max(size, 1))
     if rows.kind == "bytes":

@@ -115,7 +115,7 @@ def _how_to_load(splits: dict[str, _Split], path: Path) -> str:
 class _Columns:
     """The features of steps, and the rows of a window in the lists of an example.
 
-    RLDS has an observation a step and one step more than there are actions: the last has what the last action led to,
+    RLDS has one observation per step and one step more than actions: the last has what the last action led to,
     and an action, reward and discount that mean nothing and are 0 here.
     """
 
@@ -249,7 +249,7 @@ class _Split:
         self._shard: RecordWriter | None = None
 
     def shard(self) -> RecordWriter:
-        """Where the next record goes."""
+        """Return the shard for the next record."""
         if self._shard is not None and self._shard.bytes >= _SHARD:
             self.close()
         if self._shard is None:
@@ -296,7 +296,7 @@ def _dataset_info(source: Source, name: str, splits: Iterable[_Split]) -> str:
 
 
 def _dataset_name(source: Source) -> str:
-    """Of the environment: letters, digits and underscores."""
+    """Return the name of the environment in letters, digits and underscores."""
     name = re.sub(r"\W+", "_", str(source.environment.get("id") or ""), flags=re.ASCII).strip("_").lower()
     return name if re.match("[a-z]", name) else "gym_trace"
 

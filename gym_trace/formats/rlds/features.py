@@ -30,14 +30,14 @@ _LARGEST = 1 << 28  # bytes of a row
 
 @dataclass(frozen=True)
 class Feature:
-    """What is in one list of examples.
+    """One list of an example.
 
     Attributes:
         kind: "tensor", "text", "image" or "label".
         dtype, shape: of a row; None in a shape stands for any size. Text has neither.
         encoding: "none", "bytes" or "zlib" of tensors; "png", "jpeg" or "" of images.
         classes: how many a label has; 0: it is none, or that is not said.
-        doc: what is said of it.
+        doc: its description.
     """
 
     kind: str
@@ -54,7 +54,7 @@ class Feature:
 
     @property
     def numbers(self) -> int:
-        """How many a row has; 0 where that differs from row to row."""
+        """Numbers per row; 0 if that differs from row to row."""
         return math.prod(self.sizes)
 
 
@@ -62,7 +62,7 @@ Features = dict[str, "Feature | Features"]
 
 
 def tensor(dtype: np.dtype[Any], shape: tuple[int, ...], doc: str = "") -> Feature | None:
-    """A tensor that keeps every bit, None if there is none of this dtype."""
+    """Return a tensor that keeps every bit, None if TensorFlow has no such dtype."""
     if dtype.name not in _NUMBERS:
         return None
     in_list = dtype in _AS_LISTS and math.prod(shape) > 0
@@ -103,7 +103,7 @@ def _plain(feature: Feature) -> dict[str, Any]:
 
 
 def features_of(plain: Any) -> tuple[Features, dict[str, str]]:
-    """What features.json describes, with the steps among it, and the names of features that are not known here.
+    """Read features.json, with the steps among it, and the names of unknown features.
 
     The latter with the class that they are of, and with slashes. Raises MalformedExample.
     """
@@ -168,7 +168,7 @@ def _shape_of(content: dict[str, Any]) -> tuple[int | None, ...]:
     try:
         shape = tuple(None if int(size) < 0 else int(size) for size in sizes)
     except (TypeError, ValueError) as error:
-        raise MalformedExample("features.json has a shape that is none") from error
+        raise MalformedExample("features.json: invalid shape") from error
     if len(shape) > _DEEPEST or math.prod(size or 1 for size in shape) * 16 > _LARGEST:
         raise MalformedExample("features.json has a shape that no row can have")
     return shape

@@ -45,7 +45,7 @@ class RldsImporter:
     """RLDS, a directory with features.json and dataset_info.json as TensorFlow Datasets writes them.
 
     last_step: what the step with is_last is. "observation": the final observation alone, as RLDS defines it. "step": a
-        step as any other, as most robot data sets have it, so that nobody knows what it led to. "auto": "step" where
+        step as any other, as in most robot datasets, so that its next observation is unknown. "auto": "step" where
         most of the first episodes have an action or a reward there that is not 0.
     """
 
@@ -73,7 +73,7 @@ class _Split(NamedTuple):
 
 
 class _DataSet:
-    """What describes the records."""
+    """The files that describe the records."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -126,13 +126,13 @@ class _DataSet:
         return Imported(_KIND, schemas, segments, 0, lambda: sum(part.done() for part, _ in parts), facts, notes)
 
     def _last_step(self, layouts: Layouts) -> str:
-        """What the last steps are, by the first episodes."""
+        """Find out what the last steps are, by the first episodes."""
         given = [*islice(chain.from_iterable(_Reader(self, layouts).last_ones(s) for s in self.splits), _LOOKED_AT)]
         if 2 * sum(given) <= len(given):
             return "observation"
         self.notes.append(
             f"in {sum(given)} of the first {len(given)} episodes the last step has an action or a reward, as in most "
-            "robot data: it is read as a step, and nobody knows what it led to. With last_step=observation it is the "
+            "robot data: it is read as a step with an unknown final observation. With last_step=observation it is the "
             "final observation alone, as RLDS defines it"
         )
         return "step"
@@ -141,7 +141,7 @@ class _DataSet:
         return f"{self.info.get('name')} {self.info.get('configName', '')} {self.info.get('version')}"[:300]
 
     def _made_again(self, about: str) -> Imported:
-        """What gym-trace has exported."""
+        """Return the content of a trace that gym-trace has exported."""
         schemas = list(read_about(about)["writers"].values())
         try:
             layouts = WriterSchema.of(schemas[0]).layouts
@@ -176,7 +176,7 @@ class _Reader:
         }
 
     def notes(self) -> Iterator[str]:
-        """What the source did not say, or says where a trace has no place for it."""
+        """Return notes on what the source lacks, and on what a trace cannot store."""
         for name in sorted(self._missing):
             yield f"it has no {name}: {_INSTEAD[name]}"
         if self._empty:
@@ -214,7 +214,7 @@ class _Reader:
                     yield shard, lists_in(*record)
 
     def last_ones(self, split: _Split) -> Iterator[bool]:
-        """Of each episode whether the step with is_last has an action or a reward."""
+        """Return for each episode whether the step with is_last has an action or a reward."""
         for shard, lists in self._records(split):
             with _located(shard):
                 rows = self._rows_in(lists)
@@ -232,7 +232,7 @@ class _Reader:
         return _is_something(actions.actions(1)) or (rewards is not None and _is_something(rewards(1)))
 
     def _rewards(self, lists: dict[str, Rows]) -> Read | None:
-        """What reads the rewards; None where there are none."""
+        """Return a function that reads the rewards; None if they are missing."""
         reward = self._data.steps.get("reward")
         if not isinstance(reward, Feature) or "steps/reward" not in lists:
             return None
@@ -258,7 +258,7 @@ class _Reader:
         return NewEpisode(steps, parts, outcome, reset_info=known or None, has_final_observation=has_final)
 
     def _rows_in(self, lists: dict[str, Rows]) -> int:
-        """How many steps a record has."""
+        """Return the number of steps of a record."""
         for path, feature in leaves_of(self._data.steps):
             found = lists.get("steps/" + "/".join(path))
             is_text = feature.kind in ("text", "image") or feature.encoding != "none"
@@ -271,7 +271,7 @@ class _Reader:
         raise MalformedExample("no steps")
 
     def _mark(self, lists: dict[str, Rows], name: str, rows: int) -> bool | None:
-        """What the last step says; None where no step says it."""
+        """Return the flags of the last step; None if no step has any."""
         found = lists.get(f"steps/{name}")
         if found is None or name not in self._data.steps:
             if name != "is_first":
@@ -283,7 +283,7 @@ class _Reader:
         return last
 
     def _metadata(self, lists: dict[str, Rows]) -> dict[str, Any]:
-        """What is said of the episode as a whole."""
+        """Return the values of the episode as a whole."""
         known: dict[str, Any] = {}
         for path, feature in leaves_of(self._data.features):
             name = "/".join(path)
@@ -349,7 +349,7 @@ def _marked(rows: Any) -> Any:
 
 
 def _is_something(tree: Any) -> bool:
-    """Whether an action is not all zeros."""
+    """Return True if an action is not all zeros."""
     if isinstance(tree, (dict, tuple)):
         return any(map(_is_something, tree.values() if isinstance(tree, dict) else tree))
     return bool(np.any(tree)) if isinstance(tree, np.ndarray) else any(tree)

@@ -30,7 +30,7 @@ def _has_surrogates(text: str) -> bool:
 
 
 def unpacked(texts: Iterable[bytes]) -> Iterator[Any]:
-    """What packed() was given. Raises UnreadableRecording."""
+    """Yield the values that packed() was given. Raises UnreadableRecording."""
     values = Values()
     for text in texts:
         if text.startswith(_JSON):

@@ -46,7 +46,7 @@ class RLlibImporter:
     extra: ClassVar[str] = "rllib"
 
     def recognises(self, path: Path) -> bool:
-        """Whether the first Parquet file has a column of episodes."""
+        """Return True if the first Parquet file has a column of episodes."""
         found = parquet_files(path, most=1)
         return bool(found) and is_episodes(found[0])
 
@@ -76,7 +76,7 @@ class _Reader:
         self._layouts: Layouts = WriterSchema.of(self._schema).layouts
 
     def imported(self) -> Imported:
-        """What the trace is to be."""
+        """Return the content of the new trace."""
         steps = int(self._headers[self._order, _STEPS].sum())
         notes = [_NOT_TOLD]
         if again := len(self._headers) - len(self._order):
@@ -161,14 +161,14 @@ class _Reader:
             raise UnreadableRecording(f"{where}: row {number} of all: {error}") from error
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             where = self._items.path_of(number)
-            raise UnreadableRecording(f"{where}: row {number} of all is no episode: {error!r:.100}") from error
+            raise UnreadableRecording(f"{where}: row {number}: not an episode: {error!r:.100}") from error
 
 
 # -- buffers ----------------------------------------------------------------------------------------------------------
 
 
 def _rows(buffer: Any) -> Any:
-    """What an InfiniteLookbackBuffer holds, but for what it looks back to: a list, or arrays, in dicts and tuples."""
+    """Return the content of an InfiniteLookbackBuffer without lookback: a list, or arrays, in dicts and tuples."""
     data, lookback = buffer["data"], buffer["lookback"]
     if type(lookback) is not int or lookback < 0:
         raise UnreadableRecording(f"a buffer that looks back {lookback!r:.40} steps")
@@ -201,7 +201,7 @@ def _leaves(tree: Any) -> Any:
 
 
 def _split(layout: Layout, rows: list[Any]) -> Any:
-    """One array a leaf, of a value a row."""
+    """Return one array per leaf, with one value per row."""
     if not isinstance(layout, Branch):
         return _leaf(rows)
     if layout.keys is None:

@@ -78,7 +78,7 @@ def space_told(told: Any) -> Space[Any] | None:
     try:
         return _space(told, 0)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError, zlib.error) as error:
-        raise UnreadableRecording(f"what is said of a space is malformed: {error!r:.100}") from error
+        raise UnreadableRecording(f"malformed space: {error!r:.100}") from error
 
 
 def _space(told: Any, depth: int) -> Space[Any] | None:
@@ -129,7 +129,7 @@ _KEY, _STARTED = 0, 1
 
 
 def is_episodes(path: Path) -> bool:
-    """Whether it is Parquet with a column of episodes."""
+    """Return True for Parquet with a column of episodes."""
     try:
         return bool(_opened(path))
     except UnreadableRecording:
@@ -137,7 +137,7 @@ def is_episodes(path: Path) -> bool:
 
 
 class Header(NamedTuple):
-    """Of the state of an episode, or of a piece of one: whose it is, which steps, and a hash of all of it."""
+    """Header of the state of an episode, or of a piece of one: its id, its steps, and a hash of all of it."""
 
     key: int
     started: int
@@ -219,7 +219,7 @@ def _damaged(path: Path, error: Exception) -> UnreadableRecording:
 
 
 def header_of(item: bytes) -> Header:
-    """What the state of an episode says of itself, without reading its steps. Raises UnreadableRecording."""
+    """Read the header of the state of an episode, without its steps. Raises UnreadableRecording."""
     told: dict[Any, Any] = {}
     known = Containers()
     unpacker = msgpack.Unpacker(max_buffer_size=len(item) + 1, list_hook=known.list_hook, object_hook=known.object_hook)

@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many steps there are."""
+        """Number of steps."""
         return int(self.steps.sum())
 
     @property
@@ -111,7 +111,7 @@ def _windows(trace: Trace, places: range, choice: Choice, finals: str, steps: sl
 
 
 def _is_plain(reader: WriterReader, chunk: int, choice: Choice) -> bool:
-    """Whether the rows of a chunk are what those of its episodes would be, and not too large."""
+    """Return True if the rows of a chunk equal those of its episodes, and are not too large."""
     anything = {leaf.path for root in reader.layouts[:2] for leaf in root.leaves() if leaf.dtype is None}
     size = 0
     for column in reader.columns_of(chunk):
@@ -153,7 +153,7 @@ def _block_of(reader: WriterReader, number: int, episodes: Array, fragments: Arr
 
 
 def _rows(offsets: Array, mine: Array) -> Array | slice:
-    """Where the rows of some fragments lie; a slice where they lie one after the other."""
+    """Return the positions of the rows of some fragments; a slice if they are contiguous."""
     begins, counts = offsets[mine], offsets[mine + 1] - offsets[mine]
     if bool((np.diff(mine) == 1).all()):
         return slice(int(begins[0]), int(begins[-1] + counts[-1]))

@@ -22,13 +22,13 @@ class Choice(NamedTuple):
     leaves: frozenset[str] = frozenset()
 
     def takes(self, path: Path) -> bool:
-        """Whether a leaf is among those chosen, by its own name or that of what it is in."""
+        """Return True if a leaf is chosen, by its own name or by that of a parent."""
         names = [name_of(path[: i + 1]) for i in range(len(path))]
         return path[0] in self.roots and (not self.leaves or not self.leaves.isdisjoint(names))
 
 
 def name_of(path: Path) -> str:
-    """What a leaf is called: observations, or observations/position of a Dict."""
+    """Return the name of a leaf: observations, or observations/position of a Dict."""
     return "/".join(map(str, path))
 
 
@@ -62,6 +62,6 @@ def choose(trace: Trace, names: Sequence[str] | None) -> Choice:
 
 
 def _within(name: str) -> list[str]:
-    """What a leaf is in: observations/camera of observations/camera/left."""
+    """Return the parents of a leaf: observations/camera of observations/camera/left."""
     parts = name.split("/")
     return ["/".join(parts[:i]) for i in range(1, len(parts))]

@@ -68,7 +68,7 @@ def csv_lines(
 ) -> Iterator[str]:
     """Blocks of lines, the heading first, to be written as they are. Arguments as those of step_windows.
 
-    on_steps: told of each block how many steps it has, once the next one is asked for. spreadsheet: put ' in front of
+    on_steps: called with the steps of each block, once the next one is requested. spreadsheet: put ' in front of
     texts that a spreadsheet would take for formulas.
 
     A line is a step with the observation that it led to. Before the first step of an episode comes a line that has
@@ -117,7 +117,7 @@ def _cells(path: Path, shape: tuple[int, ...] | None) -> _Cells:
 def _rows(window: Window, choice: Choice, cells: dict[Path, _Cells]) -> Iterator[list[str]]:
     filled: dict[Path, list[list[str]]] = {}
     for path, rows in window.columns.items():
-        # Rows without the structure of their space are told in the first column of those that it has.
+        # Rows without the structure of their space go to the first column of that space.
         place = path if path in cells else next((known for known in cells if known[: len(path)] == path), None)
         if place is None:
             raise InvalidOption(
@@ -151,7 +151,7 @@ def _number(value: Any) -> str:
 
 
 def _cell(value: Any) -> str:
-    """What is JSON already; text as it is, but for what could steer a terminal."""
+    """Return a JSON value as text, with control characters escaped for terminals."""
     if value is None:
         return ""
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What gym-trace cat prints as formats to export to: JSON lines, CSV, npz."""
+"""The formats of gym-trace cat as exporters: JSON lines, CSV, npz."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class JsonLinesExporter:
 
 @dataclass(frozen=True)
 class CsvExporter:
-    """CSV: a line a step, a column for each number, all else as JSON in one cell
+    """CSV: one line per step, one column per number, all else as JSON in one cell
 
     spreadsheet: put ' in front of texts that begin with = + - @, which a spreadsheet would run as formulas.
     """

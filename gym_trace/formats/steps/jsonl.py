@@ -30,7 +30,8 @@ def json_lines(
 ) -> Iterator[str]:
     """The lines, without their ends: strict JSON, ASCII. Arguments as those of step_windows.
 
-    on_steps: told now and then how many more steps there were. identity: what is said of each episode as "gym_trace".
+    on_steps: called periodically with the number of steps since.
+    identity: the text of an episode for its key "gym_trace".
     """
     declared: dict[str, Any] = {}
     index = None

@@ -47,13 +47,13 @@ class JsonLinesImporter:
         else:
             schemas = list(read_about(about).get("writers", {}).values())
             if not schemas:
-                raise UnreadableRecording(f"{path}: tells of no writer")
+                raise UnreadableRecording(f"{path}: names no writer")
             schema = schemas[0]
         return imported("JSON lines", _Lines(path).episodes(), schema, about, notes=notes)
 
 
 def _looked_at(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """What was said of the trace, and how columns are declared before the first step."""
+    """Return the header of the trace, and the declarations of columns before the first step."""
     about: str | None = None
     forms: dict[str, Any] = {}
     for line in _Lines(path).all():
@@ -126,7 +126,7 @@ class _Lines:
         return NewEpisode(steps, parts, outcome, seed, options, reset, known, has_final)
 
     def _declared(self, lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The lines that are no declarations."""
+        """Yield the lines other than declarations."""
         for line in lines:
             if line["type"] == "columns":
                 self._forms |= line
@@ -159,7 +159,7 @@ class _Lines:
                     return
 
     def _part(self, first: list[Any], lines: list[dict[str, Any]]) -> NewSteps:
-        if lines and lines[-1].get("observations", ...) is None:  # nobody knows it: the one before it stands in
+        if lines and lines[-1].get("observations", ...) is None:  # unknown: the one before it stands in
             before = [*first, *(line.get("observations") for line in lines[:-1])]
             lines[-1]["observations"] = before[-1] if before else self._last
         if lines:
@@ -226,7 +226,7 @@ def _space(form: Any) -> spaces.Space[Any]:
             return StandIn("values of any kind")
         dtype = array_from([], form["dtype"], [0]).dtype
         if math.prod(form["shape"]) > _MOST_ELEMENTS:
-            raise ValueError("a shape that there cannot be")
+            raise ValueError("invalid shape")
         limits: Any = np.iinfo(dtype) if dtype.kind in "iu" else None
         low, high = (limits.min, limits.max) if limits else (False, True) if dtype.kind == "b" else (-np.inf, np.inf)
         return spaces.Box(low, high, tuple(form["shape"]), dtype.type)

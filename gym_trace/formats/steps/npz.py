@@ -36,7 +36,7 @@ def write_npz(
 
     The members: "episodes", the rows of trace.episodes, of which steps says how many rows are of each, first_step where
     they begin; the chosen columns by name, such as "rewards" or "observations/image", of all episodes one after the
-    other, observations with a row more for each. A column of values that are no arrays of one dtype, such as infos or
+    other, observations with a row more for each. A column of values of several forms, such as infos or
     texts, is a member whose name ends in .jsonl: bytes, a line of JSON for each row, as gym-trace cat --format jsonl
     writes values.
 

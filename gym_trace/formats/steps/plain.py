@@ -27,19 +27,19 @@ _INT64, _UINT64 = -(1 << 63), 1 << 64
 
 
 def json_text(value: Any) -> str:
-    """What is JSON already as text: strict, ASCII, on one line, and without a control character."""
+    """Encode a JSON value as text: strict, ASCII, on one line, and without a control character."""
     return _ENCODED(value).replace("\x7f", "\\u007f")  # the one that JSON leaves as it is
 
 
 class Form(NamedTuple):
-    """What the rows of a column are declared to be."""
+    """The declared form of the rows of a column."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     @property
     def is_base64(self) -> bool:
-        """Whether an array is its bytes in base64: one that is large, or of anything but numbers."""
+        """Return True if an array is written as base64: a large one, or one of other values than numbers."""
         return self.dtype.str[1:] not in NUMBERS or math.prod(self.shape) > MOST_NUMBERS
 
     def declared(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _float(value: float) -> Any:
 
 
 def is_plain_map(keys: Iterable[Any]) -> bool:
-    """Whether a map of these keys is one of JSON, and does not look as if it said what it is."""
+    """Return True if a map of these keys is a plain JSON map that no reader takes for a tagged value."""
     return all(type(key) is str and not key.startswith("$") for key in keys)
 
 

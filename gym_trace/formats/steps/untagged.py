@@ -34,7 +34,7 @@ def array_from(plain: Any, dtype: Any, shape: Any) -> Array:
     kind = dtype_from(dtype)
     sizes = tuple(shape)
     if len(sizes) > _MOST_DIMENSIONS or not all(type(size) is int and size >= 0 for size in sizes):
-        raise ValueError("a shape that there cannot be")
+        raise ValueError("invalid shape")
     if isinstance(plain, str) and plain not in _SPECIAL and not plain.startswith("NaN:"):
         return np.frombuffer(bytearray(base64.b64decode(plain, validate=True)), kind).reshape(sizes)
     array = np.array(plain, object)
@@ -46,7 +46,7 @@ def array_from(plain: Any, dtype: Any, shape: Any) -> Array:
             texts[place] = number
             flat[place] = 0
         elif type(number) not in (bool, int, float):
-            raise TypeError("an array with something in it that is no number")
+            raise TypeError("an array with other values than numbers")
     numbers = np.array(flat.tolist(), kind)
     for place, text in texts.items():
         numbers[place] = _not_finite(text, kind)
@@ -57,7 +57,7 @@ def _not_finite(text: str, kind: np.dtype[Any]) -> Any:
     if text in _SPECIAL:
         return kind.type(_SPECIAL[text])
     if not text.startswith("NaN:") or kind.kind != "f":
-        raise ValueError("an array with something in it that is no number")
+        raise ValueError("an array with other values than numbers")
     raw = bytes.fromhex(text[4:])
     return np.frombuffer(raw, kind.newbyteorder(">")).astype(kind)[0] if len(raw) == kind.itemsize else _refuse()
 

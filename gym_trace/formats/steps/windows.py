@@ -21,7 +21,7 @@ _MOST_ROWS = 1024
 _MOST_BYTES = 8 << 20  # of typed values in a window
 _VALUE_BYTES = 1024  # what a row of values of any kind counts
 _MOST_PENDING = 32 << 20  # bytes of values that a scan may have at hand of episodes that are not complete
-# What becomes of a final observation that nobody knows (Episode.has_final_observation).
+# For a final observation that is unknown (Episode.has_final_observation).
 KEPT = "kept"  # the placeholder is handed on
 REPEATED = "repeated"  # the observation before it stands in
 LEFT_OUT = "left out"  # the step that led to it is left out; one that terminated has the observation before it again
@@ -58,12 +58,12 @@ class Window(NamedTuple):
 
     @property
     def closes(self) -> bool:
-        """Whether these are the last steps of the episode that are there."""
+        """Return True if these are the last steps of the episode."""
         return self.start + self.steps == len(self.episode)
 
     @property
     def has_placeholder(self) -> bool:
-        """Whether the last row of observations is known to nobody."""
+        """Return True if the last row of observations is unknown."""
         return self.closes and not self.episode.has_final_observation
 
 
@@ -108,9 +108,9 @@ def step_windows(
     Args:
         trace: whose episodes these are the places of; any order.
         steps: which steps of each of them, as episode[steps].
-        on_damage: told of what cannot be read, which is then left out, with the step after it where the observation
-            before that is lost; None: CorruptTrace is raised.
-        finals: what becomes of final observations that nobody knows: KEPT, REPEATED or LEFT_OUT.
+        on_damage: called with the error of each unreadable part, which is skipped, with the step after it if the
+            observation before that is lost; None: CorruptTrace is raised.
+        finals: what becomes of unknown final observations: KEPT, REPEATED or LEFT_OUT.
     """
     wanted = np.fromiter(places, np.int64)
     for place, episode in zip(wanted.tolist(), _episodes(trace, wanted, choice, on_damage is not None)):
@@ -122,14 +122,14 @@ def step_windows(
 
 
 def without_unknown_end(episode: Episode, writer: WriterReader, row: int) -> Episode:
-    """The episode without its last step, if that led to what nobody knows, and did not terminate it."""
+    """Return the episode without its last step, unless the observation after it is known or it terminated."""
     if episode.has_final_observation or is_terminated(writer, np.array([row]))[0]:
         return episode
     return episode[: max(0, len(episode) - 1)]
 
 
 def is_terminated(writer: WriterReader, rows: Array) -> Array:
-    """Of these episodes of a writer, whether the last step that is there was said to be terminated."""
+    """Return for each of these episodes of a writer whether its last step is terminated."""
     found: Array = writer.fragments["flags"][writer.parts.last[rows]] & wire.TERMINATED > 0
     return found
 
@@ -175,7 +175,7 @@ class _Source(NamedTuple):
     writer: WriterReader
     row: int
     choice: Choice
-    repeats: bool  # whether the observation before it stands in for a final one that nobody knows
+    repeats: bool  # whether the observation before it stands in for an unknown final one
 
     def read(self, start: int, stop: int, opens: bool) -> Window:
         part = self.episode if stop - start == len(self.episode) else self.episode[start:stop]
@@ -189,7 +189,7 @@ class _Source(NamedTuple):
         return max(1, min(_MOST_ROWS, _MOST_BYTES // _row_bytes(self.writer, self.choice)))
 
     def ends_of_chunks(self) -> list[int]:
-        """How many steps of the episode are over at the end of each chunk that it lies in."""
+        """Return the number of finished steps of the episode at the end of each of its chunks."""
         counts = [piece.steps.stop - piece.steps.start for piece in self.writer.pieces(self.row)]
         trimmed = bool(self.writer.parts.trimmed[self.row])
         ends: list[int] = (np.cumsum(counts, dtype=np.int64) - trimmed).tolist()
@@ -217,7 +217,7 @@ def _windows_of(source: _Source, steps: range, on_damage: OnDamage | None) -> It
 
 
 def _around_damage(source: _Source, steps: range, opens: bool, on_damage: OnDamage) -> Generator[Window, None, bool]:
-    """What can be read of these steps, chunk by chunk. Returns whether the last of it could not."""
+    """Yield the readable steps, chunk by chunk. Return True if the last of them are unreadable."""
     ends, start = source.ends_of_chunks(), steps.start
     while start < steps.stop:
         stop = min(steps.stop, *(end for end in ends if end > start))

@@ -30,7 +30,7 @@ class Column(NamedTuple):
 
     @property
     def comes_before(self) -> bool:
-        """Whether a row is there before the step is made, and not because of it."""
+        """Return True if a row is known before the step."""
         return self.path[0] in ("observations", "actions", "annotations")
 
 
@@ -64,7 +64,7 @@ def rows_of(columns: list[Column], window: Window) -> dict[str, Array]:
 
 
 def typed(rows: Array, form: Form | None) -> Array:
-    """Rows as their form has them, objects where there is none."""
+    """Return rows in their form, or as objects if they have no form."""
     if form is None:
         return rows if rows.dtype == object else objects(list(rows))
     array = rows if rows.dtype != object else np.array(rows.tolist(), form.dtype)

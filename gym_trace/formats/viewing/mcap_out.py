@@ -1,4 +1,4 @@
-"""A trace as MCAP, which Foxglove shows: a channel a leaf, with JSON messages, or compressed images."""
+"""A trace as MCAP, which Foxglove shows: one channel per leaf, with JSON messages, or compressed images."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class McapExporter:
 
 
 def _begin(source: Source, spacing: int) -> int:
-    """When the time line begins, ns. Raises InvalidOption where it would have no end."""
+    """Return the start of the time line, ns. Raises InvalidOption if the time line is too long."""
     first = source.trace[0].start_time
     begin = 0 if first is None else max(0, first)
     if begin + source.steps * spacing + len(source.trace) * _SECOND >= _LATEST:

@@ -1,4 +1,4 @@
-"""A trace as .rrd, which the viewer of Rerun opens: an entity a leaf, along steps and episodes."""
+"""A trace as .rrd, which the viewer of Rerun opens: one entity per leaf, along steps and episodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from gym_trace.printable import printable
 from gym_trace.reading.forms import Form
 from gym_trace.showing.pictures import png
 
-EXACT = "exact"  # the component that has the bytes of rows that are no scalars of float64
+EXACT = "exact"  # the component for the bytes of rows that float64 scalars cannot hold
 _MOST_PLOTTED = 256  # numbers of a row
 _MOST_ROWS, _MOST_BYTES = 4096, 8 << 20  # of a column that are sent at once
 _FLAG = Form(np.dtype(np.bool_), ())
@@ -110,7 +110,7 @@ class _Sender:
         self._episodes = []
 
     def chunks(self) -> Iterator[Chunk]:
-        """What is said of the trace, then all rows."""
+        """Yield the metadata of the trace, then all rows."""
         forms = json_text({column.name: _told(column.form) for column in self._columns})
         said = rr.AnyValues.columns(about=[self._source.about], forms=[forms])
         yield Chunk.from_columns(f"/__properties/{KEY}", [], said)
