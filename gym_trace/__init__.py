@@ -10,10 +10,10 @@ from gym_trace import errors
 if TYPE_CHECKING:
     from gym_trace.collecting.api import collect
     from gym_trace.collecting.rollout import record_episodes
+    from gym_trace.formats.exporting import export
+    from gym_trace.formats.importing import import_trace
+    from gym_trace.formats.legacy.results import load_results
     from gym_trace.integrity.repair import check_trace, repair_trace
-    from gym_trace.interop.exporting import export
-    from gym_trace.interop.importing import import_trace
-    from gym_trace.interop.legacy.results import load_results
     from gym_trace.model.episode import Episode
     from gym_trace.playback.trace import Trace, open_trace, scan_recorded_traces
     from gym_trace.recording.single.wrapper import TraceRecordingWrapper
@@ -40,9 +40,9 @@ _HOMES = {
     "collect": "gym_trace.collecting.api",
     "dataset_card": "gym_trace.statistics.card",
     "diff_traces": "gym_trace.replay.diff",
-    "export": "gym_trace.interop.exporting",
-    "import_trace": "gym_trace.interop.importing",
-    "load_results": "gym_trace.interop.legacy.results",
+    "export": "gym_trace.formats.exporting",
+    "import_trace": "gym_trace.formats.importing",
+    "load_results": "gym_trace.formats.legacy.results",
     "open_trace": "gym_trace.playback.trace",
     "record_episodes": "gym_trace.collecting.rollout",
     "repair_trace": "gym_trace.integrity.repair",

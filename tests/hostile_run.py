@@ -36,7 +36,7 @@ from gym_trace import import_trace, open_trace, verify_trace
 from gym_trace.errors import MissingExtra, TraceError
 from gym_trace.format import column_decoder as decoding
 from gym_trace.format import manifest, wire
-from gym_trace.interop.formats import importer_named, importers
+from gym_trace.formats.registry import importer_named, importers
 from gym_trace.model import containers, packing
 
 MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from gym_trace.interop.conformance import Loaded
-from gym_trace.interop.contract import Loss
-from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.interop.source import Source
-from gym_trace.interop.steps.plain import json_text, tagged
-from gym_trace.interop.steps.untagged import untagged
+from gym_trace.formats.conformance import Loaded
+from gym_trace.formats.contract import Plan, Target
+from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
+from gym_trace.formats.source import Source
+from gym_trace.formats.steps.plain import json_text, tagged
+from gym_trace.formats.steps.untagged import untagged
 from gym_trace.model.episode import infos_of
 
 
@@ -28,15 +29,15 @@ class PlainExporter:
     makes: ClassVar[str] = "directory"
     digits: int = 6
 
-    def lost(self, source: Source) -> Iterator[Loss]:
-        yield from ()
+    def plan(self, source: Source) -> Plan:
+        return Plan((), partial(self.write, source), self.how_to_load)
 
     def episode(self, said: dict[str, Any]) -> dict[str, Any]:
         """What is written of an episode."""
         return said
 
-    def write(self, source: Source, target: Path) -> None:
-        target.joinpath("about.txt").write_text(source.about)
+    def write(self, source: Source, target: Target) -> None:
+        target.staged.joinpath("about.txt").write_text(source.about)
         for number, episode in enumerate(source.trace):
             said = {
                 "observations": episode.observations,
@@ -49,7 +50,7 @@ class PlainExporter:
                 "identity": source.identity(episode),
             }
             text = json_text(tagged(self.episode(said)))
-            target.joinpath(f"{number:0{self.digits}}.json").write_text(text)
+            target.staged.joinpath(f"{number:0{self.digits}}.json").write_text(text)
             source.advance(len(episode))
 
     def how_to_load(self, path: Path) -> str:
@@ -121,8 +122,8 @@ class OneFlag(PlainExporter):
 class Leftover(PlainExporter):
     """Writes beside its place."""
 
-    def write(self, source: Source, target: Path) -> None:
-        target.with_name("leftover").write_text("x")
+    def write(self, source: Source, target: Target) -> None:
+        target.staged.with_name("leftover").write_text("x")
         super().write(source, target)
 
 
@@ -130,7 +131,7 @@ class Leftover(PlainExporter):
 class Silent(PlainExporter):
     """Says nothing of how far it is."""
 
-    def write(self, source: Source, target: Path) -> None:
+    def write(self, source: Source, target: Target) -> None:
         source.advance = lambda steps: None  # type: ignore[method-assign]
         super().write(source, target)
 
@@ -139,7 +140,7 @@ class Silent(PlainExporter):
 class Sorting(PlainExporter):
     """Has an order of its own."""
 
-    def write(self, source: Source, target: Path) -> None:
+    def write(self, source: Source, target: Target) -> None:
         places = sorted(range(len(source.trace)), key=lambda i: int(source.episodes["episode_id"][i]))
         source.trace = source.trace[places]
         super().write(source, target)

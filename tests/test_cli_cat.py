@@ -24,8 +24,8 @@ from shell import ok, process, run
 from zoo import CountingEnv, ScriptedEnv, Told, bits
 
 from gym_trace import Episode, TraceRecordingWrapper, export, open_trace
-from gym_trace.interop.steps import windows
-from gym_trace.interop.steps.choice import choose
+from gym_trace.formats.steps import windows
+from gym_trace.formats.steps.choice import choose
 from gym_trace.model.layout import Leaf
 from gym_trace.model.tensors import RawArray
 from gym_trace.model.values import ABSENT, EnumMember, Unstored
@@ -279,7 +279,7 @@ def test_no_window_has_more_steps_than_it_may(pending: int, tmp_path: Path, monk
         (35, 5),
     ]
     assert [window.steps for window in found[6:]] == [3, 0]
-    assert [len(window.columns["observations"]) for window in found] == [8, 8, 8, 8, 8, 6, 4, 1]
+    assert [len(window.columns[("observations",)]) for window in found] == [8, 8, 8, 8, 8, 6, 4, 1]
 
 
 # -- what is chosen ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from plain_format import (
     read_plain,
 )
 
-from gym_trace.interop.conformance import (
+from gym_trace.formats.conformance import (
     WRONG,
     Loaded,
     check_exporter,
@@ -31,8 +31,8 @@ from gym_trace.interop.conformance import (
     make_zoo,
     wrong_trace,
 )
-from gym_trace.interop.contract import LOSSES
-from gym_trace.interop.source import Source
+from gym_trace.formats.contract import LOSSES, Target
+from gym_trace.formats.source import Source
 from gym_trace.playback.trace import open_trace
 
 
@@ -80,7 +80,7 @@ def test_an_exporter_that_is_wrong_is_found_out(
 @pytest.mark.parametrize("missing", ["infos", "annotations", "identity"])
 def test_what_is_not_loaded_must_be_said_to_be_lost(zoo: dict[str, Path], tmp_path: Path, missing: str) -> None:
     source = Source(open_trace(zoo["infos"]))
-    PlainExporter().write(source, tmp_path)
+    PlainExporter().plan(source).write(Target(tmp_path, tmp_path))
     loaded = [Loaded(**{**said, missing: None}) for said in read_plain(tmp_path)]
     assert missing in difference(source, loaded, ())
     if missing != "identity":
@@ -97,5 +97,5 @@ def test_a_loader_that_cannot_see_a_wrong_trace_is_found_out(zoo: dict[str, Path
                 right[str(number)] = one.rewards
             yield one._replace(rewards=right.get(str(number), one.rewards))
 
-    with pytest.raises(AssertionError, match="rewards shifted, and nobody could tell"):
+    with pytest.raises(AssertionError, match="rewards shifted, not noticed"):
         check_exporter(PlainExporter(), blind, tmp_path, only=["vectors"], run_how_to_load=False)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +33,10 @@ from gym_trace.errors import (
     TraceNotFound,
     UnreadableRecording,
 )
-from gym_trace.interop import formats
-from gym_trace.interop.conformance import make_zoo
-from gym_trace.interop.contract import Loss
-from gym_trace.interop.source import Source
+from gym_trace.formats import registry
+from gym_trace.formats.conformance import make_zoo
+from gym_trace.formats.contract import Loss, Plan, Target
+from gym_trace.formats.source import Source
 from gym_trace.storage import staging
 
 TESTS = Path(__file__).parent
@@ -84,7 +83,7 @@ def test_the_format_of_another_package_is_found_by_its_entry_point(
 
 
 def test_no_package_takes_the_name_of_one_of_our_formats(third_party: Path) -> None:
-    assert formats.exporters()["minari"].where.startswith("gym_trace.")
+    assert registry.exporters()["minari"].where.startswith("gym_trace.")
 
 
 def test_a_format_of_another_package_that_cannot_be_loaded_says_why(third_party: Path, traces: dict[str, Path]) -> None:
@@ -92,9 +91,9 @@ def test_a_format_of_another_package_that_cannot_be_loaded_says_why(third_party:
         export(traces["vectors"], third_party / "out", "broken")
 
 
-@pytest.mark.parametrize("entries", [formats.exporters, formats.importers])
+@pytest.mark.parametrize("entries", [registry.exporters, registry.importers])
 def test_every_format_of_ours_can_be_loaded_or_says_which_package_to_install(entries: Any) -> None:
-    make: Any = formats.exporter_named if entries is formats.exporters else formats.importer_named
+    make: Any = registry.exporter_named if entries is registry.exporters else registry.importer_named
     for name, entry in entries().items():
         try:
             made = make(name, {})
@@ -106,13 +105,13 @@ def test_every_format_of_ours_can_be_loaded_or_says_which_package_to_install(ent
         assert told.endswith(f"pip install 'gym-trace[{entry.extra}]'")
 
 
-def test_a_missing_package_is_told_with_the_command_that_installs_it(
+def test_a_missing_package_names_its_pip_command(
     traces: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "needs_package.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
-    entry = formats.Entry("needs_package:Exporter", "tables", "tables")
-    monkeypatch.setattr(formats, "_EXPORTERS", {"tables": entry})
+    entry = registry.Entry("needs_package:Exporter", "tables", "tables")
+    monkeypatch.setattr(registry, "_EXPORTERS", {"tables": entry})
     with pytest.raises(MissingExtra, match=r"takes no_such_package: pip install 'gym-trace\[tables\]'"):
         export(traces["vectors"], tmp_path / "out", "tables")
 
@@ -126,7 +125,7 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
         (PlainExporter(), {"digits": 3}, "this exporter has its own"),
     ],
 )
-def test_what_there_is_not_is_refused_before_anything_is_written(
+def test_unknown_formats_and_options_raise_before_anything_is_written(
     traces: dict[str, Path], third_party: Path, tmp_path: Path, form: Any, options: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(InvalidOption, match=told):
@@ -134,7 +133,7 @@ def test_what_there_is_not_is_refused_before_anything_is_written(
     assert left_in(tmp_path) == []
 
 
-def test_what_is_exported_alone_is_said_to_be_when_it_is_imported(tmp_path: Path) -> None:
+def test_importing_an_export_only_format_raises(tmp_path: Path) -> None:
     (tmp_path / "steps.csv").write_text("episode,step\n")
     for name in ("csv", "rerun"):
         with pytest.raises(InvalidOption, match=f"'{name}' is exported to alone; what can be imported is .*minari"):
@@ -144,7 +143,7 @@ def test_what_is_exported_alone_is_said_to_be_when_it_is_imported(tmp_path: Path
 # -- where it is written ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_there_is_never_overwritten(
+def test_existing_files_are_never_overwritten(
     traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "full").mkdir()
@@ -175,7 +174,7 @@ def test_nothing_is_written_into_the_trace(traces: dict[str, Path]) -> None:
     assert left_in(traces["vectors"]) == before
 
 
-def test_what_appears_meanwhile_is_not_overwritten(traces: dict[str, Path], tmp_path: Path) -> None:
+def test_files_that_appear_during_an_export_are_not_overwritten(traces: dict[str, Path], tmp_path: Path) -> None:
     def put(done: int, total: int) -> None:
         (tmp_path / "out").mkdir(exist_ok=True)
         (tmp_path / "out" / "mine").write_text("mine")
@@ -191,8 +190,8 @@ def test_an_exporter_that_fails_leaves_nothing(traces: dict[str, Path], tmp_path
         def how_to_load(self, path: Path) -> str:
             return ""
 
-        def write(self, source: Source, target: Path) -> None:
-            (target / "some").write_text("some")
+        def write(self, source: Source, target: Target) -> None:
+            (target.staged / "some").write_text("some")
             raise OSError("the disk is gone")
 
     with pytest.raises(RecordingError, match=r"out: could not be written: the disk is gone"):
@@ -200,13 +199,14 @@ def test_an_exporter_that_fails_leaves_nothing(traces: dict[str, Path], tmp_path
     assert left_in(tmp_path) == []
 
 
-# -- what is told -----------------------------------------------------------------------------------------------------
+# -- reports ----------------------------------------------------------------------------------------------------------
 
 
 def test_strict_refuses_what_would_be_lost_and_writes_nothing(traces: dict[str, Path], tmp_path: Path) -> None:
     class Losing(Forgetful):
-        def lost(self, source: Source) -> Iterator[Loss]:
-            yield Loss("final_observation", "the final observation of each episode is not kept")
+        def plan(self, source: Source) -> Plan:
+            lost = [Loss("final_observation", "the final observation of each episode is not kept")]
+            return super().plan(source)._replace(losses=lost)
 
     assert [loss.what for loss in export(traces["vectors"], tmp_path / "out", Losing()).lost] == ["final_observation"]
     with pytest.raises(InvalidOption, match="the final observation of each episode is not kept; nothing was written"):
@@ -240,7 +240,7 @@ def test_a_trace_without_an_episode_that_is_over_is_refused(tmp_path: Path) -> N
         export(tmp_path / "missing", tmp_path / "out", PlainExporter())
 
 
-def test_episodes_of_several_spaces_are_refused_until_they_are_told_apart(tmp_path: Path) -> None:
+def test_episodes_of_several_spaces_need_a_selection(tmp_path: Path) -> None:
     for shape in ((2,), (3,)):
         env = TraceRecordingWrapper(CountingEnv(2, shape), tmp_path / "trace", on_exist="append")
         env.reset()
@@ -356,9 +356,10 @@ def test_a_second_ctrl_c_while_the_first_is_obeyed_leaves_nothing_either(
     traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, makes: str
 ) -> None:
     class Impatient(PlainExporter):
-        def write(self, source: Source, target: Path) -> None:
+        def write(self, source: Source, target: Target) -> None:
             try:
-                target.write_text("some") if makes == "file" else (target / "some").write_text("some")
+                file = target.staged if makes == "file" else target.staged / "some"
+                file.write_text("some")
                 signal.raise_signal(signal.SIGINT)
             finally:
                 signal.raise_signal(signal.SIGINT)
@@ -382,7 +383,7 @@ def test_ctrl_c_within_hdf5_leaves_no_file_open_that_crashes_at_the_end(
     traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     h5f = pytest.importorskip("h5py").h5f
-    writing = importlib.import_module("gym_trace.interop.hdf5.writing")
+    writing = importlib.import_module("gym_trace.formats.hdf5.writing")
     write = writing._Below.write
 
     def interrupted(below: Any, data: Any) -> int:
@@ -424,7 +425,7 @@ def test_a_full_disk_is_an_error_of_one_line_and_leaves_nothing(traces: dict[str
         assert left_in(tmp_path) == ["out"]
 
 
-# -- what comes from a stranger ---------------------------------------------------------------------------------------
+# -- untrusted files --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -435,7 +436,7 @@ def exported(traces: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def _changed(value: Any, random: np.random.Generator) -> Any:
-    """The same JSON with one thing in it that is another."""
+    """Return the JSON with one value replaced."""
     odd = [None, True, -1, 2**70, 1e400, "", "../../x", "\x1b[31m", "running", [], {}, [[]]]
     odd += [{"$array": ["<f8", [9, 9], []]}, {"$int": "zz"}, {"$masked": [1, 2]}, {"$tuple": 3}, {"$map": [[[], 1]]}]
     if isinstance(value, dict) and value and random.random() < 0.9:
@@ -486,7 +487,7 @@ def test_hostile_metadata_is_refused_or_makes_a_sound_trace(exported: Path, tmp_
 @pytest.mark.parametrize(
     "text", ["", "x", "[]", "{}", '{"version": 99}', "[" * 100_000, '{"writers": 1}', "{" + " " * 99]
 )
-def test_metadata_that_is_no_such_thing_is_refused(exported: Path, tmp_path: Path, text: str) -> None:
+def test_malformed_metadata_raises(exported: Path, tmp_path: Path, text: str) -> None:
     class OfText(PlainImporter):
         def about(self, _: str) -> str:
             return text

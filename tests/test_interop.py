@@ -106,7 +106,7 @@ def test_a_recording_of_nothing_but_resets_is_a_trace(tmp_path: Path) -> None:
     assert (observations.tolist(), len(actions), len(rewards)) == ([1], 0, 0)
 
 
-def test_what_old_recorders_did_not_keep_is_not_made_up(tmp_path: Path) -> None:
+def test_imports_of_old_recordings_invent_nothing(tmp_path: Path) -> None:
     import_trace(LEGACY / RECORDINGS[0], tmp_path / "t")
     trace = open_trace(tmp_path / "t")
     episode = trace[0]

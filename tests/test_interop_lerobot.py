@@ -16,7 +16,7 @@ from longer import TRACES
 
 import gym_trace
 from gym_trace.errors import InvalidOption, UnreadableRecording
-from gym_trace.interop.conformance import check_importer
+from gym_trace.formats.conformance import check_importer
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("PIL")
@@ -24,9 +24,9 @@ pytest.importorskip("PIL")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gym_trace.interop.lerobot import statistics, tables
-from gym_trace.interop.lerobot.exporter import LeRobotExporter
-from gym_trace.interop.lerobot.importer import LeRobotImporter
+from gym_trace.formats.lerobot import statistics, tables
+from gym_trace.formats.lerobot.exporter import LeRobotExporter
+from gym_trace.formats.lerobot.importer import LeRobotImporter
 
 
 def info_of(out: Path) -> dict[str, Any]:
@@ -54,13 +54,13 @@ def test_every_kind_of_trace_comes_back(tmp_path: Path) -> None:
 
 def test_long_episodes_are_read_and_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("av")
-    monkeypatch.setattr("gym_trace.interop.steps.windows._MOST_ROWS", 7)
-    monkeypatch.setattr("gym_trace.interop.lerobot.writer._MOST_ROWS", 20)
-    monkeypatch.setattr("gym_trace.interop.lerobot.writer._MOST_ENDS", 1)
-    monkeypatch.setattr("gym_trace.interop.lerobot.writer._LONGEST", 1)
-    monkeypatch.setattr("gym_trace.interop.lerobot.tables.DATA_MB", 0)
-    monkeypatch.setattr("gym_trace.interop.lerobot.tables.CHUNK", 2)
-    monkeypatch.setattr("gym_trace.interop.lerobot.steps._MOST_ROWS", 5)
+    monkeypatch.setattr("gym_trace.formats.steps.windows._MOST_ROWS", 7)
+    monkeypatch.setattr("gym_trace.formats.lerobot.writer._MOST_ROWS", 20)
+    monkeypatch.setattr("gym_trace.formats.lerobot.writer._MOST_ENDS", 1)
+    monkeypatch.setattr("gym_trace.formats.lerobot.writer._LONGEST", 1)
+    monkeypatch.setattr("gym_trace.formats.lerobot.tables.DATA_MB", 0)
+    monkeypatch.setattr("gym_trace.formats.lerobot.tables.CHUNK", 2)
+    monkeypatch.setattr("gym_trace.formats.lerobot.steps._MOST_ROWS", 5)
     trace = record(tmp_path / "trace", length=35)
     gym_trace.export(trace, tmp_path / "out", "lerobot", video=True)
     folders = tmp_path / "out" / "data", tmp_path / "out" / "meta" / "episodes"
@@ -122,7 +122,7 @@ def foreign(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_what_others_do_not_say_is_not_made_up(tmp_path: Path, foreign: Path) -> None:
+def test_imports_of_foreign_datasets_invent_nothing(tmp_path: Path, foreign: Path) -> None:
     report = gym_trace.import_trace(foreign, tmp_path / "back")
     back, trace = gym_trace.open_trace(tmp_path / "back"), gym_trace.open_trace(tmp_path / "trace")
     assert [episode.outcome for episode in back] == ["terminated", "truncated", "truncated"]
@@ -139,7 +139,7 @@ def test_what_others_do_not_say_is_not_made_up(tmp_path: Path, foreign: Path) ->
 
 
 def of_two_tasks(out: Path) -> None:
-    """Of a robot, with names of elements; even steps are of the second task."""
+    """A robot dataset with names of elements; even steps are of the second task."""
     tables.write_tasks(out / "meta" / "tasks.parquet", ["open the drawer", "close it"])
     for file in (out / "data").glob("*/*.parquet"):
         table = pq.read_table(file)
@@ -191,7 +191,7 @@ def test_a_single_picture_keeps_its_name(tmp_path: Path) -> None:
     assert "observation.images.camera" in info_of(tmp_path / "again")["features"]
 
 
-def test_what_was_changed_since_reads_as_of_others(tmp_path: Path) -> None:
+def test_a_dataset_changed_since_its_export_reads_as_a_foreign_one(tmp_path: Path) -> None:
     record(tmp_path / "trace")
     gym_trace.export(tmp_path / "trace", tmp_path / "out", "lerobot")
     kept = tmp_path / "out" / "meta" / "gym_trace" / "about.json"
@@ -264,7 +264,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_malformed_is_said_to_be(tmp_path: Path, foreign: Path, damage: Callable[[Path], None]) -> None:
+def test_malformed_datasets_raise(tmp_path: Path, foreign: Path, damage: Callable[[Path], None]) -> None:
     damage(foreign)
     with pytest.raises(UnreadableRecording, match=str(foreign)):
         gym_trace.import_trace(foreign, tmp_path / "back")
@@ -276,6 +276,6 @@ def test_tasks_that_share_a_long_text_are_refused(tmp_path: Path, monkeypatch: p
     shared = pa.DictionaryArray.from_arrays(pa.array([0] * 4096, pa.int32()), pa.array(["x" * 1024]))
     table = pa.table({"task_index": pa.array(range(4096)), "task": shared})
     pq.write_table(table, tmp_path / "out" / "meta" / "tasks.parquet", store_schema=False)
-    monkeypatch.setattr("gym_trace.interop.lerobot.dataset._MOST_JSON", 1 << 20)
+    monkeypatch.setattr("gym_trace.formats.lerobot.dataset._MOST_JSON", 1 << 20)
     with pytest.raises(UnreadableRecording, match="tasks of more than"):
         gym_trace.import_trace(tmp_path / "out", tmp_path / "back")

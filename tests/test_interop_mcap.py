@@ -15,7 +15,7 @@ mcap_reader = pytest.importorskip("mcap.reader")
 
 
 def test_long_episodes_are_written_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.interop.steps.windows._MOST_ROWS", 7)
+    monkeypatch.setattr("gym_trace.formats.steps.windows._MOST_ROWS", 7)
     trace = record(tmp_path / "trace", length=35)
     report = gym_trace.export(trace, tmp_path / "out.mcap", "mcap", strict=True)
     assert (report.steps, report.lost) == (trace.episodes["steps"].sum(), [])

@@ -21,8 +21,8 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("PIL")
 
-from gym_trace.interop.minari.arrow_in import _File  # noqa: E402 - takes pyarrow
-from gym_trace.interop.parquet.tables import parquet_file  # noqa: E402
+from gym_trace.formats.minari.arrow_in import _File  # noqa: E402 - takes pyarrow
+from gym_trace.formats.parquet.tables import parquet_file  # noqa: E402
 
 FORMS = [("minari", {"kind": "hdf5"}), ("minari", {"kind": "arrow"}), ("minari", {"kind": "parquet"}), ("d4rl", {})]
 of_each_form = pytest.mark.parametrize(("form", "options"), FORMS)
@@ -86,7 +86,7 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path, form: str, options: dict[s
 def test_episodes_of_many_windows_come_back(
     tmp_path: Path, form: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("gym_trace.interop.minari.arrow_out._IN_MEMORY", 1000)
+    monkeypatch.setattr("gym_trace.formats.minari.arrow_out._IN_MEMORY", 1000)
     trace = record(tmp_path / "trace", Counting(length=3000), 6500, record_infos=True)
     out = export(trace, tmp_path, form, options)
     assert not list(tmp_path.rglob("*.scratch"))
@@ -96,7 +96,7 @@ def test_episodes_of_many_windows_come_back(
 
 @of_each_form
 @pytest.mark.parametrize("space", [spaces.Sequence(spaces.Discrete(2)), spaces.Graph(spaces.Discrete(2), None)])
-def test_what_cannot_be_held_is_refused_before_anything_is_written(
+def test_unsupported_spaces_raise_before_anything_is_written(
     tmp_path: Path, form: str, options: dict[str, Any], space: Any
 ) -> None:  # fmt: skip
     trace = record(tmp_path / "trace", Counting(space))
@@ -135,7 +135,7 @@ def test_a_data_set_is_called_as_minari_finds_it(
     assert said in report.how_to_load
 
 
-# -- files of strangers -----------------------------------------------------------------------------------------------
+# -- untrusted files --------------------------------------------------------------------------------------------------
 
 
 def _broken(out: Path, change: Any) -> None:
@@ -266,7 +266,7 @@ def test_a_text_that_every_row_of_a_table_shares_takes_memory_once(
     table = pq.read_table(file)
     shared = pa.DictionaryArray.from_arrays(pa.array([0] * len(table), pa.int32()), pa.array(["x" * 4096]))
     pq.write_table(table.append_column("text", shared), file, store_schema=False)
-    monkeypatch.setattr("gym_trace.interop.parquet.tables._MOST_BYTES", 8192)
+    monkeypatch.setattr("gym_trace.formats.parquet.tables._MOST_BYTES", 8192)
     with _File(file) as opened:
         assert {len(batch) for batch in opened.batches(1024)} <= {1, 2}
 

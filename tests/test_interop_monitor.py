@@ -43,7 +43,7 @@ def test_summaries_know_the_lengths_of_episodes_without_steps(tmp_path: Path) ->
     assert summary["groups"]["eval"]["length"]["mean"] == 25.6
 
 
-def test_several_environments_are_told_apart_with_a_warning(tmp_path: Path) -> None:
+def test_several_environments_are_distinguished_with_a_warning(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"2 environments .* CartPole-v0 \(0.9.7\), MountainCar-v0 \(0.9.7\)"):
         old = results(MONITOR / "commingled")
     assert [group["env_info"]["env_id"] for group in old["groups"]] == ["CartPole-v0", "MountainCar-v0"]

@@ -1,4 +1,4 @@
-"""Parquet: what its tables hold, and what becomes of tables that somebody has tampered with."""
+"""Parquet: the content of its tables, and tampered tables."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gymnasium import spaces
 
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import UnreadableRecording
-from gym_trace.interop.conformance import check_round_trip, make_zoo
-from gym_trace.interop.exporting import export
-from gym_trace.interop.importing import import_trace
-from gym_trace.interop.source import Source
-from gym_trace.interop.steps.blocks import step_blocks
-from gym_trace.interop.steps.choice import choose
-from gym_trace.interop.steps.plain import json_text, tagged
+from gym_trace.formats.conformance import check_round_trip, make_zoo
+from gym_trace.formats.exporting import export
+from gym_trace.formats.importing import import_trace
+from gym_trace.formats.source import Source
+from gym_trace.formats.steps.blocks import step_blocks
+from gym_trace.formats.steps.choice import choose
+from gym_trace.formats.steps.plain import json_text, tagged
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
-exporting = pytest.importorskip("gym_trace.interop.parquet.exporter")
-importing = pytest.importorskip("gym_trace.interop.parquet.importer")
-tables = pytest.importorskip("gym_trace.interop.parquet.tables")
+exporting = pytest.importorskip("gym_trace.formats.parquet.exporter")
+importing = pytest.importorskip("gym_trace.formats.parquet.importer")
+tables = pytest.importorskip("gym_trace.formats.parquet.tables")
 
 
 class Told(gymnasium.Env[Any, Any]):
@@ -195,7 +195,7 @@ def test_files_have_row_groups_statistics_and_dictionaries(tmp_path: Path, monke
     assert "RLE_DICTIONARY" not in columns["observation.list.element"].encodings
 
 
-def test_what_is_told_of_many_episodes_is_what_is_told_of_each(tmp_path: Path) -> None:
+def test_identities_of_many_episodes_equal_those_of_each(tmp_path: Path) -> None:
     for trace in make_zoo(tmp_path / "zoo", ["ends", "seeds", "infos", "parts", "flags-within"]).values():
         source = Source(open_trace(trace))
         many = source.identities(np.arange(len(source.trace))[::-1])

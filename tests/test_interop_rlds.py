@@ -20,9 +20,16 @@ from gym_trace.errors import InvalidOption, UnreadableRecording
 pytest.importorskip("google_crc32c")
 pytest.importorskip("PIL")
 
-from gym_trace.interop.rlds.example_reader import RowReader, lists_in, records_in
-from gym_trace.interop.rlds.example_writer import ExampleWriter, RecordWriter
-from gym_trace.interop.rlds.varints import MalformedExample, numbers_in, varints
+from gym_trace.formats.rlds.examples import (
+    ExampleWriter,
+    MalformedExample,
+    RecordWriter,
+    RowReader,
+    lists_in,
+    numbers_in,
+    records_in,
+    varints,
+)
 
 
 @pytest.mark.parametrize("images", ["png", "raw"])
@@ -35,7 +42,7 @@ def test_a_trace_comes_back_as_it_was(tmp_path: Path, images: str) -> None:
     assert_same(back, trace)
 
 
-def test_an_annotation_that_is_none_at_every_step_is_not_one_that_is_missing(tmp_path: Path) -> None:
+def test_an_annotation_of_none_at_every_step_differs_from_a_missing_one(tmp_path: Path) -> None:
     with gym_trace.TraceRecordingWrapper(CountingEnv(), tmp_path / "trace") as env:
         for note in ({"value": None}, {}, {"value": 1}):
             env.reset()
@@ -53,11 +60,11 @@ def test_an_annotation_that_is_none_at_every_step_is_not_one_that_is_missing(tmp
 
 
 def test_long_episodes_are_read_and_written_in_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gym_trace.interop.steps.windows._MOST_ROWS", 7)
-    monkeypatch.setattr("gym_trace.interop.rlds.importer._MOST_ROWS", 5)
-    monkeypatch.setattr("gym_trace.interop.rlds.example_reader._IN_MEMORY", 100)
-    monkeypatch.setattr("gym_trace.interop.rlds.example_writer._IN_MEMORY", 100)
-    monkeypatch.setattr("gym_trace.interop.rlds.exporter._SHARD", 1000)
+    monkeypatch.setattr("gym_trace.formats.steps.windows._MOST_ROWS", 7)
+    monkeypatch.setattr("gym_trace.formats.rlds.importer._MOST_ROWS", 5)
+    monkeypatch.setattr("gym_trace.formats.rlds.examples._SPOOLED", 100)
+    monkeypatch.setattr("gym_trace.formats.rlds.examples._READ_AT_ONCE", 100)
+    monkeypatch.setattr("gym_trace.formats.rlds.exporter._SHARD", 1000)
     trace = record(tmp_path / "trace", length=35)
     gym_trace.export(trace, tmp_path / "out", "rlds")
     assert len(list((tmp_path / "out").glob("*.tfrecord-*"))) == 4
@@ -120,12 +127,12 @@ def elsewhere(out: Path) -> None:
         (flipped, "checksum differs"),
         (one_record_less, "4 episodes where dataset_info.json says 3"),
         (features_of_another, "do not all have"),
-        (no_json, "dataset_info.json: is no JSON object"),
+        (no_json, "dataset_info.json: not a JSON object"),
         (another_file_format, "array_record"),
         (elsewhere, "not the name of a split"),
     ],
 )
-def test_what_is_malformed_is_said_with_the_file(tmp_path: Path, damage: Callable[[Path], None], told: str) -> None:
+def test_malformed_files_raise_with_their_path(tmp_path: Path, damage: Callable[[Path], None], told: str) -> None:
     record(tmp_path / "trace")
     gym_trace.export(tmp_path / "trace", tmp_path / "out", "rlds")
     damage(tmp_path / "out")
@@ -206,7 +213,7 @@ def test_last_steps_of_zeros_are_final_observations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("chosen", "steps"), [("step", 4), ("observation", 3)])
-def test_whoever_imports_can_say_what_last_steps_are(tmp_path: Path, chosen: str, steps: int) -> None:
+def test_the_user_can_define_last_steps(tmp_path: Path, chosen: str, steps: int) -> None:
     report = gym_trace.import_trace(robot_data(tmp_path, 7), tmp_path / "trace", last_step=chosen)
     trace = gym_trace.open_trace(tmp_path / "trace")
     assert [(len(episode), episode.has_final_observation) for episode in trace] == [(steps, steps == 3)] * 3

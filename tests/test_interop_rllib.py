@@ -30,7 +30,7 @@ def buffer(data: list[Any], lookback: int = 0) -> dict[str, Any]:
 
 
 def piece(name: str, begin: int, end: int, lookback: int = 0, **other: Any) -> dict[str, Any]:
-    """Of an episode in which step i leads from i to i + 1."""
+    """An episode in which step i leads from i to i + 1."""
     steps = list(map(float, range(begin - lookback, end)))
     return {
         "id_": name,
@@ -78,7 +78,7 @@ def test_pieces_of_an_episode_are_joined(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """What must never be undone."""
+    """An object that must never be unpickled."""
 
     def __reduce__(self) -> Any:
         return pytest.fail, ("unpickled",)
@@ -113,7 +113,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_malformed_is_told_with_the_file(name: str, tmp_path: Path) -> None:
+def test_malformed_files_raise_with_their_path(name: str, tmp_path: Path) -> None:
     write(tmp_path / "in", HOSTILE[name])
     with pytest.raises(UnreadableRecording) as told:
         gym_trace.import_trace(tmp_path / "in", tmp_path / "trace", "rllib")
@@ -134,6 +134,6 @@ def test_a_value_that_many_rows_share_takes_memory_once(tmp_path: Path) -> None:
     rows = pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int32()), shared)
     pq.write_table(pa.table({"item": rows}), tmp_path / "a.parquet", store_schema=False)
     before = pa.total_allocated_bytes()
-    items = pytest.importorskip("gym_trace.interop.rllib.items").Items([tmp_path / "a.parquet"])
+    items = pytest.importorskip("gym_trace.formats.rllib.items").Items([tmp_path / "a.parquet"])
     assert items[0] == items[199]
     assert pa.total_allocated_bytes() - before < 20 << 20

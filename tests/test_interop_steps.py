@@ -14,17 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 from longer import TRACES
+from shell import ok
 
 from gym_trace import open_trace
 from gym_trace.errors import UnreadableRecording
-from gym_trace.interop.conformance import Loaded, check_exporter, check_importer, make_zoo
-from gym_trace.interop.exporting import export
-from gym_trace.interop.importing import import_trace
-from gym_trace.interop.steps.choice import choose
-from gym_trace.interop.steps.exporters import CsvExporter, JsonLinesExporter, NpzExporter
-from gym_trace.interop.steps.jsonl import json_lines
-from gym_trace.interop.steps.jsonl_importer import JsonLinesImporter
-from gym_trace.interop.steps.untagged import untagged
+from gym_trace.formats.conformance import Loaded, check_exporter, check_importer, make_zoo
+from gym_trace.formats.exporting import export
+from gym_trace.formats.importing import import_trace
+from gym_trace.formats.steps.choice import choose
+from gym_trace.formats.steps.exporters import CsvExporter, JsonLinesExporter, NpzExporter
+from gym_trace.formats.steps.jsonl import json_lines
+from gym_trace.formats.steps.jsonl_importer import JsonLinesImporter
+from gym_trace.formats.steps.untagged import untagged
 
 SOME = ("vectors", "float64", "pixels", "dict", "tuple", "text", "integers", "ends", "parts", "seeds", "infos")
 
@@ -176,7 +177,7 @@ def test_csv_has_the_numbers_of_every_trace(tmp_path: Path) -> None:
     assert check_exporter(CsvExporter(), load_csv, tmp_path, suffix=".csv", only=only, run_how_to_load=False) == {}
 
 
-def test_what_cat_has_printed_becomes_a_trace(tmp_path: Path) -> None:
+def test_the_output_of_cat_can_be_imported(tmp_path: Path) -> None:
     trace = open_trace(make_zoo(tmp_path, ["dict"])["dict"])
     lines = json_lines(trace, range(len(trace)), choose(trace, None))
     (tmp_path / "printed").write_text("".join(f"{line}\n" for line in lines))
@@ -224,3 +225,12 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
         except UnreadableRecording:
             continue
         assert whole[:end].endswith(b"}\n") or whole[end : end + 1] == b"\n"
+
+
+@pytest.mark.parametrize("form", ["csv", "table"])
+def test_cat_shows_only_the_chosen_leaves(tmp_path: Path, form: str) -> None:
+    trace = make_zoo(tmp_path, ["text"])["text"]
+    shown = ok("cat", trace, "--columns", "observations/direction", "--format", form, "--limit", "1").stdout
+    assert "observations/direction" in shown
+    assert "mission" not in shown
+    assert "image" not in shown

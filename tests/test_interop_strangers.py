@@ -16,7 +16,7 @@ import pytest
 
 import gym_trace
 from gym_trace.errors import UnreadableRecording
-from gym_trace.interop.steps.untagged import untagged
+from gym_trace.formats.steps.untagged import untagged
 
 h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")
@@ -99,7 +99,7 @@ def _many_paths(path: Path) -> None:
     [
         (_without_end, "of which 0 bytes are there"),
         (_many_paths, "is there twice"),
-        (lambda path: transitions(path, terminals=np.zeros((10, 5))), "not one number a row"),
+        (lambda path: transitions(path, terminals=np.zeros((10, 5))), "one number per row"),
         (lambda path: transitions(path, **{n: np.zeros((0, 2)) for n in ("observations", "actions")},
                                   rewards=np.zeros(0), terminals=np.zeros(0)), "has no episodes"),
     ],
@@ -113,7 +113,7 @@ def test_a_text_that_all_rows_refer_to_takes_memory_for_some_of_them(tmp_path: P
     path = transitions(tmp_path / "file.hdf5")
     with h5py.File(path, "a") as file:
         texts = file.create_dataset("infos/x", (10,), h5py.string_dtype())
-    from gym_trace.interop.hdf5.reading import Ahead, Reading
+    from gym_trace.formats.hdf5.reading import Ahead, Reading
 
     assert texts.id.valid == 0
     with Reading(path) as reading:
@@ -161,7 +161,7 @@ def forged(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> Path:
     return out
 
 
-def test_what_a_writer_says_of_its_files_is_not_taken_over(tmp_path: Path) -> None:
+def test_imports_ignore_file_names_in_metadata(tmp_path: Path) -> None:
     lies = {"origins": [[1, 2]], "host": "theirs", "batch": 3, "format": [9, 9]}
     out = forged(tmp_path, lambda known: [schema.update(lies) for schema in known["writers"].values()])
     gym_trace.import_trace(out, tmp_path / "again")
@@ -256,8 +256,8 @@ def test_a_small_parquet_file_of_one_enormous_value_is_not_read(
     pq.write_table(forged.replace_schema_metadata(table.schema.metadata), file, compression="zstd")
     assert file.stat().st_size < 64 << 10
     assert "more lists, maps and numbers" in refusal(out)
-    monkeypatch.setattr("gym_trace.interop.foreign._SLACK", 1 << 20)
-    monkeypatch.setattr("gym_trace.interop.foreign._MOST_RATIO", 64)
+    monkeypatch.setattr("gym_trace.formats.foreign._SLACK", 1 << 20)
+    monkeypatch.setattr("gym_trace.formats.foreign._MOST_RATIO", 64)
     assert "too much memory for a file" in refusal(out)
 
 
@@ -265,13 +265,13 @@ def test_a_parquet_file_of_more_rows_than_it_can_have_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pq.write_table(pa.table({"item": pa.nulls(1 << 20, pa.binary())}), tmp_path / "a.parquet")
-    monkeypatch.setattr("gym_trace.interop.foreign._SLACK", 1 << 10)
-    monkeypatch.setattr("gym_trace.interop.foreign._MOST_RATIO", 16)
+    monkeypatch.setattr("gym_trace.formats.foreign._SLACK", 1 << 10)
+    monkeypatch.setattr("gym_trace.formats.foreign._MOST_RATIO", 16)
     assert "too much memory for a file" in refusal(tmp_path / "a.parquet", "rllib")
 
 
 def test_an_episode_of_rllib_of_very_many_lists_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gym_trace.interop.rllib.encoding import unpacked
+    from gym_trace.formats.rllib.items import unpacked
 
     monkeypatch.setattr("gym_trace.model.containers.MAX_CONTAINERS", 1000)
     with pytest.raises(UnreadableRecording, match="lists and maps"):
@@ -279,10 +279,10 @@ def test_an_episode_of_rllib_of_very_many_lists_is_not_read(monkeypatch: pytest.
 
 
 def test_values_of_a_batch_share_what_memory_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gym_trace.interop.lerobot.columns import values_of
-    from gym_trace.interop.rlds.values import all_from_json
+    from gym_trace.formats.lerobot.columns import values_of
+    from gym_trace.formats.rlds.values import all_from_json
 
-    monkeypatch.setattr("gym_trace.interop.foreign._MOST_MEMORY", 1 << 20)
+    monkeypatch.setattr("gym_trace.formats.foreign._MOST_MEMORY", 1 << 20)
     text = "[" + "0," * (1 << 12) + "0]"
     for read in (lambda texts: values_of(texts, "values", "x"), lambda texts: all_from_json(map(str.encode, texts))):
         assert len(read([text] * 2)) == 2
@@ -293,7 +293,7 @@ def test_values_of_a_batch_share_what_memory_they_may_take(monkeypatch: pytest.M
 # -- others -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_other_packages_raise_is_one_line_with_the_file(tmp_path: Path) -> None:
+def test_errors_of_other_packages_become_one_line_with_the_path(tmp_path: Path) -> None:
     out = exported(tmp_path, "minari", kind="arrow")
     (out / "data" / "metadata.json").write_text(
         json.dumps(
@@ -315,7 +315,7 @@ def test_what_other_packages_raise_is_one_line_with_the_file(tmp_path: Path) -> 
 def test_a_picture_that_says_to_be_enormous_is_refused() -> None:
     import io
 
-    from gym_trace.interop.minari.pictures import decoded
+    from gym_trace.formats.minari.spaces import jpeg_pictures
 
     file = io.BytesIO()
     Image.new("L", (64, 64)).save(file, "JPEG")
@@ -323,11 +323,11 @@ def test_a_picture_that_says_to_be_enormous_is_refused() -> None:
     at = raw.index(b"\xff\xc0") + 5
     raw[at : at + 4] = b"\xfd\xe8\xfd\xe8"
     with pytest.raises(UnreadableRecording, match="decompression bomb"):
-        decoded([bytes(raw)], (64, 64, 3), UnreadableRecording)
+        jpeg_pictures([bytes(raw)], (64, 64, 3), UnreadableRecording)
 
 
 def test_texts_of_lerobot_that_repeat_take_memory_once(tmp_path: Path) -> None:
-    from gym_trace.interop.parquet.tables import batches
+    from gym_trace.formats.parquet.tables import batches
 
     indices = pa.array(np.zeros(1000, np.int32))
     table = pa.table({"text": pa.DictionaryArray.from_arrays(indices, pa.array(["x" * (1 << 20)]))})

@@ -53,7 +53,7 @@ def refusal(path: Path, **options: Any) -> str:
 def test_a_table_with_usual_names_is_imported_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr("gym_trace.interop.parquet.table_importer._MOST_ROWS", rows)
+    monkeypatch.setattr("gym_trace.formats.parquet.table_importer._MOST_ROWS", rows)
     report = import_trace(written(tmp_path / "a.parquet", **usual(lap=ACTIONS)), tmp_path / "t")
     assert (report.format, report.episodes, report.steps) == ("table", 2, ROWS)
     assert any("observations from observation, actions from action" in note for note in report.notes)
@@ -85,7 +85,7 @@ def test_a_mapping_says_which_column_is_what(tmp_path: Path) -> None:
         assert second.rewards.tolist() == REWARDS[3:]
 
 
-def test_a_mapping_that_cannot_be_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_mapping_raises(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet", **usual(time=pa.array([0] * ROWS, pa.timestamp("s"))))
     for told, problem in (
         ("obs=nothing", "has no column 'nothing'; its columns are observation, action"),
@@ -171,7 +171,7 @@ def test_a_directory_of_files_is_one_table(tmp_path: Path) -> None:
         ({"reward": ["much"] * ROWS}, "the column reward is string, which cannot be rewards"),
     ],
 )
-def test_a_table_that_is_no_steps_of_episodes_is_refused(tmp_path: Path, columns: Any, problem: str) -> None:
+def test_a_table_without_episodes_and_steps_raises(tmp_path: Path, columns: Any, problem: str) -> None:
     assert problem in refusal(written(tmp_path / "a.parquet", **usual(**columns)))
 
 
@@ -190,4 +190,4 @@ def test_an_empty_table_is_refused(tmp_path: Path) -> None:
 
 def test_an_option_that_a_format_has_not_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.parquet", **usual())
-    assert "rllib has no option 'map'; there are none" in refusal(path, format="rllib", map="obs=x")
+    assert "rllib has no option 'map'; it takes no options" in refusal(path, format="rllib", map="obs=x")

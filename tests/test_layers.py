@@ -34,7 +34,7 @@ LAYERS = [
     {"sampling"},
     {"playback"},
     {"integrity", "replay", "statistics", "editing"},
-    {"video", "collecting", "interop"},
+    {"video", "collecting", "formats"},
     {"adapters"},
     {"training"},
     {"wrappers", "replay_env", "edit"},  # public paths

@@ -27,7 +27,7 @@ from gym_trace import (
     repair_trace,
 )
 from gym_trace.errors import InvalidOption
-from gym_trace.interop.imported import Imported, NewEpisode, NewSteps, imported, new_schema
+from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.playback.trace import Trace
 from gym_trace.statistics.summary import summarize
 
@@ -194,7 +194,7 @@ def test_windows_and_trajectories_mask_unknown_observations(tmp_path: Path, cach
 
 
 class WithGoals(FourEpisodes):
-    """The same with observations that have goals."""
+    """Observations with goals."""
 
     def read(self, path: Path) -> Imported:
         space = spaces.Dict(dict.fromkeys(("achieved_goal", "desired_goal", "observation"), BOX))
@@ -246,11 +246,11 @@ def test_an_export_says_what_becomes_of_unknown_observations(tmp_path: Path, for
         pytest.importorskip(package)
     trace = four(tmp_path, is_box=True)
     report = export(trace, tmp_path / "out", form)
-    told = [loss.why for loss in report.lost if "nobody knows the final observation of 3 episodes" in loss.why]
+    told = [loss.why for loss in report.lost if "unknown final observation in 3 episodes" in loss.why]
     assert len(told) == (form in LEAVES_OUT or form in STANDS_IN)
     assert report.steps == 4 * STEPS - 2 * (form in LEAVES_OUT)
     if told:
-        with pytest.raises(InvalidOption, match="nobody knows"):
+        with pytest.raises(InvalidOption, match="unknown final observation"):
             export(trace, tmp_path / "strict", form, strict=True)
     if form in ("d4rl", "jsonl", "lerobot", "minari", "parquet", "rlds"):
         import_trace(tmp_path / "out", tmp_path / "again")

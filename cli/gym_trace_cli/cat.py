@@ -23,7 +23,7 @@ from gym_trace_cli.step_table import print_steps
 if TYPE_CHECKING:
     from gym_trace import Trace
     from gym_trace.errors import CorruptTrace
-    from gym_trace.interop.steps.choice import Choice
+    from gym_trace.formats.steps.choice import Choice
     from gym_trace.model.values import Array
 
 _FORMATS = ("table", "jsonl", "csv", "npz")
@@ -87,7 +87,7 @@ def command(
     gym-trace cat traces/cartpole --episodes 0 --steps -3:
     gym-trace cat traces/cartpole --where 'return > 30' -o steps.csv
     """
-    from gym_trace.interop.steps.choice import choose
+    from gym_trace.formats.steps.choice import choose
 
     form = _form(form, as_json, output)
     trace = gym_trace.open_trace(directory)
@@ -141,8 +141,8 @@ def _opened(output: str | None, form: str) -> Iterator[TextIO]:
 
 
 def _texts(form: str) -> Callable[..., Iterator[str]]:
-    from gym_trace.interop.steps.csv_rows import csv_lines
-    from gym_trace.interop.steps.jsonl import json_lines
+    from gym_trace.formats.steps.csv_rows import csv_lines
+    from gym_trace.formats.steps.jsonl import json_lines
 
     if form == "csv":
         return csv_lines
@@ -150,7 +150,7 @@ def _texts(form: str) -> Callable[..., Iterator[str]]:
 
 
 def _write_npz(trace: Trace, places: Array, choice: Choice, file: BinaryIO, steps: slice, quiet: bool) -> None:
-    from gym_trace.interop.steps.npz import write_npz
+    from gym_trace.formats.steps.npz import write_npz
 
     with ProgressLine(quiet=quiet) as line:
 

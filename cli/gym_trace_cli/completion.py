@@ -76,7 +76,7 @@ def _functions_here() -> Iterator[str]:
 
 def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Export or import formats, by command."""
-    from gym_trace.interop import formats as known
+    from gym_trace.formats import registry as known
 
     names = known.exporters() if ctx.info_name == "export" else known.importers()
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
@@ -85,7 +85,7 @@ def formats(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 def step_columns(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Columns of the trace typed so far."""
     import gym_trace
-    from gym_trace.interop.steps.choice import names_in
+    from gym_trace.formats.steps.choice import names_in
 
     typed = ctx.params.get("directory") or next(iter(ctx.args), None)  # click keeps it there in an incomplete line
     try:

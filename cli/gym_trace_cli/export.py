@@ -22,7 +22,7 @@ def list_option(kind: str) -> Callable[[Any], Any]:
 
     def print_list(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
         if asked and not ctx.resilient_parsing:
-            from gym_trace.interop import formats as known
+            from gym_trace.formats import registry as known
 
             show.facts(known.listed(getattr(known, kind)()))
             ctx.exit()
@@ -71,7 +71,7 @@ def command(
     """
     import gym_trace
     from gym_trace.errors import InvalidOption
-    from gym_trace.interop.formats import format_for
+    from gym_trace.formats.registry import format_for
 
     try:
         chosen = format_for(Path(output)) if form is None else form

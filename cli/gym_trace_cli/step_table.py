@@ -15,8 +15,8 @@ from gym_trace_cli import show
 if TYPE_CHECKING:
     from gym_trace import Trace
     from gym_trace.errors import CorruptTrace
-    from gym_trace.interop.steps.choice import Choice
-    from gym_trace.interop.steps.windows import Window
+    from gym_trace.formats.steps.choice import Choice
+    from gym_trace.formats.steps.windows import Window
 
 _ORDER = ("actions", "rewards", "terminations", "truncations", "observations", "annotations", "infos")
 _FLAGS = {"terminations": "terminated", "truncations": "truncated"}  # shown in one column
@@ -28,7 +28,7 @@ def print_steps(
     trace: Trace, places: Iterable[int], choice: Choice, steps: slice, on_damage: Callable[[CorruptTrace], None]
 ) -> None:
     """Print these steps; a new table begins where the columns change, as between writers."""
-    from gym_trace.interop.steps.windows import step_windows
+    from gym_trace.formats.steps.windows import step_windows
 
     windows = step_windows(trace, places, choice, steps, on_damage)
     number = 0
@@ -43,17 +43,16 @@ def print_steps(
 
 def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:
     """Return the text of each column, with a row for the first observation if it is shown."""
-    from gym_trace.interop.steps.choice import name_of
+    from gym_trace.formats.steps.choice import name_of
 
-    has_before = window.opens and "observations" in window.columns
+    has_before = window.opens and "observations" in choice.roots
     first, index = window.first_step, str(window.episode.index)
     columns = {
         "episode": [index] * (window.steps + has_before),
         "step": ["-"] * has_before + [str(first + i) for i in range(window.steps)],
     }
-    found = {path: rows for path, _, rows in window.leaves(choice)}
-    for path in sorted(found, key=lambda path: _ORDER.index(str(path[0]))):
-        rows = found[path]
+    for path in sorted(window.columns, key=lambda path: _ORDER.index(str(path[0]))):
+        rows = window.columns[path]
         if path[0] == "observations":
             columns[name_of(path)] = list(map(_text, rows if has_before else rows[1:]))
             if window.has_placeholder and window.steps:

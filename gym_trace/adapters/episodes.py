@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.interop.steps.windows import with_repeated_final
+from gym_trace.formats.steps.windows import with_repeated_final
 from gym_trace.model.episode import Episode
 from gym_trace.model.values import Array
 from gym_trace.playback.trace import Trace, as_trace
@@ -17,7 +17,7 @@ from gym_trace.printable import printable
 
 
 def finished(trace: Trace | str | os.PathLike[str]) -> Trace:
-    """Return the episodes that have ended and have steps. Raises InvalidOption if there are none."""
+    """Return the episodes that have ended and have steps. Raises InvalidOption if no episode has."""
     opened = as_trace(trace)
     has_ended: Array = (opened.episodes["outcome"] != "running") & (opened.episodes["steps"] > 0)
     chosen = opened[has_ended]

@@ -22,7 +22,7 @@ except ImportError as missing:
 
 __all__ = ["BatchStream", "Items", "collated", "tensors"]
 
-_LOOPS = 1 << 31  # that can be told apart: each has a seed, which its workers have in common
+_LOOPS = 1 << 31  # number of distinct loops: each has a seed that its workers share
 
 
 def tensors(batch: Any, device: Any = None, dtype: Any = None) -> Any:
@@ -58,7 +58,7 @@ class BatchStream(IterableDataset[Any]):
         len(batches)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._share()  # in a worker that is spawned nobody knows the rank
+        self._share()  # a spawned worker does not know the rank
         return self.__dict__
 
     def __iter__(self) -> Iterator[Any]:

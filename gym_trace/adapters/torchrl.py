@@ -80,7 +80,7 @@ class TraceStorage(Storage):
         return TensorDict(found, steps)
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        raise InvalidOption("a recorded trace cannot be changed; record what is to be added")
+        raise InvalidOption("a recorded trace cannot be changed; record the additions")
 
     def _empty(self) -> None:
         raise InvalidOption("a recorded trace cannot be emptied")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -147,12 +146,6 @@ def _place(target: str | os.PathLike[str]) -> Path:
 def beside(directory: Path) -> Path:
     """A name for a directory that is to take the place of this one: in the same parent, and nobody's yet."""
     return directory.with_name(f".{directory.name[:_LONGEST]}.{secrets.token_hex(4)}.part")
-
-
-def final_path(staged: Path) -> Path:
-    """Where what is filled under the name that beside() gave will be; any other path stays as it is."""
-    name = re.fullmatch(r"\.(.+)\.[0-9a-f]{8}\.part", staged.name)
-    return staged.with_name(name[1]) if name else staged
 
 
 def sync_files(directory: str | os.PathLike[str]) -> None:

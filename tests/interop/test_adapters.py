@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from gym_trace import Trace, TraceRecordingWrapper, import_trace, open_trace
 from gym_trace.errors import InvalidOption, TraceExists
-from gym_trace.interop.conformance import Loaded, check_adapter
+from gym_trace.formats.conformance import Loaded, check_adapter
 from gym_trace.model.episode import infos_of
 
 NO_ARRAYS = {"text"}

@@ -17,9 +17,9 @@ import pytest
 
 import gym_trace
 from gym_trace.errors import InvalidOption
-from gym_trace.interop.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
-from gym_trace.interop.hdf5.d4rl_in import D4RLImporter
-from gym_trace.interop.hdf5.d4rl_out import D4RLExporter
+from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
+from gym_trace.formats.hdf5.d4rl_in import D4RLImporter
+from gym_trace.formats.hdf5.d4rl_out import D4RLExporter
 
 FLAT = ("CartPole", "Pendulum", "continuing", "HalfCheetah", "Taxi", "Pong")
 

@@ -23,13 +23,13 @@ from lerobot.datasets.compute_stats import (
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 import gym_trace
-from gym_trace.interop.conformance import Loaded, check_export, check_exporter, check_round_trip
-from gym_trace.interop.identity import KEY, read_about
-from gym_trace.interop.lerobot.columns import values_of
-from gym_trace.interop.lerobot.exporter import LeRobotExporter
-from gym_trace.interop.lerobot.features import ABOUT, Feature, feature_of
-from gym_trace.interop.lerobot.importer import LeRobotImporter
-from gym_trace.interop.lerobot.steps import shaped_pictures
+from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_round_trip
+from gym_trace.formats.identity import KEY, read_about
+from gym_trace.formats.lerobot.columns import values_of
+from gym_trace.formats.lerobot.exporter import LeRobotExporter
+from gym_trace.formats.lerobot.features import ABOUT, Feature, feature_of
+from gym_trace.formats.lerobot.importer import LeRobotImporter
+from gym_trace.formats.lerobot.steps import shaped_pictures
 from gym_trace.model.schema import WriterSchema
 from gym_trace.model.values import ABSENT
 

@@ -14,11 +14,11 @@ import numpy as np
 from mcap.reader import make_reader
 from PIL import Image
 
-from gym_trace.interop.conformance import Loaded, check_export, check_exporter
-from gym_trace.interop.identity import read_about
-from gym_trace.interop.steps.untagged import array_from, untagged
-from gym_trace.interop.viewing.leaves import name_of
-from gym_trace.interop.viewing.mcap_out import McapExporter
+from gym_trace.formats.conformance import Loaded, check_export, check_exporter
+from gym_trace.formats.identity import read_about
+from gym_trace.formats.steps.untagged import array_from, untagged
+from gym_trace.formats.viewing.leaves import name_of
+from gym_trace.formats.viewing.mcap_out import McapExporter
 from gym_trace.model.layout import Layout
 from gym_trace.model.schema import WriterSchema
 

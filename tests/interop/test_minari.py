@@ -19,9 +19,9 @@ from gymnasium import spaces
 
 import gym_trace
 from gym_trace.format.facts import write_facts
-from gym_trace.interop.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
-from gym_trace.interop.minari.exporter import MinariExporter
-from gym_trace.interop.minari.importer import MinariImporter
+from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
+from gym_trace.formats.minari.exporter import MinariExporter
+from gym_trace.formats.minari.importer import MinariImporter
 from gym_trace.model.packing import pack
 from gym_trace.storage.local import LocalStorage
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gym_trace import TraceRecordingWrapper, open_trace
-from gym_trace.interop.conformance import (
+from gym_trace.formats.conformance import (
     Loaded,
     check_export,
     check_exporter,
@@ -24,11 +24,11 @@ from gym_trace.interop.conformance import (
     difference,
     make_zoo,
 )
-from gym_trace.interop.exporting import export
-from gym_trace.interop.parquet.exporter import ParquetExporter
-from gym_trace.interop.parquet.importer import ParquetImporter
-from gym_trace.interop.source import Source
-from gym_trace.interop.steps.untagged import untagged
+from gym_trace.formats.exporting import export
+from gym_trace.formats.parquet.exporter import ParquetExporter
+from gym_trace.formats.parquet.importer import ParquetImporter
+from gym_trace.formats.source import Source
+from gym_trace.formats.steps.untagged import untagged
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

@@ -18,11 +18,11 @@ import rerun
 from PIL import Image
 from rerun.chunk import RrdReader
 
-from gym_trace.interop.conformance import Loaded, check_export, check_exporter
-from gym_trace.interop.identity import read_about
-from gym_trace.interop.rlds.values import from_json, unpacked
-from gym_trace.interop.viewing.leaves import name_of
-from gym_trace.interop.viewing.rerun_out import RerunExporter
+from gym_trace.formats.conformance import Loaded, check_export, check_exporter
+from gym_trace.formats.identity import read_about
+from gym_trace.formats.rlds.values import all_from_json, unpacked
+from gym_trace.formats.viewing.leaves import name_of
+from gym_trace.formats.viewing.rerun_out import RerunExporter
 from gym_trace.model.layout import Layout
 from gym_trace.model.schema import WriterSchema
 
@@ -60,7 +60,7 @@ def load(path: Path) -> Iterator[Loaded]:
             column("reward"),
             column("terminated"),
             column("truncated"),
-            infos=[from_json(text.encode()) for text in rows[number, "info"]] if "info" in forms else None,
+            infos=all_from_json(text.encode() for text in rows[number, "info"]) if "info" in forms else None,
             annotations={name.partition("/")[2]: column(name) for name in forms if name.startswith("annotations/")},
             identity=identity,
         )

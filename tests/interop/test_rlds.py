@@ -15,11 +15,11 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.rlds import rlds_base
 
 import gym_trace
-from gym_trace.interop.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
-from gym_trace.interop.identity import read_about
-from gym_trace.interop.rlds.exporter import RldsExporter, name_of
-from gym_trace.interop.rlds.importer import RldsImporter
-from gym_trace.interop.rlds.values import from_json, unpacked
+from gym_trace.formats.conformance import Loaded, check_export, check_exporter, check_importer, check_round_trip
+from gym_trace.formats.identity import read_about
+from gym_trace.formats.rlds.exporter import RldsExporter, name_of
+from gym_trace.formats.rlds.importer import RldsImporter
+from gym_trace.formats.rlds.values import all_from_json, unpacked
 from gym_trace.model.layout import Layout, Leaf
 from gym_trace.model.schema import Layouts, WriterSchema
 
@@ -47,7 +47,7 @@ def load(path: Path) -> Iterator[Loaded]:
         ended = last > 0 and steps["terminated"][last - 1]
         assert np.flatnonzero(steps["is_terminal"]).tolist() == [last] * int(ended)
         assert (steps["discount"][:last] == 1).sum() == last - int(ended)
-        infos = [from_json(text) for text in steps["info"][:-1]] if "info" in steps else []
+        infos = all_from_json(steps["info"][:-1]) if "info" in steps else []
         yield Loaded(
             arranged(layouts.observations, steps.get("observation")),
             arranged(layouts.actions, steps["action"], last),

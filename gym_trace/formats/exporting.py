@@ -1,0 +1,71 @@
+"""Export: a trace in the format of another package."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from gym_trace.errors import InvalidOption, RecordingError, TraceError
+from gym_trace.formats.contract import Exporter, ExportReport, Loss, Target
+from gym_trace.formats.registry import exporter_named, format_for
+from gym_trace.formats.source import Progress, Source
+from gym_trace.formats.steps.windows import REPEATED
+from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.storage.staging import new_directory, new_file
+
+
+def export(
+    trace: Trace | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    format: str | Exporter | None = None,
+    *,
+    strict: bool = False,
+    on_progress: Progress | None = None,
+    **options: Any,
+) -> ExportReport:
+    """Writes a trace in the format of another package, in memory that does not grow with it. See docs/EXPORT.md.
+
+    Args:
+        trace: a trace, a view (``trace.select("return > 100")``), or a directory. Episodes that are being recorded are
+            left out.
+        out: a new or empty directory, or a new file, as the format has it. It is there when it is complete.
+        format: such as "minari"; an exporter; None: what the ending of out stands for, such as ".jsonl" for "jsonl".
+        strict: whether to refuse what the format cannot say all of.
+        on_progress: called now and then with the steps done and the steps there are.
+        options: of the format.
+
+    Raises:
+        InvalidOption: there is no such format or option; it cannot hold this trace; strict, and something would be
+            lost; out lies in the trace. Nothing was written.
+        MissingExtra: a package that writes this format is not installed.
+        TraceExists: there is something at out already.
+        TraceNotFound, CorruptTrace
+        RecordingError: it could not be written.
+    """
+    format = format_for(Path(out)) if format is None else format
+    exporter = exporter_named(format, options) if isinstance(format, str) else format
+    if options and not isinstance(format, str):
+        raise InvalidOption("options are for a format that is given by its name; this exporter has its own")
+    finals = getattr(exporter, "finals", REPEATED)
+    source = Source(as_trace(trace), on_progress, finals)
+    report = ExportReport(exporter.name, Path(out), len(source.trace), source.steps, source.running)
+    plan = exporter.plan(source)
+    report.lost = list(plan.losses)
+    if unknown := source.unknown_finals():
+        report.lost.append(Loss("final_observation", unknown))
+    if strict and report.lost:
+        told = "; ".join(map(str, report.lost))
+        raise InvalidOption(f"{exporter.name} cannot say all of {source.trace.directory}: {told}; nothing was written")
+    if any(loss.what == "empty_episode" for loss in report.lost):
+        report.episodes = int((source.episodes["steps"] > 0).sum())
+    staged_as = new_directory if exporter.makes == "directory" else new_file
+    try:
+        with staged_as(out, source.trace.directory) as staged:
+            plan.write(Target(staged, Path(out).resolve()))
+    except OSError as error:
+        if isinstance(error, TraceError):
+            raise
+        raise RecordingError(f"{os.fspath(out)}: could not be written: {error}") from error
+    report.how_to_load = plan.how_to_load(Path(out))
+    return report

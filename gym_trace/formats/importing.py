@@ -1,0 +1,199 @@
+"""Import: what other packages have recorded, written as a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption, RecordingError, TraceError, UnreadableRecording, UnstorableValue
+from gym_trace.format import wire
+from gym_trace.format.facts import Facts, checked, write_facts
+from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.formats.contract import Importer, ImportReport
+from gym_trace.formats.foreign import check_files, check_links
+from gym_trace.formats.imported import Imported, Schema
+from gym_trace.formats.registry import importer_for, importer_named
+from gym_trace.model.schema import WriterSchema
+from gym_trace.printable import printable, shown
+from gym_trace.ring.chunk_builder import LARGE_CHUNK, SMALL_CHUNK, ChunkWriter
+from gym_trace.ring.segment import Segment
+from gym_trace.storage.local import refuse_url
+from gym_trace.storage.staging import StagedStorage, new_directory
+
+Progress = Callable[[int, int], None]  # done, in all; 0: not known
+_LEVEL = 3  # of zstd
+_MOST_WRITERS = 256  # that are written at a time
+# Errors that untrusted files cause in Python and other packages, where no importer has foreseen them.
+_MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+def import_trace(
+    path: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    format: str | Importer | None = None,
+    *,
+    on_progress: Progress | None = None,
+    **options: Any,
+) -> ImportReport:
+    """Writes what another package has recorded as a trace. Never changes the original, runs nothing, never unpickles.
+
+    Arrays keep their dtype, shape and bits. What the source does not say is not made up: seeds are None, episodes of
+    which it is not said how they ended are "cut". What export() has written comes back with its writers, ids, spaces,
+    seeds and times where the format has kept them. Memory does not grow with the number of steps.
+
+    Args:
+        path: a directory or a file.
+        destination: a new or empty directory. The trace is there when it is complete.
+        format: such as "minari"; an importer; None: what it looks like.
+        on_progress: called now and then with how much is done, and how much there is; 0: that is not known.
+        options: of the format: map={"observations": "state"} of "table" says which column is what.
+
+    Raises:
+        TraceNotFound: nothing is at path that could be imported.
+        UnreadableRecording: it is damaged, or not safe to read.
+        TraceExists: destination is not empty.
+        InvalidOption: there is no such format or option; destination lies in path.
+        MissingExtra: a package that reads this format is not installed.
+        RecordingError: the trace could not be written.
+    """
+    source = Path(path)
+    if not source.exists():
+        refuse_url(path)
+    check_files(source)
+    if options and not isinstance(format, str | None):
+        raise InvalidOption("options are for a format that is given by its name; this importer has its own")
+    if format is None:
+        importer = importer_for(source, options)
+    else:
+        importer = importer_named(format, options) if isinstance(format, str) else format
+    if not getattr(importer, "skips_links", False):
+        check_links(source)
+    report = ImportReport(importer.name, source, Path(destination))
+    with new_directory(destination, source) as staged:
+        try:
+            _Import(StagedStorage(staged), report, on_progress).write(importer.read(source))
+        except UnreadableRecording as error:
+            if printable(source) in str(error):
+                raise
+            raise UnreadableRecording(f"{source}: {error}") from error
+        except _MALFORMED as error:
+            if isinstance(error, TraceError) and not isinstance(error, UnstorableValue):
+                raise
+            raise UnreadableRecording(f"{source}: cannot be read ({shown(error)})") from error
+        if not report.writers:
+            raise UnreadableRecording(f"{source}: has no episodes")
+    return report
+
+
+class _Import:
+    """A trace that is being written."""
+
+    def __init__(self, storage: StagedStorage, report: ImportReport, on_progress: Progress | None):
+        self._storage, self._report, self._on_progress = storage, report, on_progress
+        self._created = time.time_ns()
+        self._open: dict[str, tuple[TraceWriter, ChunkWriter]] = {}
+
+    def write(self, found: Imported) -> None:
+        try:
+            for name, segment in found.segments:
+                with self._writing():
+                    if segment is None:
+                        self._close(name, found.schemas)
+                    else:
+                        self._add(name, segment, found.schemas)
+                if self._on_progress is not None:
+                    self._on_progress(found.done(), found.total)
+            with self._writing():
+                self._end(found)
+        finally:
+            for writer, _ in self._open.values():
+                writer.abandon()
+            if isinstance(found.segments, Generator):
+                found.segments.close()  # and with it the files that it reads
+
+    def _add(self, name: str, segment: Segment, schemas: dict[str, Schema]) -> None:
+        self._chunks(name, schemas).add(segment)
+        self._open[name][0].seal_if_due()
+        leads = segment.fragments["flags"] & wire.LEADS > 0  # also of what came to no end
+        self._report.episodes += int(np.count_nonzero(leads))
+
+    def _close(self, name: str, schemas: dict[str, Schema]) -> None:
+        self._chunks(name, schemas).write()
+        writer, _ = self._open.pop(name)
+        writer.close({})
+        self._report.steps += writer.steps
+
+    def _end(self, found: Imported) -> None:
+        report = self._report
+        for name in found.schemas:
+            if name in self._open or name not in report.writers:
+                self._close(name, found.schemas)
+        report.kinds, report.notes = [found.kind], list(dict.fromkeys(found.notes))
+        if facts := self._facts(found):
+            write_facts(self._storage, facts)
+        for file in found.beside:
+            shutil.copyfile(file, Path(self._storage.root) / file.name, follow_symlinks=False)
+            report.videos.append(file.name)
+
+    def _facts(self, found: Imported) -> Facts:
+        """Return the valid facts; note the others."""
+        facts: Facts = {}
+        for key, value in found.facts.items():
+            try:
+                facts = checked({**facts, key: value})
+            except InvalidOption as error:
+                self._report.notes.append(f"skipped metadata: {error}")
+        return facts
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Names what could not be written: reading raises errors of its own."""
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, TraceError):
+                raise
+            where = self._report.destination
+            raise RecordingError(f"{where}: the imported trace could not be written: {error}") from error
+
+    def _chunks(self, writer: str, schemas: dict[str, Schema]) -> ChunkWriter:
+        if writer not in self._open:
+            if len(self._open) >= _MOST_WRITERS:
+                raise UnreadableRecording(f"{self._report.path}: of more than {_MOST_WRITERS} writers")
+            schema = _whole_schema(writer, schemas[writer], self._created + len(self._report.writers))
+            layouts = WriterSchema.of(schema).layouts[:2]
+            large = any(leaf.row_size >= wire.LARGE_ROW for layout in layouts for leaf in layout.leaves())
+            opened = TraceWriter(self._storage, schema, _LEVEL, fsync=False)
+            self._report.writers.append(writer)
+            self._open[writer] = opened, ChunkWriter(lambda: opened, LARGE_CHUNK if large else SMALL_CHUNK)
+        return self._open[writer][1]
+
+
+def _whole_schema(writer: str, said: Schema, created: int) -> Schema:
+    """The schema record of a writer (docs/FORMAT.md, section 4). created: where it does not say when it began."""
+    number = re.search(r"\.\d+\.(\d{1,9})(\.|$)", writer)  # of its process, as gym_recording and Monitor name files
+    return {
+        "created": created,
+        "host": "unknown",
+        "pid": int(number[1]) if number else 0,
+        **said,
+        "format": [wire.MAJOR, wire.MINOR],
+        "writer": writer,
+    }

@@ -1,0 +1,229 @@
+"""Names and forms of the columns of a trace in a LeRobot dataset."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.formats.source import Source
+from gym_trace.model.layout import Path
+from gym_trace.model.schema import IMPORTED_FROM
+from gym_trace.model.values import Array, dtype_from
+from gym_trace.reading.forms import Form
+from gym_trace.reading.writer_reader import WriterReader
+
+OWN = "meta/gym_trace"  # for what the format cannot store; no other reader looks there
+ABOUT = f"{OWN}/about.json"
+FINAL = f"{OWN}/final_observations.parquet"
+DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEOS = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+TASKS = "meta/tasks.parquet"
+COUNTED: dict[str, np.dtype[Any]] = {  # what every LeRobot data set has
+    "timestamp": np.dtype(np.float32),
+    "frame_index": np.dtype(np.int64),
+    "episode_index": np.dtype(np.int64),
+    "index": np.dtype(np.int64),
+    "task_index": np.dtype(np.int64),
+}
+FLAGS = ("next.done", "next.terminated", "next.truncated")
+TASK_INDEX, TIMESTAMP = ("annotations", "task_index"), ("annotations", "timestamp")  # as an import has them
+_TAKEN = frozenset((*COUNTED, *FLAGS, "next.reward", "next.info"))
+KIND = "LeRobot v3"  # that a trace was imported from
+_KNOWN_AS = {"pixels": "image", "agent_pos": "state"}  # by LeRobot's own environments, and so by its policies
+_MOST_DIMENSIONS = 5  # of an array; more are flattened into the first
+
+
+class Feature(NamedTuple):
+    """One column.
+
+    name: in the data set. path: in the trace. kind: "array"; "image" or "video", of pictures; "text"; or "values", any
+    value as JSON. dtype and shape are those of a row in the trace, of arrays and pictures.
+    """
+
+    name: str
+    path: Path
+    kind: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    names: Any = None  # what info.json says of its elements
+
+    @property
+    def is_picture(self) -> bool:
+        return self.kind in ("image", "video")
+
+    @property
+    def is_text(self) -> bool:
+        return self.kind in ("text", "values")
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The shape of a row in the data set: () of a number, (H, W, C) of a picture."""
+        if self.is_picture:
+            height, width, channels = picture_shape(self.shape)
+            return height, width, 3 if self.kind == "video" else channels  # which LeRobot decodes as RGB
+        if self.shape == (1,):
+            return ()
+        if len(self.shape) > _MOST_DIMENSIONS:
+            lead = len(self.shape) - _MOST_DIMENSIONS + 1
+            return (math.prod(self.shape[:lead]), *self.shape[lead:])
+        return self.shape
+
+    def declared(self) -> dict[str, Any]:
+        """As info.json has it."""
+        if self.is_picture:
+            names = ["height", "width", "channels"]
+            return {"dtype": self.kind, "shape": list(self.stored), "names": names}
+        dtype = "string" if self.is_text else self.dtype.name
+        return {"dtype": dtype, "shape": list(self.stored) or [1], "names": self.names}
+
+    def kept(self) -> dict[str, Any]:
+        """As JSON, from which feature_of() has it back."""
+        return {
+            "name": self.name,
+            "path": list(self.path),
+            "kind": self.kind,
+            "dtype": self.dtype.str,
+            "shape": list(self.shape),
+        }
+
+
+class Origin(NamedTuple):
+    """Metadata that an import from LeRobot has kept in the trace.
+
+    features: by path, "observations/images.front", the name there and the names of its elements.
+    tasks: several; each step has the place of its own as the annotation task_index. robot_type: or None.
+    """
+
+    features: Mapping[str, tuple[str, Any]] = MappingProxyType({})
+    tasks: Sequence[str] = ()
+    robot_type: str | None = None
+
+    @classmethod
+    def of(cls, source: Source) -> Origin:
+        """Return the metadata if it has the form that an import gives it. Untrusted input."""
+        found = [_origin(reader) for reader in source.trace.readers]
+        return found[0] if found and all(one == found[0] for one in found) else cls()
+
+
+def _origin(reader: WriterReader) -> Origin:
+    about = reader.about_or_empty
+    said = about.metadata if about.recorder.get(IMPORTED_FROM) == KIND else None
+    if not isinstance(said, dict):
+        return Origin()
+    features, tasks, robot = (said.get(name) for name in ("features", "tasks", "robot_type"))
+    named = features.items() if isinstance(features, dict) else ()
+    known = {path: (one["name"], _element_names(one)) for path, one in named if _is_named(one)}
+    several = tasks if isinstance(tasks, list) and len(tasks) > 1 and all(isinstance(one, str) for one in tasks) else ()
+    return Origin(known, several, robot if isinstance(robot, str) else None)
+
+
+def _is_named(said: Any) -> bool:
+    name = said.get("name") if isinstance(said, dict) else None
+    return isinstance(name, str) and re.fullmatch(r"[\w.-]{1,200}", name, re.ASCII) is not None and name not in _TAKEN
+
+
+def _element_names(said: dict[str, Any]) -> Any:
+    """Names that JSON can have, of which LeRobot has lists, and maps of lists."""
+    names = said.get("names")
+    lists = names.values() if isinstance(names, dict) else [names]
+    return names if all(isinstance(one, list) and all(isinstance(n, str) for n in one) for one in lists) else None
+
+
+def timestamps(steps: Array, fps: int) -> Array:
+    """Seconds of steps of an episode, given their numbers."""
+    found: Array = (steps / fps).astype(np.float32)
+    return found
+
+
+def feature_of(kept: Any) -> Feature:
+    """Read the result of kept(). Raises LookupError, TypeError, ValueError, CorruptTrace."""
+    path = tuple(kept["path"])
+    shape = tuple(kept["shape"])
+    if not path or not all(type(part) in (str, int) for part in path) or not all(type(n) is int for n in shape):
+        raise TypeError("invalid path or shape")
+    if kept["kind"] not in ("array", "image", "video", "text", "values") or min(shape, default=0) < 0:
+        raise ValueError("a feature of an unknown kind")
+    is_text = kept["kind"] in ("text", "values")
+    dtype = np.dtype(object) if is_text else dtype_from(kept["dtype"])
+    return Feature(str(kept["name"]), path, kept["kind"], dtype, shape)
+
+
+def picture_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Height, width and channels of the picture that a row of this shape is."""
+    if len(shape) == 2:
+        return (*shape, 1)
+    return (shape[0], shape[1], shape[2]) if shape[2] in (1, 3) else (shape[1], shape[2], shape[0])
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[2] not in (1, 3)
+
+
+def features_of(source: Source, video: bool, origin: Origin | None = None) -> list[Feature]:
+    """The columns of a trace, without flags and what LeRobot counts; those that an import took have their names."""
+    known_as = (Origin.of(source) if origin is None else origin).features
+    found: dict[str, Feature] = {}
+    spaces = zip(source.plain_spaces, ("observations", "actions"))
+    texts = {path for space, root in spaces for path in _texts(space, (root,))}
+    paths: list[Path] = [leaf.path for layout in source.layouts[:2] for leaf in layout.leaves()]
+    paths += [path for path in source.forms if path[0] == "annotations"] + [("rewards",)]
+    paths += [("infos",)] if ("infos",) in source.forms else []
+    for path in paths:
+        form = source.forms[path]
+        kind = "text" if form is None and path in texts else _kind(path, form, video)
+        alone = path[0] in ("observations", "actions") and len(path) == 1
+        given, names = known_as.get("/".join(map(str, path)), (_name(path, kind, alone), None))
+        name = _unique(given, found)
+        known = form if kind not in ("text", "values") and form is not None else Form(np.dtype(object), ())
+        found[name] = Feature(name, path, kind, known.dtype, known.shape, names)
+    return list(found.values())
+
+
+def _kind(path: Path, form: Form | None, video: bool) -> str:
+    if form is None or form.dtype.kind not in "biuf" or form.dtype.itemsize > 8 or 0 in form.shape:
+        return "values"
+    if path[0] == "observations" and form.dtype == np.uint8 and not form.mixed and _is_picture(form.shape):
+        return "video" if video else "image"
+    return "array"
+
+
+def _is_picture(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 or (len(shape) == 3 and (shape[2] in (1, 3) or shape[0] in (1, 3)))
+
+
+def _name(path: Path, kind: str, alone: bool) -> str:
+    root, inner = path[0], [re.sub(r"[^\w-]", "_", str(part), flags=re.ASCII) or "_" for part in path[1:]]
+    if root == "observations":
+        if alone:
+            return "observation.image" if kind in ("image", "video") else "observation.state"
+        if len(inner) == 1 and inner[0] in _KNOWN_AS:
+            return f"observation.{_KNOWN_AS[inner[0]]}"
+        return ".".join(["observation", *(["images"] if kind in ("image", "video") else []), *inner])
+    first = {"actions": "action", "rewards": "next.reward", "infos": "next.info"}.get(str(root), "annotation")
+    return ".".join([first, *inner])
+
+
+def _unique(name: str, taken: dict[str, Feature]) -> str:
+    number, unique = 2, name
+    while unique in taken:
+        unique, number = f"{name}_{number}", number + 1
+    return unique
+
+
+def _texts(space: Any, path: Path) -> Iterator[Path]:
+    """The leaves that are texts."""
+    kind = space.get("type")
+    if kind == "Text" or str(space.get("class")).endswith(".MissionSpace"):  # of MiniGrid
+        yield path
+    elif kind == "Dict":
+        for key, child in space["spaces"]:
+            yield from _texts(child, (*path, key))
+    elif kind == "Tuple":
+        for place, child in enumerate(space["spaces"]):
+            yield from _texts(child, (*path, place))

@@ -1,0 +1,240 @@
+"""Import: LeRobot data sets, version 3, those of other people and those that gym-trace has exported."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace, UnreadableRecording
+from gym_trace.formats.foreign import read_json, widest
+from gym_trace.formats.identity import KEY, read_about
+from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
+from gym_trace.formats.lerobot.dataset import DataSet, located
+from gym_trace.formats.lerobot.features import FINAL, KIND, Feature
+from gym_trace.formats.lerobot.steps import Columns, StepReader, decoded, in_trace
+from gym_trace.formats.parquet.tables import batches, parquet_file
+from gym_trace.model.layout import Layout, PlainSpace
+from gym_trace.model.schema import Layouts, WriterSchema
+from gym_trace.model.values import ABSENT, Array
+
+_ENDS = 64  # final observations that are read at a time
+_LONGEST_TEXT = 1 << 16
+_Ends = Iterator[tuple[str | None, int, Columns]]
+
+
+class LeRobotImporter:
+    """LeRobot data set, version 3."""
+
+    name: ClassVar[str] = "lerobot"
+    extra: ClassVar[str] = "lerobot"
+
+    def recognises(self, path: Path) -> bool:
+        """Return True if meta/info.json names a version of LeRobot."""
+        try:
+            return "codebase_version" in read_json(path / "meta" / "info.json")
+        except UnreadableRecording:
+            return False
+
+    def read(self, path: Path) -> Imported:
+        """Raises UnreadableRecording."""
+        data = DataSet(path)
+        return _again(data, data.about) if data.about is not None else _foreign(data)
+
+
+# -- what gym-trace has exported ------------------------------------------------------------------------------------
+
+
+def _again(data: DataSet, about: str) -> Imported:
+    schemas = list(read_about(about)["writers"].values())
+    try:
+        layouts = WriterSchema.of(schemas[0]).layouts
+    except (CorruptTrace, IndexError) as error:
+        raise data.malformed("was exported by gym-trace, but what it has kept of spaces is malformed") from error
+    return imported(KIND, _episodes_again(data, layouts), schemas[0], about, steps=data.steps)
+
+
+def _episodes_again(data: DataSet, layouts: Layouts) -> Iterator[NewEpisode]:
+    reader, rows = StepReader(data), data.rows()
+    observed = [feature for feature in data.features if feature.path[0] == "observations"]
+    try:
+        for identity, steps, final in _ends(data, observed):
+            if steps:
+                row = next(rows, None)
+                if row is None or row.steps != steps:
+                    raise UnreadableRecording(f"{data.path / FINAL}: is not of this data set")
+                parts = _parts(reader.parts(row), row.steps, final, _shaping(data, layouts))
+                yield NewEpisode(steps, parts, identity=row.identity)
+            else:
+                empty = NewSteps(_joined(layouts.observations, final), np.empty(0), np.empty(0))
+                yield NewEpisode(0, [empty], identity=identity)
+        if next(rows, None) is not None:
+            raise UnreadableRecording(f"{data.path / FINAL}: is not of this data set")
+    finally:
+        reader.close()
+
+
+def _ends(data: DataSet, observed: list[Feature]) -> _Ends:
+    """Identity of an empty episode, steps, final observation."""
+    path = data.path / FINAL
+    with located(path):
+        with parquet_file(path) as file:
+            names = file.schema_arrow.names
+        for batch in batches(path, _ENDS, names):
+            texts, counts = batch.column(KEY).to_pylist(), batch.column("steps").to_pylist()
+            columns = {
+                feature.path: decoded(feature._replace(kind="image") if feature.kind == "video" else feature, batch)
+                for feature in observed
+            }
+            for place, (text, steps) in enumerate(zip(texts, counts)):
+                if type(steps) is not int or (text is None) is (steps == 0):
+                    raise UnreadableRecording(f"{path}: a row is malformed")
+                yield text, steps, {key: rows(place, place + 1) for key, rows in columns.items()}
+
+
+def _joined(layout: Layout, columns: Columns) -> Any:
+    try:
+        return layout.join(iter([columns[leaf.path] for leaf in layout.leaves()]))
+    except KeyError as error:
+        raise UnreadableRecording(f"what gym-trace has kept of its columns is malformed: no {error}") from error
+
+
+def _shaping(data: DataSet, layouts: Layouts) -> Callable[[Columns, Any], NewSteps]:
+    def shaped(steps: Columns, observations: Columns) -> NewSteps:
+        infos = steps.get(("infos",))
+        notes = {str(path[1]): rows for path, rows in steps.items() if path[0] == "annotations" and _has_any(rows)}
+        return NewSteps(
+            _joined(layouts.observations, observations),
+            _joined(layouts.actions, steps),
+            steps[("rewards",)],
+            infos=infos if _has_any(infos) else None,
+            annotations=notes,
+        )
+
+    return shaped
+
+
+def _has_any(rows: Any) -> bool:
+    return rows is not None and (isinstance(rows, np.ndarray) or any(row is not ABSENT for row in rows))
+
+
+# -- what others have recorded ----------------------------------------------------------------------------------------
+
+
+def _foreign(data: DataSet) -> Imported:
+    by_root = {root: [one for one in data.features if one.path[0] == root] for root in ("observations", "actions")}
+    if missing := [root for root, features in by_root.items() if not features]:
+        raise data.malformed(f"has no {missing[0]}")
+    made = [_space(features) for features in by_root.values()]
+    metadata = {"fps": data.fps, "robot_type": data.robot_type, "tasks": data.tasks, "features": _names(data, by_root)}
+    schema = new_schema(KIND, made[0], made[1], {"note": f"{KIND}, robot: {data.robot_type}"}, metadata)
+    facts: dict[str, Any] = {"fps": data.fps}
+    if len(data.tasks) == 1 and data.tasks[0]:
+        facts["task"] = data.tasks[0]
+    return imported(KIND, _episodes(data), schema, None, facts, _notes(data), data.steps)
+
+
+def _names(data: DataSet, by_root: dict[str, list[Feature]]) -> dict[str, Any]:
+    """Return the name of each column in the dataset, from which an export restores it; see features.Origin."""
+    found = {}
+    for feature in data.features:
+        root = feature.path[0]
+        if root in by_root or root == "annotations":
+            path = feature.path if len(by_root.get(root, ())) != 1 else feature.path[:1]
+            found["/".join(map(str, path))] = {"name": feature.name, "names": data.declared[feature.name].get("names")}
+    return found
+
+
+def _notes(data: DataSet) -> Iterator[str]:
+    if data.was_changed:
+        yield "exported by gym-trace and changed since: what it was before is not known, and it reads as any other"
+    yield (
+        "LeRobot has no final observations: that of each episode is not known; episode.has_final_observation is False, "
+        "and the row a placeholder"
+    )
+    yield "bounds of spaces are not known: they are as wide as the dtype"
+    names = {feature.name for feature in data.features}
+    if "next.reward" not in names:
+        yield "there are no rewards: they are NaN"
+    if not names & {"next.done", "next.terminated", "next.truncated"}:
+        yield "it is not said how episodes ended: they are cut"
+    elif "next.terminated" not in names:
+        yield "what is done and not truncated (next.done, next.truncated) is read as terminated"
+
+
+def _space(features: list[Feature]) -> PlainSpace:
+    if len(features) == 1:
+        return _leaf(features[0])
+    return {"type": "Dict", "spaces": sorted([str(feature.path[1]), _leaf(feature)] for feature in features)}
+
+
+def _leaf(feature: Feature) -> PlainSpace:
+    if feature.is_text:
+        return {"type": "Text", "min_length": 0, "max_length": _LONGEST_TEXT, "characters": string.printable}
+    return widest(feature.dtype, feature.shape)
+
+
+def _episodes(data: DataSet) -> Iterator[NewEpisode]:
+    reader = StepReader(data, foreign=True)
+    final = {
+        feature.path: [""] if feature.is_text else _unknown(feature)
+        for feature in data.features
+        if feature.path[0] == "observations"
+    }
+    try:
+        for row in data.rows():
+            parts = _parts(reader.parts(row), row.steps, final, _shaped)
+            yield NewEpisode(row.steps, parts, has_final_observation=False)
+    finally:
+        reader.close()
+
+
+def _unknown(feature: Feature) -> Array:
+    return np.full((1, *feature.shape), np.nan if feature.dtype.kind == "f" else 0, feature.dtype)
+
+
+def _shaped(steps: Columns, observations: Columns) -> NewSteps:
+    count = max(map(len, steps.values()))
+    rewards = steps.get(("rewards",), np.full(count, np.nan))
+    done, ended, cut = (steps.get(("flags", f"next.{name}")) for name in ("done", "terminated", "truncated"))
+    truncated = np.zeros(count, np.bool_) if cut is None else cut.astype(np.bool_)
+    if ended is None:
+        ended = truncated & False if done is None else done.astype(np.bool_) & ~truncated
+    notes = {str(path[1]): rows for path, rows in steps.items() if path[0] == "annotations"}
+    actions = {path: rows for path, rows in steps.items() if path[0] == "actions"}
+    return NewSteps(_tree(observations), _tree(actions), rewards, ended.astype(np.bool_), truncated, annotations=notes)
+
+
+def _tree(columns: Columns) -> Any:
+    if len(columns) == 1:
+        return next(iter(columns.values()))
+    return {str(path[1]): rows for path, rows in columns.items()}
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+def _parts(
+    given: Iterator[Columns], total: int, final: Columns, shaped: Callable[[Columns, Columns], NewSteps]
+) -> Iterator[NewSteps]:
+    """Steps with the observations that they led to: but in the last part, the last step waits for the next one.
+
+    given: columns of `total` steps, with the observations before them.
+    """
+    held: Columns = {}
+    done = 0
+    for columns in given:
+        done += max(map(len, columns.values())) if columns else 0
+        columns = {path: in_trace(held[path], rows) if path in held else rows for path, rows in columns.items()}
+        observations = {path: rows for path, rows in columns.items() if path[0] == "observations"}
+        steps = {path: rows for path, rows in columns.items() if path[0] != "observations"}
+        if done == total:
+            yield shaped(steps, {path: in_trace(rows, final[path]) for path, rows in observations.items()})
+        elif max(map(len, steps.values())) > 1:
+            yield shaped({path: rows[:-1] for path, rows in steps.items()}, observations)
+            held = {path: rows[-1:] for path, rows in steps.items()}
+        else:  # the first one alone, which nothing is known of yet
+            held = columns

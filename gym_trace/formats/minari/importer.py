@@ -1,0 +1,97 @@
+"""Import of Minari's data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gym_trace.errors import TraceError, UnreadableRecording
+from gym_trace.formats.foreign import read_json
+from gym_trace.formats.identity import KEY, read_about
+from gym_trace.formats.imported import Imported, NewEpisode, imported, new_schema
+from gym_trace.formats.minari.arrow_in import ArrowSource
+from gym_trace.formats.minari.hdf5_in import HDF5Source
+from gym_trace.formats.minari.hdf5_out import FILE as HDF5_FILE
+from gym_trace.formats.minari.metadata import FILE, environment_of, facts_of
+from gym_trace.formats.minari.plan import KINDS
+from gym_trace.formats.minari.spaces import from_json, is_picture, leaves_in
+from gym_trace.model.layout import PlainSpace
+from gym_trace.printable import printable
+
+_KIND = "Minari"
+_TOLD = ("dataset_id", "minari_version", "data_format", "combined_datasets", "requirements", "eval_env_spec")
+_NOTES = (
+    "Minari says no more of how an episode ended than its flags: DataCollector has those truncated that were reset, or "
+    "ended, before their end",
+    "Minari does not keep the times of episodes, nor the versions of what recorded them",
+)
+
+
+class MinariImporter:
+    """A data set of Minari of any kind (hdf5, arrow, parquet): its directory, or the directory data in it."""
+
+    name: ClassVar[str] = "minari"
+    extra: ClassVar[str] = "minari"
+
+    def recognises(self, path: Path) -> bool:
+        """As Importer."""
+        with suppress(TraceError):
+            return "data_format" in read_json(_data_of(path) / FILE)
+        return False
+
+    def read(self, path: Path) -> Imported:
+        """As Importer."""
+        data = _data_of(path)
+        said = read_json(data / FILE)
+        about = said.get(KEY) if isinstance(said.get(KEY), str) else None
+        kind = said.get("data_format")
+        if kind not in KINDS:
+            told = f"data_format is {printable(kind)!r}, not one of {', '.join(KINDS)}"
+            raise UnreadableRecording(f"{data / FILE}: {told}")
+        spaces = _spaces(said, about, data)
+        jpeg = said.get("jpeg_encoding", True) is not False
+        notes = [] if about is not None else [*_NOTES]
+        if None in spaces:
+            notes.append("the data set does not say its spaces: they are the widest that its arrays can be of")
+        if jpeg and any(is_picture(leaf) for space in spaces if space is not None for _, leaf in leaves_in(space, ())):
+            notes.append("its pictures were kept as JPEG, and are what Minari would give, not what was observed")
+        source = HDF5Source(data / HDF5_FILE, spaces, jpeg) if kind == "hdf5" else ArrowSource(data, kind, spaces, jpeg)
+        total, steps = said.get("total_episodes"), said.get("total_steps")
+        if type(total) is int and total != len(source):
+            told = f"has {len(source):,} episodes, and {FILE} says {total:,}; get a good copy"
+            raise UnreadableRecording(f"{data}: {told}")
+        schema = new_schema(
+            _KIND,
+            *source.spaces,
+            environment_of(said, path),
+            {"imported_from": _KIND} | {key: said[key] for key in _TOLD if key in said},
+            infos=True,
+        )
+        return imported(
+            _KIND, _closing(source), schema, about, facts_of(said), notes, steps if type(steps) is int else 0
+        )  # fmt: skip
+
+
+def _data_of(path: Path) -> Path:
+    return path / "data" if (path / "data").is_dir() else path
+
+
+def _spaces(said: dict[str, Any], about: str | None, data: Path) -> tuple[PlainSpace | None, PlainSpace | None]:
+    """Return the writers of the exported trace, if it was one; otherwise Minari's metadata."""
+    names = ("observation_space", "action_space")
+    try:
+        if about is not None:
+            for schema in read_about(about)["writers"].values():
+                observations, actions = (schema[name] for name in names)
+                return observations, actions
+        observations, actions = (from_json(said[name]) if name in said else None for name in names)
+        return observations, actions
+    except (KeyError, UnreadableRecording) as error:
+        raise UnreadableRecording(f"{data / FILE}: {error}") from error
+
+
+def _closing(source: HDF5Source | ArrowSource) -> Iterator[NewEpisode]:
+    with source:
+        yield from source.episodes()

@@ -1,0 +1,256 @@
+"""A trace as a Minari dataset: planned and checked before the first byte is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gym_trace.errors import InvalidOption
+from gym_trace.formats.contract import Loss
+from gym_trace.formats.foreign import widest
+from gym_trace.formats.infos import InfoColumns, info_columns
+from gym_trace.formats.losses import losses
+from gym_trace.formats.minari.spaces import leaves_in, text_of, to_json, with_leaves
+from gym_trace.formats.source import Source
+from gym_trace.formats.steps.choice import choose, name_of
+from gym_trace.formats.steps.windows import step_windows
+from gym_trace.model.layout import Branch, Layout, Leaf, Path, PlainSpace
+from gym_trace.model.values import Array
+from gym_trace.printable import printable
+from gym_trace.reading.forms import Form
+
+KINDS = ("hdf5", "arrow", "parquet")
+_MOST_ROWS = 131_072  # of an episode: with more, Minari takes it for several (pyarrow's batches have no more)
+_LARGEST_INTEGER = 1 << 64
+_LARGEST_ATTRIBUTE = 32 << 10  # bytes
+
+
+class MinariPlan(NamedTuple):
+    """The columns of a Minari dataset.
+
+    spaces: of observations and actions, as Minari has them in JSON. forms: of each leaf, by its path; None: text.
+    rewards: what they are. infos: which are columns. has_infos: whether there are infos at all. losses: see Exporter.
+    """
+
+    spaces: tuple[str, str]
+    forms: dict[Path, Form | None]
+    rewards: Form
+    infos: InfoColumns
+    losses: list[Loss]
+
+
+def plan_of(source: Source, is_hdf5: bool) -> MinariPlan:
+    """Plan the export of a trace to one of Minari's kinds. Raises InvalidOption, CorruptTrace."""
+    found: list[Loss] = []
+    forms: dict[Path, Form | None] = {}
+    spaces = []
+    for root, plain, layout in zip(("observations", "actions"), source.plain_spaces, source.layouts):
+        assert isinstance(layout, (Leaf, Branch))
+        found += _structure(layout, (root,), is_hdf5)
+        said = []
+        for path, space in leaves_in(plain, (root,)):
+            leaf = _Leaf(source, path, space, source.forms.get(path))
+            forms[path], space, lost = leaf.planned(is_hdf5)
+            said.append(space)
+            found += lost
+        spaces.append(to_json(with_leaves(plain, iter(said))))
+    rewards = source.forms["rewards",]
+    if rewards is None or rewards.dtype.kind not in "biuf":
+        raise InvalidOption("rewards that are of several kinds cannot be exported to Minari")
+    if not is_hdf5:
+        _check_rows(source, rewards)
+    if rewards.mixed:
+        found.append(_mixed("rewards", rewards))
+    infos = info_columns(source)
+    found += [*_of_infos(infos), *_of_resets(source, is_hdf5), *losses(source, "outcome", "flags", "parts")]
+    if not is_hdf5:
+        found += losses(source, "empty_episode")
+    return MinariPlan((spaces[0], spaces[1]), forms, rewards, infos, found)
+
+
+def _check_rows(source: Source, rewards: Form) -> None:
+    """Raises InvalidOption for what only Minari's hdf5 can hold."""
+    longest = int(source.episodes["steps"].max())
+    if longest >= _MOST_ROWS:
+        raise InvalidOption(
+            f"an episode has {longest:,} steps, and Minari reads arrow and parquet wrongly from {_MOST_ROWS:,} on: "
+            "--set kind=hdf5"
+        )
+    if rewards.shape:
+        raise InvalidOption("rewards are several numbers each, which of Minari's kinds only hdf5 has: --set kind=hdf5")
+
+
+def _structure(layout: Layout, path: Path, is_hdf5: bool) -> Iterator[Loss]:
+    if not isinstance(layout, Branch):
+        return
+    keys = range(len(layout.children)) if layout.keys is None else layout.keys
+    names = [str(key) for key in keys]
+    if len(set(names)) < len(names) or (not names and not is_hdf5):
+        told = "has keys that Minari cannot hold beside each other, or none at all"
+        raise InvalidOption(f"{printable(name_of(path))}: {told}")
+    for name in names:
+        if name in ("", ".", "..") or "\0" in name or ("/" in name and is_hdf5):
+            told = "; --set kind=arrow can" if "/" in name else ""
+            raise InvalidOption(f"{printable(name_of(path))}: a key {printable(name)!r} cannot be in HDF5 files{told}")
+    if layout.keys is not None and any(type(key) is int for key in layout.keys):
+        yield Loss("structure", f"the keys of {printable(name_of(path))} that are integers are text in Minari")
+    for key, child in zip(keys, layout.children):
+        yield from _structure(child, (*path, key), is_hdf5)
+
+
+class _Leaf(NamedTuple):
+    source: Source
+    path: Path
+    space: PlainSpace
+    form: Form | None
+
+    @property
+    def name(self) -> str:
+        return printable(name_of(self.path))
+
+    def planned(self, is_hdf5: bool) -> tuple[Form | None, PlainSpace, list[Loss]]:
+        """Return the form of its rows, the space for Minari, and the losses."""
+        kind, form = self.space["type"], self.form
+        if form is None:
+            return self._text(is_hdf5)
+        if form.dtype.kind not in "biuf":
+            raise InvalidOption(f"{self.name}: values of {form.dtype}, which Minari cannot hold")
+        if not is_hdf5 and (0 in form.shape or (kind != "custom" and form.shape != tuple(self.space.get("shape", ())))):
+            told = f"rows of shape {form.shape}, which is not that of the space, or has no elements"
+            raise InvalidOption(f"{self.name}: {told}; Minari can read that from hdf5 alone: --set kind=hdf5")
+        if not is_hdf5 and kind == "Discrete" and form.dtype.kind == "b":
+            form = Form(np.dtype(np.int64), (), mixed=True)  # of which Minari cannot read single bits
+        lost = [_mixed(self.name, form)] if form.mixed else []
+        if kind in ("Box", "Discrete", "MultiDiscrete", "MultiBinary"):
+            return form, self.space, lost
+        lost.append(Loss("spaces", f"the space of {self.name}, {_told(self.space)}, is a Box of any values in Minari"))
+        return form, widest(form.dtype, form.shape), lost
+
+    def _text(self, is_hdf5: bool) -> tuple[Form | None, PlainSpace, list[Loss]]:
+        if self.space["type"] not in ("Text", "custom"):
+            told = "values of several dtypes or shapes" if "dtype" in self.space else _told(self.space)
+            raise InvalidOption(
+                f"{self.name}: {told}, which Minari cannot hold; wrap the environment so that it is a Box, or export "
+                "to a format that can"
+            )
+        longest, characters = self._seen(is_hdf5)
+        if self.space["type"] == "Text":
+            return None, self.space, []
+        told = f"the space of {self.name}, {_told(self.space)}, is Text in Minari"
+        return None, text_of(longest, "".join(sorted(characters))), [Loss("spaces", told)]
+
+    def _seen(self, is_hdf5: bool) -> tuple[int, set[str]]:
+        """The length of the longest text that is there, and the characters. Raises InvalidOption if not all is text."""
+        longest, characters = 0, set(" ")
+        choice = choose(self.source.trace, [name_of(self.path)])
+        for window in step_windows(self.source.trace, range(len(self.source.trace)), choice):
+            for path, rows in window.columns.items():
+                texts = set(rows.tolist()) if path == self.path and _are_text(rows) else None
+                if path == self.path[: len(path)] and texts is None:
+                    told = f"{_told(self.space)} has values other than text, for which Minari has no space"
+                    raise InvalidOption(f"{self.name}: {told}")
+                for text in texts or ():
+                    longest = max(longest, len(text))
+                    characters.update(text)
+        if any("\ud800" <= character <= "\udfff" for character in characters) or (is_hdf5 and "\0" in characters):
+            raise InvalidOption(f"{self.name}: text with half a character or a NUL in it, which Minari cannot hold")
+        return longest, characters
+
+
+def _are_text(rows: Array) -> bool:
+    return set(map(type, rows.tolist())) <= {str}
+
+
+def _told(space: PlainSpace) -> str:
+    """A space in words."""
+    return printable(str(space.get("class") or space["type"]))[:100]
+
+
+def _mixed(name: str, form: Form) -> Loss:
+    return Loss("dtype", f"{name}: values of several dtypes, all of which are {form.dtype} there")
+
+
+def _of_infos(found: InfoColumns) -> Iterator[Loss]:
+    for what, names, why in (
+        ("infos", found.left_out, "are not in every step, or not of one kind"),
+        ("annotations", found.unlike, "are not in every step, or not of one kind"),
+        ("reset_info", found.missing, "are not in the info of every reset: they are NaN, 0, False or empty there"),
+    ):
+        if names:
+            some = printable(", ".join(names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+            told = " and are kept for an import alone" if what != "reset_info" else ""
+            yield Loss(what, f"{what}: {some} {why}{told}")
+
+
+def _of_resets(source: Source, is_hdf5: bool) -> Iterator[Loss]:
+    """Seeds and options that Minari cannot show."""
+    if not is_hdf5:
+        large = unfit = 0
+    else:
+        elsewhere = np.flatnonzero(source.episodes["seed"] == -2).tolist()
+        large = sum((source.trace[i].seed or 0) >= _LARGEST_INTEGER for i in elsewhere)
+    unfit = sum(not are_options(episode.options, is_hdf5) for episode in source.trace.scan(columns=()))
+    if large:
+        yield Loss("seed", f"{large:,} seeds of 2^64 and more, which HDF5 cannot hold, are kept for an import alone")
+    if unfit:
+        yield Loss("options", f"options of {unfit:,} resets, which Minari cannot hold, are whole for an import alone")
+
+
+def are_options(options: Any, is_hdf5: bool) -> bool:
+    """Return True if Minari can store exactly the options of a reset."""
+    return not options or (_fits_hdf5(options) if is_hdf5 else _fits_json(options))
+
+
+def _fits_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(type(key) is str and _fits_json(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(_fits_json, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _fits_hdf5(value: Any) -> bool:
+    if isinstance(value, dict):
+        return bool(value) and all(_is_key(key) and _fits_hdf5(item) for key, item in value.items())
+    return _attribute(value) is not None and not isinstance(value, list)
+
+
+def attributes_of(options: dict[str, Any], name: str) -> Iterator[tuple[str, Any]]:
+    """Options as Minari has them in HDF5: the attribute "options/goal/x" is options["goal"]["x"].
+
+    What attributes cannot say is left out.
+    """
+    for key, value in options.items():
+        if _is_key(key) and isinstance(value, dict):
+            yield from attributes_of(value, f"{name}/{key}")
+        elif _is_key(key) and (kept := _attribute(value)) is not None:
+            yield f"{name}/{key}", kept
+
+
+def _attribute(value: Any) -> Any:
+    """A number, a text, or an array of numbers; None if a value is nothing of that kind."""
+    if type(value) is int:
+        return value if -(1 << 63) <= value < _LARGEST_INTEGER else None
+    if type(value) is str:
+        return value if _is_text(value) else None
+    if type(value) is list and len(set(map(type, value))) == 1 and type(value[0]) in (bool, int, float):
+        value = np.array(value)
+    if type(value) in (bool, float):
+        return np.asarray(value)
+    if (
+        isinstance(value, (np.ndarray, np.generic))
+        and value.dtype.kind in "biuf"
+        and value.nbytes <= _LARGEST_ATTRIBUTE
+    ):
+        return np.asarray(value)
+    return None
+
+
+def _is_key(key: Any) -> bool:
+    return type(key) is str and key != "" and "/" not in key and _is_text(key)
+
+
+def _is_text(text: str) -> bool:
+    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in text)

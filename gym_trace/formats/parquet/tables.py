@@ -1,0 +1,205 @@
+"""Untrusted Parquet files of a table, read from the first row to the last in bounded memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from gym_trace.errors import UnreadableRecording
+from gym_trace.format.manifest import json_of
+from gym_trace.formats.foreign import is_plausible
+from gym_trace.model.values import Array
+
+_FEW_ROWS = 64
+_MOST_ROWS, _MOST_BYTES = 8192, 8 << 20  # that are decoded at a time, of numbers and of text each
+_MOST_IN_GROUP = 2 << 30  # bytes of a row group before it was compressed
+_MOST_SAID = 64 << 20  # bytes of a text in the metadata
+_MOST_FILES = 1 << 20
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of a table, in their order."""
+    return sorted(file for file in folder.glob("*.parquet") if file.is_file()) if folder.is_dir() else []
+
+
+def parquet_files(path: Path, most: int = _MOST_FILES) -> list[Path]:
+    """The Parquet files in a directory and those below it, in the order of their names; or the file itself."""
+    if path.is_file():
+        return [path]
+    found: list[Path] = []
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        found += [Path(folder, name) for name in sorted(names) if name.endswith(".parquet")]
+        if len(found) >= most:
+            break
+    return found[:most]
+
+
+class Table:
+    """A table: the Parquet files of a folder.
+
+    Attributes:
+        folder: where they are.
+        schema: of all of them.
+        rows: how many there are.
+    """
+
+    def __init__(self, folder: Path):
+        """Raises UnreadableRecording."""
+        self.folder, self._files = folder, files_in(folder)
+        if not self._files:
+            raise UnreadableRecording(f"{folder}: has no .parquet files; an export has some in steps/ and episodes/")
+        self.rows = 0
+        self.schema: pa.Schema = pa.schema([])
+        for number, file in enumerate(self._files):
+            with self._reading(file), parquet_file(file) as opened:
+                self.rows += opened.metadata.num_rows
+                if number == 0:
+                    self.schema = opened.schema_arrow
+                elif not self.schema.equals(opened.schema_arrow):
+                    raise UnreadableRecording(f"{file}: has other columns than {self._files[0].name}")
+
+    def malformed(self, problem: str) -> UnreadableRecording:
+        return UnreadableRecording(f"{self.folder}: {problem}; what gym-trace export has written can be imported")
+
+    def said(self, key: str) -> str:
+        """A text in the metadata of its files. Raises UnreadableRecording."""
+        text = (self.schema.metadata or {}).get(key.encode(), b"")
+        if not 0 < len(text) <= _MOST_SAID:
+            raise self.malformed(f"there is no {key} in its metadata")
+        try:
+            return str(text, "utf-8")
+        except UnicodeDecodeError as error:
+            raise self.malformed(f"{key} in its metadata is not text") from error
+
+    def said_json(self, key: str) -> Any:
+        """Read a JSON value of its metadata."""
+        try:
+            return json_of(self.said(key))
+        except (ValueError, RecursionError) as error:
+            raise self.malformed(f"{key} in its metadata is not JSON") from error
+
+    def pieces(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """Some rows of these columns at a time. Raises UnreadableRecording."""
+        row_size = sum(_size(self.schema.field(name).type) for name in columns)
+        most = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_size)))
+        for file in self._files:
+            with self._reading(file):
+                yield from batches(file, most, columns)
+
+    @staticmethod
+    def _reading(file: Path) -> Any:
+        return _Reading(file)
+
+
+class _Reading:
+    """Names the file in which something is malformed."""
+
+    def __init__(self, file: Path):
+        self._file = file
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
+        if isinstance(error, (pa.ArrowException, OSError, ValueError)) and not isinstance(error, UnreadableRecording):
+            raise UnreadableRecording(f"{self._file}: {' '.join(str(error).split()):.200}") from error
+
+
+def parquet_file(path: Path, **options: Any) -> pq.ParquetFile:
+    """A Parquet file of which no group of rows is too large. options: of ParquetFile.
+
+    Raises UnreadableRecording, OSError, pyarrow.ArrowException.
+    """
+    opened = pq.ParquetFile(path, **options)
+    try:
+        metadata, stored = opened.metadata, path.stat().st_size
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        sizes = [group.total_byte_size for group in groups]
+        values = max((group.column(i).num_values for group in groups for i in range(group.num_columns)), default=0)
+        if not all(is_plausible(count, stored) for count in (metadata.num_rows, values)) or not all(
+            size <= _MOST_IN_GROUP and is_plausible(size, stored) for size in sizes
+        ):
+            raise UnreadableRecording(
+                f"{path}: has {metadata.num_rows} rows, and up to {max(sizes, default=0)} bytes or {values} values in "
+                f"a group of them, which takes too much memory for a file of {stored} bytes"
+            )
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def batches(file: Path, most: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Yield at most `most` rows of these columns at a time, and limited text; texts are dictionaries.
+
+    Raises OSError, pyarrow.ArrowException.
+    """
+    with parquet_file(file) as opened:
+        schema = opened.schema_arrow
+    texts = [path for name in columns for path in _texts_in(schema.field(name), name)]
+    done = 0
+    try:
+        with pq.ParquetFile(file, read_dictionary=texts) as opened:
+            for batch in opened.iter_batches(most, columns=columns, use_threads=False):
+                for piece in _cut(batch):
+                    done += len(piece)
+                    yield piece
+    except pa.ArrowNotImplementedError:  # of texts in a struct there are too many for indices: a few at a time, then
+        with pq.ParquetFile(file, read_dictionary=[name for name in texts if name in columns]) as opened:
+            for batch in opened.iter_batches(min(most, _FEW_ROWS), columns=columns, use_threads=False):
+                left = batch.slice(done)
+                done = max(0, done - len(batch))
+                yield from _cut(left) if len(left) else ()
+
+
+def _texts_in(field: pa.Field, path: str) -> Iterator[str]:
+    """The columns of text in a field. Read as indices into what there is of them, a text takes memory once."""
+    if pa.types.is_string(field.type) or pa.types.is_binary(field.type):
+        yield path
+    elif pa.types.is_struct(field.type):
+        for part in field.type:
+            yield from _texts_in(part, f"{path}.{part.name}")
+
+
+def _size(kind: pa.DataType) -> int:
+    """Bytes of the numbers in a row."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_struct(kind):
+        return sum(_size(part.type) for part in kind)
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * 8
+    return 8
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in parts that have not too much text."""
+    lengths = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        lengths += _lengths(column)
+    begin = 0
+    while begin < batch.num_rows:
+        total = np.cumsum(lengths[begin:])
+        count = max(1, int(np.searchsorted(total, _MOST_BYTES, side="right")))
+        yield batch.slice(begin, count)
+        begin += count
+
+
+def _lengths(array: pa.Array) -> Array:
+    """Return the bytes of text of each row."""
+    found = np.zeros(len(array), np.int64)
+    if pa.types.is_struct(array.type):
+        for number in range(array.type.num_fields):
+            found += _lengths(array.field(number))
+    elif pa.types.is_dictionary(array.type) and len(array.dictionary):
+        of_each = pc.binary_length(array.dictionary).to_numpy(zero_copy_only=False)
+        found += of_each[array.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+    return found

@@ -1,0 +1,195 @@
+"""Which formats there are: those of gym-trace, and those that other packages add.
+
+A package adds one with an entry point, of the group gym_trace.exporters or gym_trace.importers, whose name is that of
+the format, and which is its exporter or importer class (see contract.py):
+
+    [project.entry-points."gym_trace.exporters"]
+    tables = "my_package.tables:TablesExporter"
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from gym_trace.errors import InvalidOption, MissingExtra, TraceNotFound
+from gym_trace.format.directory import find_writers
+from gym_trace.formats.contract import Exporter, Importer
+from gym_trace.printable import printable
+from gym_trace.storage.local import LocalStorage
+
+
+class Entry(NamedTuple):
+    """A format. where: "module:Class". extra: of gym-trace, that it needs. what: it is, in a line."""
+
+    where: str
+    extra: str
+    what: str
+
+
+_EXPORTERS: dict[str, Entry] = {
+    "csv": Entry("gym_trace.formats.steps.exporters:CsvExporter", "", "CSV, one line per step"),
+    "d4rl": Entry("gym_trace.formats.hdf5.d4rl_out:D4RLExporter", "hdf5", "an HDF5 file as D4RL has it"),
+    "jsonl": Entry("gym_trace.formats.steps.exporters:JsonLinesExporter", "", "JSON lines, as docs/STEPS.md has them"),
+    "lerobot": Entry("gym_trace.formats.lerobot.exporter:LeRobotExporter", "lerobot", "LeRobot data set, version 3"),
+    "mcap": Entry("gym_trace.formats.viewing.mcap_out:McapExporter", "mcap", "MCAP, which Foxglove opens"),
+    "minari": Entry(
+        "gym_trace.formats.minari.exporter:MinariExporter",
+        "minari",
+        "a data set of Minari, as hdf5 (default), arrow or parquet",
+    ),
+    "npz": Entry("gym_trace.formats.steps.exporters:NpzExporter", "", "one .npz file, which numpy.load reads"),
+    "parquet": Entry(
+        "gym_trace.formats.parquet.exporter:ParquetExporter", "parquet", "Parquet, a table of steps and one of episodes"
+    ),
+    "rerun": Entry("gym_trace.formats.viewing.rerun_out:RerunExporter", "rerun", "Rerun, an .rrd file of its viewer"),
+    "rlds": Entry("gym_trace.formats.rlds.exporter:RldsExporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
+}
+_IMPORTERS: dict[str, Entry] = {
+    "d4rl": Entry("gym_trace.formats.hdf5.d4rl_in:D4RLImporter", "hdf5", "an HDF5 file as D4RL has it"),
+    "gym": Entry(
+        "gym_trace.formats.legacy.importing:GymImporter", "", "what gym_recording, or OpenAI Gym's Monitor, has left"
+    ),
+    "jsonl": Entry(
+        "gym_trace.formats.steps.jsonl_importer:JsonLinesImporter", "", "JSON lines, as docs/STEPS.md has them"
+    ),
+    "lerobot": Entry("gym_trace.formats.lerobot.importer:LeRobotImporter", "lerobot", "LeRobot data set, version 3"),
+    "minari": Entry("gym_trace.formats.minari.importer:MinariImporter", "minari", "a data set of Minari of any kind"),
+    "parquet": Entry(
+        "gym_trace.formats.parquet.importer:ParquetImporter", "parquet", "Parquet that gym-trace has exported"
+    ),
+    "rlds": Entry("gym_trace.formats.rlds.importer:RldsImporter", "rlds", "RLDS, a directory of TensorFlow Datasets"),
+    "rllib": Entry("gym_trace.formats.rllib.importing:RLlibImporter", "rllib", "RLlib: Parquet of episodes"),
+    "table": Entry(
+        "gym_trace.formats.parquet.table_importer:TableImporter",
+        "parquet",
+        "one Parquet table, one row per step",
+    ),
+}
+_LAST = "table"  # which takes any Parquet for its own
+
+
+# What a file of this ending is taken for where no format is named.
+ENDINGS = {
+    ".csv": "csv",
+    ".hdf5": "d4rl",
+    ".jsonl": "jsonl",
+    ".mcap": "mcap",
+    ".npz": "npz",
+    ".parquet": "parquet",
+    ".rrd": "rerun",
+}
+
+
+def format_for(out: Path) -> str:
+    """The format that the ending of a name stands for. Raises InvalidOption."""
+    if (name := ENDINGS.get(out.suffix.lower())) is None:
+        told = f"the ending {out.suffix!r} stands" if out.suffix else "a name without an ending stands"
+        known = ", ".join(f"{ending} ({name})" for ending, name in ENDINGS.items())
+        raise InvalidOption(
+            f"{printable(out)}: {told} for no format; name one with --to (format=), or end in one of {known}"
+        )
+    return name
+
+
+def exporters() -> dict[str, Entry]:
+    """The formats that a trace can be exported to, by name."""
+    return {**_EXPORTERS, **_of_others("gym_trace.exporters", _EXPORTERS)}
+
+
+def importers() -> dict[str, Entry]:
+    """The formats that can be imported, by name."""
+    return {**_IMPORTERS, **_of_others("gym_trace.importers", _IMPORTERS)}
+
+
+def exporter_named(name: str, options: Mapping[str, Any]) -> Exporter:
+    """The exporter with these options. Raises InvalidOption, MissingExtra."""
+    return cast(Exporter, _made(name, _loaded(name, exporters(), "export to"), options))
+
+
+def importer_named(name: str, options: Mapping[str, Any]) -> Importer:
+    """The importer with these options. Raises InvalidOption, MissingExtra."""
+    return cast(Importer, _made(name, _loaded(name, importers(), "import from"), options))
+
+
+def _made(name: str, made: Any, options: Mapping[str, Any]) -> Any:
+    known = _options(made)
+    if unknown := [option for option in options if option not in known]:
+        told = f"there are {', '.join(known)}" if known else "it takes no options"
+        raise InvalidOption(f"{name} has no option {unknown[0]!r}; {told}")
+    return made(**options)
+
+
+def _options(made: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(made)] if dataclasses.is_dataclass(made) else []
+
+
+def importer_for(path: Path, options: Mapping[str, Any]) -> Importer:
+    """Return the importer of the format that path looks like, if possible one that has these options.
+
+    Raises TraceNotFound, MissingExtra, InvalidOption.
+    """
+    missing, other = [], {}
+    if not path.exists():
+        raise TraceNotFound(f"{path}: there is nothing here")
+    for name in sorted(importers(), key=lambda name: name == _LAST):
+        try:
+            made = _loaded(name, importers(), "import from")
+        except MissingExtra:
+            missing.append(name)
+            continue
+        if not set(options) <= set(_options(made)):
+            other[name] = made
+            continue
+        importer = cast(Importer, made(**options))
+        if importer.recognises(path):
+            return importer
+    for name, made in other.items():
+        if made().recognises(path):
+            _made(name, made, options)  # raises for the unknown option
+    if path.is_dir() and find_writers(LocalStorage(path)):
+        raise TraceNotFound(f"{path}: is a trace of gym-trace already, which can be read as it is")
+    told = f", and packages are missing that would recognise {', '.join(missing)}" if missing else ""
+    alone = ", ".join(sorted(set(_EXPORTERS) - set(_IMPORTERS)))
+    raise TraceNotFound(
+        f"{path}: looks like nothing that can be imported{told}; say what it is with --from (format=): "
+        f"{', '.join(importers())}. What was exported as {alone} does not come back"
+    )
+
+
+def _of_others(group: str, ours: Mapping[str, Entry]) -> dict[str, Entry]:
+    return {found.name: _entry_of(found) for found in entry_points(group=group) if found.name not in ours}
+
+
+def _entry_of(found: EntryPoint) -> Entry:
+    package = found.dist.name if found.dist is not None else "another package"
+    return Entry(found.value, "", f"of {printable(package)}")
+
+
+def _loaded(name: str, entries: Mapping[str, Entry], doing: str) -> Any:
+    if name not in entries:
+        if doing == "import from" and name in exporters():
+            raise InvalidOption(f"{name!r} is exported to alone; what can be imported is {', '.join(entries)}")
+        near = difflib.get_close_matches(name, entries, n=1)
+        told = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(entries)}"
+        raise InvalidOption(f"there is no format {name!r} to {doing}{told}")
+    entry = entries[name]
+    module, _, made = entry.where.partition(":")
+    try:
+        return getattr(importlib.import_module(module), made)
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] == "gym_trace" or not entry.extra:
+            raise
+        missing = f"to {doing} {name} takes {error.name}: pip install 'gym-trace[{entry.extra}]'"
+        raise MissingExtra(missing) from error
+
+
+def listed(entries: Mapping[str, Entry]) -> Iterator[tuple[str, str]]:
+    """Yield each format and its description."""
+    for name, entry in entries.items():
+        yield name, entry.what + (f" (pip install 'gym-trace[{entry.extra}]')" if entry.extra else "")

@@ -1,0 +1,230 @@
+"""A trace as exporters read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gym_trace.envs.spaces import restore
+from gym_trace.errors import InvalidOption, TraceError
+from gym_trace.format import wire
+from gym_trace.formats import identity
+from gym_trace.formats.steps.blocks import Block, step_blocks
+from gym_trace.formats.steps.choice import choose
+from gym_trace.formats.steps.windows import (
+    KEPT,
+    LEFT_OUT,
+    REPEATED,
+    Window,
+    is_terminated,
+    step_windows,
+    with_repeated_final,
+    without_unknown_end,
+)
+from gym_trace.model.episode import Episode
+from gym_trace.model.layout import Path
+from gym_trace.model.schema import Layouts
+from gym_trace.model.values import Array
+from gym_trace.playback.trace import Trace
+from gym_trace.reading.forms import Form, forms_of
+from gym_trace.reading.writer_reader import WriterReader
+
+Progress = Callable[[int, int], None]  # steps done, steps in all
+
+
+class Source:
+    """A trace, or a view of one, that is exported: its episodes that are over, in the wanted order.
+
+    Attributes:
+        trace: these.
+        running: how many others are being recorded still.
+        steps: how many there are in all.
+        layouts: of observations and actions, the same for all episodes.
+        finals: what the source gives for unknown final observations; see Exporter.
+    """
+
+    def __init__(self, trace: Trace, on_progress: Progress | None = None, finals: str = REPEATED):
+        """Raises InvalidOption if there is no episode, or they are of several kinds; CorruptTrace."""
+        self.finals = finals
+        over = trace.episodes["outcome"] != "running"
+        self.running = int(np.count_nonzero(~over))
+        self.trace = trace if over.all() else trace[over]
+        if not len(self.trace):
+            raise InvalidOption(f"{trace.directory}: there is no episode that could be exported")
+        for reader in self.trace.readers:
+            for damage in reader.damage:
+                raise damage.error()
+        try:
+            self._agreed = [self.trace.writer_agreed_on(name) for name in ("observation_space", "action_space")]
+        except TraceError as error:
+            told = "choose episodes of one kind, such as --where 'writer == \"…\"'"
+            raise InvalidOption(f"{error}; they cannot be exported together: {told}") from error
+        if any(reader.about.has_only_statistics for reader in self._having):
+            raise InvalidOption(f"{trace.directory}: holds statistics of episodes alone, and no steps to export")
+        self.layouts: Layouts = self._agreed[0].layouts
+        self.steps = int(self.episodes["steps"].sum())
+        self._on_progress, self._done = on_progress, 0
+
+    @cached_property
+    def episodes(self) -> Array:
+        """The table of the episodes, as trace.episodes, with the steps that are exported."""
+        table = self.trace.episodes
+        if self.finals != LEFT_OUT or table["has_final_observation"].all():
+            return table
+        table = table.copy()
+        shorter = ~table["has_final_observation"] & ~self._is_terminated & (table["steps"] > 0)
+        table["steps"][shorter] -= 1
+        table["has_final_observation"][shorter] = True
+        return table
+
+    @cached_property
+    def _is_terminated(self) -> Array:
+        """(episodes,) bool: whether the last step was said to be terminated."""
+        table, rows = self.trace.episodes, self.trace.rows
+        found = np.zeros(len(table), np.bool_)
+        for number in np.unique(table["writer"]).tolist():
+            mine = table["writer"] == number
+            found[mine] = is_terminated(self.trace.readers[number], rows[mine])
+        return found
+
+    def unknown_finals(self) -> str:
+        """Return the loss by unknown final observations; "" if the format can store it, or there are no such ones."""
+        unknown = ~self.trace.episodes["has_final_observation"] & (self.trace.episodes["steps"] > 0)
+        if self.finals == KEPT or not unknown.any():
+            return ""
+        count, ended = int(np.count_nonzero(unknown)), int(np.count_nonzero(unknown & self._is_terminated))
+        told = f"unknown final observation in {count:,} {'episode' if count == 1 else 'episodes'}"
+        if self.finals == REPEATED:
+            return f"{told}: the one before it stands in for it"
+        left = f"the last step of {count - ended:,}, not terminated, is left out" if count > ended else ""
+        kept = f"of {ended:,}, terminated, the one before it stands in for it" if ended else ""
+        return f"{told}: {'; '.join(filter(None, (left, kept)))}"
+
+    @property
+    def _having(self) -> list[WriterReader]:
+        return [self.trace.readers[number] for number in np.unique(self.episodes["writer"]).tolist()]
+
+    @property
+    def observation_space(self) -> Any:
+        """The gymnasium space; a StandIn for what is not known well enough."""
+        return restore(self._agreed[0].schema["observation_space"], stand_in=True)
+
+    @property
+    def action_space(self) -> Any:
+        """The gymnasium space; a StandIn for what is not known well enough."""
+        return restore(self._agreed[1].schema["action_space"], stand_in=True)
+
+    @property
+    def plain_spaces(self) -> tuple[Any, Any]:
+        """Both as plain data (docs/FORMAT.md, section 5)."""
+        return self._agreed[0].schema["observation_space"], self._agreed[1].schema["action_space"]
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Facts of the environment: id, spec (JSON), wrappers, class; of the first writer."""
+        return self._having[0].env_spec
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Facts of the trace: author, license, description, tags …"""
+        return self.trace.facts
+
+    @cached_property
+    def about(self) -> str:
+        """JSON text, from which an import makes writers, spaces and facts again."""
+        return identity.about(self.trace)
+
+    def identity(self, episode: Episode) -> str:
+        """JSON text, from which an import has what is known of an episode beside its steps. Raises CorruptTrace."""
+        return identity.identity(episode, self.episodes[episode.index], bool(self.is_part[episode.index]))
+
+    def identities(self, places: Array) -> list[str]:
+        """Return the identities of the episodes at some places, faster. Raises CorruptTrace."""
+        return identity.identities(self.trace, places, self.is_part)
+
+    # -- what there is ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def is_part(self) -> Array:
+        """(episodes,) bool: whether it is only some of the steps of an episode, of which others were filtered out."""
+        whole = self.trace.whole.episodes
+        part = whole["first_step"] > 0
+        keys = np.stack([whole["writer"].astype(np.int64), whole["episode_id"]], axis=1)
+        _, places, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        part |= counts[places.reshape(-1)] > 1
+        found: Array = part[self.trace.chosen]
+        return found
+
+    @cached_property
+    def forms(self) -> dict[Path, Form | None]:
+        """The form of the rows of each column; None: values of any kind, or of forms that cannot be joined.
+
+        The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
+        Reads the headers of chunks, not their rows. Raises CorruptTrace.
+        """
+        return forms_of(self.trace)
+
+    def has_flags_within(self) -> bool:
+        """Return True if a step before the last one of an episode is terminated or truncated."""
+        table, rows_of = self.episodes, self.trace.rows
+        for number, reader in enumerate(self.trace.readers):
+            parts, chosen = reader.parts, np.zeros(len(reader.parts.table), np.bool_)
+            chosen[rows_of[table["writer"] == number]] = True
+            last = np.zeros(len(parts.fragments), np.bool_)
+            last[parts.first[1:] - 1] = True
+            flagged = reader.fragments["flags"][parts.fragments] & (wire.TERMINATED | wire.TRUNCATED) > 0
+            if (flagged & ~last & np.repeat(chosen, np.diff(parts.first))).any():
+                return True
+        return False
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def windows(self, *columns: str) -> Iterator[Window]:
+        """The steps of all episodes in their order, some at a time; each episode has one window at least.
+
+        columns: "observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations", or leaves
+        of them ("observations/image"); none: all that there are. Raises CorruptTrace; InvalidOption where rows do not
+        have the structure of their space.
+        """
+        choice = choose(self.trace, columns or None)
+        leaves = {leaf.path for layout in self.layouts[:2] for leaf in layout.leaves()}
+        for window in step_windows(self.trace, range(len(self.trace)), choice, finals=self.finals):
+            if any(path[0] in ("observations", "actions") and path not in leaves for path in window.columns):
+                raise InvalidOption("some values have not the structure of their space, and cannot be exported")
+            yield window
+            self.advance(window.steps)
+
+    def blocks(self, *columns: str) -> Iterator[Block]:
+        """Yield the steps of many episodes at once; the caller must call advance(). Raises CorruptTrace."""
+        return step_blocks(self.trace, choose(self.trace, columns or None), self.finals)
+
+    def scan(self) -> Iterator[tuple[Episode, Any]]:
+        """Whole episodes with all columns, and their observations. Raises CorruptTrace."""
+        for place, episode in enumerate(self.trace.scan()):
+            if self.finals == LEFT_OUT:
+                episode = without_unknown_end(episode, *self.trace.place_of(place))
+            observations = episode.observations
+            if self.finals != KEPT and len(episode) and not episode.has_final_observation:
+                observations = with_repeated_final(observations)
+            yield episode, observations
+
+    def advance(self, steps: int) -> None:
+        """Report progress: these steps are written. windows() calls it itself."""
+        self._done += steps
+        if self._on_progress is not None:
+            self._on_progress(min(self._done, self.steps), self.steps)
+
+
+def flags(window: Window) -> tuple[Array, Array]:
+    """(terminations, truncations) of the steps of a window for formats in which a flag is where an episode ends.
+
+    Those within an episode are False; the last step of one that came to no end, or of a part of one, is truncated.
+    """
+    pair = np.zeros((2, window.steps), np.bool_)
+    if window.closes and window.steps:
+        terminated = bool(window.columns[("terminations",)][-1])
+        pair[:, -1] = terminated, bool(window.columns[("truncations",)][-1]) or not terminated
+    return pair[0], pair[1]

@@ -1,0 +1,234 @@
+"""Steps as JSON lines (docs/STEPS.md), made a trace again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+
+from gym_trace.envs.spaces import StandIn
+from gym_trace.errors import UnreadableRecording
+from gym_trace.format.manifest import json_of
+from gym_trace.formats.identity import KEY, read_about
+from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
+from gym_trace.formats.steps.untagged import array_from, map_of, untagged
+from gym_trace.model.values import row_of
+
+_LONGEST = 256 << 20  # bytes of a line
+_MOST_ROWS, _MOST_BYTES = 1024, 4 << 20  # steps that are read at a time, and bytes of their lines
+_MOST_ELEMENTS = 1 << 25  # of a space that is made up
+_TYPES = ("trace", "columns", "episode")  # of a first line
+_MALFORMED = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError)
+
+
+class JsonLinesImporter:
+    """JSON lines, as gym-trace export and gym-trace cat write them"""
+
+    name: ClassVar[str] = "jsonl"
+    extra: ClassVar[str] = ""
+
+    def recognises(self, path: Path) -> bool:
+        if not path.is_file():
+            return False
+        with open(path, "rb") as file:
+            begins = file.read(64)
+        return any(begins.startswith(b'{"type": "%s"' % kind.encode()) for kind in _TYPES)
+
+    def read(self, path: Path) -> Imported:
+        about, forms = _looked_at(path)
+        notes = []
+        if about is None:
+            schema = new_schema("JSON lines", _space(forms.get("observations")), _space(forms.get("actions")))
+            notes = ["spaces, writers, times and generator states are not in it: it was printed, not exported"]
+        else:
+            schemas = list(read_about(about).get("writers", {}).values())
+            if not schemas:
+                raise UnreadableRecording(f"{path}: names no writer")
+            schema = schemas[0]
+        return imported("JSON lines", _Lines(path).episodes(), schema, about, notes=notes)
+
+
+def _looked_at(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """Return the header of the trace, and the declarations of columns before the first step."""
+    about: str | None = None
+    forms: dict[str, Any] = {}
+    for line in _Lines(path).all():
+        if line["type"] == "trace":
+            about = line.get(KEY)
+            if not isinstance(about, str):
+                raise UnreadableRecording(f"{path}: what it says of the trace is malformed")
+            break
+        if line["type"] == "columns":
+            forms |= line
+        elif line["type"] == "step":
+            break
+    return about, forms
+
+
+class _Lines:
+    """The lines of a file, read one after the other."""
+
+    def __init__(self, path: Path):
+        self._path, self._number = path, 0
+        self._size = path.stat().st_size
+        self._forms: dict[str, Any] = {}
+        self._last: Any = None  # observation
+
+    def all(self) -> Iterator[dict[str, Any]]:
+        """All lines; each has a type. Raises UnreadableRecording."""
+        with open(self._path, "rb") as file:
+            while (line := self._next(file)) is not None:
+                yield line
+
+    def _next(self, file: BinaryIO) -> dict[str, Any] | None:
+        text = file.readline(_LONGEST)
+        self._number += 1
+        if not text:
+            return None
+        try:
+            line = json_of(text)
+        except (ValueError, RecursionError) as error:
+            raise self._malformed(f"no JSON ({error!s:.100})") from error
+        if not isinstance(line, dict) or not isinstance(line.get("type"), str):
+            raise self._malformed("not an object with a type")
+        line["bytes"] = len(text)
+        return line
+
+    def _malformed(self, problem: str) -> UnreadableRecording:
+        return UnreadableRecording(f"{self._path}: line {self._number}: {problem}; see docs/STEPS.md")
+
+    def episodes(self) -> Iterator[NewEpisode]:
+        lines = self.all()
+        for line in lines:
+            if line["type"] == "columns":
+                self._forms |= line
+            elif line["type"] == "episode":
+                yield self._episode(line, lines)
+            elif line["type"] not in ("trace",):
+                raise self._malformed(f"a {line['type']!r:.40} outside of an episode")
+
+    def _episode(self, line: dict[str, Any], lines: Iterator[dict[str, Any]]) -> NewEpisode:
+        steps, known = line.get("steps"), line.get(KEY)
+        if type(steps) is not int or not 0 <= steps <= self._size or not isinstance(known, str | None):
+            raise self._malformed("an episode that does not say how many steps it has")
+        seed, options = (untagged(line.get(name)) for name in ("seed", "options"))
+        outcome = line.get("outcome") if line.get("outcome") not in ("lost", "running") else "cut"
+        start = next((one for one in self._declared(lines) if one["type"] == "start"), None)
+        if start is None or "observations" not in start:
+            raise self._malformed("an episode without the observation of its beginning")
+        reset = untagged(start["infos"]) if "infos" in start else None
+        parts = self._parts(start, steps, lines)
+        has_final = line.get("has_final_observation", True) is not False
+        return NewEpisode(steps, parts, outcome, seed, options, reset, known, has_final)
+
+    def _declared(self, lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yield the lines other than declarations."""
+        for line in lines:
+            if line["type"] == "columns":
+                self._forms |= line
+            else:
+                yield line
+
+    def _parts(self, start: dict[str, Any], steps: int, lines: Iterator[dict[str, Any]]) -> Iterator[NewSteps]:
+        first: list[Any] = [start["observations"]]
+        held: list[dict[str, Any]] = []
+        size = 0
+        if not steps:
+            yield self._part(first, [])
+            return
+        for line in lines:
+            if line["type"] == "columns":
+                if held:
+                    yield self._part(first, held)
+                    first, held, size = [], [], 0
+                self._forms |= line
+                continue
+            if line["type"] != "step":
+                raise self._malformed(f"{steps} more steps of an episode were to come, not a {line['type']!r:.40}")
+            held.append(line)
+            size += line["bytes"]
+            steps -= 1
+            if not steps or len(held) >= _MOST_ROWS or size >= _MOST_BYTES:
+                yield self._part(first, held)
+                first, held, size = [], [], 0
+                if not steps:
+                    return
+
+    def _part(self, first: list[Any], lines: list[dict[str, Any]]) -> NewSteps:
+        if lines and lines[-1].get("observations", ...) is None:  # unknown: the one before it stands in
+            before = [*first, *(line.get("observations") for line in lines[:-1])]
+            lines[-1]["observations"] = before[-1] if before else self._last
+        if lines:
+            self._last = lines[-1].get("observations")
+        try:
+            columns = {name: self._column(name, lines) for name in ("actions", "rewards")}
+            terminations, truncations = (
+                np.array([line[name] for line in lines], np.bool_) for name in ("terminations", "truncations")
+            )
+            observations = _rows_of(self._forms["observations"], [*first, *(line["observations"] for line in lines)])
+            infos = self._column("infos", lines) if lines and all("infos" in line for line in lines) else None
+            has_notes = bool(lines) and all("annotations" in line for line in lines)
+            given = [line["annotations"] for line in lines] if has_notes else []
+            notes = _rows_of({"dict": self._forms["annotations"]}, given) if has_notes else {}
+            return NewSteps(
+                observations, columns["actions"], columns["rewards"], terminations, truncations, infos, notes
+            )
+        except _MALFORMED as error:
+            raise self._malformed(f"the steps before have a malformed value ({error!r:.100})") from error
+
+    def _column(self, name: str, lines: list[dict[str, Any]]) -> Any:
+        return _rows_of(self._forms[name], [line[name] for line in lines]) if lines else np.empty(0)
+
+
+def _rows_of(form: Any, rows: list[Any]) -> Any:
+    """The rows of a column that was declared like this: an array, a list, or dicts and tuples of them."""
+    if any(isinstance(row, dict) and len(row) == 1 and "$value" in row for row in rows):
+        return [_value_of(form, row) for row in rows]
+    if "dict" in form:
+        pairs = [_pairs(row) for row in rows]
+        return {key: _rows_of(part, [row[key] for row in pairs]) for key, part in _pairs(form["dict"]).items()}
+    if "tuple" in form:
+        if any(len(row) != len(form["tuple"]) for row in rows):
+            raise ValueError("a tuple of another length than is declared")
+        return tuple(_rows_of(part, [row[place] for row in rows]) for place, part in enumerate(form["tuple"]))
+    if form["dtype"] is None:
+        return list(map(untagged, rows))
+    if form.get("base64"):
+        return np.stack([array_from(row, form["dtype"], form["shape"]) for row in rows]) if rows else np.empty(0)
+    return array_from(rows, form["dtype"], [len(rows), *form["shape"]])
+
+
+def _value_of(form: Any, row: Any) -> Any:
+    return untagged(row["$value"]) if isinstance(row, dict) and "$value" in row else row_of(_rows_of(form, [row]), 0)
+
+
+def _pairs(plain: Any) -> dict[Any, Any]:
+    """A map, whatever its keys are."""
+    if len(plain) == 1 and "$map" in plain:
+        return map_of((untagged(key), value) for key, value in plain["$map"])
+    return dict(plain)
+
+
+def _space(form: Any) -> spaces.Space[Any]:
+    """The widest space that rows which are declared like this can be of."""
+    if not isinstance(form, dict):
+        return StandIn("nothing")
+    try:
+        if "dict" in form:
+            return spaces.Dict({key: _space(part) for key, part in _pairs(form["dict"]).items()})
+        if "tuple" in form:
+            return spaces.Tuple([_space(part) for part in form["tuple"]])
+        if form["dtype"] is None:
+            return StandIn("values of any kind")
+        dtype = array_from([], form["dtype"], [0]).dtype
+        if math.prod(form["shape"]) > _MOST_ELEMENTS:
+            raise ValueError("invalid shape")
+        limits: Any = np.iinfo(dtype) if dtype.kind in "iu" else None
+        low, high = (limits.min, limits.max) if limits else (False, True) if dtype.kind == "b" else (-np.inf, np.inf)
+        return spaces.Box(low, high, tuple(form["shape"]), dtype.type)
+    except (*_MALFORMED, AssertionError) as error:
+        raise UnreadableRecording(f"a declaration of columns is malformed ({error!r:.100})") from error

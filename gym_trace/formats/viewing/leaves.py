@@ -1,0 +1,71 @@
+"""The columns of a trace, a leaf of a space each, and their rows: as channels and entities have them, and back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gym_trace.formats.images import is_image
+from gym_trace.formats.source import Source
+from gym_trace.formats.steps.windows import Window
+from gym_trace.model.layout import Path
+from gym_trace.model.values import Array, objects
+from gym_trace.reading.forms import Form
+
+FLAGS = {"terminated": "terminations", "truncated": "truncations"}
+_ROOTS = {"observations": "observation", "actions": "action", "rewards": "reward", "infos": "info"}
+
+
+class Column(NamedTuple):
+    """A column.
+
+    name: as "observation/position". form: of its rows; None: values of any kind. is_image: whether rows become PNG.
+    """
+
+    name: str
+    path: Path
+    form: Form | None
+    is_image: bool
+
+    @property
+    def comes_before(self) -> bool:
+        """Return True if a row is known before the step."""
+        return self.path[0] in ("observations", "actions", "annotations")
+
+
+def columns_in(source: Source) -> list[Column]:
+    """All that a trace has, but its flags."""
+    layouts, forms = source.layouts, source.forms
+    leaves = [leaf.path for layout in (layouts.observations, layouts.actions) for leaf in layout.leaves()]
+    others = [path for path in forms if path[0] in ("annotations", "infos")]
+    return [
+        Column(name_of(path), path, form := forms[path], form is not None and is_image(form))
+        for path in (*leaves, ("rewards",), *sorted(others, key=str))
+    ]
+
+
+def name_of(path: Path) -> str:
+    """A path with slashes; one in a key becomes %2F, and an empty key %."""
+    parts = [str(part).replace("%", "%25").replace("/", "%2F") or "%" for part in path[1:]]
+    return "/".join((_ROOTS.get(str(path[0]), str(path[0])), *parts))
+
+
+def rows_of(columns: list[Column], window: Window) -> dict[str, Array]:
+    """The rows of a window by the name of the column: typed where it has a form, otherwise objects."""
+    nothing = objects([None] * window.steps)
+    found = {}
+    for column in columns:
+        rows = window.columns.get(column.path, nothing)
+        if column.path[0] == "observations" and not window.opens:
+            rows = rows[1:]
+        found[column.name] = typed(rows, column.form)
+    return found
+
+
+def typed(rows: Array, form: Form | None) -> Array:
+    """Return rows in their form, or as objects if they have no form."""
+    if form is None:
+        return rows if rows.dtype == object else objects(list(rows))
+    array = rows if rows.dtype != object else np.array(rows.tolist(), form.dtype)
+    return array.astype(form.dtype, copy=False).reshape(len(rows), *form.shape)
