@@ -21,8 +21,8 @@ from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream, targets
 from gym_trace.sampling.batches import Batches
 from gym_trace.sampling.draw import Stretch, SumTree, drawn, permuted
+from gym_trace.sampling.orders import roots_of
 from gym_trace.sampling.rows import Plan, Rows, in_memory
-from gym_trace.sampling.sampled import roots_of
 from gym_trace.sampling.store import Disk, Memory
 from gym_trace.sampling.transitions import ACHIEVED, DESIRED, Hindsight
 

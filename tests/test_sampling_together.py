@@ -20,8 +20,8 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream
 from gym_trace.sampling.batches import Batches
+from gym_trace.sampling.orders import roots_of
 from gym_trace.sampling.rows import Plan
-from gym_trace.sampling.sampled import roots_of
 from gym_trace.sampling.store import Disk
 
 
