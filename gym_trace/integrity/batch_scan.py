@@ -10,7 +10,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Damage
 from gym_trace.format.tables import Index, SlabLedger, TableRoom
 from gym_trace.model.values import Array
-from gym_trace.storage.protocol import Reader, Storage
+from gym_trace.storage.protocol import Reader, ReadStorage
 
 _BLOCK = 1 << 20
 
@@ -21,7 +21,7 @@ class BatchInspector(BatchReader):
     The columns of the chunks are for the caller to read.
     """
 
-    def __init__(self, storage: Storage, name: str):
+    def __init__(self, storage: ReadStorage, name: str):
         self.index: Index | None = None
         self.has_end_name = not name.endswith(PART)  # sealed, as far as its name tells
         self._data_start = wire.HEADER_SIZE

@@ -12,7 +12,7 @@ from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import WriterFiles, batch_number
 from gym_trace.format.manifest import Line, as_json, read_lines
 from gym_trace.integrity.batch_scan import BatchInspector
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage
 
 MISSING = "this batch is missing"
 _BLOCK = 1 << 20  # bytes
@@ -146,7 +146,7 @@ class ManifestCheck:
         return None
 
 
-def is_there(storage: Storage, name: str) -> bool:
+def is_there(storage: ReadStorage, name: str) -> bool:
     try:
         storage.size(name)
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def is_there(storage: Storage, name: str) -> bool:
     return True
 
 
-def _checksum_of(storage: Storage, name: str) -> int:
+def _checksum_of(storage: ReadStorage, name: str) -> int:
     """The CRC of a whole file. Raises CorruptTrace, OSError."""
     at = crc = 0
     with storage.open(name) as file:

@@ -32,9 +32,9 @@ from gym_trace.integrity.scan import (
 )
 from gym_trace.model.origins import ID_BITS
 from gym_trace.model.values import Array
-from gym_trace.playback.trace import Trace, storage_of
+from gym_trace.playback.trace import TraceLike, storage_of
 from gym_trace.reading.episode_table import step_offsets
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage, Storage
 from gym_trace.storage.staging import StagedStorage, new_directory
 
 _MOST_TOLD = 1000  # runs of steps
@@ -70,11 +70,11 @@ class RepairReport:
         return self.found.steps - sum(lost.steps for lost in self.orphans)
 
 
-def check_trace(directory: Trace | str | os.PathLike[str], on_progress: Progress | None = None) -> CheckReport:
+def check_trace(directory: TraceLike, on_progress: Progress | None = None) -> CheckReport:
     """Reads every byte of a trace and compares all checksums. Never changes anything.
 
     Args:
-        directory: of the trace, or the trace; of a view, all of it is read. It may still be written to.
+        directory: of the trace, its storage, or the trace; of a view, all of it is read. It may still be written to.
         on_progress: called now and then with the bytes done and the bytes there are.
 
     Raises:
@@ -91,7 +91,7 @@ def check_trace(directory: Trace | str | os.PathLike[str], on_progress: Progress
 
 
 def repair_trace(
-    directory: Trace | str | os.PathLike[str],
+    directory: TraceLike,
     destination: str | os.PathLike[str],
     on_progress: Progress | None = None,
     *,
@@ -103,7 +103,7 @@ def repair_trace(
     keep the outcome "lost". Memory does not grow with the trace's steps.
 
     Args:
-        directory: of the trace, or the trace; of a view, all of it is copied. Its writers must have ended.
+        directory: of the trace, its storage, or the trace; of a view, all of it is copied. Its writers must have ended.
         destination: a new or empty directory. It is there when it is complete, and not at all if no episode can be
             read.
         on_progress: called now and then with the bytes done and the bytes there are.
@@ -157,7 +157,7 @@ class _NothingKept(Exception):
     """No episode can be read, so that there is no trace to be left."""
 
 
-def _facts(storage: Storage, found: CheckReport) -> Facts:
+def _facts(storage: ReadStorage, found: CheckReport) -> Facts:
     try:
         return read_facts(storage)
     except CorruptTrace as error:

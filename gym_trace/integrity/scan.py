@@ -25,7 +25,7 @@ from gym_trace.reading.origins.reader import origin_numbers, origin_problem
 from gym_trace.reading.ring_tail import RingTail, tail_of
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import read_ring
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _MOST_TOLD = 8  # of the actions that were never answered, one a lane
@@ -84,7 +84,7 @@ class CheckReport:
 
 
 def examinations(
-    storage: Storage, report: CheckReport, on_progress: Progress | None, salvage: bool = False
+    storage: ReadStorage, report: CheckReport, on_progress: Progress | None, salvage: bool = False
 ) -> Iterator[Examination]:
     """salvage: see Examination."""
     writers = find_writers(storage)
@@ -102,7 +102,7 @@ def examinations(
         yield Examination(files, report, advance, salvage)
 
 
-def _size(storage: Storage, name: str) -> int:
+def _size(storage: ReadStorage, name: str) -> int:
     try:
         return storage.size(name)
     except FileNotFoundError:  # sealed under its other name since we saw it

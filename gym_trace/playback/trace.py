@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from gym_trace.reading.writer_reader import Extent, WriterReader
 from gym_trace.selecting.choice import chosen_rows
 from gym_trace.showing.frames import episodes_frame
 from gym_trace.storage.local import LocalStorage, refuse_url
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage, Storage
 
 if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for something else
     from gym_trace.sampling.batches import Batches
@@ -36,12 +36,13 @@ if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for 
     from gym_trace.sampling.transitions import Hindsight
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
+TraceLike: TypeAlias = "Trace | str | os.PathLike[str] | ReadStorage"
 
 _CACHE_BYTES = 1 << 30  # of decoded rows
 
 
 def scan_recorded_traces(
-    directory: Trace | str | os.PathLike[str],
+    directory: TraceLike,
     episode_cb: EpisodeCallback | None = None,
     max_episodes: int | None = None,
 ) -> int:
@@ -51,7 +52,7 @@ def scan_recorded_traces(
     ``trace[trace.episodes["outcome"] != "running"].call_back(episode_cb)``.
 
     Args:
-        directory: directory of the trace; or a trace, or a view of one.
+        directory: directory of the trace; or a storage, a trace, or a view of one.
         episode_cb: called as ``episode_cb(observations, actions, rewards)``: arrays of N + 1, N and N rows (dicts and
             tuples of arrays for Dict and Tuple spaces), which the callback may keep and modify. A truthy result ends
             the scan.
@@ -66,19 +67,32 @@ def scan_recorded_traces(
     return as_trace(directory).call_back(episode_cb, max_episodes)
 
 
-def open_trace(directory: str | os.PathLike[str]) -> Trace:
-    """Open a trace for reading. It may still be written to. Raises TraceNotFound."""
+def open_trace(directory: str | os.PathLike[str] | ReadStorage) -> Trace:
+    """Open a trace for reading. It may still be written to. Raises TraceNotFound.
+
+    directory: a local directory; or a gym_trace.storage.protocol.ReadStorage, to read from anywhere else.
+    """
     return Trace(directory)
 
 
-def as_trace(trace: Trace | str | os.PathLike[str]) -> Trace:
+def as_trace(trace: TraceLike) -> Trace:
     """Open a trace unless it is open already. Raises TraceNotFound."""
     return trace if isinstance(trace, Trace) else Trace(trace)
 
 
-def storage_of(trace: Trace | str | os.PathLike[str]) -> Storage:
+def storage_of(trace: TraceLike) -> ReadStorage:
     """Return the storage of a trace, for functions that read its files; a view has the storage of the whole trace."""
-    return trace._opened.storage if isinstance(trace, Trace) else LocalStorage(trace)
+    if isinstance(trace, Trace):
+        return trace._opened.storage
+    return trace if isinstance(trace, ReadStorage) else LocalStorage(trace)
+
+
+def writable_storage_of(trace: TraceLike) -> Storage:
+    """Return the storage of a trace, for functions that write to it. Raises InvalidOption if it is read-only."""
+    storage = storage_of(trace)
+    if not isinstance(storage, Storage):
+        raise InvalidOption(f"{storage.root}: this storage is read-only; pass one that has all of Storage")
+    return storage
 
 
 class Trace:
@@ -94,7 +108,7 @@ class Trace:
     until it is refreshed. Any number of threads may read it.
 
     Attributes:
-        directory: pathlib.Path, absolute.
+        directory: pathlib.Path, absolute; of a storage, its root.
         episodes: structured array, one row per episode: index, episode_id, writer (an index of .writers), lane,
             first_step, steps, return, outcome, seed (-1: none), start_time, end_time (datetime64[ns], UTC),
             clock_offset and duration (ns), has_final_observation (see Episode). Episodes that are being recorded are
@@ -104,10 +118,12 @@ class Trace:
         damage: damage found so far, as (path, start, end, problem).
     """
 
-    def __init__(self, directory: str | os.PathLike[str]):
-        if not os.path.isdir(directory):
-            refuse_url(directory)
-        self._opened = Opened(LocalStorage(os.path.abspath(directory)))
+    def __init__(self, directory: str | os.PathLike[str] | ReadStorage):
+        if not isinstance(directory, ReadStorage):
+            if not os.path.isdir(directory):
+                refuse_url(directory)
+            directory = LocalStorage(os.path.abspath(directory))
+        self._opened = Opened(directory)
         self._content = Content.whole(())
         self.refresh()
         if not self._content.writers:
@@ -617,7 +633,7 @@ class Trace:
         return moments_of(self, roots_of(chosen), self._content.chosen is not None)
 
 
-def _reopened(storage: Storage, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:
+def _reopened(storage: ReadStorage, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:
     trace = Trace.__new__(Trace)
     trace._opened = reopened(storage, extents)
     trace._content = Content.whole(list(trace._opened.writers.values()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array, row_of
-from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison
 from gym_trace.replay.same_bytes import same_bytes
 
@@ -37,8 +36,8 @@ class EpisodeDifference:
 
 
 def diff_traces(
-    first: Trace | str | os.PathLike[str],
-    second: Trace | str | os.PathLike[str],
+    first: TraceLike,
+    second: TraceLike,
     *,
     atol: float = 0.0,
     rtol: float = 0.0,

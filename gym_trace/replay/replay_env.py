@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Collection
 from typing import Any
@@ -17,7 +16,7 @@ from gym_trace.model.layout import Layout
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.tensors import plain_array
 from gym_trace.model.values import row_of
-from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.playback.trace import TraceLike, as_trace
 
 _ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")
 
@@ -52,7 +51,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
 
     def __init__(
         self,
-        trace: Trace | str | os.PathLike[str],
+        trace: TraceLike,
         *,
         episodes: Collection[int] | None = None,
         on_divergence: str = "ignore",
