@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 import click
@@ -122,15 +122,10 @@ def _opened(output: str | None, form: str) -> Iterator[TextIO]:
     if output is None:
         yield sys.stdout
         return
-    part = f"{output}.part"
-    try:
-        with open(part, "w", encoding="utf-8", newline="") as file:
-            yield file
-        os.replace(part, output)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(part)
-        raise
+    from gym_trace.storage.staging import replaced_file
+
+    with replaced_file(output) as staged, open(staged, "w", encoding="utf-8", newline="") as file:
+        yield file
 
 
 def _texts(form: str) -> Callable[..., Iterator[str]]:

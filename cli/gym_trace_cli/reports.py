@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,6 +18,7 @@ import click
 
 import gym_trace
 from gym_trace.printable import printable
+from gym_trace.storage.staging import replaced_file
 from gym_trace_cli.options import TextOption
 
 # What a verdict is in JUnit; all others have passed. What is not verified has not passed either.
@@ -97,20 +98,11 @@ class Reports:
 
 
 def _write_whole(path: Path, head: str, rows: TextIO, foot: str) -> None:
-    """Writes a file beside, and gives it the name when it is on disk."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with open(part, "w", encoding="utf-8", newline="\n") as file:
-            file.write(head)
-            shutil.copyfileobj(rows, file)
-            file.write(foot)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
+    """Replace a file atomically."""
+    with replaced_file(path) as staged, open(staged, "w", encoding="utf-8", newline="\n") as file:
+        file.write(head)
+        shutil.copyfileobj(rows, file)
+        file.write(foot)
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from gym_trace.model.values import Array
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
 from gym_trace.sampling.store import KEPT, Known, default_root, identified
+from gym_trace.storage.staging import replaced_file
 
 _VERSION = 1
 _FILE = "moments.npz"
@@ -155,11 +156,9 @@ _NAMES = ("mean", "squares", "low", "high")
 
 def _keep(file: FilePath, episodes: Array, sums: dict[Path, _Sums]) -> None:
     """Keeps them where that can be: they can be had again."""
-    part = file.with_name(f"{_FILE}.{os.getpid()}.part")
     arrays = {f"{name}{number}": getattr(one, name) for number, one in enumerate(sums.values()) for name in _NAMES}
     counts = np.array([one.count for one in sums.values()], np.int64)
     with suppress(OSError):
         os.makedirs(file.parent, exist_ok=True)
-        with open(part, "wb") as out:
+        with replaced_file(file) as staged, open(staged, "wb") as out:
             np.savez(out, episodes=episodes, counts=counts, **arrays)
-        os.replace(part, file)

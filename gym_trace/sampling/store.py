@@ -24,6 +24,7 @@ from gym_trace.reading.forms import Form
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.rows import Plan, Rows, in_memory
 from gym_trace.storage.local import lock
+from gym_trace.storage.staging import replaced_file
 
 _VERSION = 2
 _INDEX = "index.npz"
@@ -230,12 +231,8 @@ class _Kept:
                 stamps[number] = _stamp(opened)
         self.known = Known(np.append(self.known.table, new))
         self._added = np.concatenate([self._added, added[None]])
-        part = self._directory / f"{_INDEX}.part"
-        with open(part, "wb") as out:
+        with replaced_file(self._directory / _INDEX) as staged, open(staged, "wb") as out:
             np.savez(out, episodes=self.known.table, added=self._added, stamps=stamps)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(part, self._directory / _INDEX)
 
     def rows(self, plan: Plan, episodes: Array) -> Rows:
         """Those of these episodes, mapped."""
