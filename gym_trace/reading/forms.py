@@ -11,6 +11,7 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import MSGPACK, Column
 from gym_trace.model.layout import Path
 from gym_trace.model.values import dtype_from
+from gym_trace.reading.blocks import blocks
 from gym_trace.reading.recorded import Recorded
 
 
@@ -55,20 +56,16 @@ def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
     """What has rows in each chunk with something of these episodes; None before those of each chunk with steps."""
     table, rows_of = trace.episodes, trace.rows
     for number, reader in enumerate(trace.readers):
-        mine = np.zeros(len(reader.parts.table) + 1, np.bool_)  # one more for -1, which is never chosen
+        mine = np.zeros(len(reader.parts.table), np.bool_)
         mine[rows_of[table["writer"] == number]] = True
-        chosen = mine[reader.parts.of_fragment]
-        for chunk in range(reader.chunk_count):
-            begin, end = reader.chunk_bounds[chunk : chunk + 2].tolist()
-            if not chosen[begin:end].any():
-                continue
+        for block in blocks(reader, reader.parts, mine):
             try:
-                columns = reader.columns_of(chunk)
+                columns = reader.columns_of(block.number)
             except CorruptTrace:
                 if skip:
                     continue
                 raise
-            if reader.fragments["steps"][begin:end].any():
+            if block.table["steps"].any():
                 yield None
             for column in columns:
                 if column.rows and column.path[0] not in ("fragments", "starts"):

@@ -11,10 +11,11 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
+from gym_trace.reading.episode_scan import OnDamage
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.draw import SumTree
 from gym_trace.sampling.draws import Batch, Draws
-from gym_trace.sampling.rows import OnDamage, Plan, Rows, planned
+from gym_trace.sampling.rows import Plan, Rows, planned
 from gym_trace.sampling.store import Store
 
 Make = Callable[[Rows, int], Draws]  # with a seed

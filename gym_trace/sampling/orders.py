@@ -13,10 +13,11 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import COLUMNS
+from gym_trace.reading.episode_scan import OnDamage
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make
 from gym_trace.sampling.growing import Growing
-from gym_trace.sampling.rows import OnDamage, Plan, planned
+from gym_trace.sampling.rows import Plan, planned
 from gym_trace.sampling.store import Disk, Memory, default_root
 from gym_trace.sampling.stream import Stream
 from gym_trace.sampling.transitions import Hindsight, Transitions

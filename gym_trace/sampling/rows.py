@@ -10,18 +10,17 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import Chunk, Damage
+from gym_trace.format.batch_reader import Chunk
 from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import ABSENT, Array
 from gym_trace.reading.assembly import as_rewards
-from gym_trace.reading.episode_scan import without_damage
+from gym_trace.reading.episode_scan import OnDamage, without_damage
 from gym_trace.reading.episode_table import Parts, step_offsets
 from gym_trace.reading.forms import Form, forms_of
 from gym_trace.reading.recorded import Recorded
 from gym_trace.reading.writer_reader import WriterReader
 
-OnDamage = Callable[[Damage], None]
 Room = Callable[[Path, int, Form | None], Array]  # makes the array of so many rows of a column
 _FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}
 _FEW = 8  # rows of a run on average, below which rows are put down one by one
@@ -214,7 +213,7 @@ def _left(
     everything, tables, places, found = [], [table[:0]], [np.arange(0)], [np.arange(0)]
     for number, reader in enumerate(readers):
         mine = np.flatnonzero(table["writer"] == number)
-        wanted = np.zeros(len(reader.parts.table) + 1, np.bool_)  # one more for -1, which is never wanted
+        wanted = np.zeros(len(reader.parts.table), np.bool_)
         wanted[rows[mine]] = True
         parts = without_damage(reader, roots, wanted, on_damage)
         owner = reader.parts.of_fragment[parts.fragments[parts.first[:-1]]]

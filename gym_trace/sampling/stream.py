@@ -20,11 +20,12 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
+from gym_trace.reading.episode_scan import OnDamage
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make
 from gym_trace.sampling.draw import permuted
 from gym_trace.sampling.draws import Batch, Draws, joined
-from gym_trace.sampling.rows import OnDamage, Pieces, Plan, Rows, in_memory
+from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
 from gym_trace.sampling.store import Memory
 
 _AT_ONCE = 2  # shares of the memory: what is drawn from, and what is decoded meanwhile
