@@ -32,7 +32,7 @@ class BatchInspector(BatchReader):
             self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
 
     def is_harmless(self, damage: Damage) -> bool:
-        """Whether no chunk can have been in a damaged range."""
+        """Return True if no chunk can have been in a damaged range."""
         before, behind = damage.end <= self._data_start, self._data_end is not None and damage.start >= self._data_end
         return before or behind or damage in self._padding
 
@@ -97,7 +97,7 @@ class BatchInspector(BatchReader):
                 start += len(block)
 
     def _agrees(self, index: Index) -> bool:
-        """Whether the index says of the chunks that were found what they say of themselves, and names no others.
+        """Return True if the index describes the chunks that were found correctly, and lists no others.
 
         Chunks that are damaged were not found; where the index says they are there must be damage.
         """

@@ -39,14 +39,14 @@ from gym_trace.storage.staging import StagedStorage, new_directory
 
 _MOST_TOLD = 1000  # runs of steps
 _SALVAGED = "values of these columns are lost in these steps: NaN stands for floats, ABSENT for all else"
-_LAST_STEP = (1 << 64) - 1  # that a fragment can tell of; only a hostile one comes near
+_LAST_STEP = (1 << 64) - 1  # largest step number of a fragment; only a malicious one comes near
 
 __all__ = ["CheckReport", "Loss", "LostSteps", "RepairReport", "SalvagedSteps", "check_trace", "repair_trace"]
 
 
 @dataclass
 class RepairReport:
-    """What repair_trace has kept and what is lost.
+    """Result of repair_trace: what was kept and what was lost.
 
     Attributes:
         destination: the repaired trace; not there if writers is empty.
@@ -66,7 +66,7 @@ class RepairReport:
 
     @property
     def steps(self) -> int:
-        """How many steps were kept."""
+        """Number of steps kept."""
         return self.found.steps - sum(lost.steps for lost in self.orphans)
 
 
@@ -145,7 +145,7 @@ def repair_trace(
 
 
 def _told(salvaged: list[SalvagedSteps]) -> Facts:
-    """What the new trace says of values that are lost."""
+    """Return the facts of the new trace about lost values."""
     runs = [{"columns": one.columns, **steps._asdict()} for one in salvaged for steps in one.steps]
     if not runs:
         return {}
@@ -197,7 +197,7 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
 
 
 def _closing_words(files: WriterFiles) -> dict[str, Any]:
-    """What the last line of the manifest says beside what the batches say, such as counts of reward classes."""
+    """Return what the last line of the manifest adds to the batches, such as counts of reward classes."""
     last: dict[str, Any] = {}
     for entry in files.entries():
         last = entry if entry.get("type") == "closed" else last
@@ -316,7 +316,7 @@ def _without(column: Column, blob: Piece, dropped: Array) -> RowsOrEncoded:
 
 
 def _sums_without_first(rewards: Array, bounds: Array, fragments: list[int]) -> list[float]:
-    """The sum of the rewards of each of these fragments but for its first step; NaN where they are no numbers."""
+    """Return the sum of the rewards of each fragment without its first step; NaN if they are not numbers."""
     if rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
         return [np.nan] * len(fragments)
     return [float(rewards[bounds[i] + 1 : bounds[i + 1]].sum(dtype=np.float64)) for i in fragments]

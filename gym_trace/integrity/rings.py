@@ -60,7 +60,7 @@ def _take_in(storage: Storage, files: WriterFiles) -> bool:
     if manifest is None:
         return False
     with contextlib.closing(manifest):
-        files = files.listed_again()  # another process may have done the same meanwhile
+        files = files.listed_again()  # another process may have done the same since
         if not files.has_ring or (image := read_ring(storage, files.writer, alive=False)) is None:
             return False
         last: dict[int, BatchReader] = {}  # those that tell what of the ring is in them
@@ -89,7 +89,7 @@ def _locked(storage: Storage, files: WriterFiles) -> Appender | None:
 
 
 def _is_empty(files: WriterFiles, name: str) -> bool:
-    """Whether the writer died before a batch that it had begun said anything."""
+    """Return True if the writer died before it wrote anything into a new batch."""
     if not name.endswith(PART):
         return False
     with files.storage.open(name) as file:
@@ -102,7 +102,7 @@ def _is_empty(files: WriterFiles, name: str) -> bool:
 def _write(
     storage: Storage, files: WriterFiles, tail: RingTail, last: dict[int, BatchReader], manifest: Appender
 ) -> None:
-    """Has the last batch go on with what is in the ring, and seals it. Raises CorruptTrace, OSError."""
+    """Append the data of the ring to the last batch, and seal it. Raises CorruptTrace, OSError."""
     begun = last.get(tail.number)
     if begun is not None:
         if not begun.name.endswith(PART) or begun.ended or tail.number != max(files.batches):

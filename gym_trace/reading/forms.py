@@ -1,4 +1,4 @@
-"""What the rows of the columns of a trace really are, whatever their spaces say; known without reading them."""
+"""Actual dtypes and shapes of the columns of a trace, from its indexes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gym_trace.reading.recorded import Recorded
 
 
 class Form(NamedTuple):
-    """What the rows of a column are.
+    """Dtype and shape of the rows of a column.
 
     mixed: whether some of them have another dtype, all of whose values this one holds.
     """
@@ -27,7 +27,7 @@ class Form(NamedTuple):
 
 
 def forms_of(trace: Recorded, skip: bool = False) -> dict[Path, Form | None]:
-    """Of each column that has rows what these are; None: values of any kind, or of forms that cannot be joined.
+    """Return the form of each column that has rows; None: values of any type, or of forms that cannot be joined.
 
     The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
     Of a trace without steps, what its spaces say. skip: leave out damaged chunks; otherwise raises CorruptTrace.
@@ -53,7 +53,7 @@ def forms_of(trace: Recorded, skip: bool = False) -> dict[Path, Form | None]:
 
 
 def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
-    """What has rows in each chunk with something of these episodes; None before those of each chunk with steps."""
+    """Yield the columns with rows in each chunk of these episodes, and None before those of each chunk with steps."""
     table, rows_of = trace.episodes, trace.rows
     for number, reader in enumerate(trace.readers):
         mine = np.zeros(len(reader.parts.table), np.bool_)
@@ -73,7 +73,7 @@ def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
 
 
 def _joined(one: Form | None, other: Form | None) -> Form | None:
-    """What holds the rows of both, exactly."""
+    """Return a form that holds the rows of both exactly."""
     if one is None or other is None or one.shape != other.shape:
         return None
     if one.dtype == other.dtype:

@@ -1,4 +1,4 @@
-"""A trace that was opened, and where its episodes find their steps, whatever is recorded meanwhile."""
+"""An opened trace, and episodes that find their steps in it even if more was recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
 
 
 class Opened:
-    """What a Trace, its views and its episodes share. Pickled, it is opened again, and holds what it held here.
+    """State shared by a Trace, its views and its episodes. Unpickling opens it again with the same content.
 
     Attributes:
         writers: by their keys, in the order in which they began; another dict after a refresh that found anything.
@@ -77,7 +77,7 @@ class Opened:
 
 
 def extents_of(writers: Sequence[WriterReader]) -> tuple[Extent, ...]:
-    """How much of the files of these writers was read."""
+    """Return how much of the files of these writers was read."""
     return tuple(dict.fromkeys(writer.extent for writer in writers))
 
 

@@ -1,4 +1,4 @@
-"""What a learner normalises with: mean, standard deviation, least and greatest of each element of each column."""
+"""Statistics for normalization: mean, std, min and max of each element of each column."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FLOAT_BYTES = 1 << 24  # that are computed with at a time
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of the rows of a column, element by element.
+    """Statistics of the rows of a column, element by element.
 
     Attributes:
         count: how many rows.
@@ -137,7 +137,7 @@ def _structured(plan: Plan, roots: frozenset[str], found: dict[Path, Moments | N
 
 
 def _found(file: FilePath, episodes: Array, known: Known, sums: dict[Path, _Sums]) -> tuple[Known, dict[Path, _Sums]]:
-    """What is kept, if all of it is of these episodes; otherwise what was given."""
+    """Return what is cached if it belongs to these episodes; otherwise the arguments."""
     with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(file) as kept:
         table = kept["episodes"]
         there = Known(episodes)

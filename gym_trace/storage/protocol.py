@@ -14,7 +14,7 @@ NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # of an OSError: there are no fil
 
 
 class Reader(Protocol):
-    """A file that is open for reading; what others append or rename meanwhile does not matter. Not thread-safe.
+    """A file that is open for reading, unaffected by appends and renames. Not thread-safe.
 
     Attributes:
         size: its bytes, when it was opened.
@@ -51,7 +51,7 @@ class Appender(Protocol):
         """Returns when all that was written would survive a loss of power."""
 
     def close(self) -> None:
-        """Lets go of the file, and of its lock. May be called again."""
+        """Close the file and release its lock. May be called again."""
 
 
 class Mapping(Protocol):
@@ -64,7 +64,7 @@ class Mapping(Protocol):
     memory: memoryview
 
     def close(self) -> None:
-        """Lets go of the file. Its memory stays for as long as anybody refers to it. May be called again."""
+        """Close the file. Its memory stays valid while referenced. May be called again."""
 
 
 @runtime_checkable
