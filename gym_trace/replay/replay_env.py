@@ -37,8 +37,8 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         on_divergence: what to do when an action is not the recorded one: "ignore" it and play on, "warn" once an
             episode, "raise" ReplayDiverged, or "truncate": end the episode with the observation it had, reward 0, and
             the step in ``info["diverged"]``.
-        observation_space, action_space: in the place of the recorded ones. Spaces of classes of somebody else's are
-            not stored; where they are not given, a StandIn has everything in it, and cannot be drawn from.
+        observation_space, action_space: replace the recorded ones. Spaces of custom classes are not stored;
+            by default, a StandIn takes their place, which contains every value and cannot be sampled.
 
     Attributes:
         episode: the Episode being played, None before the first reset.

@@ -1,4 +1,4 @@
-"""Whether recorded episodes can be replayed: every one of them, in this process or in several."""
+"""Verify that recorded episodes can be replayed, in this process or in several."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def verify_trace(
         trust: do what only the trace names to make the environment; see Trace.make_env().
         imports: modules to import first, such as those that register environments.
         on_damage: "raise" CorruptTrace at what cannot be read, or "skip" it: such episodes are "damaged".
-        through_the_crash: where an episode that comes out the same has a pending_action, execute that, too, in a copy
-            of the process; Verdict.crash says what came of it.
+        through_the_crash: if a matching episode has a pending_action, execute that, too, in a copy of the process;
+            Verdict.crash describes the result.
 
     Raises:
         EnvironmentUnavailable: the environment cannot be made here; says why.
@@ -194,7 +194,7 @@ def _verdicts(
     skip: bool,
     through_the_crash: bool,
 ) -> Iterator[Verdict]:
-    """Those on the episodes at some positions of a lane. several: whether other writers had other environments."""
+    """Yield verdicts on the episodes at some positions of a lane. several: whether environments of writers differ."""
     if not skip and positions and lane.writer.damage:
         raise lane.writer.damage[0].error()
     reason = "" if make_env else inseparable(lane.writer)
@@ -243,7 +243,7 @@ def _import_all(names: Iterable[str]) -> None:
 
 
 def _open_in_worker(trace: Trace, modules: Sequence[str], stop: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever began us, who says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and stops us
     forget_safe_path()
     _import_all(modules)
     _worker.update(trace=trace, lanes=lanes_of(trace), stop=stop)
