@@ -142,7 +142,7 @@ def test_a_column_that_only_one_has_and_another_dtype_are_differences(tmp_path: 
 
 
 def record_writers(directory: Path, *lengths: int, forged: tuple[int, int] | None = None) -> Path:
-    """Of each writer so many episodes, of which the first alone is seeded. forged: writer and episode of other actions.
+    """Record episodes of writers, each with its first one seeded. forged: writer and episode with other actions.
 
     Episodes are of the same length, as those of many environments are.
     """
@@ -187,7 +187,7 @@ os._exit(1)
 """
 
 
-def test_what_a_killed_process_left_does_not_hide_that_the_rest_is_the_same(tmp_path: Path) -> None:
+def test_episodes_left_by_a_killed_process_do_not_hide_equal_ones(tmp_path: Path) -> None:
     cradle.run([sys.executable, "-c", KILLED, tmp_path / "a"], check=False)
     for name, seeds in (("a", [3, 4, 5]), ("b", [4, 5, 3])):
         env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path / name, on_exist="append")
@@ -200,7 +200,7 @@ def test_what_a_killed_process_left_does_not_hide_that_the_rest_is_the_same(tmp_
     assert [episode.difference for episode in diff_traces(tmp_path / "a", tmp_path / "b")] == [None] * 3
 
 
-def test_what_an_interrupted_process_left_does_not_hide_that_the_rest_is_the_same(tmp_path: Path) -> None:
+def test_episodes_left_by_an_interrupted_process_do_not_hide_equal_ones(tmp_path: Path) -> None:
     for name, seeds in (("left", [3]), ("a", [3, 4, 5]), ("b", [4, 5, 3])):
         into = tmp_path / ("b" if name == "b" else "a")
         env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), into, on_exist="append")

@@ -189,7 +189,7 @@ def test_what_is_put_into_the_destination_meanwhile_stays_there(tmp_path: Path) 
         (tmp_path / "new").mkdir(exist_ok=True)
         (tmp_path / "new/mine").write_text("mine")
 
-    with pytest.raises(TraceExists, match="new: something has been put there meanwhile"):
+    with pytest.raises(TraceExists, match="new: was created by another process"):
         edit.merge([tmp_path / "t"], tmp_path / "new", on_progress=arrive)
     assert sorted(path.name for path in tmp_path.rglob("*") if path.parent.name != "t") == ["mine", "new", "t"]
 

@@ -289,7 +289,7 @@ def test_flush_lets_others_read_all_steps_so_far(tmp_path: Path) -> None:
     env.close()
 
 
-def test_what_is_recorded_is_flushed_without_being_asked(tmp_path: Path) -> None:
+def test_steps_are_flushed_without_a_call_of_flush(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path, flush_seconds=0.01)
     play(env, 1)
     trace = open_trace(tmp_path)

@@ -108,7 +108,7 @@ def test_a_running_episode_stays_what_it_was_and_is_looked_up_again(tmp_path: Pa
     assert (len(trace[0]), trace[0].outcome, trace[0].terminations.tolist()[-1]) == (5, "terminated", True)
 
 
-def test_what_is_being_read_goes_on_across_a_refresh(tmp_path: Path) -> None:
+def test_a_running_scan_continues_across_a_refresh(tmp_path: Path) -> None:
     envs = lanes(tmp_path)
     for _ in range(6):
         envs.step(envs.action_space.sample())
@@ -143,7 +143,7 @@ def test_what_is_being_read_goes_on_across_a_refresh(tmp_path: Path) -> None:
     envs.close()
 
 
-def test_what_is_gone_is_a_clear_error_and_no_other_episode(tmp_path: Path) -> None:
+def test_a_vanished_episode_raises_and_is_not_replaced_by_another(tmp_path: Path) -> None:
     record_lengths(tmp_path, [2, 3], uid="a")
     trace = open_trace(tmp_path)
     episode, view = trace[1], trace[1:]
@@ -374,7 +374,7 @@ def test_slices_indices_and_masks_give_views(tmp_path: Path) -> None:
             trace[wrong]  # type: ignore[index]
 
 
-def test_what_takes_a_trace_takes_a_view(tmp_path: Path) -> None:
+def test_functions_that_take_a_trace_take_a_view(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
     env.action_space.seed(2)
     for number in range(5):

@@ -43,7 +43,7 @@ def watched_chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, frozenset
 # -- opening -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path) -> None:
+def test_opening_a_directory_without_a_trace_raises_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     (tmp_path / "empty").mkdir()
     for path, reason in ((tmp_path / "none", "no such"), (tmp_path / "file", "file"), (tmp_path / "empty", "no trace")):
@@ -93,7 +93,7 @@ def test_random_access_reads_only_the_chunks_of_the_episode(tmp_path: Path, monk
     assert len(read) <= 4  # what was read is remembered
 
 
-def test_what_random_access_remembers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_random_access_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_lengths(tmp_path, [10] * 50, flush_after=10)
     monkeypatch.setattr("gym_trace.reading.opened._CACHE_BYTES", 2000)
     trace = open_trace(tmp_path)

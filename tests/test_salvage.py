@@ -77,7 +77,7 @@ def test_only_the_damaged_column_of_a_chunk_is_lost(tmp_path: Path, path: Any, n
     assert "NaN" in repaired.facts["salvaged"]["note"]
 
 
-def test_what_is_lost_is_never_a_value_of_its_space(tmp_path: Path) -> None:
+def test_lost_values_are_never_values_of_their_space(tmp_path: Path) -> None:
     trace = repaired_of(broken(tmp_path / "t", ("actions",), ("observations",), every=True), tmp_path / "r")
     for episode in trace:
         assert np.isnan(episode.observations).all()
@@ -92,7 +92,7 @@ def repaired_of(directory: Path, destination: Path) -> Any:
     return open_trace(destination)
 
 
-def test_of_episodes_whose_beginnings_are_lost_neither_seed_nor_options_are_known(tmp_path: Path) -> None:
+def test_episodes_with_lost_starts_have_neither_seed_nor_options(tmp_path: Path) -> None:
     trace = repaired_of(broken(tmp_path / "t", ("starts",), every=True), tmp_path / "r")
     assert trace.episodes["steps"].tolist() == list(telltale.LENGTHS)
     for episode in trace:
@@ -109,7 +109,7 @@ def test_a_chunk_of_which_no_column_is_intact_is_lost_as_without_salvage(tmp_pat
     assert plain.steps < telltale.STEPS
 
 
-def test_repair_keeps_damaged_chunks_only_where_it_is_told_to(tmp_path: Path) -> None:
+def test_repair_keeps_damaged_chunks_only_with_salvage(tmp_path: Path) -> None:
     broken(tmp_path / "t", ("observations",))
     done = run("repair", tmp_path / "t", "-o", tmp_path / "r")
     assert (done.exit_code, "salvaged" in open_trace(tmp_path / "r").facts) == (0, False)

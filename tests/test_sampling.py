@@ -21,8 +21,8 @@ from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream, targets
 from gym_trace.sampling.batches import Batches
 from gym_trace.sampling.draw import Stretch, SumTree, drawn, permuted
+from gym_trace.sampling.orders import roots_of
 from gym_trace.sampling.rows import Plan, Rows, in_memory
-from gym_trace.sampling.sampled import roots_of
 from gym_trace.sampling.store import Disk, Memory
 from gym_trace.sampling.transitions import ACHIEVED, DESIRED, Hindsight
 
@@ -292,7 +292,7 @@ def test_neighbours_in_an_order_have_nothing_to_do_with_each_other() -> None:
         {"weights": -np.ones(len(LENGTHS)), "replacement": True},
     ],
 )
-def test_what_makes_no_sense_is_said_when_it_is_asked_for(trace: Trace, options: dict[str, Any]) -> None:
+def test_invalid_options_raise_at_the_call(trace: Trace, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"pass|nothing|weights|no such columns"):
         windows(trace, **{"length": 2, **options})
     with pytest.raises(ValueError, match="gamma"):
@@ -330,7 +330,7 @@ def test_targets_take_the_probabilities_that_were_recorded(tmp_path: Path) -> No
 
 
 def streamed(monkeypatch: pytest.MonkeyPatch, **sizes: int) -> None:
-    """Has blocks be so small that a trace of a few steps has several."""
+    """Make blocks small, so that a trace of a few steps has several."""
     monkeypatch.setattr(stream, "_LEAST_BYTES", sizes.get("block", 200))
     monkeypatch.setattr(stream, "_BLOCKS", sizes.get("blocks", 2))
     monkeypatch.setattr(stream, "_MOST_BYTES", sizes.get("block", 200))
@@ -431,7 +431,7 @@ def test_rows_on_disk_are_found_again_and_extended(tmp_path: Path, monkeypatch: 
     assert decoded == [3, 2, 5]
 
 
-def test_what_was_used_longest_ago_makes_room(tmp_path: Path) -> None:
+def test_the_least_recently_used_cache_is_evicted(tmp_path: Path) -> None:
     for name in "abc":
         record_lengths(tmp_path / name, [50])
     disk = Disk(tmp_path / "cache", 2 * 2500)
@@ -488,7 +488,7 @@ def test_items_are_drawn_by_their_weights_and_weighted_back(trace: Trace) -> Non
 
 
 @pytest.mark.parametrize("options", [{"weights": np.ones(3)}, {"cache": None}, {"replacement": False}])
-def test_weights_that_cannot_be_are_refused(trace: Trace, options: dict[str, Any]) -> None:
+def test_invalid_weights_raise(trace: Trace, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="weights"):
         next(trace.windows(2, **{"weights": np.ones(len(LENGTHS)), **options}))
     with pytest.raises(ValueError, match="weight"):
@@ -541,16 +541,14 @@ def test_goals_that_were_reached_get_the_rewards_for_them(tmp_path: Path, strate
     assert 50 < other < 110
 
 
-def test_goals_that_cannot_be_are_refused(trace: Trace) -> None:
+def test_invalid_goals_raise(trace: Trace) -> None:
     with pytest.raises(ValueError, match="dicts with achieved_goal"):
         trace.transitions(goals=Hindsight("future", reached))
     with pytest.raises(ValueError, match="pass one of"):
         Hindsight("past", reached)
 
 
-def test_what_is_recorded_meanwhile_is_taken_in_and_the_oldest_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_takes_in_new_steps_and_drops_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path)
     lengths: list[int] = []
 
@@ -585,7 +583,7 @@ def test_what_is_recorded_meanwhile_is_taken_in_and_the_oldest_left_out(
 
 
 @pytest.mark.parametrize("options", [{"cache": "disk"}, {"replacement": False}, {"weights": np.ones(len(LENGTHS))}])
-def test_what_cannot_be_followed_is_said(trace: Trace, options: dict[str, Any]) -> None:
+def test_follow_with_incompatible_options_raises(trace: Trace, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="follow"):
         trace.windows(2, follow=1, **options)
     with pytest.raises(ValueError, match="follow"):
@@ -623,7 +621,7 @@ def test_streams_of_small_traces_have_something_for_each_of_several_ranks(trace:
     assert list(lonely) == []
 
 
-def test_a_stretch_is_found_whatever_their_lengths() -> None:
+def test_a_stretch_is_found_for_any_lengths() -> None:
     random = np.random.default_rng(0)
     for lengths in ([3], [0, 0, 2, 0, 1], [1] * 900 + [100_000], [0] * 50 + [7] * 9, random.integers(0, 40, 500)):
         ends = np.cumsum(lengths)
@@ -631,6 +629,6 @@ def test_a_stretch_is_found_whatever_their_lengths() -> None:
         assert same(Stretch(ends).find(numbers), ends.searchsorted(numbers, side="right"))
 
 
-def test_what_is_streamed_has_no_items_by_number(trace: Trace) -> None:
+def test_a_stream_has_no_items_by_number(trace: Trace) -> None:
     with pytest.raises(ValueError, match='pass cache="disk"'):
         trace.windows(2, cache=None).take(np.arange(2))

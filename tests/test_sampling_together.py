@@ -20,8 +20,8 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.playback.trace import Trace
 from gym_trace.sampling import stream
 from gym_trace.sampling.batches import Batches
+from gym_trace.sampling.orders import roots_of
 from gym_trace.sampling.rows import Plan
-from gym_trace.sampling.sampled import roots_of
 from gym_trace.sampling.store import Disk
 
 
@@ -133,7 +133,7 @@ def test_workers_share_the_decoding_of_a_stream(trace: Trace, monkeypatch: pytes
     assert blocks <= sum(decoded) <= blocks + 3  # where the part of one ends and that of another begins
 
 
-def test_turns_that_cannot_be_are_refused(trace: Trace) -> None:
+def test_a_worker_index_out_of_range_raises(trace: Trace) -> None:
     with pytest.raises(InvalidOption, match="worker of 0 to workers - 1"):
         trace.windows(2).take_turns(2, 2)
 
@@ -236,7 +236,7 @@ def test_files_on_disk_that_were_touched_are_compared_in_full(
     assert same(np.asarray(rows.columns["rewards",]), trace[0].rewards)
 
 
-def test_what_follows_a_growing_trace_is_right_while_others_draw(tmp_path: Path) -> None:
+def test_following_a_growing_trace_is_right_while_others_sample(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path)
     env.reset()
     for _ in range(4):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +16,24 @@ from runs import play, recorded
 from storage_contract import StorageContract
 from zoo import CountingEnv
 
-from gym_trace import TraceRecordingWrapper, check_trace, edit, open_trace, repair_trace, scan_recorded_traces
-from gym_trace.errors import CorruptTrace, TraceExists, TraceNotFound
+from gym_trace import (
+    Trace,
+    TraceRecordingWrapper,
+    check_trace,
+    edit,
+    open_trace,
+    repair_trace,
+    scan_recorded_traces,
+    summarize,
+)
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceExists, TraceNotFound
+from gym_trace.integrity.rings import take_in_rings
 from gym_trace.statistics.describe import describe
 from gym_trace.statistics.listing import list_trace
 from gym_trace.storage.local import LocalStorage
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.memory import MemoryReader
+from gym_trace.storage.protocol import ReadStorage, Storage
+from gym_trace.storage.staging import replaced_file
 
 
 class TestLocalStorage(StorageContract):
@@ -36,30 +50,32 @@ class TestMemoryStorage(StorageContract):
 
 @pytest.fixture
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record and read in memory only."""
-    for module in ("recording.options", "recording.single.episodes", "playback.trace"):
-        monkeypatch.setattr(f"gym_trace.{module}.LocalStorage", MemoryStorage)
+    """Record in memory only."""
+    for module in ("options", "single.episodes"):
+        monkeypatch.setattr(f"gym_trace.recording.{module}.LocalStorage", MemoryStorage)
 
 
 @pytest.mark.usefixtures("in_memory")
 def test_a_trace_is_recorded_and_read_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_FRAGMENTS", 2)  # several batches
     recorded(tmp_path / "t", episodes=5, uid="w")
-    trace = open_trace(tmp_path / "t")
     storage = MemoryStorage(tmp_path / "t")
+    trace = open_trace(storage)
     assert {"w.manifest.jsonl", "w.000000.gtb"} <= set(storage.names())
-    assert len(trace) == scan_recorded_traces(tmp_path / "t") == 5
+    assert len(trace) == scan_recorded_traces(storage) == 5
     assert [len(episode.observations) for episode in trace] == (trace.episodes["steps"] + 1).tolist()
-    assert check_trace(tmp_path / "t").damages == []
+    assert check_trace(storage).damages == []
     with pytest.raises(TraceExists):
         recorded(tmp_path / "t")
     assert not os.listdir(tmp_path)
-    repair_trace(tmp_path / "t", tmp_path / "copy")
-    monkeypatch.undo()
-    copied = open_trace(tmp_path / "copy")
-    for one, other in zip(trace, copied, strict=True):
-        np.testing.assert_array_equal(one.observations, other.observations)
-        np.testing.assert_array_equal(one.actions, other.actions)
+    repair_trace(storage, tmp_path / "copy")
+    same_arrays(trace, open_trace(tmp_path / "copy"))
+
+
+def same_arrays(one: Trace, other: Trace) -> None:
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a.observations, b.observations)
+        np.testing.assert_array_equal(a.actions, b.actions)
 
 
 @pytest.mark.usefixtures("in_memory")
@@ -69,8 +85,61 @@ def test_a_trace_in_memory_can_be_replaced_and_its_damage_is_located(tmp_path: P
     storage = MemoryStorage(tmp_path / "t")
     assert sorted(storage.names()) == ["second.000000.gtb", "second.manifest.jsonl"]
     storage.files["second.000000.gtb"][-100] ^= 1
-    (damage, *_) = check_trace(tmp_path / "t").damages
+    (damage, *_) = check_trace(storage).damages
     assert damage.path == storage.path("second.000000.gtb")
+
+
+@dataclass(frozen=True)
+class ReadOnly(ReadStorage):
+    """The least that a storage for reading defines."""
+
+    root: str
+
+    def names(self) -> list[str]:
+        return os.listdir(self.root)
+
+    def size(self, name: str) -> int:
+        return os.path.getsize(os.path.join(self.root, name))
+
+    def open(self, name: str, holes: int = 0) -> MemoryReader:
+        return MemoryReader((Path(self.root) / name).read_bytes())
+
+
+def test_names_sizes_and_ranges_are_enough_to_read_a_trace(tmp_path: Path) -> None:
+    recorded(tmp_path / "t", episodes=3)
+    storage, local = ReadOnly(str(tmp_path / "t")), open_trace(tmp_path / "t")
+    trace = open_trace(storage)
+    same_arrays(trace, local)
+    same_arrays(pickle.loads(pickle.dumps(trace[1:])), local[1:])
+    assert next(trace.windows(2))["rewards"].tolist() == next(local.windows(2))["rewards"].tolist()
+    assert trace.directory == local.directory
+    assert trace.bytes_on_disk == sum(map(storage.size, storage.names()))
+    assert check_trace(trace).damages == check_trace(storage).damages == []
+    assert describe(storage)["episodes"] == summarize(storage)["episodes"] == 3
+
+
+def test_writing_to_a_read_only_storage_raises(tmp_path: Path) -> None:
+    recorded(tmp_path / "t")
+    with pytest.raises(InvalidOption, match="this storage is read-only"):
+        take_in_rings(ReadOnly(str(tmp_path / "t")))
+
+
+def write_half(target: Path) -> None:
+    with replaced_file(target) as staged:
+        staged.write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_a_file_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "report.json"
+    target.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        write_half(target)
+    assert (target.read_text(), os.listdir(tmp_path)) == ("old", ["report.json"])
+    with replaced_file(target) as staged:
+        staged.write_text("new")
+        assert target.read_text() == "old"
+    assert (target.read_text(), os.listdir(tmp_path)) == ("new", ["report.json"])
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")

@@ -54,7 +54,7 @@ class Inner(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Forgetful(CountingEnv):
-    """What nobody can repeat."""
+    """An environment that no replay can repeat."""
 
     drawn = 0
 
@@ -65,7 +65,7 @@ class Forgetful(CountingEnv):
 
 
 def record(env: Any, directory: Path, episodes: int, steps: int = 60, seeded: int = 3, **options: Any) -> Path:
-    """Some episodes, every so many of them seeded, the others not; none longer than so many steps."""
+    """Record episodes of limited length, some of them seeded."""
     recorder = TraceRecordingWrapper(env, directory, **options)
     recorder.action_space.seed(1)
     for episode in range(episodes):
@@ -112,7 +112,7 @@ def test_minigrid_is_identical(tmp_path: Path) -> None:
     assert verdicts(tmp_path) == ["identical"] * 6
 
 
-def test_what_has_randomness_of_its_own_is_played_from_the_last_seeded_episode_on(tmp_path: Path) -> None:
+def test_hidden_randomness_is_replayed_from_the_last_seeded_episode_on(tmp_path: Path) -> None:
     gymnasium.register_envs(pytest.importorskip("ale_py"))
     env = gymnasium.make("ALE/Pong-v5", repeat_action_probability=0.25)
     record(env, tmp_path, episodes=5, steps=100, seeded=4)
@@ -121,7 +121,7 @@ def test_what_has_randomness_of_its_own_is_played_from_the_last_seeded_episode_o
 
 
 @pytest.mark.filterwarnings("ignore:observations. got float64")  # of Gymnasium before 1.0
-def test_what_wrappers_carry_from_episode_to_episode_is_there_again(tmp_path: Path) -> None:
+def test_state_of_wrappers_is_carried_from_episode_to_episode(tmp_path: Path) -> None:
     env = gymnasium.wrappers.NormalizeObservation(gymnasium.make("CartPole-v1"))
     record(env, tmp_path, episodes=6, seeded=1)
     assert verdicts(tmp_path) == ["identical"] * 6
@@ -152,7 +152,7 @@ def test_another_gravity_is_found(tmp_path: Path) -> None:
     assert "at step 0, observations[" in str(found[0].difference)
 
 
-def test_what_is_within_the_tolerance_is_close(tmp_path: Path) -> None:
+def test_a_difference_within_the_tolerance_is_close(tmp_path: Path) -> None:
     record(gymnasium.make("Pendulum-v1", g=10.0), tmp_path, 1, steps=5)
     (verdict,) = verify_trace(tmp_path, env_kwargs={"g": 10.0 + 1e-6}, atol=1e-3)
     assert verdict.verdict == "close"
@@ -307,7 +307,7 @@ def test_rewards_of_several_types_are_compared_by_their_values(tmp_path: Path) -
     assert verdicts(tmp_path, make_env=lambda: Mixed(length=6)) == ["identical"] * 2
 
 
-def test_what_is_not_bit_for_bit_the_same_is_never_called_identical(tmp_path: Path) -> None:
+def test_only_bit_for_bit_equality_is_identical(tmp_path: Path) -> None:
     class Told(CountingEnv):
         def __init__(self, reward: Any):
             super().__init__(length=2)
@@ -350,7 +350,7 @@ def timed() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_difference_before_an_action_that_could_not_be_stored_is_told(tmp_path: Path) -> None:
+def test_a_difference_before_an_unstorable_action_is_reported(tmp_path: Path) -> None:
     env: Any = TraceRecordingWrapper(CountingEnv(9), tmp_path)
     env.reset(seed=0)
     env.step(0)
@@ -378,7 +378,7 @@ class Pushed(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("kind", [lambda box: box, lambda box: Dict(push=box), lambda box: Tuple([box, Discrete(2)])])
-def test_what_was_put_around_a_made_environment_is_put_around_it_again(tmp_path: Path, kind: Any) -> None:
+def test_wrappers_around_a_made_environment_are_rebuilt(tmp_path: Path, kind: Any) -> None:
     space, pushes = kind(BOX), kind(WIDER)
     env = TraceRecordingWrapper(TimeLimit(clipping(Pushed(space)), 9), tmp_path)
     pushes.seed(0)

@@ -38,8 +38,8 @@ def command(directory: str, output: str | None) -> None:
 
     path = Path(output)
     _refuse_others(path)
-    with replaced_file(path) as file:
-        file.write(card)
+    with replaced_file(path) as staged:
+        staged.write_text(card, encoding="utf-8", newline="\n")
     click.echo(f"written to {show.printable(path)}")
 
 

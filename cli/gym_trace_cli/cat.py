@@ -136,7 +136,7 @@ def _opened(output: str | None, form: str) -> Iterator[TextIO]:
         return
     from gym_trace.storage.staging import replaced_file
 
-    with replaced_file(output) as file:
+    with replaced_file(output) as staged, open(staged, "w", encoding="utf-8", newline="") as file:
         yield file
 
 

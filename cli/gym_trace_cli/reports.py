@@ -18,6 +18,7 @@ import click
 
 import gym_trace
 from gym_trace.printable import printable
+from gym_trace.storage.staging import replaced_file
 from gym_trace_cli.options import TextOption
 
 # Verdicts in JUnit; all others have passed.
@@ -97,10 +98,8 @@ class Reports:
 
 
 def _write_whole(path: Path, head: str, rows: TextIO, foot: str) -> None:
-    """Write a report: head, rows and foot. Raises OSError."""
-    from gym_trace.storage.staging import replaced_file
-
-    with replaced_file(path) as file:
+    """Replace a report atomically. Raises OSError."""
+    with replaced_file(path) as staged, open(staged, "w", encoding="utf-8", newline="\n") as file:
         file.write(head)
         shutil.copyfileobj(rows, file)
         file.write(foot)

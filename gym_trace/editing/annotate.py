@@ -8,7 +8,7 @@ from typing import Any
 from gym_trace.editing.sources import TraceOrPath
 from gym_trace.errors import InvalidOption
 from gym_trace.format.facts import SPELT, Facts, changed_facts, checked
-from gym_trace.playback.trace import as_trace, storage_of
+from gym_trace.playback.trace import as_trace, writable_storage_of
 from gym_trace.printable import shown
 
 
@@ -32,7 +32,7 @@ def annotate_trace(
         InvalidOption: a fact is not of the form it should have, or there is none to unset.
         TraceNotFound, CorruptTrace, OSError
     """
-    storage = storage_of(as_trace(trace))
+    storage = writable_storage_of(as_trace(trace))
     with changed_facts(storage) as said:
         for name in [unset] if isinstance(unset, str) else unset:
             name = name if name in said else SPELT.get(name, name)

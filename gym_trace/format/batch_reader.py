@@ -15,7 +15,7 @@ from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, pars
 from gym_trace.format.tables import Index, SlabLedger, TableRoom, are_apart, totals_of
 from gym_trace.model.packing import unpack
 from gym_trace.model.values import Array
-from gym_trace.storage.protocol import Reader, Storage
+from gym_trace.storage.protocol import Reader, ReadStorage
 
 PART = ".part"
 _SCAN_BLOCK = 1 << 20
@@ -128,7 +128,7 @@ class BatchReader:
         torn: bytes of an incomplete record at the end of an unsealed batch.
     """
 
-    def __init__(self, storage: Storage, name: str, room: TableRoom | None = None):
+    def __init__(self, storage: ReadStorage, name: str, room: TableRoom | None = None):
         """room: row limit shared by the tables of several batches; None: a limit for this batch alone."""
         self.name = name
         self._storage = storage

@@ -17,7 +17,7 @@ from gym_trace.format.columns import Column, Path, Piece, parse_column
 from gym_trace.model.origins import ORIGINS
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import Array
-from gym_trace.storage.protocol import Reader, Storage
+from gym_trace.storage.protocol import Reader, ReadStorage, Storage
 
 _LARGE_PIECE = 64 << 10  # bytes; smaller pieces are joined before a write
 _NO_CRCS: Mapping[int, int] = {}
@@ -56,7 +56,9 @@ def stored_chunk(file: Reader, batch: BatchReader, number: int) -> StoredChunk:
     return StoredChunk(file, header, columns, metadata.get("pending"))
 
 
-def copy_batch(batch: BatchReader, source: Storage, crc: int | None, target: Storage, name: str, number: int) -> int:
+def copy_batch(
+    batch: BatchReader, source: ReadStorage, crc: int | None, target: Storage, name: str, number: int
+) -> int:
     """Copy a sealed batch without decoding it, under another batch number; return the CRC of the copy.
 
     Args:

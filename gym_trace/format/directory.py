@@ -16,7 +16,7 @@ from gym_trace.format import manifest, wire
 from gym_trace.format.batch_reader import PART
 from gym_trace.format.facts import remove_facts
 from gym_trace.printable import printable
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage, Storage
 
 RING = ".ring"  # suffix of a ring file (docs/FORMAT.md, section 8)
 _MOST_SAID = 300  # characters of the reason why a writer stopped
@@ -31,7 +31,7 @@ _VIDEO = re.compile(_WRITER + r"\.video\.(?P<episode>\d{6}|[1-9]\d{6,18})\.mp4(?
 class WriterFiles:
     """The files of one writer: its manifest and ring, if any, and its batches by number, in order."""
 
-    def __init__(self, storage: Storage, writer: str):
+    def __init__(self, storage: ReadStorage, writer: str):
         self.storage = storage
         self.writer = writer
         self.manifest: str | None = None
@@ -98,7 +98,7 @@ def video_name(writer: str, episode: int) -> str:
     return f"{writer}.video.{episode:06d}.mp4"
 
 
-def find_writers(storage: Storage) -> list[WriterFiles]:
+def find_writers(storage: ReadStorage) -> list[WriterFiles]:
     """Return the writers of a trace in the order of their ids, which begin with a time. Raises TraceNotFound."""
     writers: dict[str, WriterFiles] = {}
     rings = set()
@@ -148,7 +148,7 @@ def prepare(storage: Storage, on_exist: str, joins: Callable[[WriterFiles], bool
         for files in writers:
             _refuse_alive(files)
         for files in writers:
-            _delete(files)
+            _delete(storage, files)
         if writers:
             remove_facts(storage)
 
@@ -180,9 +180,9 @@ def _refuse_alive(files: WriterFiles) -> None:
     raise TraceExists(f"{files.where}: another process is recording it; stop that process before replacing the trace")
 
 
-def _delete(files: WriterFiles) -> None:
+def _delete(storage: Storage, files: WriterFiles) -> None:
     """Remove only files that provably belong to a writer: a valid manifest, batches with a valid header."""
-    storage, names = files.storage, set(files.storage.names())
+    names = set(storage.names())
     for name in files.batches.values():
         for batch in (name, name + PART):  # a sealed batch may have a .part file, too
             if batch in names and _is_batch(storage, batch):
@@ -203,13 +203,13 @@ def _videos(files: WriterFiles, names: set[str]) -> list[str]:
     return [it[0] for it in found if it[0] in listed or (it["part"] and _begins_as_video(files.storage, it[0]))]
 
 
-def _begins_as_video(storage: Storage, name: str) -> bool:
+def _begins_as_video(storage: ReadStorage, name: str) -> bool:
     with storage.open(name) as file:
         start = file.read(0, 8)
     return not start or start[4:] == b"ftyp"
 
 
-def _is_batch(storage: Storage, name: str) -> bool:
+def _is_batch(storage: ReadStorage, name: str) -> bool:
     try:
         with storage.open(name) as file:
             wire.unpack_file_header(file.read(0, wire.HEADER_SIZE))
@@ -218,7 +218,7 @@ def _is_batch(storage: Storage, name: str) -> bool:
     return True
 
 
-def _is_ring(storage: Storage, name: str) -> bool:
+def _is_ring(storage: ReadStorage, name: str) -> bool:
     """Return True if the file starts like a ring; an unused .part file may be empty or all zeros."""
     try:
         with storage.open(name) as file:

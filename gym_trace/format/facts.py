@@ -13,7 +13,7 @@ from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format.manifest import is_bomb
 from gym_trace.printable import shown
 from gym_trace.storage.local import alone
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage, Storage
 
 NAME = "facts.json"
 MOST_BYTES = 1 << 20
@@ -51,7 +51,7 @@ KNOWN: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def read_facts(storage: Storage) -> Facts:
+def read_facts(storage: ReadStorage) -> Facts:
     """Return the facts of a trace; an empty dict if it has none. They are untrusted: see known().
 
     Raises CorruptTrace if the file is too large or not a JSON object, and OSError.

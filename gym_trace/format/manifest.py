@@ -14,7 +14,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.model.containers import MAX_CONTAINERS
 from gym_trace.model.values import shown
-from gym_trace.storage.protocol import Appender, Reader, Storage
+from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Storage
 
 SUFFIX = ".manifest.jsonl"
 FAILED = "failed"  # type of the line with the reason why a writer stopped
@@ -118,7 +118,7 @@ class Line(NamedTuple):
     whole: bool  # ends in a newline; the last line of a killed writer may not
 
 
-def read_lines(storage: Storage, name: str) -> Iterator[Line]:
+def read_lines(storage: ReadStorage, name: str) -> Iterator[Line]:
     """Yield the lines of a manifest; the rest beyond the limits as one line without entry.
 
     Raises CorruptTrace, OSError.
@@ -153,7 +153,7 @@ class _Stream(io.RawIOBase):
         return len(data)
 
 
-def read_manifest(storage: Storage, name: str) -> Iterator[dict[str, Any]]:
+def read_manifest(storage: ReadStorage, name: str) -> Iterator[dict[str, Any]]:
     """Yield the entries of a manifest; skip incomplete and invalid lines. A missing file has none."""
     with contextlib.suppress(CorruptTrace, FileNotFoundError):
         for line in read_lines(storage, name):

@@ -20,7 +20,7 @@ from gym_trace.format.directory import batch_name
 from gym_trace.format.manifest import SUFFIX, ManifestWriter
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.values import Array
-from gym_trace.storage.protocol import Appender, Storage
+from gym_trace.storage.protocol import Appender, ReadStorage, Storage
 
 # A batch is sealed and synced when it reaches one of these limits.
 BATCH_BYTES = 64 << 20
@@ -112,7 +112,7 @@ class TraceWriter:
         self._with_room(fragments).copy_chunk(fragments, _observation_rows(fragments), chunk)
         self._wrote(fragments)
 
-    def copy_batch(self, batch: BatchReader, source: Storage, crc: int | None) -> None:
+    def copy_batch(self, batch: BatchReader, source: ReadStorage, crc: int | None) -> None:
         """Seal the current batch, and copy a sealed batch from source. crc: of its file, if known.
 
         Raises UnstorableValue if the batch must be written again, chunk by chunk; CorruptTrace.

@@ -10,7 +10,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Damage
 from gym_trace.format.tables import Index, SlabLedger, TableRoom
 from gym_trace.model.values import Array
-from gym_trace.storage.protocol import Reader, Storage
+from gym_trace.storage.protocol import Reader, ReadStorage
 
 _BLOCK = 1 << 20
 
@@ -21,7 +21,7 @@ class BatchInspector(BatchReader):
     The columns of the chunks are for the caller to read.
     """
 
-    def __init__(self, storage: Storage, name: str):
+    def __init__(self, storage: ReadStorage, name: str):
         self.index: Index | None = None
         self.has_end_name = not name.endswith(PART)  # sealed, as far as its name tells
         self._data_start = wire.HEADER_SIZE
@@ -32,7 +32,7 @@ class BatchInspector(BatchReader):
             self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
 
     def is_harmless(self, damage: Damage) -> bool:
-        """Whether no chunk can have been in a damaged range."""
+        """Return True if no chunk can have been in a damaged range."""
         before, behind = damage.end <= self._data_start, self._data_end is not None and damage.start >= self._data_end
         return before or behind or damage in self._padding
 
@@ -97,7 +97,7 @@ class BatchInspector(BatchReader):
                 start += len(block)
 
     def _agrees(self, index: Index) -> bool:
-        """Whether the index says of the chunks that were found what they say of themselves, and names no others.
+        """Return True if the index describes the chunks that were found correctly, and lists no others.
 
         Chunks that are damaged were not found; where the index says they are there must be damage.
         """

@@ -1,4 +1,4 @@
-"""What a writer's manifest says, compared with what its batches are."""
+"""Compare a writer's manifest with its batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_trace.format.batch_reader import Damage
 from gym_trace.format.directory import WriterFiles, batch_number
 from gym_trace.format.manifest import Line, as_json, read_lines
 from gym_trace.integrity.batch_scan import BatchInspector
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage
 
 MISSING = "this batch is missing"
 _BLOCK = 1 << 20  # bytes
@@ -51,7 +51,7 @@ class ManifestCheck:
         self._closed = False
 
     def saw(self, batch: BatchInspector, clean: bool, episodes: int, steps: int) -> None:
-        """To be told of each batch: the episodes that end in it and its steps, damaged chunks included."""
+        """Report a batch: the episodes that end in it and its steps, damaged chunks included."""
         if batch.has_end_name:
             self._seen[batch.name] = _Seen(batch.name, batch.size, clean, episodes, steps)
 
@@ -83,7 +83,7 @@ class ManifestCheck:
         self.damages.append(damage)
 
     def _problem(self, line: Line, number: int) -> str | None:
-        """What is wrong with a line; lines of types that are not known are skipped."""
+        """Return the problem of a line; unknown types of lines are skipped."""
         kind = None if line.entry is None else line.entry.get("type")
         if line.entry is None or not isinstance(kind, str):
             return "not a line of a manifest"
@@ -113,14 +113,14 @@ class ManifestCheck:
         name, size = entry.get("file"), entry.get("bytes")
         number = batch_number(self._files.writer, name) if isinstance(name, str) else None
         if not isinstance(name, str) or number is None:
-            return "names a file that is none of this writer's"
+            return "names a file of another writer"
         if name in self._listed:
             return f"lists {name} again"
         self._listed.add(name)
         size = size if isinstance(size, int) else 0
         storage, seen = self._files.storage, self._seen.get(name)
         if seen is None:
-            # Damaged beyond reading, not sealed when we looked, or sealed since: all that is no fault of this line.
+            # Damaged beyond reading, not sealed when we looked, or sealed since: not an error of this line.
             after = bisect_right(self.missing, number, key=lambda numbers: numbers.start)
             known = number in self._files.batches or (after > 0 and number in self.missing[after - 1])
             if not known and not is_there(storage, name):
@@ -146,7 +146,7 @@ class ManifestCheck:
         return None
 
 
-def is_there(storage: Storage, name: str) -> bool:
+def is_there(storage: ReadStorage, name: str) -> bool:
     try:
         storage.size(name)
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def is_there(storage: Storage, name: str) -> bool:
     return True
 
 
-def _checksum_of(storage: Storage, name: str) -> int:
+def _checksum_of(storage: ReadStorage, name: str) -> int:
     """The CRC of a whole file. Raises CorruptTrace, OSError."""
     at = crc = 0
     with storage.open(name) as file:

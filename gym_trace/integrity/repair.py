@@ -32,21 +32,21 @@ from gym_trace.integrity.scan import (
 )
 from gym_trace.model.origins import ID_BITS
 from gym_trace.model.values import Array
-from gym_trace.playback.trace import Trace, storage_of
+from gym_trace.playback.trace import TraceLike, storage_of
 from gym_trace.reading.episode_table import step_offsets
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage, Storage
 from gym_trace.storage.staging import StagedStorage, new_directory
 
 _MOST_TOLD = 1000  # runs of steps
 _SALVAGED = "values of these columns are lost in these steps: NaN stands for floats, ABSENT for all else"
-_LAST_STEP = (1 << 64) - 1  # that a fragment can tell of; only a hostile one comes near
+_LAST_STEP = (1 << 64) - 1  # largest step number of a fragment; only a malicious one comes near
 
 __all__ = ["CheckReport", "Loss", "LostSteps", "RepairReport", "SalvagedSteps", "check_trace", "repair_trace"]
 
 
 @dataclass
 class RepairReport:
-    """What repair_trace has kept and what is lost.
+    """Result of repair_trace: what was kept and what was lost.
 
     Attributes:
         destination: the repaired trace; not there if writers is empty.
@@ -66,15 +66,15 @@ class RepairReport:
 
     @property
     def steps(self) -> int:
-        """How many steps were kept."""
+        """Number of steps kept."""
         return self.found.steps - sum(lost.steps for lost in self.orphans)
 
 
-def check_trace(directory: Trace | str | os.PathLike[str], on_progress: Progress | None = None) -> CheckReport:
+def check_trace(directory: TraceLike, on_progress: Progress | None = None) -> CheckReport:
     """Reads every byte of a trace and compares all checksums. Never changes anything.
 
     Args:
-        directory: of the trace, or the trace; of a view, all of it is read. It may still be written to.
+        directory: of the trace, its storage, or the trace; of a view, all of it is read. It may still be written to.
         on_progress: called now and then with the bytes done and the bytes there are.
 
     Raises:
@@ -91,7 +91,7 @@ def check_trace(directory: Trace | str | os.PathLike[str], on_progress: Progress
 
 
 def repair_trace(
-    directory: Trace | str | os.PathLike[str],
+    directory: TraceLike,
     destination: str | os.PathLike[str],
     on_progress: Progress | None = None,
     *,
@@ -103,7 +103,7 @@ def repair_trace(
     keep the outcome "lost". Memory does not grow with the trace's steps.
 
     Args:
-        directory: of the trace, or the trace; of a view, all of it is copied. Its writers must have ended.
+        directory: of the trace, its storage, or the trace; of a view, all of it is copied. Its writers must have ended.
         destination: a new or empty directory. It is there when it is complete, and not at all if no episode can be
             read.
         on_progress: called now and then with the bytes done and the bytes there are.
@@ -145,7 +145,7 @@ def repair_trace(
 
 
 def _told(salvaged: list[SalvagedSteps]) -> Facts:
-    """What the new trace says of values that are lost."""
+    """Return the facts of the new trace about lost values."""
     runs = [{"columns": one.columns, **steps._asdict()} for one in salvaged for steps in one.steps]
     if not runs:
         return {}
@@ -157,7 +157,7 @@ class _NothingKept(Exception):
     """No episode can be read, so that there is no trace to be left."""
 
 
-def _facts(storage: Storage, found: CheckReport) -> Facts:
+def _facts(storage: ReadStorage, found: CheckReport) -> Facts:
     try:
         return read_facts(storage)
     except CorruptTrace as error:
@@ -197,7 +197,7 @@ def _copy(examination: Examination, storage: Storage, report: RepairReport) -> N
 
 
 def _closing_words(files: WriterFiles) -> dict[str, Any]:
-    """What the last line of the manifest says beside what the batches say, such as counts of reward classes."""
+    """Return what the last line of the manifest adds to the batches, such as counts of reward classes."""
     last: dict[str, Any] = {}
     for entry in files.entries():
         last = entry if entry.get("type") == "closed" else last
@@ -316,7 +316,7 @@ def _without(column: Column, blob: Piece, dropped: Array) -> RowsOrEncoded:
 
 
 def _sums_without_first(rewards: Array, bounds: Array, fragments: list[int]) -> list[float]:
-    """The sum of the rewards of each of these fragments but for its first step; NaN where they are no numbers."""
+    """Return the sum of the rewards of each fragment without its first step; NaN if they are not numbers."""
     if rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
         return [np.nan] * len(fragments)
     return [float(rewards[bounds[i] + 1 : bounds[i + 1]].sum(dtype=np.float64)) for i in fragments]

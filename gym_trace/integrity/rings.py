@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from typing import Any
 
@@ -16,17 +15,17 @@ from gym_trace.format.directory import WriterFiles, find_writers
 from gym_trace.format.manifest import reopened
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.packing import unpack
-from gym_trace.playback.trace import Trace, storage_of
+from gym_trace.playback.trace import TraceLike, writable_storage_of
 from gym_trace.reading.ring_tail import RingTail, tail_of
 from gym_trace.ring.recovered import read_ring
-from gym_trace.storage.protocol import Appender
+from gym_trace.storage.protocol import Appender, Storage
 
 _PATIENCE = 2.0  # seconds, with readers who ask for a moment whether the writer lives
 _LEVEL = 3  # of zstd, for the tables of the index
 _REPAIR = "'gym-trace repair' keeps what can be read of it while this machine runs"
 
 
-def take_in_rings(directory: Trace | str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+def take_in_rings(directory: TraceLike) -> tuple[list[str], list[str]]:
     """Writes what the rings of dead writers hold into batches of these writers, and removes the rings.
 
     The writer's last batch goes on and is sealed, under the writer's lock; its open episodes stay "lost". Killed at any
@@ -40,14 +39,14 @@ def take_in_rings(directory: Trace | str | os.PathLike[str]) -> tuple[list[str],
         TraceNotFound
         RecordingError: the batches could not be written.
     """
-    storage = storage_of(directory)
+    storage = writable_storage_of(directory)
     done: list[str] = []
     problems: list[str] = []
     for files in find_writers(storage):
         if not files.has_ring or files.manifest is None or files.is_alive():
             continue
         try:
-            if _take_in(files):
+            if _take_in(storage, files):
                 done.append(files.writer)
         except (CorruptTrace, UnsupportedTrace) as error:
             problems.append(f"the ring of {files.writer} stays as it is: {error}; {_REPAIR}")
@@ -56,13 +55,12 @@ def take_in_rings(directory: Trace | str | os.PathLike[str]) -> tuple[list[str],
     return done, problems
 
 
-def _take_in(files: WriterFiles) -> bool:
-    manifest = _locked(files)
+def _take_in(storage: Storage, files: WriterFiles) -> bool:
+    manifest = _locked(storage, files)
     if manifest is None:
         return False
     with contextlib.closing(manifest):
-        files = files.listed_again()  # another process may have done the same meanwhile
-        storage = files.storage
+        files = files.listed_again()  # another process may have done the same since
         if not files.has_ring or (image := read_ring(storage, files.writer, alive=False)) is None:
             return False
         last: dict[int, BatchReader] = {}  # those that tell what of the ring is in them
@@ -76,22 +74,22 @@ def _take_in(files: WriterFiles) -> bool:
                 break
         tail = tail_of(files, image, last)
         if tail.batch is not None or tail.actions or tail.number in last:
-            _write(files, tail, last, manifest)
+            _write(storage, files, tail, last, manifest)
         storage.remove(files.ring)
         storage.sync()
         return True
 
 
-def _locked(files: WriterFiles) -> Appender | None:
+def _locked(storage: Storage, files: WriterFiles) -> Appender | None:
     assert files.manifest is not None
     until = time.monotonic() + _PATIENCE
-    while (manifest := reopened(files.storage, files.manifest)) is None and time.monotonic() < until:
+    while (manifest := reopened(storage, files.manifest)) is None and time.monotonic() < until:
         time.sleep(0.01)
     return manifest
 
 
 def _is_empty(files: WriterFiles, name: str) -> bool:
-    """Whether the writer died before a batch that it had begun said anything."""
+    """Return True if the writer died before it wrote anything into a new batch."""
     if not name.endswith(PART):
         return False
     with files.storage.open(name) as file:
@@ -101,18 +99,20 @@ def _is_empty(files: WriterFiles, name: str) -> bool:
     return not (batch.damage or len(batch.chunks) or batch.schema)
 
 
-def _write(files: WriterFiles, tail: RingTail, last: dict[int, BatchReader], manifest: Appender) -> None:
-    """Has the last batch go on with what is in the ring, and seals it. Raises CorruptTrace, OSError."""
+def _write(
+    storage: Storage, files: WriterFiles, tail: RingTail, last: dict[int, BatchReader], manifest: Appender
+) -> None:
+    """Append the data of the ring to the last batch, and seal it. Raises CorruptTrace, OSError."""
     begun = last.get(tail.number)
     if begun is not None:
         if not begun.name.endswith(PART) or begun.ended or tail.number != max(files.batches):
             raise CorruptTrace("it goes on a batch that others follow", begun.path)
-        begun = _cut(files, begun, tail.counts[tail.number])
+        begun = _cut(storage, begun, tail.counts[tail.number])
     schema = begun.schema if begun is not None else _schema(files)
     if schema is None:
         raise CorruptTrace("the schema is lost, and with it what the columns mean", files.where)
     said = {key: value for key, value in schema.items() if key not in ("batch", "type")}
-    writer = TraceWriter(files.storage, {**said, "writer": files.writer}, _LEVEL, fsync=False, manifest=manifest)
+    writer = TraceWriter(storage, {**said, "writer": files.writer}, _LEVEL, fsync=False, manifest=manifest)
     try:
         writer.go_on(tail.number, begun)
         _add(writer, tail)
@@ -121,18 +121,18 @@ def _write(files: WriterFiles, tail: RingTail, last: dict[int, BatchReader], man
         writer.abandon()
 
 
-def _cut(files: WriterFiles, batch: BatchReader, chunks: int) -> BatchReader:
+def _cut(storage: Storage, batch: BatchReader, chunks: int) -> BatchReader:
     """The batch without a torn end, and without chunks of a slab that the ring has whole."""
     if batch.damage:
         raise batch.damage[0].error()
     end = int(batch.chunks["offset"][chunks]) if chunks < len(batch.chunks) else batch.size - batch.torn
     if end < batch.size:
-        file = files.storage.reopen(batch.name)
+        file = storage.reopen(batch.name)
         assert file is not None  # as no lock is asked for
         with contextlib.closing(file):
             file.truncate(end)
             file.sync()
-    return BatchReader(files.storage, batch.name)
+    return BatchReader(storage, batch.name)
 
 
 def _schema(files: WriterFiles) -> dict[str, Any] | None:

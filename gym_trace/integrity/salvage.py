@@ -1,4 +1,4 @@
-"""What is intact of a damaged chunk: its columns, where the user prefers some of them to none."""
+"""Salvage the intact columns of a damaged chunk, if the user prefers some columns to none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Salvaged(NamedTuple):
 
 
 def salvaged(batch: BatchReader, number: int) -> Salvaged:
-    """What can be read of a chunk, column by column. Raises CorruptTrace if that is no column of steps."""
+    """Return the readable columns of a chunk. Raises CorruptTrace if none of them is a column of steps."""
     described = batch.read_chunk(number, lambda path: False).described
     found: dict[Path, tuple[Column, Piece]] = {}
     lost: list[Path] = []

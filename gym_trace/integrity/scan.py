@@ -25,11 +25,11 @@ from gym_trace.reading.origins.reader import origin_numbers, origin_problem
 from gym_trace.reading.ring_tail import RingTail, tail_of
 from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.recovered import read_ring
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _MOST_TOLD = 8  # of the actions that were never answered, one a lane
-STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # those with a row a step
+STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # columns with one row per step
 
 
 class LostSteps(NamedTuple):
@@ -42,9 +42,9 @@ class LostSteps(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What damage has cost.
+    """Cost of damage.
 
-    exact: whether steps names all of it. Otherwise it names what can be told by the steps around the damage.
+    exact: whether steps lists all of it. Otherwise it lists what the steps around the damage reveal.
     """
 
     damage: Damage
@@ -65,7 +65,7 @@ class SalvagedSteps(NamedTuple):
 
 @dataclass
 class CheckReport:
-    """What check_trace has found.
+    """Result of check_trace.
 
     Attributes:
         files, bytes: batches, and their bytes.
@@ -84,7 +84,7 @@ class CheckReport:
 
 
 def examinations(
-    storage: Storage, report: CheckReport, on_progress: Progress | None, salvage: bool = False
+    storage: ReadStorage, report: CheckReport, on_progress: Progress | None, salvage: bool = False
 ) -> Iterator[Examination]:
     """salvage: see Examination."""
     writers = find_writers(storage)
@@ -102,7 +102,7 @@ def examinations(
         yield Examination(files, report, advance, salvage)
 
 
-def _size(storage: Storage, name: str) -> int:
+def _size(storage: ReadStorage, name: str) -> int:
     try:
         return storage.size(name)
     except FileNotFoundError:  # sealed under its other name since we saw it
@@ -131,7 +131,7 @@ class Examination:
         self.pending: list[Pending] = []  # actions that were never answered
 
     def schema(self) -> dict[str, Any] | None:
-        """What the writer said of itself, in the first place where it can be read."""
+        """Return the schema of the writer from the first place where it is readable."""
         for name in self.files.batches.values():
             try:
                 schema = BatchReader(self._storage, name).schema
@@ -168,7 +168,7 @@ class Examination:
             self._lost(Damage(self._storage.path(self.files.ring), 0, 0, problem), [], exact=False)
 
     def finish(self) -> None:
-        """What is to be said when all chunks were read."""
+        """Report the rest when all chunks were read."""
         report, journal = self._report, self._journal
         if self._alive:
             report.remarks.append(f"{self.files.where}: the writer is still recording")
@@ -279,7 +279,7 @@ class Examination:
             return None
         try:
             kept = salvaged(batch, number)
-            if STARTS_COLUMN in kept.lost:  # nobody knows how its episodes began
+            if STARTS_COLUMN in kept.lost:  # how its episodes began is unknown
                 fragments = fragments.copy()
                 fragments["flags"] &= ~np.uint32(wire.STARTS)
             _verify(kept.chunk, fragments, layouts)
@@ -293,7 +293,7 @@ class Examination:
         return fragments, kept.chunk
 
     def _verify_origins(self, fragments: Array) -> None:
-        """Raises CorruptTrace for fragments of which nobody knows who recorded them."""
+        """Raises CorruptTrace for fragments without a known writer."""
         if self.origins and len(fragments):
             if problem := origin_problem(fragments, self.origins, self._last_origin):
                 raise CorruptTrace(problem)

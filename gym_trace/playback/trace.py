@@ -3,47 +3,63 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any, overload
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
-from gym_trace.errors import InvalidOption, TraceNotFound
+from gym_trace.errors import CorruptTrace, InvalidOption, TraceError, TraceNotFound
+from gym_trace.format.batch_reader import Damage
+from gym_trace.format.facts import read_facts
 from gym_trace.model.episode import Episode
+from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import COLUMNS
+from gym_trace.playback.shown import Shown
 from gym_trace.reading.content import Content
 from gym_trace.reading.episode_columns import EpisodeColumns
 from gym_trace.reading.episode_scan import arrays_of, scan_content
-from gym_trace.reading.opened import Opened, extents_of, reopened
-from gym_trace.reading.writer_reader import Extent
-from gym_trace.sampling.sampled import Sampled
+from gym_trace.reading.episode_table import EpisodeTable
+from gym_trace.reading.opened import OnDisk, Opened, extents_of, reopened
+from gym_trace.reading.writer_reader import Extent, WriterReader
 from gym_trace.selecting.choice import chosen_rows
+from gym_trace.showing.frames import episodes_frame
 from gym_trace.storage.local import LocalStorage, refuse_url
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage, Storage
+
+if TYPE_CHECKING:  # sampling is imported on demand: most traces are opened for something else
+    from gym_trace.sampling.batches import Batches
+    from gym_trace.sampling.orders import Kind, Order
+    from gym_trace.sampling.transitions import Hindsight
 
 EpisodeCallback = Callable[[Any, Any, Array], Any]
+TraceLike: TypeAlias = "Trace | str | os.PathLike[str] | ReadStorage"
+
+_CACHE_BYTES = 1 << 30  # of decoded rows
 
 
 def scan_recorded_traces(
-    directory: Trace | str | os.PathLike[str],
+    directory: TraceLike,
     episode_cb: EpisodeCallback | None = None,
     max_episodes: int | None = None,
 ) -> int:
-    """Hands the arrays of each recorded episode to a callback, in the order of the trace.
+    """Call a function with the arrays of each recorded episode, in the order of the trace.
 
-    Episodes that came to no end are among them, also those that are still being recorded, with their steps so far. To
-    have only those that are over: ``trace[trace.episodes["outcome"] != "running"].call_back(episode_cb)``.
+    Incomplete episodes are included, and those still being recorded, with their steps so far. To skip the latter:
+    ``trace[trace.episodes["outcome"] != "running"].call_back(episode_cb)``.
 
     Args:
-        directory: of the trace; or the trace, or a view of one.
+        directory: directory of the trace; or a storage, a trace, or a view of one.
         episode_cb: called as ``episode_cb(observations, actions, rewards)``: arrays of N + 1, N and N rows (dicts and
-            tuples of arrays for Dict and Tuple spaces), which belong to the callback. A truthy result ends the scan.
-        max_episodes: end after so many episodes.
+            tuples of arrays for Dict and Tuple spaces), which the callback may keep and modify. A truthy result ends
+            the scan.
+        max_episodes: stop after this number of episodes.
 
     Returns:
-        How many episodes were handed over.
+        The number of episodes passed to the callback.
 
     Raises:
         TraceNotFound, CorruptTrace.
@@ -51,46 +67,63 @@ def scan_recorded_traces(
     return as_trace(directory).call_back(episode_cb, max_episodes)
 
 
-def open_trace(directory: str | os.PathLike[str]) -> Trace:
-    """Opens a trace for reading. It may still be written to. Raises TraceNotFound."""
+def open_trace(directory: str | os.PathLike[str] | ReadStorage) -> Trace:
+    """Open a trace for reading. It may still be written to. Raises TraceNotFound.
+
+    directory: a local directory; or a gym_trace.storage.protocol.ReadStorage, to read from anywhere else.
+    """
     return Trace(directory)
 
 
-def as_trace(trace: Trace | str | os.PathLike[str]) -> Trace:
-    """What functions do that take a trace or its directory: a trace stays as it is. Raises TraceNotFound."""
+def as_trace(trace: TraceLike) -> Trace:
+    """Open a trace unless it is open already. Raises TraceNotFound."""
     return trace if isinstance(trace, Trace) else Trace(trace)
 
 
-def storage_of(trace: Trace | str | os.PathLike[str]) -> Storage:
-    """Where a trace lies, for functions that read its files by themselves; of a view, where the whole trace does."""
-    return trace._opened.storage if isinstance(trace, Trace) else LocalStorage(trace)
+def storage_of(trace: TraceLike) -> ReadStorage:
+    """Return the storage of a trace, for functions that read its files; a view has the storage of the whole trace."""
+    if isinstance(trace, Trace):
+        return trace._opened.storage
+    return trace if isinstance(trace, ReadStorage) else LocalStorage(trace)
 
 
-class Trace(Sampled):
+def writable_storage_of(trace: TraceLike) -> Storage:
+    """Return the storage of a trace, for functions that write to it. Raises InvalidOption if it is read-only."""
+    storage = storage_of(trace)
+    if not isinstance(storage, Storage):
+        raise InvalidOption(f"{storage.root}: this storage is read-only; pass one that has all of Storage")
+    return storage
+
+
+class Trace:
     """A recorded trace: a sequence of episodes.
 
-    Only indexes are read on opening; steps are read and decoded when asked for, chunk by chunk.
+    Opening reads only indexes; steps are read and decoded on access, chunk by chunk.
 
     ``trace[3]`` is an episode. ``trace[10:20]``, ``trace[[1, 4]]`` and ``trace[mask]``, a mask over .episodes, are
-    views: traces of these episodes alone, for all that takes a trace. A view stays as it is when more is recorded.
+    views: traces of these episodes alone, which every function that takes a trace accepts. A view stays the same when
+    more is recorded.
 
-    A trace can be pickled and copied. Undone, it opens the same directory and has the same episodes at the same places,
-    until it is refreshed. It may be read in any number of threads.
+    A trace can be pickled and copied. The copy opens the same directory and has the same episodes at the same indices,
+    until it is refreshed. Any number of threads may read it.
 
     Attributes:
-        directory: pathlib.Path, absolute.
-        episodes: structured array, a row an episode: index, episode_id, writer (a place in .writers), lane, first_step,
-            steps, return, outcome, seed (-1: none), start_time, end_time (datetime64[ns], UTC), clock_offset and
-            duration (ns), has_final_observation (see Episode). Episodes that are being recorded are here, too, with the
-            outcome "running" and the steps so far: ``trace[trace.episodes["outcome"] != "running"]`` leaves them out.
+        directory: pathlib.Path, absolute; of a storage, its root.
+        episodes: structured array, one row per episode: index, episode_id, writer (an index of .writers), lane,
+            first_step, steps, return, outcome, seed (-1: none), start_time, end_time (datetime64[ns], UTC),
+            clock_offset and duration (ns), has_final_observation (see Episode). Episodes that are being recorded are
+            included, with the outcome "running" and the steps so far:
+            ``trace[trace.episodes["outcome"] != "running"]`` skips them.
         writers: ids of the writers.
-        damage: what was found damaged so far, as (path, start, end, problem).
+        damage: damage found so far, as (path, start, end, problem).
     """
 
-    def __init__(self, directory: str | os.PathLike[str]):
-        if not os.path.isdir(directory):
-            refuse_url(directory)
-        self._opened = Opened(LocalStorage(os.path.abspath(directory)))
+    def __init__(self, directory: str | os.PathLike[str] | ReadStorage):
+        if not isinstance(directory, ReadStorage):
+            if not os.path.isdir(directory):
+                refuse_url(directory)
+            directory = LocalStorage(os.path.abspath(directory))
+        self._opened = Opened(directory)
         self._content = Content.whole(())
         self.refresh()
         if not self._content.writers:
@@ -113,6 +146,22 @@ class Trace(Sampled):
         other._opened, other._content = self._opened, content
         return other
 
+    def __repr__(self) -> str:
+        return self._shown.text()
+
+    def _repr_html_(self) -> str:
+        content = self._content
+        return self._shown.html(lambda index: self._episode(content, index))
+
+    @property
+    def _shown(self) -> Shown:
+        return Shown(self.directory, self._content, len(self.damage))
+
+    # -- episodes -----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._content.table)
+
     def __iter__(self) -> Iterator[Episode]:
         return self.scan()
 
@@ -123,16 +172,35 @@ class Trace(Sampled):
     def __getitem__(self, index: slice | Iterable[int] | Array) -> Trace: ...
 
     def __getitem__(self, index: int | slice | Iterable[int] | Array) -> Episode | Trace:
-        """An episode by its place in the trace, or a view of several. Reads nothing until arrays are asked for."""
+        """Return an episode by its index, or a view of several. Reads nothing until arrays are accessed."""
         content = self._content
         if isinstance(index, (int, np.integer)):
             if not -len(self) <= index < len(self):
                 raise IndexError(f"there is no episode {index}; the trace has {len(self)}")
             return self._episode(content, range(len(content.table))[index])
         if index is None or isinstance(index, (str, float)):
-            raise TypeError(f"trace[{index!r}]: give a place, a slice, places, or a mask over trace.episodes")
+            raise TypeError(f"trace[{index!r}]: pass an index, a slice, indices, or a mask over trace.episodes")
         places, _ = content.selected(index)
         return self._with(content.view(places))
+
+    @property
+    def episodes(self) -> Array:
+        return self._content.table.view(EpisodeTable)
+
+    def to_pandas(self) -> Any:
+        """Return the episodes as a pandas.DataFrame. Needs pandas.
+
+        One row per episode, by its index: episode_id, writer (its id), split, lane, first_step, steps, return, outcome,
+        seed (integers, or missing), start_time, end_time (UTC), duration (a timedelta), has_final_observation. Unknown
+        values are missing.
+
+        Raises MissingExtra.
+        """
+        table, writers = self._content.table, [writer.about_or_empty for writer in self.readers]
+        seeds: list[int | None] = [None if seed < 0 else seed for seed in table["seed"].tolist()]
+        for index in np.flatnonzero(table["seed"] < -1).tolist():  # too large for the table
+            seeds[index] = self._episode(self._content, index).seed
+        return episodes_frame(table, self.writers, [writer.split for writer in writers], seeds)
 
     def select(
         self,
@@ -145,46 +213,45 @@ class Trace(Sampled):
         best: int | None = None,
         worst: int | None = None,
     ) -> Trace:
-        """A view of the episodes that are meant: ``trace.select("return > 100", sort="-return", limit=3)``.
+        """Return a view of selected episodes: ``trace.select("return > 100", sort="-return", limit=3)``.
 
-        First where is applied, then sample, then sort, then limit. Nothing of it is run as Python; a million episodes
-        take a fraction of a second.
+        Applies where, then sample, then sort, then limit. Conditions are never run as Python. A million episodes take a
+        fraction of a second.
 
         Args:
-            where: a condition: ``return > 100 and outcome == "lost"``. It has and, or, not; == != < <= > >= (chains,
-                too: ``0 < steps <= 10``), in and not in, of lists and of text; + - * / % and abs() of numbers; and
-                numbers, text, True, False and None. Of the columns
+            where: a condition: ``return > 100 and outcome == "lost"``. Operators: and, or, not; == != < <= > >=, also
+                chained (``0 < steps <= 10``); in and not in, for lists and for text; + - * / % and abs() for numbers.
+                Values: numbers, text, True, False and None. Columns:
 
-                - index (place in the whole trace), steps, lane, episode_id, first_step, duration (seconds), seed,
-                  return are numbers (where rewards are several numbers each, it is return[0] and so on that are);
+                - index (in the whole trace), steps, lane, episode_id, first_step, duration (seconds), seed, return are
+                  numbers (if rewards are several numbers each, the columns are return[0] and so on);
                 - outcome, split, writer (its id) are text;
-                - has_final_observation is true or false: ``not has_final_observation`` has the imported episodes whose
-                  last step led to an observation that nobody knows;
-                - start, end are times, and compared with ISO 8601 text: ``start >= "2026-11-01"``, UTC if it does not
-                  say otherwise, the first moment of what it leaves out;
-                - metadata.KEY is what was given as metadata to the writer, options.KEY what was given to reset, which
-                  has to be read; ``metadata["a key"].deeper[0]`` goes on in dicts and lists. Each can be of any
-                  kind, and is compared with values of that kind alone; alone it is true where it is True.
+                - has_final_observation is true or false: ``not has_final_observation`` selects imported episodes whose
+                  final observation is unknown;
+                - start, end are times, compared with ISO 8601 text: ``start >= "2026-11-01"``, in UTC unless the text
+                  has an offset; parts that are omitted take their first moment;
+                - metadata.KEY is metadata passed to the writer, options.KEY an option passed to reset, which has to be
+                  read; ``metadata["a key"].deeper[0]`` reaches into dicts and lists. Values of any type are possible,
+                  and are compared with values of that type only; without a comparison, only True selects.
 
-                What is not known is None, and equal to None alone (``seed is None``, ``options.level is None``): a
-                seed that was not given, a return that is NaN, the end and the duration of what
-                came to no end, a key that is not there, a division by 0. It is neither less nor greater than
-                anything, so that ``seed != 5`` and ``not return < 100`` have the episodes without a seed, a return.
-                Integers of any size are compared with integers exactly, such as seeds; sums and products of them are
-                exact up to 64 bits; all else is float64.
-            sort: a column, or several, ``"split, -return"``: a - in front has it descend. What is not known comes
-                last; episodes that are the same in it keep their order. None: the order here. In an order of returns
-                complete episodes (terminated or truncated, with a step) come first, unless where names outcome.
-            limit: the first so many.
-            sample: so many, drawn at random, each once, in their order here; all, where there are no more.
-            seed: of the draw, to have the same sample again.
-            best: the so many with the highest returns, the highest first, in place of sort and limit. Of complete
+                Unknown values are None, and equal only to None (``seed is None``, ``options.level is None``): a missing
+                seed, a return of NaN, the end and duration of an incomplete episode, a missing key, a division by 0.
+                None is neither less nor greater than anything, so ``seed != 5`` and ``not return < 100`` include
+                episodes without a seed or a return. Integers of any size, such as seeds, are compared exactly; their
+                sums and products are exact up to 64 bits; everything else is float64.
+            sort: one column or several, ``"split, -return"``; - means descending. Unknown values come last; equal
+                episodes keep their order. None: the order of this trace. When sorted by return, complete episodes
+                (terminated or truncated, with steps) come first, unless where names outcome.
+            limit: number of episodes to keep, from the first.
+            sample: number of episodes to sample, each once, in their order here; all if there are fewer.
+            seed: seed of the sample, to repeat it.
+            best: number of episodes with the highest returns, highest first; replaces sort and limit. Only complete
                 episodes, unless where names outcome.
-            worst: likewise those with the lowest returns, the lowest first.
+            worst: number of episodes with the lowest returns, lowest first; otherwise like best.
 
         Raises:
-            InvalidOption: something does not make sense; points to the place.
-            CorruptTrace: options, or rewards, were asked for and are damaged.
+            InvalidOption: an argument is invalid; the message points to the position.
+            CorruptTrace: options or rewards were needed and are damaged.
         """
         content = self._content
         columns = EpisodeColumns(content, self._with(content).scan)
@@ -203,9 +270,147 @@ class Trace(Sampled):
 
     @property
     def whole(self) -> Trace:
-        """Of a view, the trace that it was taken of, as that was then; otherwise the trace itself."""
+        """The whole trace at the time this view was taken; of a whole trace, itself."""
         content = self._content
         return self if content.chosen is None else self._with(Content.whole(content.writers))
+
+    @property
+    def chosen(self) -> Array:
+        """Indices of the episodes in the whole trace, in the order of this view."""
+        chosen = self._content.chosen
+        return np.arange(len(self)) if chosen is None else chosen
+
+    def refresh(self) -> int:
+        """Take in newly recorded data and return the number of new episodes. A view never changes.
+
+        Running episodes have more steps then, and may have ended. An episode is identified by its writer, episode_id
+        and first_step: its index can change if several lanes or writers record.
+        """
+        before = self._content
+        if before.chosen is not None:
+            return 0
+        writers = list(self._opened.refresh().values())
+        if writers != before.writers:
+            self._content = Content.whole(writers)
+        return len(self) - len(before.table)
+
+    def _episode(self, content: Content, index: int) -> Episode:
+        writer, row = content.place(index)
+        record = content.table[index].copy()  # a copy does not keep the table in memory
+        return Episode(record, writer.writer, writer.split, OnDisk(self._opened, writer, row, record))
+
+    # -- what writers and people recorded about it --------------------------------------------------------------------
+
+    @property
+    def directory(self) -> FilePath:
+        return FilePath(self._opened.storage.root)
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Bytes of the directory of the trace, like du, including rings and videos. A view has those of the trace."""
+        return self._opened.storage.allocated()
+
+    @property
+    def writers(self) -> list[str]:
+        return [writer.writer for writer in self.readers]
+
+    @property
+    def readers(self) -> list[WriterReader]:
+        """The readers of the writers' files; of a view, only of writers with episodes in it."""
+        return self._content.readers
+
+    @property
+    def metadata(self) -> Any:
+        """Metadata passed to the recorder. Raises TraceError if writers have different metadata."""
+        return self.writer_agreed_on("metadata").metadata
+
+    @property
+    def env_spec(self) -> dict[str, Any]:
+        """The recorded environment: id, spec (JSON), wrappers, class. Raises TraceError if writers differ."""
+        return self.writer_agreed_on("environment").env_spec
+
+    @property
+    def observation_space(self) -> Any:
+        """The recorded gymnasium space. Raises TraceError if writers recorded different spaces.
+
+        A custom space that is not plain data is a StandIn: it contains every value and cannot be sampled.
+        """
+        return self.writer_agreed_on("observation_space").observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """The recorded gymnasium space. Raises TraceError if writers recorded different spaces.
+
+        A custom space that is not plain data is a StandIn: it contains every value and cannot be sampled.
+        """
+        return self.writer_agreed_on("action_space").action_space
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts that people stated about the whole trace: author, license, description, tags, homepage, citation,
+        reference_scores ({"random": …, "expert": …}), or any other. Read on each access; if the file is damaged, warns
+        and returns an empty dict.
+        """
+        try:
+            return read_facts(self._opened.storage)
+        except CorruptTrace as error:
+            self._report(Damage(str(error.path), 0, 0, error.problem))
+            return {}
+
+    def make_env(self, *, trust: bool = False, env_kwargs: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        """Make the recorded environment, with its wrappers; kwargs override the recorded arguments.
+
+        Args:
+            trust: allow what only the trace names: import modules, call classes, open files. Without it the error lists
+                what is needed.
+            env_kwargs: further arguments of the environment, such as one called "trust".
+
+        Raises:
+            EnvironmentUnavailable: lists what is missing.
+        """
+        from gym_trace.envs.make import make_environment
+
+        return make_environment(self.env_spec, trust, {**(env_kwargs or {}), **kwargs})
+
+    def writer_of(self, index: int) -> WriterReader:
+        """Return the writer of an episode: .writer (its id), .metadata, .env_spec, .observation_space, .action_space,
+        .schema."""
+        return self.place_of(index)[0]
+
+    def writer_agreed_on(self, name: str) -> WriterReader:
+        """Return a writer whose schema has the same value of name as those of all writers with episodes."""
+        having = [self.readers[number] for number in np.unique(self.episodes["writer"]).tolist()] or self.readers
+        values = {pack_lenient(writer.schema.get(name))[0] for writer in having}
+        if len(values) > 1:
+            raise TraceError(
+                f"{self.directory}: the writers of this trace have different values of {name}; "
+                "use trace.writer_of(i) for the writer of episode i"
+            )
+        return having[0]
+
+    def place_of(self, index: int) -> tuple[WriterReader, int]:
+        """Return the writer of an episode and the episode's row in its table."""
+        content = self._content
+        return content.place(range(len(content.table))[index])
+
+    @property
+    def rows(self) -> Array:
+        """The row of each episode in the table of its writer."""
+        content, chosen = self._content, self.chosen
+        return chosen - content.bounds[np.searchsorted(content.bounds, chosen, side="right") - 1]
+
+    @property
+    def damage(self) -> list[Damage]:
+        found = [damage for writer in self.readers for damage in writer.damage]
+        return list(dict.fromkeys([*found, *self._opened.skipped]))
+
+    def _report(self, damage: Damage) -> None:
+        if damage not in self._opened.skipped:
+            self._opened.skipped[damage] = None
+            where = f"bytes {damage.start} to {damage.end}" if damage.end else "all of it"
+            warnings.warn(f"{damage.path}: skipped {where}: {damage.problem}", UserWarning, stacklevel=4)
+
+    # -- steps --------------------------------------------------------------------------------------------------------
 
     def scan(
         self,
@@ -213,15 +418,15 @@ class Trace(Sampled):
         episodes: slice | Iterable[int] | Array | None = None,
         on_damage: str = "raise",
     ) -> Iterator[Episode]:
-        """Yields episodes, reading each chunk once, in memory that does not grow with the trace.
+        """Yield episodes, reading each chunk once, in memory that does not grow with the trace.
 
         Args:
-            columns: read only these: "observations", "actions", "rewards", "terminations", "truncations", "infos",
+            columns: the columns to read: "observations", "actions", "rewards", "terminations", "truncations", "infos",
                 "annotations". None: all.
-            episodes: a slice, indices, or a boolean array over the trace; in the order given. None: all. An order that
-                does not ascend, as of a sorted view, is read episode by episode, and columns when they are asked for.
-            on_damage: "raise" CorruptTrace at a damaged chunk, or "skip" it: what it broke apart comes in parts, a
-                warning tells what was skipped, and .damage lists it.
+            episodes: a slice, indices, or a boolean mask; yielded in this order. None: all. If the order does not
+                ascend, as in a sorted view, each episode is read by itself, and each column on access.
+            on_damage: "raise" CorruptTrace at a damaged chunk, or "skip" it: episodes that lost a chunk come in parts,
+                a warning describes what was skipped, and .damage lists it.
         """
         roots = _checked_columns(columns)
         if on_damage not in ("raise", "skip"):
@@ -242,7 +447,7 @@ class Trace(Sampled):
             self._report(damage)
 
     def call_back(self, episode_cb: EpisodeCallback | None, max_episodes: int | None = None) -> int:
-        """As scan_recorded_traces."""
+        """Call a function with the arrays of each episode; see scan_recorded_traces."""
         count = 0
         limit = len(self) if max_episodes is None else max_episodes
         if limit <= 0:
@@ -254,7 +459,7 @@ class Trace(Sampled):
         return count
 
     def _arrays(self, content: Content) -> Iterator[Iterator[tuple[Any, Any, Array]]]:
-        """What call_back hands over, of one writer after the other: a generator around theirs would cost a tenth."""
+        """Yield one iterator per writer: a generator around these would cost a tenth of the time."""
         if content.chosen is not None:
             episodes = self.scan(("observations", "actions", "rewards"))
             yield ((episode.observations, episode.actions, episode.rewards) for episode in episodes)
@@ -264,8 +469,171 @@ class Trace(Sampled):
                 raise writer.damage[0].error()
             yield arrays_of(writer)
 
+    # -- batches for training -----------------------------------------------------------------------------------------
 
-def _reopened(storage: Storage, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:
+    def windows(
+        self,
+        length: int,
+        batch_size: int = 256,
+        *,
+        seed: int = 0,
+        columns: Iterable[str] | None = None,
+        strict_length: bool = True,
+        span: bool | tuple[bool, bool] = False,
+        stride: int = 1,
+        replacement: bool = True,
+        sampling: str = "steps",
+        weights: Array | None = None,
+        cache: str | None = "auto",
+        cache_bytes: int = _CACHE_BYTES,
+        follow: float | None = None,
+        most_steps: int | None = None,
+        on_damage: str = "raise",
+    ) -> Batches:
+        """Return batches of windows: consecutive steps of one episode.
+
+        ``for batch in trace.windows(64, 256)`` gives dicts of arrays: observations (256, 65, …), with one row more than
+        the others, actions (256, 64, …), rewards, terminations, truncations, annotations (a dict of arrays), mask
+        (256, 64), True where there is a step, and (256,) episode, its index in the trace, and first_step. Dict and
+        Tuple spaces have dicts and tuples of arrays. Views work the same: ``trace.select("return > 100").windows(64)``.
+
+        An episode whose final observation is unknown (Episode.has_final_observation) lacks its last step; if that step
+        terminated it, the step is kept and the observation before it is repeated. If a trace has such terminated
+        episodes, batches also have next_observation_mask, (256, 64), False where the observation after a step is
+        unknown.
+
+        Args:
+            length: steps of a window.
+            batch_size: windows of a batch; the last batch of an epoch may have fewer.
+            seed: the same seed gives the same batches, in any process and with any number of workers; batches of a
+                stream (cache=None) differ from these, and depend on cache_bytes.
+            columns: only these columns; infos only if named; "annotations.logprob" is one annotation. None: all but
+                infos.
+            strict_length: skip shorter episodes. False: pad them with zeros.
+            span: whether windows may reach beyond the start and the end of an episode, (start, end) or one value for
+                both. Such windows have fewer steps.
+            stride: distance between the starts of windows in an episode, in steps.
+            replacement: sample with replacement, endlessly. False: an iteration is an epoch with each window once.
+            sampling: "steps": all windows are equally likely; "episodes": all episodes are.
+            weights: sample windows in proportion to these, with replacement: one weight per episode, per step (that a
+                window starts with), or per window. Batches also have index and weight, (batch_size,): the argument of
+                update_priorities(), and 1 / (windows * probability).
+            cache: where decoded rows are kept: "memory"; "disk", below $GYM_TRACE_CACHE or the user's cache directory,
+                mapped into memory, reused, and extended when the trace has grown; None: nowhere, parts of the trace are
+                decoded again in each epoch, in shuffled order; "auto": in memory if they fit.
+            cache_bytes: limit of memory or disk. A stream takes the size of one decoded chunk if that is more
+                (recorders write up to 24 MiB).
+            follow: take in new data from live writers, at most once per this number of seconds. This refreshes the
+                trace; rows in memory are not decoded again. None: the episodes of the trace as it is now.
+            most_steps: with follow, keep only the episodes that started last, up to this number of steps.
+            on_damage: "raise" CorruptTrace at a damaged chunk, or "skip" it, like scan(): windows never span the gap, a
+                warning describes it, and .damage of the trace lists it. A stream then reads the trace once in advance.
+
+        Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
+        """
+        from gym_trace.sampling import orders
+
+        kind = orders.windows(length, strict_length, span, stride, sampling)
+        order = orders.Order(
+            batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps, on_damage
+        )
+        return self._batches(kind, order)
+
+    def transitions(
+        self,
+        batch_size: int = 256,
+        *,
+        seed: int = 0,
+        columns: Iterable[str] | None = None,
+        n_steps: int = 1,
+        gamma: float = 0.99,
+        n_frames: int = 1,
+        goals: Hindsight | None = None,
+        replacement: bool = True,
+        weights: Array | None = None,
+        cache: str | None = "auto",
+        cache_bytes: int = _CACHE_BYTES,
+        follow: float | None = None,
+        most_steps: int | None = None,
+        on_damage: str = "raise",
+    ) -> Batches:
+        """Return batches of transitions: dicts of arrays with one row per transition: observations, actions, rewards,
+        next_observations, terminations, truncations, discount, annotations, episode, first_step.
+
+        A step to an unknown observation (Episode.has_final_observation) is skipped unless it terminated its episode:
+        the target of a value needs no next_observations then, which repeat observations. If a trace has such steps,
+        batches also have next_observation_mask, (batch_size,), which is False there.
+
+        Args:
+            n_steps: steps of a transition, fewer at the end of an episode: rewards are discounted and summed (float64),
+                next_observations follow the last step, terminations and truncations are those of the last step. The
+                target of a value is ``rewards + discount * ~terminations * value(next_observations)``.
+            gamma: discount per step; discount is gamma to the power of the number of steps.
+            n_frames: number of observations to stack, (batch_size, n_frames, …), newest last; the first observation of
+                an episode is repeated before its start.
+            goals: relabel goals with reached ones: ``Hindsight("future", env.unwrapped.compute_reward)``.
+            batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps,
+            on_damage: see windows().
+
+        Raises the same errors as windows().
+        """
+        from gym_trace.sampling import orders
+
+        kind = orders.transitions(self, n_steps, gamma, n_frames, goals)
+        order = orders.Order(
+            batch_size, seed, columns, replacement, weights, cache, cache_bytes, follow, most_steps, on_damage
+        )
+        return self._batches(kind, order)
+
+    def trajectories(
+        self,
+        batch_size: int = 16,
+        *,
+        seed: int = 0,
+        columns: Iterable[str] | None = None,
+        replacement: bool = True,
+        cache: str | None = "auto",
+        cache_bytes: int = _CACHE_BYTES,
+        follow: float | None = None,
+        most_steps: int | None = None,
+        on_damage: str = "raise",
+    ) -> Batches:
+        """Return batches of whole episodes, like windows(), padded to the longest of the batch. Episodes without steps
+        are skipped. For arguments and errors see windows()."""
+        from gym_trace.sampling import orders
+
+        order = orders.Order(
+            batch_size, seed, columns, replacement, None, cache, cache_bytes, follow, most_steps, on_damage
+        )
+        return self._batches(orders.TRAJECTORIES, order)
+
+    def _batches(self, kind: Kind, order: Order) -> Batches:
+        return order.batches(self, kind, self._content.chosen is not None, self._report)
+
+    def normalization(self, columns: Iterable[str] | None = None) -> dict[str, Any]:
+        """Return mean, std, min, max and count of each element of each numeric column, over all steps.
+
+        ``norm = trace.normalization()["observations"]``, then ``(batch["observations"] - norm.mean) / norm.std``. The
+        structure is that of batches: Dict and Tuple spaces have dicts and tuples of Moments, None for leaves that are
+        not numeric; annotations are a dict. The final observation counts if it is known.
+
+        Rows are decoded once, in bounded memory. For a whole trace, the result is cached (in $GYM_TRACE_CACHE, or the
+        user's cache directory; never in the trace) and extended as the trace grows; for a view, it is computed each
+        time.
+
+        Args:
+            columns: only these columns. None: observations, actions and rewards.
+
+        Raises InvalidOption, CorruptTrace; TraceError if the writers have different spaces.
+        """
+        from gym_trace.sampling.normalization import moments_of
+        from gym_trace.sampling.orders import roots_of
+
+        chosen = ("observations", "actions", "rewards") if columns is None else columns
+        return moments_of(self, roots_of(chosen), self._content.chosen is not None)
+
+
+def _reopened(storage: ReadStorage, extents: tuple[Extent, ...], chosen: Array | None) -> Trace:
     trace = Trace.__new__(Trace)
     trace._opened = reopened(storage, extents)
     trace._content = Content.whole(list(trace._opened.writers.values()))

@@ -28,9 +28,9 @@ class Piece(NamedTuple):
 
 
 def cut_down(pieces: list[Piece], start: int, stop: int, trimmed: bool, before: int | None = None) -> list[Piece]:
-    """The pieces of some of the steps of an episode, and of the observation before them; nothing is to be trimmed.
+    """Return the pieces of some steps of an episode, with the observation before them; the result needs no trimming.
 
-    before: how many steps the fragments had that come before these pieces; None: there are none.
+    before: number of steps in the fragments before these pieces; None: these pieces come first.
     """
     cut: list[Piece] = []
     step = (before or 0) - trimmed  # which step, and which observation, the next piece begins with
@@ -63,7 +63,7 @@ def assemble(name: str, pieces: list[Piece], layouts: Layouts, trimmed: bool, co
     if name in ("terminations", "truncations"):
         bit = wire.TERMINATED if name == "terminations" else wire.TRUNCATED
         return _flag_column(pieces, bit)[skip:]
-    # Pieces of no steps say nothing of them, whoever shares their chunks, or whatever was to be recorded.
+    # Pieces without steps have no step rows, even if their chunks do.
     stepped = [piece for piece in pieces if piece.steps.stop > piece.steps.start]
     if name == "infos":
         if not any(("infos",) in piece.chunk for piece in stepped):
@@ -114,7 +114,7 @@ def _joined(pieces: list[Piece], path: Path, rows_of: Callable[[Piece], slice], 
 
 
 def _walked(parts: list[tuple[Chunk, slice]], path: Path) -> Array | None:
-    """The rows of a column that can be decoded to where they are to be; None if they are not all of one kind."""
+    """Decode the rows of a column directly into one array; return None if they differ in dtype or shape."""
     kinds = {(column.dtype, column.shape) for column in (chunk.columns[path] for chunk, _ in parts)}
     if len(kinds) > 1:
         return None

@@ -12,7 +12,7 @@ _Key = tuple[BatchReader, int, str, str]
 
 
 class ChunkCache:
-    """The chunks that were asked for last, up to so many bytes; for any number of threads."""
+    """The most recently used chunks, limited by bytes; thread-safe."""
 
     def __init__(self, limit: int):
         self._limit = limit

@@ -1,4 +1,4 @@
-"""What a trace, or a view of one, holds: its writers, and a table of its episodes."""
+"""The content of a trace or a view: its writers, and a table of its episodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_trace.reading.writer_reader import WriterReader
 
 
 class Content(NamedTuple):
-    """Replaced as a whole, so that whoever reads goes on with what it was."""
+    """Replaced as a whole: readers continue with the content they have."""
 
     writers: list[WriterReader]  # of the trace
     bounds: Array  # the episodes of writer i are those from bounds[i] to bounds[i + 1] of the trace
@@ -62,7 +62,7 @@ class Content(NamedTuple):
             if given.size == 0:
                 return everything[:0], True
             if given.dtype.kind not in "biu" or given.ndim != 1:
-                raise InvalidOption("episodes: give a slice, indices, or a boolean array with an element an episode")
+                raise InvalidOption("episodes: pass a slice, indices, or a boolean mask with one element per episode")
             try:
                 chosen = everything[given]
             except IndexError as error:

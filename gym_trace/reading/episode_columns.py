@@ -1,4 +1,4 @@
-"""What can be asked of the episodes of a trace: the columns of conditions."""
+"""Columns of episodes for the conditions of --where."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class EpisodeColumns:
         return numbers(data.astype(np.float64 if data.dtype.kind == "f" else np.int64))
 
     def _seeds(self, seeds: Array) -> Column:
-        """Those that are too large for the table are kept with what is known of the reset."""
+        """Return the seeds; those too large for the table are stored with the reset."""
         large = np.flatnonzero(seeds == _LARGE_SEED)
         if not len(large):
             return numbers(seeds, seeds != _NO_SEED)
@@ -109,7 +109,7 @@ class EpisodeColumns:
         return numbers(found[:, index])
 
     def _are_several(self) -> bool:
-        """Whether no episode has a return, as the rewards are several numbers each: the first one shows it."""
+        """Return True if rewards are several numbers each, so that no episode has a return; the first one decides."""
         table = self._content.table
         unknown = np.isnan(table["return"])
         first = np.flatnonzero(unknown & (table["steps"] > 0))[:1]
@@ -132,7 +132,7 @@ class EpisodeColumns:
         return self._kept("options", np.arange(len(self)))
 
     def _kept(self, name: str, indices: Array) -> list[Any]:
-        """What was kept of the resets of these episodes under a name; None where nothing was. Raises CorruptTrace."""
+        """Return what the resets of these episodes stored under a name; None if missing. Raises CorruptTrace."""
         content = self._content
         places = indices if content.chosen is None else content.chosen[indices]
         found: list[Any] = [None] * len(places)
@@ -148,7 +148,7 @@ class EpisodeColumns:
         return objective_returns(self._content.table, self._scan)
 
     def _check_key(self, given: list[Any], keys: list[Any], name: str) -> None:
-        """That at least one of them has the first key. Raises InvalidOption."""
+        """Check that at least one episode has the first key. Raises InvalidOption."""
         if not keys or not len(self):
             return
         known = {str(key): None for value in given if isinstance(value, Mapping) for key in value}
@@ -161,7 +161,7 @@ class EpisodeColumns:
 
 
 def _starts_of(writer: WriterReader, rows: Array) -> Iterator[tuple[int, dict[str, Any]]]:
-    """What was kept of the resets of a writer's episodes, each with its place in rows. Each chunk is read once."""
+    """Yield the reset records of a writer's episodes, each with its index in rows. Reads each chunk once."""
     starts, bounds = writer.parts.starts[rows], writer.chunk_bounds
     chunks = np.searchsorted(bounds, starts, side="right") - 1
     order = np.argsort(chunks, kind="stable")
@@ -216,7 +216,7 @@ def objective_returns(table: Array, scan: Scan) -> Array | None:
 
 
 def _sums(rewards: Array) -> Array:
-    """Of each objective; nothing where there are none."""
+    """Return the return of each objective; empty for scalar rewards."""
     if rewards.ndim < 2 or rewards.dtype.kind not in "biuf" or rewards[0].size > MOST_OBJECTIVES:
         return np.empty(0)
     with np.errstate(all="ignore"):  # rewards may be infinite
@@ -225,7 +225,7 @@ def _sums(rewards: Array) -> Array:
 
 
 def _at(value: Any, keys: list[Any]) -> Any:
-    """What is in a value under keys, and places of lists; None if there is nothing."""
+    """Return the value under a path of keys and list indices; None if missing."""
     for key in keys:
         if isinstance(value, Mapping):
             value = value.get(key)

@@ -14,20 +14,22 @@ from gym_trace.model.layout import put_together
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import Array
 from gym_trace.reading.assembly import Piece, assemble
+from gym_trace.reading.blocks import blocks
 from gym_trace.reading.content import Content
-from gym_trace.reading.episode_table import Parts, parts_of, step_offsets
+from gym_trace.reading.episode_table import Parts, parts_of
 from gym_trace.reading.opened import Scanned
 from gym_trace.reading.writer_reader import WriterReader
 
+OnDamage = Callable[[Damage], None]
 _CALLBACK_ROOTS = frozenset(("observations", "actions", "rewards"))
 
 
 def scan_content(
-    content: Content, roots: frozenset[str], wanted: Array, on_damage: Callable[[Damage], None] | None
+    content: Content, roots: frozenset[str], wanted: Array, on_damage: OnDamage | None
 ) -> Iterator[Episode]:
-    """The episodes at some places, which ascend in the whole trace, with their columns under roots.
+    """Yield the episodes at these indices, which ascend in the whole trace, with their columns under roots.
 
-    on_damage: as of scan_episodes. Raises CorruptTrace.
+    on_damage: see scan_episodes(). Raises CorruptTrace.
     """
     whole = wanted if content.chosen is None else content.chosen[wanted]
     everything = content.chosen is None and len(wanted) == len(content.table)
@@ -43,7 +45,7 @@ def scan_content(
             raise writer.damage[0].error()
         for parts, row, pieces in scan_episodes(writer, roots, mine, on_damage):
             index = begin + row
-            if parts is not writer.parts:  # what is left of one that was there whole
+            if parts is not writer.parts:  # a part of a damaged episode
                 index = begin + int(writer.parts.of_fragment[parts.fragments[parts.first[row]]])
             record = parts.table[row].copy()
             record["index"] = index if content.chosen is None else wanted[np.searchsorted(whole, index)]
@@ -51,98 +53,79 @@ def scan_content(
 
 
 def scan_episodes(
-    writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: Callable[[Damage], None] | None
+    writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: OnDamage | None
 ) -> Iterator[tuple[Parts, int, list[Piece]]]:
-    """Each wanted episode of a writer as (parts, row, pieces), each chunk read once.
+    """Yield each wanted episode of a writer as (parts, row, pieces), reading each chunk once.
 
-    on_damage: told of damaged chunks, which are then left out as if they were not there; None: CorruptTrace.
+    on_damage: called with damaged chunks, which are then skipped as if they did not exist; None: raises CorruptTrace.
     """
-    parts, is_bad = writer.parts, np.zeros(writer.chunk_count, bool)
+    parts = writer.parts
     pending: dict[int, list[tuple[int, Piece]]] = {}
+    # Starts are read too: a chunk whose starts are damaged is skipped, which is simpler than an episode without a seed.
     needed = roots if on_damage is None else roots | {"starts"}
-    # How its episodes began is read too: to leave out a chunk is plainer than to forget a seed.
-    for number in range(writer.chunk_count):
-        begin, end = writer.chunk_bounds[number : number + 2].tolist()
-        rows = parts.of_fragment[begin:end]
-        mine = (rows >= 0) & wanted[rows] if len(wanted) else np.zeros(len(rows), bool)
-        if is_bad[number] or not mine.any():
-            continue
+    walk = blocks(writer, parts, wanted)
+    while (block := next(walk, None)) is not None:
         try:
-            chunk = writer.chunk(number, needed)
+            chunk = writer.chunk(block.number, needed)
             if on_damage is not None:
                 chunk.decode_all()
         except CorruptTrace as error:
             if on_damage is None:
                 raise
-            # All that are damaged are looked for now: what is left is put together once, not after each of them.
-            wanted_fragments = wanted[parts.of_fragment] & (parts.of_fragment >= 0)
-            is_bad = _damaged_chunks(writer, number, error, wanted_fragments, needed, on_damage)
-            parts, wanted = _without(writer, np.repeat(is_bad, np.diff(writer.chunk_bounds)), wanted_fragments)
+            # Look for all damage now, to compute the remaining parts once and not after each damaged chunk.
+            on_damage(_damage_at(writer, block.number, error.problem))
+            bad = [block.number, *_damaged_chunks(writer, parts, wanted, block.number + 1, needed, on_damage)]
+            parts, wanted = _without(writer, bad, parts, wanted)
             pieces = [item for items in pending.values() for item in items]
             pending = {}
             for f, piece in pieces:
                 pending.setdefault(int(parts.of_fragment[f]), []).append((f, piece))
             for row in [row for row, items in pending.items() if parts.is_whole(row, len(items))]:
                 yield parts, row, [piece for _, piece in pending.pop(row)]
+            walk = blocks(writer, parts, wanted, block.number + 1)
             continue
-        flags = writer.fragments["flags"][begin:end].tolist()
-        o, s = (offsets.tolist() for offsets in step_offsets(writer.fragments[begin:end]))
-        row_list = rows.tolist()
-        for i in np.flatnonzero(mine).tolist():
-            row = row_list[i]
-            piece = Piece(chunk, number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), flags[i])
+        flags = block.table["flags"].tolist()
+        o, s = (offsets.tolist() for offsets in block.offsets)
+        for i, row in enumerate(block.rows.tolist()):
+            if row < 0:
+                continue
+            piece = Piece(chunk, block.number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), flags[i])
             items = pending.setdefault(row, [])
-            items.append((begin + i, piece))
+            items.append((block.begin + i, piece))
             if parts.is_whole(row, len(items)):
                 yield parts, row, [piece for _, piece in pending.pop(row)]
 
 
-def without_damage(
-    writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: Callable[[Damage], None]
-) -> Parts:
-    """What is left of the episodes of a writer: chunks that wanted ones lie in are read, and damaged ones left out."""
-    wanted_fragments = wanted[writer.parts.of_fragment] & (writer.parts.of_fragment >= 0)
-    is_bad = _damaged_chunks(writer, 0, None, wanted_fragments, roots | {"starts"}, on_damage)
-    if not is_bad.any():
-        return writer.parts
-    return _without(writer, np.repeat(is_bad, np.diff(writer.chunk_bounds)), wanted_fragments)[0]
+def without_damage(writer: WriterReader, roots: frozenset[str], wanted: Array, on_damage: OnDamage) -> Parts:
+    """Read the chunks of wanted episodes, and return the episodes without the damaged chunks."""
+    bad = list(_damaged_chunks(writer, writer.parts, wanted, 0, roots | {"starts"}, on_damage))
+    return _without(writer, bad, writer.parts, wanted)[0] if bad else writer.parts
 
 
 def _damaged_chunks(
-    writer: WriterReader,
-    first: int,
-    error: CorruptTrace | None,
-    wanted_fragments: Array,
-    roots: frozenset[str],
-    on_damage: Callable[[Damage], None],
-) -> Array:
-    """Which chunks cannot be read, from the first one on, which has brought about error, if any; of those wanted."""
+    writer: WriterReader, parts: Parts, wanted: Array, first: int, roots: frozenset[str], on_damage: OnDamage
+) -> Iterator[int]:
+    """Yield the unreadable chunks with wanted episodes, from the first one on."""
+    for block in blocks(writer, parts, wanted, first):
+        try:
+            writer.chunk(block.number, roots).decode_all()
+        except CorruptTrace as error:
+            on_damage(_damage_at(writer, block.number, error.problem))
+            yield block.number
+
+
+def _damage_at(writer: WriterReader, number: int, problem: str) -> Damage:
+    batch, i = writer.chunk_places[number]
+    start, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
+    return Damage(str(batch.path), start, start + length, problem)
+
+
+def _without(writer: WriterReader, bad: list[int], parts: Parts, wanted: Array) -> tuple[Parts, Array]:
+    """Return the parts without bad chunks, whose fragments belong to no episode, and which of them are wanted."""
+    wanted_fragments = wanted[parts.of_fragment] & (parts.of_fragment >= 0)
     is_bad = np.zeros(writer.chunk_count, bool)
-    for number in range(first, writer.chunk_count):
-        problem = None if error is None else error.problem
-        if number > first or error is None:
-            if not wanted_fragments[writer.chunk_bounds[number] : writer.chunk_bounds[number + 1]].any():
-                continue
-            problem = _problem_of(writer, number, roots)
-        if problem is not None:
-            is_bad[number] = True
-            batch, i = writer.chunk_places[number]
-            start, length = (int(batch.chunks[name][i]) for name in ("offset", "length"))
-            on_damage(Damage(str(batch.path), start, start + length, problem))
-    return is_bad
-
-
-def _problem_of(writer: WriterReader, number: int, roots: frozenset[str]) -> str | None:
-    try:
-        writer.chunk(number, roots).decode_all()
-    except CorruptTrace as error:
-        return error.problem
-    return None
-
-
-def _without(writer: WriterReader, bad: Array, wanted_fragments: Array) -> tuple[Parts, Array]:
-    """The parts that are left without bad fragments, numbered as if these had no rows, and which are wanted."""
-    left = np.flatnonzero(~bad)
+    is_bad[bad] = True
+    left = np.flatnonzero(~np.repeat(is_bad, np.diff(writer.chunk_bounds)))
     parts = parts_of(writer.fragments[left], writer.alive)
     of_fragment = np.full(len(writer.fragments), -1)
     of_fragment[left] = parts.of_fragment
@@ -153,31 +136,25 @@ def _without(writer: WriterReader, bad: Array, wanted_fragments: Array) -> tuple
 
 
 def arrays_of(writer: WriterReader) -> Iterator[tuple[Any, Any, Array]]:
-    """(observations, actions, rewards) of each episode: the quick way through a whole trace."""
+    """Yield (observations, actions, rewards) of each episode: the fast way through a whole trace."""
     parts = writer.parts
     alone = (np.diff(parts.first) == 1) & (parts.table["steps"] > 0)  # no steps have no dtype of their own
     alone[parts.trimmed] = False
-    pending: dict[int, list[tuple[int, Piece]]] = {}
-    bounds = writer.chunk_bounds
-    for number in range(writer.chunk_count):
-        begin, end = bounds[number : number + 2].tolist()
-        rows = parts.of_fragment[begin:end]
-        if not (rows >= 0).any():
-            continue
-        chunk = writer.chunk(number, _CALLBACK_ROOTS)
+    pending: dict[int, list[Piece]] = {}
+    for block in blocks(writer, parts):
+        chunk = writer.chunk(block.number, _CALLBACK_ROOTS)
         chunk.decode()
-        o, s = (offsets.tolist() for offsets in step_offsets(writer.fragments[begin:end]))
+        o, s = (offsets.tolist() for offsets in block.offsets)
         sliced = _slicer(writer.layouts, chunk)
-        whole = (alone[rows] & (rows >= 0)).tolist()
-        for i, row in enumerate(rows.tolist()):
+        whole = (alone[block.rows] & (block.rows >= 0)).tolist()
+        for i, row in enumerate(block.rows.tolist()):
             if sliced is not None and whole[i]:
                 yield sliced(o[i], o[i + 1], s[i], s[i + 1])
             elif row >= 0:
-                piece = Piece(chunk, number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), 0)
-                items = pending.setdefault(row, [])
-                items.append((begin + i, piece))
-                if parts.is_whole(row, len(items)):
-                    pieces, trimmed = [piece for _, piece in pending.pop(row)], bool(parts.trimmed[row])
+                pieces = pending.setdefault(row, [])
+                pieces.append(Piece(chunk, block.number, slice(o[i], o[i + 1]), slice(s[i], s[i + 1]), 0))
+                if parts.is_whole(row, len(pieces)):
+                    pieces, trimmed = pending.pop(row), bool(parts.trimmed[row])
                     yield (
                         assemble("observations", pieces, writer.layouts, trimmed, copy=False),
                         assemble("actions", pieces, writer.layouts, trimmed, copy=False),
@@ -187,7 +164,7 @@ def arrays_of(writer: WriterReader) -> Iterator[tuple[Any, Any, Array]]:
 
 
 def _slicer(layouts: Layouts, chunk: Chunk) -> Callable[[int, int, int, int], tuple[Any, Any, Array]] | None:
-    """A function that cuts an episode out of the columns of a chunk; None if they are not all typed."""
+    """Return a function that cuts an episode out of the columns of a chunk; None if they are not all typed."""
     seen_paths = [leaf.path for leaf in layouts.observations.leaves()]
     done_paths = [leaf.path for leaf in layouts.actions.leaves()]
     paths = [*seen_paths, *done_paths, ("rewards",)]

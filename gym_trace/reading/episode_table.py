@@ -59,7 +59,7 @@ class EpisodeTable(np.ndarray[Any, Any]):
         return "<" + "\n  ".join([f"table of {count(len(self), 'episode')}", *lines]) + ">"
 
     def _repr_html_(self) -> str | None:
-        """What notebooks show."""
+        """Return HTML for a notebook."""
         return html_table(_HEADINGS, self._rows()) if self.dtype == EPISODE and self.ndim == 1 else None
 
     def _rows(self) -> list[list[str]]:
@@ -80,7 +80,7 @@ class Parts(NamedTuple):
     table: EPISODE rows, in the order in which their last step came to disk.
     of_fragment: for each fragment the row of table it belongs to; -1 for one without steps or observations.
     fragments: the fragments of row i are fragments[first[i]:first[i + 1]], in order.
-    trimmed: whether the first observation of a part is missing, so that its first step cannot be told.
+    trimmed: whether the first observation of a part is missing, so that its first step is skipped.
     starts: the fragment that says how the episode began; -1 where none does.
     """
 
@@ -93,12 +93,12 @@ class Parts(NamedTuple):
 
     @property
     def last(self) -> Array:
-        """Of each row its last fragment."""
+        """The last fragment of each row."""
         found: Array = self.fragments[self.first[1:] - 1]
         return found
 
     def is_whole(self, row: int, count: int) -> bool:
-        """Whether so many fragments are all that a row has; of row -1, no."""
+        """Return True if this number of fragments completes a row; False for row -1."""
         return row >= 0 and bool(count == self.first[row + 1] - self.first[row])
 
 
@@ -162,7 +162,7 @@ def row_of_pending(table: Array, action: Pending) -> int:
 
 
 def outcome_codes(table: Array) -> Array:
-    """Of each episode of a table, the place of its outcome in OUTCOMES."""
+    """Return the index in OUTCOMES of the outcome of each episode."""
     beginnings, codes = table["outcome"].astype("<U2").view(np.uint64), np.zeros(len(table), np.int64)
     for code, beginning in enumerate(_BEGINNINGS.tolist()):
         codes[beginnings == beginning] = code
@@ -232,7 +232,7 @@ def _found(values: Array, among: Array, wanted: Array) -> tuple[Array, Array | s
 
 
 def step_offsets(fragments: Array) -> tuple[Array, Array]:
-    """Of each fragment of a chunk, where its observation rows and its step rows begin; one element more each."""
+    """Return where the observations and the steps of each fragment of a chunk begin, with one more element each."""
     steps = fragments["steps"].astype(np.int64)
     rows = steps + (fragments["flags"] & wire.LEADS > 0)
     return np.concatenate([[0], np.cumsum(rows)]), np.concatenate([[0], np.cumsum(steps)])

@@ -1,4 +1,4 @@
-"""What the rows of the columns of a trace really are, whatever their spaces say; known without reading them."""
+"""Actual dtypes and shapes of the columns of a trace, from its indexes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format.columns import MSGPACK, Column
 from gym_trace.model.layout import Path
 from gym_trace.model.values import dtype_from
+from gym_trace.reading.blocks import blocks
 from gym_trace.reading.recorded import Recorded
 
 
 class Form(NamedTuple):
-    """What the rows of a column are.
+    """Dtype and shape of the rows of a column.
 
     mixed: whether some of them have another dtype, all of whose values this one holds.
     """
@@ -26,7 +27,7 @@ class Form(NamedTuple):
 
 
 def forms_of(trace: Recorded, skip: bool = False) -> dict[Path, Form | None]:
-    """Of each column that has rows what these are; None: values of any kind, or of forms that cannot be joined.
+    """Return the form of each column that has rows; None: values of any type, or of forms that cannot be joined.
 
     The paths: ("observations", …) and ("actions", …), one a leaf, ("rewards",), ("infos",), ("annotations", name).
     Of a trace without steps, what its spaces say. skip: leave out damaged chunks; otherwise raises CorruptTrace.
@@ -52,23 +53,19 @@ def forms_of(trace: Recorded, skip: bool = False) -> dict[Path, Form | None]:
 
 
 def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
-    """What has rows in each chunk with something of these episodes; None before those of each chunk with steps."""
+    """Yield the columns with rows in each chunk of these episodes, and None before those of each chunk with steps."""
     table, rows_of = trace.episodes, trace.rows
     for number, reader in enumerate(trace.readers):
-        mine = np.zeros(len(reader.parts.table) + 1, np.bool_)  # one more for -1, which is never chosen
+        mine = np.zeros(len(reader.parts.table), np.bool_)
         mine[rows_of[table["writer"] == number]] = True
-        chosen = mine[reader.parts.of_fragment]
-        for chunk in range(reader.chunk_count):
-            begin, end = reader.chunk_bounds[chunk : chunk + 2].tolist()
-            if not chosen[begin:end].any():
-                continue
+        for block in blocks(reader, reader.parts, mine):
             try:
-                columns = reader.columns_of(chunk)
+                columns = reader.columns_of(block.number)
             except CorruptTrace:
                 if skip:
                     continue
                 raise
-            if reader.fragments["steps"][begin:end].any():
+            if block.table["steps"].any():
                 yield None
             for column in columns:
                 if column.rows and column.path[0] not in ("fragments", "starts"):
@@ -76,7 +73,7 @@ def _columns(trace: Recorded, skip: bool) -> Iterator[Column | None]:
 
 
 def _joined(one: Form | None, other: Form | None) -> Form | None:
-    """What holds the rows of both, exactly."""
+    """Return a form that holds the rows of both exactly."""
     if one is None or other is None or one.shape != other.shape:
         return None
     if one.dtype == other.dtype:

@@ -1,4 +1,4 @@
-"""A trace that was opened, and where its episodes find their steps, whatever is recorded meanwhile."""
+"""An opened trace, and episodes that find their steps in it even if more was recorded."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from gym_trace.reading.chunk_cache import ChunkCache
 from gym_trace.reading.episode_table import Parts
 from gym_trace.reading.origins.reader import presented
 from gym_trace.reading.writer_reader import Extent, WriterReader
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage
 
 _CACHE_BYTES = 64 << 20  # of decoded chunks that random access keeps
 
 
 class Opened:
-    """What a Trace, its views and its episodes share. Pickled, it is opened again, and holds what it held here.
+    """State shared by a Trace, its views and its episodes. Unpickling opens it again with the same content.
 
     Attributes:
         writers: by their keys, in the order in which they began; another dict after a refresh that found anything.
         skipped: damage that was found while reading, and left out.
     """
 
-    def __init__(self, storage: Storage, writers: Sequence[WriterReader] = ()):
+    def __init__(self, storage: ReadStorage, writers: Sequence[WriterReader] = ()):
         self.storage = storage
         self._stored = {writer.writer: writer for writer in writers}
         self._presented = {writer.writer: presented(writer) for writer in writers}
@@ -77,17 +77,17 @@ class Opened:
 
 
 def extents_of(writers: Sequence[WriterReader]) -> tuple[Extent, ...]:
-    """How much of the files of these writers was read."""
+    """Return how much of the files of these writers was read."""
     return tuple(dict.fromkeys(writer.extent for writer in writers))
 
 
-def reopened(storage: Storage, extents: tuple[Extent, ...]) -> Opened:
+def reopened(storage: ReadStorage, extents: tuple[Extent, ...]) -> Opened:
     """A trace opened in another process, with what these extents had. Raises TraceError if it is not there now."""
     return Opened(storage, _read_again(storage, extents))
 
 
 @lru_cache(maxsize=1)  # workers are given many episodes of the same trace, one after the other
-def _read_again(storage: Storage, extents: tuple[Extent, ...]) -> list[WriterReader]:
+def _read_again(storage: ReadStorage, extents: tuple[Extent, ...]) -> list[WriterReader]:
     found = {files.writer: files for files in find_writers(storage)}
     if missing := [extent.writer for extent in extents if extent.writer not in found]:
         raise TraceNotFound(f"{storage.root}: writer {missing[0]} is not there any more")

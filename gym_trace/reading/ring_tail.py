@@ -1,4 +1,4 @@
-"""What the ring of a writer holds beyond its batches: the end of what it has recorded."""
+"""Steps that are in the ring of a writer and not yet in a batch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _SlabKey = tuple[int, tuple[int, int] | None]
 
 
 class RingTail(NamedTuple):
-    """What is in a ring and in no batch, as the chunks that it becomes.
+    """Steps of a ring that are not yet in a batch, as the chunks that they will become.
 
     Attributes:
-        batch: those chunks; None if there are none.
+        batch: those chunks; None without any.
         number: of the batch that they belong into.
         counts: by the number of a batch, how many of its chunks count: not those of a slab that is still in the ring.
-        slabs: what the ring had of each slab, so that what is new can be told.
+        slabs: state of each slab, to detect new data.
     """
 
     ring: Recovered = Recovered()
@@ -31,7 +31,7 @@ class RingTail(NamedTuple):
 
     @property
     def actions(self) -> list[Pending]:
-        """Those that were never answered."""
+        """Actions without an answer."""
         return self.ring.actions
 
 
@@ -44,7 +44,7 @@ def tail_of(
     """The end of what a writer has recorded. Raises CorruptTrace, UnsupportedTrace.
 
     Args:
-        image: its ring, as it was before the batches were read; None: there is none.
+        image: its ring, as it was before the batches were read; None without one.
         known: what was found before, to be used again where nothing is new.
     """
     counts = {number: len(batch.chunks) for number, batch in batches.items()}
@@ -72,7 +72,7 @@ def complete_in(batches: Mapping[int, BatchReader]) -> int:
 
 
 def is_behind(image: RingImage | None, batches: Mapping[int, BatchReader]) -> bool:
-    """Whether slabs are in none of these batches, and not in the ring any more: there may be newer batches."""
+    """Return True if slabs are neither in these batches nor in the ring: there may be newer batches."""
     if image is None:
         return False
     before = image.slabs[0].sequence - 1 if image.slabs else 0
@@ -80,7 +80,7 @@ def is_behind(image: RingImage | None, batches: Mapping[int, BatchReader]) -> bo
 
 
 def _next_number(files: WriterFiles, batches: Mapping[int, BatchReader]) -> int:
-    """Of the batch that the next chunk goes into."""
+    """Return the number of the batch of the next chunk."""
     if not files.batches:
         return 0
     last = max(files.batches)

@@ -31,7 +31,7 @@ _LISTINGS = 3  # of a writer that begins one batch after the other
 
 
 class Extent(NamedTuple):
-    """How much of a writer's files was read: by this the same can be read again elsewhere, whatever came since."""
+    """Extent of a writer's files that was read, to read the same again elsewhere after more was recorded."""
 
     writer: str
     alive: bool
@@ -48,7 +48,7 @@ class WriterReader:
         writer: its id.
         key: what tells it from the other writers of a trace.
         alive: whether its process holds the lock of its manifest.
-        about: what it said of itself; about_or_empty: nothing of it, where that is lost; schema: as it was read.
+        about: its description; about_or_empty: an empty one if that is lost; schema: as stored.
         batches: its readable batches, in order.
         tail: what is in its ring and in no batch.
         damage: what was found not to check.
@@ -69,7 +69,7 @@ class WriterReader:
         self._read(files)
 
     def refreshed(self, files: WriterFiles) -> WriterReader:
-        """What the files hold by now; itself if that is nothing new. Not for several threads at a time."""
+        """Return the current content of the files; itself if nothing is new. Not thread-safe."""
         if self._extent is not None:
             return WriterReader(files)
         newer = copy(self)
@@ -124,7 +124,7 @@ class WriterReader:
                 reader.refresh()
 
     def _join(self) -> None:
-        """Has the chunks of the batches, and those of what is in the ring, one after the other."""
+        """Collect the chunks of the batches and those of the ring."""
         chunks = [(number, self.tail.counts[number]) for number in sorted(self.tail.counts.keys() & self._readers)]
         self.batches = [self._readers[number] for number, _ in chunks]
         read = [(self._readers[number], count) for number, count in chunks]
@@ -152,7 +152,7 @@ class WriterReader:
         """The batch of this name; None if its writer died before its header was whole, or nothing of it can be read."""
         size = wire.HEADER_SIZE
         with contextlib.suppress(FileNotFoundError):  # sealed since it was listed, which BatchReader knows of
-            size = self.files.storage.size(name)  # beforehand: the header may be written meanwhile
+            size = self.files.storage.size(name)  # before opening: the header may be written in between
         try:
             return BatchReader(self.files.storage, name, self.room)
         except CorruptTrace as error:
@@ -193,12 +193,12 @@ class WriterReader:
 
     @property
     def has_own_files(self) -> bool:
-        """Whether its files hold nothing of other writers."""
+        """Return True if its files hold no data of other writers."""
         return True
 
     @property
     def pending(self) -> list[Pending]:
-        """Of a dead writer, the actions with which its environment was stepped and which it never answered."""
+        """Return actions that a dead writer's environment never answered."""
         if self.alive:
             return []
         last = self.batches[-1].slabs.pending if self.batches and self.tail.batch is None else None
@@ -219,7 +219,7 @@ class WriterReader:
 
     @property
     def about_or_empty(self) -> WriterSchema:
-        """The same; of a writer that died before it could say anything, of an empty record."""
+        """Return the description; an empty one if the writer died before writing it."""
         try:
             return self.about
         except CorruptTrace:
@@ -231,12 +231,12 @@ class WriterReader:
 
     @property
     def metadata(self) -> Any:
-        """What it was given as metadata."""
+        """Metadata passed to the recorder."""
         return self.about.metadata
 
     @property
     def env_spec(self) -> dict[str, Any]:
-        """What is known of its environment: id, spec (JSON), wrappers, class."""
+        """The recorded environment: id, spec (JSON), wrappers, class."""
         return dict(self.about.environment)
 
     @property
@@ -278,19 +278,19 @@ class WriterReader:
         return chunk
 
     def read_chunk(self, number: int, roots: frozenset[str] | None = None) -> Chunk:
-        """The same, however many rows they have. roots: None: all columns. Raises CorruptTrace."""
+        """Return a chunk of any size. roots: None: all columns. Raises CorruptTrace."""
         batch, i = self.chunk_places[number]
         return batch.read_chunk(i, lambda path: roots is None or path[0] in roots)
 
     def columns_of(self, number: int) -> list[Column]:
-        """What the columns of a chunk are, without reading them. Raises CorruptTrace."""
+        """Return the columns of a chunk without reading them. Raises CorruptTrace."""
         batch, i = self.chunk_places[number]
         return batch.read_chunk(i, lambda path: False).described
 
     # -- single episodes ----------------------------------------------------------------------------------------------
 
     def place_of(self, row: int) -> tuple[int, int]:
-        """Where the files begin to speak of an episode, as (number of batch, fragment in it).
+        """Return the first fragment of an episode, as (number of batch, fragment in it).
 
         It stays there; as long as it is in the ring, it mostly does.
         """
@@ -310,7 +310,7 @@ class WriterReader:
         return row if row >= 0 and self.place_of(row) == (number, fragment) else None
 
     def row_of(self, episode_id: int, first_step: int) -> int | None:
-        """The row of the part of an episode that begins with this step; None if there is none, or several."""
+        """Return the row of the part of an episode that starts with this step; None if missing or ambiguous."""
         table = self.parts.table
         rows = np.flatnonzero((table["episode_id"] == episode_id) & (table["first_step"] == first_step))
         return int(rows[0]) if len(rows) == 1 else None
@@ -355,7 +355,7 @@ class WriterReader:
         return cut_down(found, steps.start, steps.stop, trimmed, skipped)
 
     def start_of(self, row: int, parts: Parts | None = None) -> dict[str, Any]:
-        """What was kept of the reset of an episode: options, rng_state, reset_info, a large seed."""
+        """Return the reset record of an episode: options, rng_state, reset_info, a large seed."""
         f = int((parts or self.parts).starts[row])
         if f < 0:
             return {}

@@ -1,4 +1,4 @@
-"""What an environment does, compared with what is recorded of it."""
+"""Compare an environment with its recording."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Difference(NamedTuple):
     step: index of the step, or None at the reset.
     column: such as "observations/position", "rewards" or "infos/lives"; "error" if the environment raised one.
     at: index of the element in the value, () if it has none.
-    recorded, seen: the two elements, or the two values if they are no arrays of one dtype and shape.
-    largest: largest difference between elements of the two values; None if they are no such arrays of numbers.
+    recorded, seen: the two elements, or the two values unless both are arrays of one dtype and shape.
+    largest: largest difference between elements of the two values; None unless both are such arrays of numbers.
     """
 
     step: int | None
@@ -97,7 +97,7 @@ class Comparison:
 
 
 class EpisodeComparison:
-    """What comes of resets and steps, against what is recorded of an episode.
+    """Compares the results of resets and steps with a recorded episode.
 
     Attributes:
         largest: largest difference of what was taken as close.
@@ -133,7 +133,7 @@ class EpisodeComparison:
             self._infos = infos_of(episode)
 
     def reset(self, observation: Any, info: dict[str, Any]) -> Difference | None:
-        """What a reset returned. The first difference, if there is one."""
+        """Compare the result of a reset; return the first difference."""
         difference = self._observation(None, 0, observation)
         if difference is None and self._reset_info is not None:
             difference = self._info(None, self._reset_info, info)
@@ -142,7 +142,7 @@ class EpisodeComparison:
     def step(
         self, step: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
     ) -> Difference | None:
-        """What a step returned. The first difference, if there is one."""
+        """Compare the result of a step; return the first difference."""
         difference = self._observation(step, step + 1, observation)
         if difference is None and "rewards" in self._columns:
             difference = self.value(step, "rewards", self._rewards[step], _as_recorded(reward, self._rewards.dtype))

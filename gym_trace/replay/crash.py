@@ -15,7 +15,7 @@ _LONGEST = 4000  # characters of what an environment says
 
 
 def executed(env: gymnasium.Env[Any, Any], action: Any) -> str:
-    """What comes of stepping an environment with an action, which is done in a copy of this process.
+    """Step an environment with an action in a copy of this process, and describe the result.
 
     Returns:
         That it returned, and what; that it raised, and what; or of what the process died.
@@ -47,7 +47,7 @@ def _step(env: gymnasium.Env[Any, Any], action: Any, telling: int) -> None:
         try:
             _, reward, terminated, truncated, _ = env.step(action)
             words = f"it returned: reward {reward}, terminated {terminated}, truncated {truncated}"
-        except BaseException as error:  # other people's code: what it does is what we are asked to tell
+        except BaseException as error:  # user code: report whatever it does
             words = f"it raised {told(error)}"
         os.write(telling, words[:_LONGEST].encode("utf-8", "replace"))
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.episode import Episode, infos_of
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.values import Array, row_of
-from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.replay.compare import Comparison, Difference, EpisodeComparison
 from gym_trace.replay.same_bytes import same_bytes
 
@@ -37,8 +36,8 @@ class EpisodeDifference:
 
 
 def diff_traces(
-    first: Trace | str | os.PathLike[str],
-    second: Trace | str | os.PathLike[str],
+    first: TraceLike,
+    second: TraceLike,
     *,
     atol: float = 0.0,
     rtol: float = 0.0,
@@ -46,11 +45,11 @@ def diff_traces(
 ) -> Iterator[EpisodeDifference]:
     """Compares episodes one at a time, in bounded memory: those that belong together.
 
-    Where both have episodes of one recording, as after an edit, an episode is known by its writer, its id and its first
-    step. Otherwise by seed, where every episode of both traces has one of its own, but for those that were left begun
-    and recorded anew, or by its place, where the traces line up. Where they do not, those belong together that have the
-    same observations, actions and rewards; what is left over goes by seed, and then by place. So runs of several
-    processes can be compared, whose episodes are in no certain order. Yields as many as both traces have in common,
+    If both have episodes of one recording, as after an edit, episodes are matched by writer, id and first step.
+    Otherwise by seed, if every episode of both traces has its own, except those that were left incomplete and recorded
+    again; or by index, if the traces line up. If they do not, episodes with the same observations, actions and rewards
+    are matched first; the rest by seed, and then by index. So runs of several processes can be compared, whose
+    episodes are in no certain order. Yields as many differences as both traces have episodes in common,
     in the order of the first one. Running episodes are compared as far as they have been recorded.
 
     In a Difference, "recorded" is what the first trace has and "seen" what the second one has. Where an episode is
@@ -96,7 +95,7 @@ def _pairs(a: Trace, b: Trace, compared: frozenset[str]) -> Iterator[tuple[Episo
     mine, theirs = a.episodes["seed"][whole], b.episodes["seed"][others]
     each_one = all(len(np.unique(seeds)) == len(seeds) and (seeds >= 0).all() for seeds in (mine, theirs))
     common = slice(min(len(a), len(b)))
-    told = [name for name, column in _TOLD_APART.items() if column in compared]
+    told = [name for name, column in _DISTINGUISHING.items() if column in compared]
     lined_up = ["seed"] if each_one else ["writer", *told]
     if all(a.episodes[name][common].tobytes() == b.episodes[name][common].tobytes() for name in lined_up):
         yield from zip(a.scan(episodes=common), b.scan(episodes=common))
@@ -111,12 +110,12 @@ def _pairs(a: Trace, b: Trace, compared: frozenset[str]) -> Iterator[tuple[Episo
         yield one, b[place]
 
 
-# What the table of episodes says, by which most of them can be told apart, and the column that it is of.
-_TOLD_APART = {"steps": "actions", "return": "rewards", "seed": "seed"}
+# Fields of the table of episodes that distinguish most episodes, and the column of each.
+_DISTINGUISHING = {"steps": "actions", "return": "rewards", "seed": "seed"}
 
 
 def _places_by_content(a: Trace, b: Trace, compared: frozenset[str]) -> tuple[Array, Array]:
-    """Where the episodes are in both traces that belong together: as many as the shorter one has.
+    """Return the indices of corresponding episodes in both traces: as many as the shorter one has.
 
     First those whose content is the same, then those of the same seed. What is left over goes by its place among those
     of the writer with the same number, and then by its place among all. Takes as long as both take to be read.
@@ -141,7 +140,7 @@ def _places_by_content(a: Trace, b: Trace, compared: frozenset[str]) -> tuple[Ar
 
 def _contents(a: Trace, b: Trace, compared: frozenset[str]) -> list[list[bytes | None]]:
     """For the episodes of both what their content is known by; None where the other trace has none that is alike."""
-    names = [name for name, column in _TOLD_APART.items() if column in compared and name != "seed"]
+    names = [name for name, column in _DISTINGUISHING.items() if column in compared and name != "seed"]
     told = [
         list(zip(*(trace.episodes[name].view(np.int64).tolist() for name in ["steps", *names]))) for trace in (a, b)
     ]
@@ -180,7 +179,7 @@ def _identities(trace: Trace) -> Iterator[tuple[str, int, int]]:
 
 
 def _whole(trace: Trace) -> Array:
-    """Without what a process has left begun when it was killed or interrupted, where others have recorded it anew."""
+    """Drop episodes that a killed or interrupted process left incomplete and that were recorded again."""
     table = trace.episodes
     complete = np.isin(table["outcome"], ("terminated", "truncated"))
     anew = (table["outcome"] == "closed") & np.isin(table["seed"], table["seed"][complete])
@@ -229,7 +228,7 @@ def _first(seen: EpisodeComparison, one: Episode, other: Episode, compared: froz
 
 
 def _told(column: Any) -> str:
-    """What is special about a column, in a word."""
+    """Describe in a word what is special about a column."""
     if isinstance(column, np.ndarray):
         return f"{column.dtype} of shape {column.shape}"
     return "none" if column is None or (isinstance(column, tuple) and None in column) else type(column).__name__
@@ -249,7 +248,7 @@ def _without_last(tree: Any) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two columns, or values, are equal bit for bit, dtypes and shapes likewise."""
+    """Return True if two columns or values are equal bit for bit, including dtypes and shapes."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.dtype != object and b.dtype != object:
         return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, dict) and isinstance(b, dict):

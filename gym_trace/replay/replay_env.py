@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Collection
 from typing import Any
@@ -17,7 +16,7 @@ from gym_trace.model.layout import Layout
 from gym_trace.model.packing import pack_lenient
 from gym_trace.model.tensors import plain_array
 from gym_trace.model.values import row_of
-from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.playback.trace import TraceLike, as_trace
 
 _ON_DIVERGENCE = ("ignore", "warn", "raise", "truncate")
 
@@ -38,8 +37,8 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
         on_divergence: what to do when an action is not the recorded one: "ignore" it and play on, "warn" once an
             episode, "raise" ReplayDiverged, or "truncate": end the episode with the observation it had, reward 0, and
             the step in ``info["diverged"]``.
-        observation_space, action_space: in the place of the recorded ones. Spaces of classes of somebody else's are
-            not stored; where they are not given, a StandIn has everything in it, and cannot be drawn from.
+        observation_space, action_space: replace the recorded ones. Spaces of custom classes are not stored;
+            by default, a StandIn takes their place, which contains every value and cannot be sampled.
 
     Attributes:
         episode: the Episode being played, None before the first reset.
@@ -52,7 +51,7 @@ class ReplayEnv(gymnasium.Env[Any, Any]):
 
     def __init__(
         self,
-        trace: Trace | str | os.PathLike[str],
+        trace: TraceLike,
         *,
         episodes: Collection[int] | None = None,
         on_divergence: str = "ignore",

@@ -35,13 +35,13 @@ Watch = Callable[[gymnasium.Env[Any, Any], int], None]  # given the environment 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came out when an episode was played again.
+    """Result of replaying one episode.
 
     verdict: "identical" (bit for bit), "close" (within the tolerance), "differs", "unverifiable", or "damaged".
     difference: the first one, if it differs.
     largest: largest difference of a number that was taken as close.
-    reason: why it is unverifiable, what is damaged, or what else there is to say.
-    crash: what came of the action that was being executed when the recording was killed, if it was executed again.
+    reason: why it is unverifiable, what is damaged, or another note.
+    crash: result of the action in progress when the recording was killed, if it was executed again.
     """
 
     index: int
@@ -123,8 +123,8 @@ class LaneReplay:
 
     An episode is started as it was: with its seed and options, or with the state that the environment's generator had
     before an unseeded reset. Some environments have more randomness than that, or carry something from episode to
-    episode. So where an episode comes out differently, or nothing is known of how it began, it is played again after
-    all episodes before it: from the last seeded one on, then from the first one on.
+    episode. So if an episode differs, or its start is unknown, it is replayed after the episodes before it: from the
+    last seeded one on, then from the first one on.
     """
 
     def __init__(
@@ -171,11 +171,10 @@ class LaneReplay:
         make: MakeEnv | None = None,
         on_verdict: Callable[[Verdict], None] = lambda verdict: None,
     ) -> Verdict:
-        """As play(); watch is called once after the reset and after each step, in the way that comes out right.
+        """Like play(); watch is called once after the reset and after each step, in a matching replay if possible.
 
-        Where none does, in the way that comes out. make: the environment to watch it in; None: the same. on_verdict:
-        told what came out, before anything is watched. Raises RenderingError if that environment raises where it does
-        not when nobody watches.
+        make: makes the environment to watch it in; None: the same. on_verdict: called with the verdict before watching.
+        Raises RenderingError if that environment raises an error that the replay did not.
         """
         verdict = self.play(position)
         on_verdict(verdict)
@@ -197,7 +196,7 @@ class LaneReplay:
         return verdict
 
     def go_through_the_crash(self, position: int) -> str:
-        """What comes of the action that was never answered at the end of an episode that was just played; or "".
+        """Execute the unanswered action at the end of the episode just played; return the result, or "" without one.
 
         Raises EnvironmentUnavailable.
         """
@@ -276,7 +275,7 @@ class LaneReplay:
         return verdict_on(episode, UNVERIFIABLE, reason=reason)
 
     def _fingerprint(self, episode: Episode, infos: bool) -> bytes:
-        """Of all that comes out when the episode is played by itself in a fresh environment."""
+        """Return a hash of the results of replaying the episode by itself in a fresh environment."""
         seen = Fingerprint(infos)
         self._simulate(self._fresh().env, episode, seen, None)
         return seen.digest()
@@ -306,7 +305,7 @@ class LaneReplay:
         return verdict_on(episode, IDENTICAL if seen.exact else CLOSE, largest=seen.largest)
 
     def _options(self, episode: Episode) -> Any:
-        """What the episode was reset with, for the environment to keep. Raises EnvironmentUnavailable."""
+        """Return the options of the reset, for the environment to keep. Raises EnvironmentUnavailable."""
         try:
             if _has_unstored(episode.options):
                 raise EnvironmentUnavailable("the options that it was reset with could not be stored")
@@ -330,7 +329,7 @@ class LaneReplay:
         options = self._options(episode)
         try:
             told: Any = env.reset(seed=episode.seed, options=options)
-        except Exception as error:  # other people's code: what it does is what we are asked to tell
+        except Exception as error:  # user code: report whatever it does
             return _raised(None, error)
         first = seen.reset(*told)
         if watch is not None:

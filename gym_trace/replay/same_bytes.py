@@ -44,7 +44,7 @@ def _are_alike(x: WriterReader, y: WriterReader) -> bool:
 def _same_episodes(x: WriterReader, y: WriterReader) -> Iterator[bool]:
     parts = x.parts
     last = parts.fragments[parts.first[1:] - 1]  # these ascend: episodes come in the order of their ends
-    differs: Array = parts.starts > last  # how it began is told after its end: not in any order
+    differs: Array = parts.starts > last  # its start is stored after its end
     by_start = np.argsort(parts.starts, kind="stable")
     starts, done = parts.starts[by_start], 0
     for number in range(x.chunk_count):

@@ -1,10 +1,9 @@
-"""Whether recorded episodes can be replayed: every one of them, in this process or in several."""
+"""Verify that recorded episodes can be replayed, in this process or in several."""
 
 from __future__ import annotations
 
 import importlib
 import multiprocessing
-import os
 import signal
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from gym_trace.envs.identity import installed_versions, packages_of
 from gym_trace.envs.make import completed, headless_arguments, make_environment
 from gym_trace.errors import CorruptTrace, EnvironmentUnavailable, InvalidOption
 from gym_trace.model.packing import pack_lenient
-from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.replay.compare import Comparison
 from gym_trace.replay.resimulate import (
     CLOSE,
@@ -41,7 +40,7 @@ _PART = 50  # episodes that a worker takes at a time, where they can be started 
 
 
 def verify_trace(
-    trace: Trace | str | os.PathLike[str],
+    trace: TraceLike,
     *,
     make_env: MakeEnv | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
@@ -74,8 +73,8 @@ def verify_trace(
         trust: do what only the trace names to make the environment; see Trace.make_env().
         imports: modules to import first, such as those that register environments.
         on_damage: "raise" CorruptTrace at what cannot be read, or "skip" it: such episodes are "damaged".
-        through_the_crash: where an episode that comes out the same has a pending_action, execute that, too, in a copy
-            of the process; Verdict.crash says what came of it.
+        through_the_crash: if a matching episode has a pending_action, execute that, too, in a copy of the process;
+            Verdict.crash describes the result.
 
     Raises:
         EnvironmentUnavailable: the environment cannot be made here; says why.
@@ -112,7 +111,7 @@ def verify_trace(
     return (replace(verdict, index=places[verdict.index]) for verdict in verdicts)
 
 
-def differing_versions(trace: Trace | str | os.PathLike[str]) -> dict[str, tuple[str, str | None]]:
+def differing_versions(trace: TraceLike) -> dict[str, tuple[str, str | None]]:
     """By package, the versions that recorded and the one that is installed, where these are not the same."""
     recorded: dict[str, dict[str, None]] = {}  # sets that keep their order
     for writer in (writer for writer in as_trace(trace).readers if len(writer.parts.table)):
@@ -122,7 +121,7 @@ def differing_versions(trace: Trace | str | os.PathLike[str]) -> dict[str, tuple
     return {name: (" and ".join(old), installed[name]) for name, old in recorded.items() if [installed[name]] != [*old]}
 
 
-def played_in_registered(trace: Trace | str | os.PathLike[str]) -> list[str]:
+def played_in_registered(trace: TraceLike) -> list[str]:
     """The ids whose entry point was a class or function, which no trace holds: what is registered here is used."""
     described = [writer.about.environment.get("made") for writer in as_trace(trace).readers]
     made = [recipe for recipe in described if isinstance(recipe, dict) and isinstance(recipe.get("id"), str)]
@@ -195,7 +194,7 @@ def _verdicts(
     skip: bool,
     through_the_crash: bool,
 ) -> Iterator[Verdict]:
-    """Those on the episodes at some positions of a lane. several: whether other writers had other environments."""
+    """Yield verdicts on the episodes at some positions of a lane. several: whether environments of writers differ."""
     if not skip and positions and lane.writer.damage:
         raise lane.writer.damage[0].error()
     reason = "" if make_env else inseparable(lane.writer)
@@ -244,7 +243,7 @@ def _import_all(names: Iterable[str]) -> None:
 
 
 def _open_in_worker(trace: Trace, modules: Sequence[str], stop: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever began us, who says when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and stops us
     forget_safe_path()
     _import_all(modules)
     _worker.update(trace=trace, lanes=lanes_of(trace), stop=stop)

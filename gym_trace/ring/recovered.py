@@ -17,7 +17,7 @@ from gym_trace.ring.pending import Pending, pending_in
 from gym_trace.ring.rows import RowDecoder
 from gym_trace.ring.segment import Segment
 from gym_trace.storage.memory import MemoryStorage
-from gym_trace.storage.protocol import Storage
+from gym_trace.storage.protocol import ReadStorage
 
 _HOLES = 128 << 20  # bytes of a ring that was copied without its empty pages
 _LAST = (1 << 32) - 1  # sequence number that fits a mark
@@ -67,7 +67,7 @@ class RingImage(NamedTuple):
         return self._replace(slabs=[slab for slab in self.slabs if slab.sequence > sequence])
 
 
-def read_ring(storage: Storage, writer: str, alive: bool, after: int = 0) -> RingImage | None:
+def read_ring(storage: ReadStorage, writer: str, alive: bool, after: int = 0) -> RingImage | None:
     """What the ring of a writer holds; None if there is none, or it is of another start of the system.
 
     To be called before the batches are read: a slab is begun again as soon as it is in a batch.
@@ -131,7 +131,7 @@ class Recovered(NamedTuple):
     def actions(self) -> list[Pending]:
         return pending_in(unpack(self.pending))
 
-    def open(self, storage: Storage, writer: str) -> BatchReader | None:
+    def open(self, storage: ReadStorage, writer: str) -> BatchReader | None:
         """The chunks, which are as the writer makes them of the same slabs; None if there are none."""
         if not self.content:
             return None

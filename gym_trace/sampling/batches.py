@@ -11,19 +11,20 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
+from gym_trace.reading.episode_scan import OnDamage
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.draw import SumTree
 from gym_trace.sampling.draws import Batch, Draws
-from gym_trace.sampling.rows import OnDamage, Plan, Rows, planned
+from gym_trace.sampling.rows import Plan, Rows, planned
 from gym_trace.sampling.store import Store
 
 Make = Callable[[Rows, int], Draws]  # with a seed
 
 
 class Batches:
-    """An iterator over batches, each a dict of arrays with a row an item.
+    """An iterator over batches, each a dict of arrays with one row per item.
 
-    What comes is a function of the seed and of the place alone, whatever came before and whoever asks. With replacement
+    A batch depends only on the seed and its position, on nothing that was read before. With replacement
     it never ends; without, it ends after each item once, and the next loop is another epoch, in another order.
     ``len()`` is the number of batches in an epoch.
 
@@ -46,8 +47,8 @@ class Batches:
         follow: float | None = None,
         on_damage: OnDamage | None = None,
     ):
-        """plan: of the trace; None: it may have nothing yet. follow: take in what came since, at most every so many
-        seconds.
+        """plan: plan of the trace; None: it may be empty so far. follow: take in new data, at most once per this
+        number of seconds.
 
         Raises InvalidOption if there is nothing to be drawn, or it cannot be kept.
         """
@@ -109,7 +110,7 @@ class Batches:
 
     @property
     def items(self) -> int:
-        """How many there are to be drawn: windows, transitions or episodes."""
+        """Number of windows, transitions or episodes to sample from."""
         return self._draws.items
 
     def __len__(self) -> int:
@@ -159,7 +160,7 @@ class Batches:
         self._rank, self._world_size = rank, world_size
 
     def take_turns(self, worker: int, workers: int) -> None:
-        """Takes every so many-th batch of its share alone: workers that take turns have all of them, in their order.
+        """Take every workers-th batch of the share: workers that take turns yield all of them, in order.
 
         Raises InvalidOption.
         """
@@ -168,7 +169,7 @@ class Batches:
         self._worker, self._workers = worker, workers
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is, and its weights: load_state_dict() goes on from there exactly."""
+        """Return position and weights; load_state_dict() continues there exactly."""
         state: dict[str, Any] = {"number": self._number, "epoch": self._epoch, "seed": self._seed, "items": self.items}
         return state if self._tree is None else {**state, "weights": self._tree.weights}
 

@@ -65,7 +65,7 @@ def permuted(seed: int, places: Array, count: int) -> Array:
 
 
 def _feistel(keys: list[Array], numbers: Array, bits: int) -> Array:
-    """A permutation of the numbers of so many bits; of two parts that differ by a bit where that is odd."""
+    """Permute the numbers of this number of bits; its two halves differ by one bit if that is odd."""
     low, high = np.uint64((bits + 1) // 2), np.uint64(bits // 2)
     left, right = numbers >> low, numbers & ((_ONE << low) - _ONE)
     for key in keys:
@@ -104,7 +104,7 @@ class Stretch:
 
 
 class SumTree:
-    """Non-negative weights of so many items, and their sums by twos, fours …
+    """Non-negative weights of items, and their sums by twos, fours …
 
     Attributes:
         items: how many.

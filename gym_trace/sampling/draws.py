@@ -1,4 +1,4 @@
-"""What all kinds of batches have in common: which items there are, and how rows are gathered."""
+"""Base of all kinds of batches: the items, and how their rows are gathered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AHEAD = 1 << 12  # items that are looked up at a time: a call of NumPy costs mo
 
 
 class _Ahead(NamedTuple):
-    """Batches of an order that are looked up already: each so many items, at places that are so far apart."""
+    """Batches looked up in advance: each has `size` items, at positions that are `apart`."""
 
     order: int | None
     begin: int
@@ -39,7 +39,7 @@ class Draws:
     """Batches of the rows of some stretches of a trace: whichever is asked for, as a function of the seed.
 
     Attributes:
-        items: how many there are to be drawn.
+        items: number of items to sample from.
     """
 
     def __init__(self, rows: Rows, items: int, seed: int):
@@ -70,7 +70,7 @@ class Draws:
         order, size, apart = None if replacement else epoch, end - begin, apart or end - begin
         found = self._ahead and self._ahead.at(order, begin, size)
         if not found:
-            # One that nobody expected is looked up alone; from the second of a row on they are many at a time.
+            # Look up an unexpected batch alone; from the second in sequence on, many at a time.
             batches = max(1, _AHEAD // size) if self._expected == (order, begin) else 1
             places = (np.arange(begin, begin + batches * apart, apart)[:, None] + np.arange(size)).ravel()
             self._ahead = _Ahead(order, begin, apart, size, self.find(self._ordered(places, order), places))
@@ -90,7 +90,7 @@ class Draws:
         return self.gather(self.find(items, places))
 
     def find(self, items: Array, places: Array) -> Found:
-        """Where the rows of these items are, in arrays with an element each; one of them is "place"."""
+        """Return where the rows of these items are, as arrays with one element per item; one of them is "place"."""
         raise NotImplementedError
 
     def gather(self, found: Found) -> Batch:
@@ -98,7 +98,7 @@ class Draws:
         raise NotImplementedError
 
     def located(self, items: Array, places: Array) -> tuple[Array, Array]:
-        """Of each item the piece that it is in, and its first step, in the episode."""
+        """Return the piece of each item, and the first step of the item in the episode."""
         raise NotImplementedError
 
     def weights(self, given: Array, steps: Array) -> Array:
@@ -138,7 +138,7 @@ class Draws:
 
 
 class Stretches:
-    """Views of arrays whose row i is so many rows of the array from row i on, which are made once."""
+    """Views of arrays whose row i has the rows from i on, `length` of them; made once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[int, int], Array] = {}
@@ -153,7 +153,7 @@ class Stretches:
 
 
 def padded(array: Array, starts: Array, counts: Array, length: int) -> Array:
-    """The same with only the first counts rows of each; behind them zeros, or None."""
+    """Gather `length` rows from each start; only the first counts rows are real, the others zeros, or None."""
     steps = np.arange(length)
     taken = array[starts[:, None] + np.minimum(steps, np.maximum(counts, 1)[:, None] - 1)] if len(array) else None
     if taken is None:

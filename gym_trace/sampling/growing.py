@@ -15,7 +15,7 @@ from gym_trace.sampling.store import KEPT, Known, identified
 class Growing:
     """A store in memory, of which episodes can be dropped and to which others are added.
 
-    most_steps: keeps the episodes that began last, so many as have no more steps together; one at least. None: all.
+    most_steps: keep the episodes that started last, up to this number of steps; at least one. None: all.
     """
 
     def __init__(self, most_steps: int | None):
@@ -62,7 +62,7 @@ class Growing:
         self._known = Known(np.append(self._known.table, new))
 
     def _room(self) -> int:
-        """How many rows there is room for, observations or others."""
+        """Return the number of rows that fit, of observations and of others."""
         at, seen = self._known.ends()
         room = (len(array) - (seen if path[0] == "observations" else at) for path, array in self._columns.items())
         return min(room, default=-1)

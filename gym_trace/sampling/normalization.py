@@ -1,4 +1,4 @@
-"""What a learner normalises with: mean, standard deviation, least and greatest of each element of each column."""
+"""Statistics for normalization: mean, std, min and max of each element of each column."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gym_trace.model.values import Array
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
 from gym_trace.sampling.store import KEPT, Known, default_root, identified
+from gym_trace.storage.staging import replaced_file
 
 _VERSION = 1
 _FILE = "moments.npz"
@@ -27,7 +28,7 @@ _FLOAT_BYTES = 1 << 24  # that are computed with at a time
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of the rows of a column, element by element.
+    """Statistics of the rows of a column, element by element.
 
     Attributes:
         count: how many rows.
@@ -136,7 +137,7 @@ def _structured(plan: Plan, roots: frozenset[str], found: dict[Path, Moments | N
 
 
 def _found(file: FilePath, episodes: Array, known: Known, sums: dict[Path, _Sums]) -> tuple[Known, dict[Path, _Sums]]:
-    """What is kept, if all of it is of these episodes; otherwise what was given."""
+    """Return what is cached if it belongs to these episodes; otherwise the arguments."""
     with suppress(OSError, ValueError, KeyError, zipfile.BadZipFile), np.load(file) as kept:
         table = kept["episodes"]
         there = Known(episodes)
@@ -155,11 +156,9 @@ _NAMES = ("mean", "squares", "low", "high")
 
 def _keep(file: FilePath, episodes: Array, sums: dict[Path, _Sums]) -> None:
     """Keeps them where that can be: they can be had again."""
-    part = file.with_name(f"{_FILE}.{os.getpid()}.part")
     arrays = {f"{name}{number}": getattr(one, name) for number, one in enumerate(sums.values()) for name in _NAMES}
     counts = np.array([one.count for one in sums.values()], np.int64)
     with suppress(OSError):
         os.makedirs(file.parent, exist_ok=True)
-        with open(part, "wb") as out:
+        with replaced_file(file) as staged, open(staged, "wb") as out:
             np.savez(out, episodes=episodes, counts=counts, **arrays)
-        os.replace(part, file)

@@ -10,26 +10,25 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, InvalidOption
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import Chunk, Damage
+from gym_trace.format.batch_reader import Chunk
 from gym_trace.model.layout import Path
 from gym_trace.model.schema import Layouts
 from gym_trace.model.values import ABSENT, Array
 from gym_trace.reading.assembly import as_rewards
-from gym_trace.reading.episode_scan import without_damage
+from gym_trace.reading.episode_scan import OnDamage, without_damage
 from gym_trace.reading.episode_table import Parts, step_offsets
 from gym_trace.reading.forms import Form, forms_of
 from gym_trace.reading.recorded import Recorded
 from gym_trace.reading.writer_reader import WriterReader
 
-OnDamage = Callable[[Damage], None]
-Room = Callable[[Path, int, Form | None], Array]  # makes the array of so many rows of a column
+Room = Callable[[Path, int, Form | None], Array]  # makes an array for this number of rows of a column
 _FLAGS = {("terminations",): wire.TERMINATED, ("truncations",): wire.TRUNCATED}
-_FEW = 8  # rows of a run on average, below which rows are put down one by one
+_FEW = 8  # rows of a run on average, below which rows are copied one by one
 _VALUE_BYTES = 64  # what a value of any kind counts
 
 
 class Pieces(NamedTuple):
-    """Of some episodes, whose places ascend, the steps that are meant; arrays of integers with an element each.
+    """Runs of steps of some episodes, whose indices ascend; integer arrays with one element per run.
 
     episode: its place. offset: the first of its steps. lengths: how many. low, high: from which to which of them
     batches are drawn, counted from the offset; the others are there because windows reach over them.
@@ -74,12 +73,12 @@ class Rows(NamedTuple):
 
 
 class Plan:
-    """Where in a trace each row lies, so that any stretch of it can be decoded, each chunk of it read once.
+    """Positions of the rows of a trace in its chunks, to decode any part of it, reading each chunk once.
 
     Attributes:
         forms: of each column that is wanted, what its rows are; None: values of any kind.
-        table: the episodes; of those that are damaged, what is left of them, and of those whose last step led to what
-            nobody knows, without terminating them, what is before that step. place: where each is in the trace.
+        table: the episodes; of damaged ones what is left of them, and without the last step if that led to an unknown
+            observation and did not terminate the episode. place: index of each in the trace.
         begin: the step of that one that it begins with.
         first: (episodes + 1,) int64, where the steps of each episode begin among all.
         step_bytes: what a step takes once decoded, about.
@@ -88,8 +87,8 @@ class Plan:
     def __init__(
         self, trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None = None, to_the_end: bool = False
     ):
-        """on_damage: told of damage, which is looked for everywhere, and left out. None: raises CorruptTrace.
-        to_the_end: whether to have steps that led to what nobody knows, too, whatever they ended with.
+        """on_damage: called with damage, which is searched for in all chunks, and skipped. None: raises CorruptTrace.
+        to_the_end: include all steps that led to an unknown observation.
 
         Raises TraceError if the writers have different spaces.
         """
@@ -127,7 +126,7 @@ class Plan:
         self._writers = []
         for number, reader in enumerate(self.readers):
             places = np.flatnonzero(self.table["writer"] == number)
-            while len(places):  # an episode that a view has several times is put down once for each
+            while len(places):  # an episode that a view has several times is stored once for each
                 _, firsts = np.unique(rows[places], return_index=True)
                 mine = places[np.sort(firsts)]
                 cut = rows[mine[shorter[mine]]]
@@ -160,9 +159,8 @@ class Plan:
         return Pieces(places, none, lengths, none, lengths)
 
     def blocks(self, steps: int, back: int, ahead: int, most: int | None = None) -> Iterator[Pieces]:
-        """All steps, in blocks of at most so many that were stored beside each other: whole chunks. A chunk that is
-        larger is one by itself, in parts of at most so many (None: as many as steps). With back and ahead more of the
-        same episodes."""
+        """Yield all steps in blocks of at most `steps` steps that are stored together: whole chunks. A larger chunk is
+        cut into parts of at most `most` steps (None: steps). back and ahead add neighbouring steps of the episodes."""
         for writer in self._writers:
             for place, low, high in writer.blocks(steps, steps if most is None else most):
                 lengths = self.first[place + 1] - self.first[place]
@@ -214,7 +212,7 @@ def _left(
     everything, tables, places, found = [], [table[:0]], [np.arange(0)], [np.arange(0)]
     for number, reader in enumerate(readers):
         mine = np.flatnonzero(table["writer"] == number)
-        wanted = np.zeros(len(reader.parts.table) + 1, np.bool_)  # one more for -1, which is never wanted
+        wanted = np.zeros(len(reader.parts.table), np.bool_)
         wanted[rows[mine]] = True
         parts = without_damage(reader, roots, wanted, on_damage)
         owner = reader.parts.of_fragment[parts.fragments[parts.first[:-1]]]
@@ -234,7 +232,7 @@ def _left(
 
 
 def _without_end(readers: list[WriterReader], parts: list[Parts], table: Array, rows: Array) -> Array:
-    """Which episodes are to do without their last step: it led to what nobody knows, and did not terminate them."""
+    """Return which episodes lose their last step: it led to an unknown observation and did not terminate them."""
     shorter = ~table["has_final_observation"] & (table["steps"] > 0)
     for number, reader in enumerate(readers):
         mine = np.flatnonzero(shorter & (table["writer"] == number))
@@ -248,7 +246,7 @@ def _row_bytes(form: Form | None) -> int:
 
 
 def planned(trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None) -> Plan:
-    """A plan for which damage is looked for only if some is known. Raises CorruptTrace, where nobody is told of it."""
+    """Make a plan that searches for damage only if some is known. Raises CorruptTrace without on_damage."""
     try:
         return Plan(trace, roots)
     except CorruptTrace:
@@ -258,7 +256,7 @@ def planned(trace: Recorded, roots: frozenset[str], on_damage: OnDamage | None) 
 
 
 class _Writer:
-    """Where the rows of one writer belong, fragment by fragment."""
+    """Positions of the rows of one writer, by fragment."""
 
     def __init__(self, reader: WriterReader, parts: Parts, rows: Array, places: Array, first: Array, cut: Array):
         """cut: the rows of episodes that do without their last step."""
@@ -309,7 +307,7 @@ class _Writer:
             yield places, np.minimum.reduceat(from_[order], heads), np.maximum.reduceat(until[order], heads)
 
     def fill(self, columns: dict[Path, Array], pieces: Pieces, steps: Array, seen: Array) -> None:
-        """Puts down what it has of them. steps, seen: their first rows. Raises CorruptTrace."""
+        """Copy its rows of these pieces. steps, seen: their first rows. Raises CorruptTrace."""
         episode, offset, lengths = pieces[:3]
         head, last = int(episode[0]), int(episode[-1])
         roots = frozenset(str(path[0]) for path in columns)
@@ -349,7 +347,7 @@ class _Writer:
 
 
 def _cuts(chunks: list[int], steps: int, most: int) -> list[int]:
-    """Where to cut, so that parts of several chunks have at most so many steps, and such of one at most so many."""
+    """Return where to cut: parts of several chunks have at most `steps` steps, parts of one chunk at most `most`."""
     cuts = chunks[:1]
     for begin, end in pairwise(chunks):
         if end - cuts[-1] > steps:

@@ -1,4 +1,4 @@
-"""Where decoded rows are kept: in memory, or in files that are mapped into it and found again the next time."""
+"""Caches of decoded rows: in memory, or in files that are mapped into memory and reused."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from gym_trace.reading.forms import Form
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.rows import Plan, Rows, in_memory
 from gym_trace.storage.local import lock
+from gym_trace.storage.staging import replaced_file
 
 _VERSION = 2
 _INDEX = "index.npz"
@@ -37,7 +38,7 @@ class Store(Protocol):
     """Keeps decoded rows."""
 
     def rows(self, trace: Recorded, plan: Plan) -> Rows:
-        """Those of all episodes of a trace. Raises CorruptTrace."""
+        """Return the rows of all episodes of a trace. Raises CorruptTrace."""
 
     def check(self, plan: Plan) -> None:
         """Raises InvalidOption if its rows are none that can be kept here."""
@@ -57,7 +58,7 @@ class Memory:
 
 
 def default_root() -> FilePath:
-    """Where caches are: $GYM_TRACE_CACHE, otherwise in the user's directory for such."""
+    """Return the cache directory: $GYM_TRACE_CACHE, or the user's."""
     if given := os.environ.get("GYM_TRACE_CACHE"):
         return FilePath(given)
     return FilePath(os.environ.get("XDG_CACHE_HOME") or FilePath.home() / ".cache") / "gym-trace"
@@ -102,13 +103,13 @@ class Disk:
         for path in others:
             if sum(sizes.values()) + needed <= self.limit:
                 break
-            shutil.rmtree(path, ignore_errors=True)  # whoever has mapped it keeps it
+            shutil.rmtree(path, ignore_errors=True)  # processes that have mapped it keep it
             del sizes[path]
 
 
 @contextmanager
 def _locked(directory: FilePath) -> Iterator[None]:
-    """Waits until nobody else is at it: what another process decodes meanwhile need not be decoded here."""
+    """Wait for the lock of a directory: what another process is decoding need not be decoded here."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         while not lock(fd):
@@ -131,7 +132,7 @@ def _size(directory: FilePath) -> int:
 
 
 def identified(plan: Plan) -> Array:
-    """What each episode is known by; its writer as a number that other processes come to, too."""
+    """Return the key of each episode; its writer is a number that is the same in all processes."""
     table = plan.table
     found = np.zeros(len(table), KEPT)
     for number, reader in enumerate(plan.readers):
@@ -155,13 +156,13 @@ class Known:
         return np.array([self._found.get(name, -1) for name in episodes[[*_NAMES]].tolist()], np.int64)
 
     def ends(self) -> tuple[int, int]:
-        """How many step rows and observation rows there are."""
+        """Return the number of step rows and observation rows."""
         table = self.table
         ends = [(table[name] + table["steps"]).max(initial=0) for name in ("at", "seen")]
         return int(ends[0]), int(ends[1]) + bool(len(table))
 
     def following(self, episodes: Array) -> Array:
-        """The same episodes with rows behind those that are here."""
+        """Return the episodes with rows after those that exist."""
         at, seen = self.ends()
         new = episodes.copy()
         new["at"] = at + np.cumsum(new["steps"]) - new["steps"]
@@ -175,9 +176,9 @@ class Known:
 
 
 class _Kept:
-    """What a directory holds: a file a column, and one that says which episodes are where.
+    """Content of a cache directory: one file per column, and an index of the episodes.
 
-    The latter counts: what lies behind the last of its episodes is what somebody was adding when it was killed.
+    The index decides: rows after its last episode were being added by a process that was killed.
     """
 
     def __init__(self, directory: FilePath, plan: Plan):
@@ -193,7 +194,7 @@ class _Kept:
                 self.known, self._added = Known(table), added
 
     def _checks(self, added: Array, stamps: Array) -> bool:
-        """Whether the files are as they were written: nobody has touched them since, or all checksums are right."""
+        """Return True if the files are as written: their stamps are unchanged, or all checksums match."""
         for number, file in enumerate(self._files.values()):
             with open(file, "rb") as opened:
                 if _stamp(opened) == stamps[number].tolist():
@@ -230,15 +231,11 @@ class _Kept:
                 stamps[number] = _stamp(opened)
         self.known = Known(np.append(self.known.table, new))
         self._added = np.concatenate([self._added, added[None]])
-        part = self._directory / f"{_INDEX}.part"
-        with open(part, "wb") as out:
+        with replaced_file(self._directory / _INDEX) as staged, open(staged, "wb") as out:
             np.savez(out, episodes=self.known.table, added=self._added, stamps=stamps)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(part, self._directory / _INDEX)
 
     def rows(self, plan: Plan, episodes: Array) -> Rows:
-        """Those of these episodes, mapped."""
+        """Return the rows of these episodes, mapped."""
         at, seen = self.known.ends()
         columns = {
             path: np.asarray(_mapped(self._files[path], form, seen if path[0] == "observations" else at, 0, "r"))
@@ -259,13 +256,13 @@ def _mapped(file: FilePath, form: Form, rows: int, begin: int, mode: Any) -> Arr
 
 
 def _stamp(file: Any) -> list[int]:
-    """What changes when somebody writes to a file, or puts another one in its place."""
+    """Return values that change when a file is written to or replaced."""
     about = os.fstat(file.fileno())
     return [about.st_ino, about.st_size, about.st_ctime_ns]
 
 
 def _checksum(file: Any, begin: int, end: int) -> int:
-    """That of a part of a file; of one that ends before it, another one."""
+    """Return the checksum of a part of a file; -1 if the file ends before it."""
     crc = 0
     file.seek(begin)
     while begin < end:

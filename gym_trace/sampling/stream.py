@@ -20,14 +20,15 @@ import numpy as np
 
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
+from gym_trace.reading.episode_scan import OnDamage
 from gym_trace.reading.recorded import Recorded
 from gym_trace.sampling.batches import Batches, Make
 from gym_trace.sampling.draw import permuted
 from gym_trace.sampling.draws import Batch, Draws, joined
-from gym_trace.sampling.rows import OnDamage, Pieces, Plan, Rows, in_memory
+from gym_trace.sampling.rows import Pieces, Plan, Rows, in_memory
 from gym_trace.sampling.store import Memory
 
-_AT_ONCE = 2  # shares of the memory: what is drawn from, and what is decoded meanwhile
+_AT_ONCE = 2  # shares of the memory: one to sample from, one to decode in the background
 _STRANDS = 12, 4, 2, 1  # how many workers can share the decoding without a part of it being done twice
 _MIXED = 8  # blocks of a group at least, where there are several strands
 _BLOCKS = _STRANDS[0] * _MIXED
@@ -61,7 +62,7 @@ class _Epoch:
         return begin + number // self.strands, begin + each + (strand >= shorter)
 
     def group(self, item: int) -> int:
-        """That of an item."""
+        """Return the group of an item."""
         return int(self.ends.searchsorted(item, side="right"))
 
 
@@ -146,7 +147,7 @@ class Stream(Batches):
 
     @property
     def items(self) -> int:
-        """How many there are in the share of an epoch: of the first one, if there are several ranks."""
+        """Number of items in the share of an epoch: of the first epoch, if there are several ranks."""
         self._planned()
         return int(self._counts.sum()) if self._world_size == 1 else int(self._order(0).ends[-1])
 
@@ -194,11 +195,11 @@ class Stream(Batches):
         return joined(found)
 
     def take(self, items: Array) -> Batch:
-        """What is streamed is not there by number. Raises InvalidOption."""
-        raise InvalidOption('items by their number: of what is streamed there are none; pass cache="disk" or "memory"')
+        """Raise InvalidOption: a stream has no items by number."""
+        raise InvalidOption('items by their number: not supported when streaming; pass cache="disk" or "memory"')
 
     def _group(self, number: int, epoch: int, which: int) -> Draws:
-        """A group that a batch is of, decoded; those of the batches to come are decoded meanwhile."""
+        """Return a group of a batch, decoded, while a thread decodes those of the next batches."""
         order = self._order(epoch)
         wanted = [which, *self._next(order, which, number)]
         if not self._held.keys() >= {(epoch, group) for group in wanted}:
@@ -219,7 +220,7 @@ class Stream(Batches):
         return self._strands // math.gcd(self._workers, self._strands)
 
     def _hold(self, epoch: int, groups: list[int]) -> None:
-        """Has these decoded, in this order, and lets go of all others."""
+        """Decode these in the background, in this order, and drop all others."""
         plan, order = self._planned(), self._order(epoch)
         keys = [(epoch, group) for group in groups]
         self._held = {key: held for key, held in self._held.items() if key in keys}
@@ -243,6 +244,6 @@ def _blocks(plan: Plan, steps: int, most: int, margins: tuple[int, int] | None) 
 
 
 def _without_columns(plan: Plan, pieces: Pieces) -> Rows:
-    """What is known of rows before they are decoded."""
+    """Return rows without columns, before they are decoded."""
     none = np.zeros_like(pieces.episode)
     return plan.rows({}, pieces, none, none)

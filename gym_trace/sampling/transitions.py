@@ -87,7 +87,7 @@ class Transitions(Draws):
         goals: Hindsight | None = None,
     ):
         high = rows.own[:, 1]
-        if goals is not None and rows.known is not None:  # nobody knows what such a last step has achieved
+        if goals is not None and rows.known is not None:  # what such a last step achieved is unknown
             high = np.minimum(high, rows.lengths - ~rows.known)
         counts = np.maximum(high - rows.own[:, 0], 0)
         ends = np.cumsum(counts)
@@ -152,7 +152,7 @@ class Transitions(Draws):
         return piece, items + self._more[piece, 0]
 
     def _ahead_of(self, at: Array, piece: Array) -> Array:
-        """How many steps each spans: n_steps, but for ends, and what was terminated or truncated before that."""
+        """Return the steps of each transition: n_steps, fewer at the end of an episode or after a terminated step."""
         if self._n_steps == 1:
             return np.ones_like(at)
         ends = (self.rows.steps + self.rows.lengths)[piece]

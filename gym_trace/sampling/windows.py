@@ -1,4 +1,4 @@
-"""Windows: so many steps of an episode one after the other, with the observation before them."""
+"""Windows: consecutive steps of an episode, with the observation before them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Windows(Draws):
         return self.placed(piece, start - self.rows.offset[piece], end - start, places)
 
     def placed(self, piece: Array, start: Array, counts: Array, places: Array) -> Found:
-        """What find() does, of windows that are given: start is counted from the first step that is here."""
+        """Do the work of find() for given windows; start counts from the first step that is here."""
         rows = self.rows
         found = {"at": rows.steps[piece] + start, "seen": rows.seen[piece] + start, "counts": counts, "place": places}
         if rows.known is not None:  # how many of the observations that the steps led to are

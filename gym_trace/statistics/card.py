@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 
 from gym_trace.format.facts import KNOWN, known
 from gym_trace.model.packing import pack_lenient
-from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.printable import printable
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.describe import plain, space_text
@@ -44,7 +43,7 @@ for episode in trace.scan():
 ```"""
 
 
-def dataset_card(trace: Trace | str | os.PathLike[str]) -> str:
+def dataset_card(trace: TraceLike) -> str:
     """Return a dataset card: Markdown with a YAML header, for the README.md of a Hugging Face dataset.
 
     The card shows trace.facts (author, license, description, tags, homepage, citation, reference_scores) and describes

@@ -12,7 +12,7 @@ from gym_trace.model.layout import Leaf, Path, PlainSpace
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import FragmentFlag
 from gym_trace.playback.trace import Trace
-from gym_trace.reading.episode_table import step_offsets
+from gym_trace.reading.blocks import blocks
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.accumulators import Moments, Tally, Variety
 
@@ -104,17 +104,13 @@ def _grouped_chunks(writer: WriterReader, group_of_part: Array) -> Iterator[tupl
     # As in Episode, a step is skipped if its leading observation is lost.
     trimmed = np.zeros(len(writer.fragments), bool)
     trimmed[parts.fragments[parts.first[:-1][parts.trimmed]]] = True
-    for number in range(writer.chunk_count):
-        begin, end = writer.chunk_bounds[number : number + 2].tolist()
-        rows = parts.of_fragment[begin:end]
-        groups = np.where(rows >= 0, group_of_part[rows], -1) if len(group_of_part) else np.full(len(rows), -1)
-        if not (groups >= 0).any():  # only episodes outside of the view, or fragments without steps
-            continue
-        chunk = writer.chunk(number, _VALUES)
-        observations, steps = step_offsets(writer.fragments[begin:end])
+    for block in blocks(writer, parts, group_of_part >= 0):
+        chunk = writer.chunk(block.number, _VALUES)
+        groups = np.where(block.rows >= 0, group_of_part[block.rows], -1)
+        observations, steps = block.offsets
         of_observation, of_step = np.repeat(groups, np.diff(observations)), np.repeat(groups, np.diff(steps))
-        of_step[steps[:-1][trimmed[begin:end]]] = -1
-        unknown = writer.fragments["flags"][begin:end] & FragmentFlag.PLACEHOLDER > 0
+        of_step[steps[:-1][trimmed[block.begin : block.begin + len(groups)]]] = -1
+        unknown = block.table["flags"] & FragmentFlag.PLACEHOLDER > 0
         of_observation[observations[1:][unknown] - 1] = -1
         for group in np.unique(groups[groups >= 0]).tolist():
             chosen = {True: of_observation == group, False: of_step == group}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import BatchReader
 from gym_trace.format.manifest import FAILED
 from gym_trace.model.layout import PlainSpace, layout_of
-from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.printable import integer, shown
 from gym_trace.reading.writer_reader import WriterReader
 from gym_trace.statistics.summary import by_episode
@@ -24,7 +23,7 @@ _MOST_BITS = 4096  # integers with more bits become text
 _MOST_ELEMENTS = 1000  # arrays in metadata with more elements are shown by dtype and shape
 
 
-def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
+def describe(trace: TraceLike) -> dict[str, Any]:
     """Describe a trace as plain data for JSON. Reads no steps.
 
     Args:
@@ -65,7 +64,7 @@ def describe(trace: Trace | str | os.PathLike[str]) -> dict[str, Any]:
     }
 
 
-def progress_of(trace: Trace | str | os.PathLike[str]) -> dict[str, int]:
+def progress_of(trace: TraceLike) -> dict[str, int]:
     """Return episodes, steps and bytes so far, and the number of recording writers. Fast enough for polling."""
     trace = as_trace(trace)
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import OUTCOMES
-from gym_trace.playback.trace import Trace, as_trace
+from gym_trace.playback.trace import Trace, TraceLike, as_trace
 from gym_trace.reading.episode_columns import objective_returns
 from gym_trace.reading.episode_table import outcome_codes
 from gym_trace.reading.writer_reader import WriterReader
@@ -28,7 +27,7 @@ _BOOKKEEPING = ("fragments",)  # the fragment table, which is not recorded data
 
 
 def summarize(
-    trace: Trace | str | os.PathLike[str],
+    trace: TraceLike,
     *,
     by: str | None = None,
     columns: bool = False,

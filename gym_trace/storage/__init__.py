@@ -1,1 +1,1 @@
-"""Where the bytes of a trace lie."""
+"""Storage of traces: directories, memory, and the interfaces for others."""

@@ -1,4 +1,4 @@
-"""What Linux can do and Python does not offer: directories that change places, all of a file system written at once."""
+"""Linux system calls missing in Python: exchange two directories, sync a whole file system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def exchange(one: str | os.PathLike[str], other: str | os.PathLike[str]) -> None:
-    """Has two names of one file system stand for each other's content: nobody sees one of them missing, or half.
+    """Exchange the names of two files or directories atomically.
 
     Raises OSError; with ENOTSUP where the system or the file system cannot do it.
     """

@@ -18,20 +18,20 @@ from gym_trace.storage.protocol import NO_DESCRIPTORS, Holder, Reader
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: writers cannot be told alive from dead
+except ImportError:  # not a POSIX system: live and dead writers look the same
     fcntl = None  # type: ignore[assignment]
 
-# O_NONBLOCK: opening a pipe would wait for somebody at its other end. These are not on every system.
+# O_NONBLOCK: opening a pipe must not block. Some systems lack these flags.
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 _NOT_REGULAR = (errno.ELOOP, errno.ENXIO, errno.EISDIR)
 _NO_COPYING = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.EIO)
 _REFUSED = "a link, or no regular file: it is left alone"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
-_HOLES = 16 << 20  # bytes of a file that may be holes, besides three times what is on the disk
+_HOLES = 16 << 20  # bytes of holes a file may have, in addition to three times its bytes on disk
 _MOST_EXTENTS = 1 << 16
 _BLOCK = 1 << 20
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # pathlib makes one slash of two
-_PATIENCE = 5.0  # seconds, with somebody who holds a directory
+_PATIENCE = 5.0  # seconds to wait for a directory lock
 _MOUNTS = "/proc/self/mountinfo"
 # File systems whose shared mappings outlive a process, and whose allocated blocks can be written later: others may copy
 # on write, compress, or ask another machine.
@@ -77,7 +77,7 @@ class LocalStorage:
         total = _allocated(os.stat(self.root))
         with os.scandir(self.root) as entries:
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # renamed or removed meanwhile
+                with contextlib.suppress(FileNotFoundError):  # renamed or removed since
                     if entry.is_file(follow_symlinks=False):
                         total += _allocated(entry.stat(follow_symlinks=False))
         return total
@@ -99,7 +99,7 @@ class LocalStorage:
         fd = open_regular(path, os.O_WRONLY | os.O_APPEND)
         try:
             held = not locked or lock(fd)
-        except OSError:  # a file system without locks: whether its writer lives cannot be told
+        except OSError:  # a file system without locks: the writer may be alive
             held = False
         if held:
             return LocalAppender(path, locked, fd=fd)
@@ -211,7 +211,7 @@ class LocalAppender:
     """A file that is open for appending; see gym_trace.storage.protocol.Appender."""
 
     def __init__(self, path: str, lock: bool, shared: bool = True, fd: int | None = None):
-        """shared: whether others may append to it, too. fd: of a file that is there, and locked if it is to be."""
+        """shared: whether others may append, too. fd: of an existing file, which must be locked if lock is set."""
         self._fd = os.open(path, _NEW if shared else _NEW & ~os.O_APPEND, 0o666) if fd is None else fd
         self._held: str | None = None
         if lock:
@@ -219,7 +219,7 @@ class LocalAppender:
             _held_here.add(self._held)
             if fcntl is not None and fd is None:
                 with contextlib.suppress(OSError):  # a file system without locks, as clusters have them
-                    fcntl.flock(self._fd, fcntl.LOCK_EX)  # may wait a moment for somebody who asks for the holder
+                    fcntl.flock(self._fd, fcntl.LOCK_EX)  # may wait briefly for a process in holder()
 
     def write(self, data: bytes | memoryview) -> None:
         left = memoryview(data)
@@ -276,7 +276,7 @@ def _allocated(status: os.stat_result) -> int:
 
 
 def _file_system(directory: str) -> str:
-    """The type of the file system that a directory is on; empty if it cannot be told. Raises OSError."""
+    """Return the type of the file system of a directory; empty if unknown. Raises OSError."""
     device = os.stat(directory).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -310,7 +310,7 @@ def directories_in(path: str | os.PathLike[str]) -> list[str]:
 def open_regular(path: str | os.PathLike[str], flags: int) -> int:
     """A descriptor of the regular file of this name, made with the permissions of the umask if flags say so.
 
-    Raises OSError, also where the name is that of a link or of anything else that is no regular file.
+    Raises OSError, also if the name is a link or not a regular file.
     """
     try:
         fd = os.open(path, flags | _FLAGS, 0o666)
@@ -326,7 +326,7 @@ def open_regular(path: str | os.PathLike[str], flags: int) -> int:
 
 @contextlib.contextmanager
 def alone(directory: str | os.PathLike[str]) -> Iterator[None]:
-    """Waits until no other block like this one has a directory; at most so long as somebody is to be waited for."""
+    """Hold the lock of a directory; after _PATIENCE, continue without it."""
     with contextlib.ExitStack() as held:
         with contextlib.suppress(OSError):  # no directory, or one of a system that opens none
             fd = os.open(directory, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
@@ -338,7 +338,7 @@ def alone(directory: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def lock(fd: int) -> bool:
-    """Whether this process now holds the lock of a file that nobody else has; always so where there are no locks."""
+    """Lock an open file unless another process holds its lock; return True if locked, or without lock support."""
     if fcntl is not None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -348,7 +348,7 @@ def lock(fd: int) -> bool:
 
 
 def _copied_by_the_system(source: int, target: int, offset: int, length: int) -> int:
-    """How many bytes of a range were appended to the file target without being read; the rest is to be copied."""
+    """Append a range to the file target in the kernel, and return how many bytes were copied; copy the rest by hand."""
     done = 0
     if fcntl is None or not hasattr(os, "copy_file_range"):
         return done
@@ -369,7 +369,7 @@ def _copied_by_the_system(source: int, target: int, offset: int, length: int) ->
 
 
 def _open_to_read(path: str) -> int:
-    """A file descriptor. Raises CorruptTrace for what is no regular file, FileNotFoundError, OSError."""
+    """Return a file descriptor. Raises CorruptTrace if it is not a regular file, FileNotFoundError, OSError."""
     try:
         return open_regular(path, os.O_RDONLY)
     except OSError as error:
@@ -381,7 +381,7 @@ def _open_to_read(path: str) -> int:
 def size_on_disk(fd: int, path: str | os.PathLike[str], holes: int = 0) -> int:
     """The size of an open file. Raises CorruptTrace where most of it is holes: they take time and memory to read.
 
-    holes: bytes that may be, besides those that any file may have.
+    holes: bytes of holes allowed in addition to the usual limit.
     """
     status = os.fstat(fd)
     allocated = 512 * getattr(status, "st_blocks", 0) >= status.st_size  # also where nothing was written yet

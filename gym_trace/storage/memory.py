@@ -19,7 +19,7 @@ class MemoryStorage:
         self._files = {name: bytearray(content) for name, content in (files or {}).items()}
 
     def content(self, name: str) -> bytes:
-        """What is in a file. Raises FileNotFoundError."""
+        """Return the bytes of a file. Raises FileNotFoundError."""
         if name not in self._files:
             raise FileNotFoundError(name)
         return bytes(self._files[name])

@@ -1,4 +1,4 @@
-"""What a trace asks of the place where it lies: a few files with names of their own, appended to and read in ranges.
+"""Storage interface: a few named files, read in ranges and appended to.
 
 tests/storage_contract.py has the tests that every implementation passes.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import errno
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 Holder = Literal["this process", "another process"]
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)  # of an OSError: there are no file descriptors left, for now
 
 
 class Reader(Protocol):
-    """A file that is open for reading; what others append or rename meanwhile does not matter. Not thread-safe.
+    """A file that is open for reading, unaffected by appends and renames. Not thread-safe.
 
     Attributes:
         size: its bytes, when it was opened.
@@ -51,7 +51,7 @@ class Appender(Protocol):
         """Returns when all that was written would survive a loss of power."""
 
     def close(self) -> None:
-        """Lets go of the file, and of its lock. May be called again."""
+        """Close the file and release its lock. May be called again."""
 
 
 class Mapping(Protocol):
@@ -64,17 +64,19 @@ class Mapping(Protocol):
     memory: memoryview
 
     def close(self) -> None:
-        """Lets go of the file. Its memory stays for as long as anybody refers to it. May be called again."""
+        """Close the file. Its memory stays valid while referenced. May be called again."""
 
 
-class Storage(Protocol):
-    """The files of one trace. Keys are their names, which have no directories in them.
+@runtime_checkable
+class ReadStorage(Protocol):
+    """The files of one trace, for reading; open_trace() takes one. Keys are file names, without directories.
 
-    It can be pickled and copied; those of the same place are equal. Any number of threads may use it. What is under a
-    name may have been put there by anybody: only what can be read to its end is a file, links are none.
+    A class that inherits from it has to define only root, names(), size() and open(). Define __eq__ and __hash__, too,
+    so that storages of the same place are equal; instances must be picklable, and usable from any number of threads.
+    Files are untrusted: links are not followed, and only regular files are read.
 
     Attributes:
-        root: how messages name the place.
+        root: name of the place in messages.
     """
 
     root: str
@@ -82,56 +84,64 @@ class Storage(Protocol):
     def __hash__(self) -> int: ...
 
     def path(self, name: str) -> str:
-        """How messages name a file."""
-
-    def make(self) -> None:
-        """Makes the place, if it is not there yet. Raises OSError."""
+        """Return the name of a file in messages."""
+        return f"{self.root}/{name}"
 
     def names(self) -> list[str]:
-        """The names of the files, in any order. Raises TraceNotFound if there is no such place, OSError."""
+        """Return the names of the files, in any order. Raises TraceNotFound if the place does not exist, OSError."""
 
     def size(self, name: str) -> int:
-        """Bytes of a file. Raises FileNotFoundError, OSError."""
+        """Return the bytes of a file. Raises FileNotFoundError, OSError."""
 
     def allocated(self) -> int:
-        """Bytes that the place takes with all that is in it, as du counts them. Raises OSError."""
+        """Return the bytes that the place takes with everything in it, like du. Raises OSError."""
+        return sum(map(self.size, self.names()))
 
     def open(self, name: str, holes: int = 0) -> Reader:
-        """A file for reading. Raises FileNotFoundError, CorruptTrace if it is none that can be read, OSError.
+        """Open a file for reading. Raises FileNotFoundError, OSError, and CorruptTrace if it is not a readable file.
 
-        holes: bytes more of it than usual that may be nowhere on the disk, where a file is mostly empty.
+        holes: bytes that may be missing on the disk, in addition to the usual limit, in a file that is mostly empty.
         """
 
-    def create(self, name: str, lock: bool = False) -> Appender:
-        """A new file. Raises FileExistsError, OSError.
+    def holder(self, name: str) -> Holder | None:
+        """Return the holder of the lock of a file; None if unlocked or unknown. Raises OSError: NO_DESCRIPTORS."""
+        return None
 
-        lock: holds its lock until it is closed or this process ends, where the place has locks.
+
+@runtime_checkable
+class Storage(ReadStorage, Protocol):
+    """The files of one trace, for reading and writing."""
+
+    def make(self) -> None:
+        """Create the place unless it exists. Raises OSError."""
+
+    def create(self, name: str, lock: bool = False) -> Appender:
+        """Create a file. Raises FileExistsError, OSError.
+
+        lock: hold its lock until it is closed or this process ends, if the place has locks.
         """
 
     def reopen(self, name: str, locked: bool = False) -> Appender | None:
-        """A file that is there, to append to it; None if its lock is wanted and cannot be had at once.
+        """Open an existing file for appending; return None if its lock is wanted and held by another process.
 
         Raises FileNotFoundError, OSError.
         """
 
     def map(self, name: str, content: bytes, size: int) -> Mapping | None:
-        """A file of that size, which begins with content, in place of one of this name; there at once, and whole.
+        """Map a new file of that size that starts with content; it replaces a file of this name atomically.
 
-        None where a process that is killed would lose what it puts into memory, or where there could turn out to be no
-        room for it later. Raises OSError.
+        Return None where a killed process would lose what it put into memory, or where the space could turn out to be
+        missing later. Raises OSError.
         """
 
     def append(self, name: str, data: bytes) -> None:
-        """Appends data at once to a file that somebody else may be appending to. Raises FileNotFoundError, OSError."""
-
-    def holder(self, name: str) -> Holder | None:
-        """Who holds the lock of a file, if anybody does and this can be told. Raises OSError: NO_DESCRIPTORS."""
+        """Append data at once to a file that others may append to. Raises FileNotFoundError, OSError."""
 
     def rename(self, name: str, new: str) -> None:
-        """Gives a file another name, at once; who is reading it goes on. Raises FileNotFoundError, OSError."""
+        """Rename a file atomically; its readers are not disturbed. Raises FileNotFoundError, OSError."""
 
     def remove(self, name: str) -> None:
-        """Raises FileNotFoundError, OSError."""
+        """Remove a file. Raises FileNotFoundError, OSError."""
 
     def sync(self) -> None:
-        """Returns when all names would survive a loss of power. Raises OSError."""
+        """Return when all names would survive a power loss. Raises OSError."""

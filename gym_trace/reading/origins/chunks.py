@@ -85,11 +85,11 @@ class ChunkShare(Chunk):
             raise self.located(error) from error
 
     def packed(self, path: Path) -> list[bytes]:
-        assert self._shared is not None, "packed values are to be had before decode()"
+        assert self._shared is not None, "packed values must be read before decode()"
         return self._shared.packed(path)[self._slice(path)]
 
     def encoded(self, path: Path) -> tuple[Column, Piece]:
-        """A column as it could be stored: encoded anew, because it is stored together with those of others."""
+        """Return a column encoded again, because it is stored together with the columns of others."""
         encoder = ColumnEncoder(path, Workspace(_LEVEL))
         column = self._blobs[path][0]
         return encoder.encode_values(self.packed(path)) if column.dtype == MSGPACK else encoder.encode(self.array(path))

@@ -49,7 +49,7 @@ def _named(origin: Origin, number: int, stored: WriterReader) -> Origin:
 
 
 class _OriginFile:
-    """What the origins of one writer have in common: its files, and the chunk that was read last."""
+    """State shared by the origins of one writer: its files, and the chunk read last."""
 
     def __init__(self, stored: WriterReader, origins: list[Origin | None]):
         self.stored = stored
@@ -81,7 +81,7 @@ class _OriginFile:
 
 
 def origin_numbers(fragments: Array) -> Array:
-    """Of each fragment the number of its origin."""
+    """Return the number of the origin of each fragment."""
     numbers: Array = (fragments["episode"] >> np.uint64(ID_BITS)).astype(np.int64)
     return numbers
 
@@ -91,7 +91,7 @@ def is_ascending(numbers: Array) -> bool:
 
 
 def origin_problem(fragments: Array, origins: list[Origin | None], least: int = 0) -> str:
-    """What is wrong with fragments of files with these origins; empty if nothing is. least: the origin before them."""
+    """Return the problem of the fragments of files with these origins; empty if fine. least: the origin before them."""
     numbers = origin_numbers(fragments)
     if not is_ascending(numbers) or int(numbers[:1].min(initial=least)) < least:
         return "the fragments of its origins are not in order"
@@ -121,7 +121,7 @@ class _OriginFiles(WriterFiles):
 
 
 class OriginReader(WriterReader):
-    """What one writer has recorded, in the files of another: its chunks are the parts of chunks that it has rows in.
+    """The data of one writer in the files of another: its chunks are the parts of chunks in which it has rows.
 
     Attributes:
         stored: that other one. number: that it has there. first_row: which of its rows is the first one here.
@@ -193,7 +193,7 @@ _NO_PARTS, _NO_CHUNKS = parts_of(_NONE, False), np.zeros(1, np.int64)
 
 
 def _share(parts: Parts, begin: int, end: int, first: int, last: int) -> Parts:
-    """Of the parts of all origins those of one, whose fragments are those from begin to end, its rows from first on."""
+    """Return the parts of one origin: its fragments are begin to end, its rows start at first."""
     table = parts.table[first:last].copy()
     table["episode_id"] &= OWN_ID
     table["index"] = np.arange(len(table))

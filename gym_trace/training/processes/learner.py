@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any, BinaryIO
 
 from gym_trace.errors import CorruptTrace, TrainingFailed
 from gym_trace.playback.trace import open_trace
-from gym_trace.storage.staging import beside
+from gym_trace.storage.staging import replaced_file
 from gym_trace.training.network.learning import Learner
 from gym_trace.training.processes.shared import Slots, Token, Weights, has_more, put, take
 from gym_trace.training.rollouts import Origin, RecordedRollouts, Shape
@@ -299,9 +298,8 @@ class LearnerProcess:
         """Writes a checkpoint; under the name of its version it takes the place of older ones that are not kept."""
         run = self._run
         path = run.checkpoint(self._learner.version) if name is None else run.checkpoints / name
-        staged = beside(path)
-        self._learner.save(staged, steps=self._steps, **facts)
-        os.replace(staged, path)
+        with replaced_file(path) as staged:
+            self._learner.save(staged, steps=self._steps, **facts)
         for version in run.saved()[: -self._told.keep]:
             run.checkpoint(version).unlink()
 
