@@ -15,7 +15,7 @@ from shell import ok, process, run, wait_for
 from test_collect import children, whole_episodes
 
 from gym_trace import check_trace, open_trace
-from gym_trace.collecting.run_log import EVENTS
+from gym_trace.processes.run_log import EVENTS
 
 ENV_ARG = ("--env-arg", "max_episode_steps=5")
 

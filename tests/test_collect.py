@@ -23,16 +23,17 @@ from troubled import Deadly, Seeded, Troubled, acts_by_the_observation
 
 from gym_trace import check_trace, collect, open_trace
 from gym_trace.collecting.episode_set import EpisodeRanges, EpisodeSet
-from gym_trace.collecting.executor import ProcessExecutor
-from gym_trace.collecting.run_log import EVENTS
 from gym_trace.collecting.supervisor import Supervisor
 from gym_trace.envs.seeding import EPISODES, episode_of, episode_seed
 from gym_trace.errors import InvalidOption, TraceExists
+from gym_trace.processes.backend import Lost
+from gym_trace.processes.local import LocalProcesses
+from gym_trace.processes.run_log import EVENTS
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
 
 
-class Murderous(ProcessExecutor):
+class Murderous(LocalProcesses):
     """Kills a worker, any, after each of the first reports."""
 
     def __init__(self, times: int, seed: int):
@@ -41,7 +42,7 @@ class Murderous(ProcessExecutor):
 
     def poll(self, seconds: float) -> Any:
         said = super().poll(seconds)
-        if self.times and self._workers and any(report is not None for _, report in said):
+        if self.times and self._workers and any(not isinstance(message, Lost) for _, message in said):
             self.times -= 1
             process, _ = self.random.choice(list(self._workers.values()))
             os.kill(process.pid, signal.SIGKILL)
@@ -119,7 +120,7 @@ def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(tmp_pat
         seed=1,
         stall_timeout=5.0,
         flush_seconds=0.05,
-        executor=Murderous(2, seed=0),
+        backend=Murderous(2, seed=0),
     )
     assert (result.stopped, result.episodes) == ("done", 90)
     assert whole_episodes(tmp_path / "t", 1) == calm
@@ -239,7 +240,7 @@ def test_two_runs_at_once_in_one_directory_are_refused(tmp_path: Path) -> None:
 
     def look(progress: Any) -> None:
         if not refused:
-            with pytest.raises(InvalidOption, match="a run is going on here") as error:
+            with pytest.raises(InvalidOption, match="in use by another run") as error:
                 collect(CARTPOLE, directory=tmp_path, episodes=5, resume=True)
             refused.append(str(error.value))
 

@@ -250,8 +250,8 @@ def _is_name(policy: Any) -> bool:
 
 def _seed(given: int | None, directory: Path, resume: bool) -> int:
     """The seed of the run, also where nobody said one: that of the run that is gone on with, or a new one."""
+    from gym_trace.collecting.resuming import settings_of
     from gym_trace.collecting.rollout import new_root_seed
-    from gym_trace.collecting.run_log import settings_of
 
     if given is not None:
         return given
@@ -291,7 +291,7 @@ def _record(
     ):
         scalars = None
         if tensorboard is not None:
-            from gym_trace.collecting.tensorboard import Scalars
+            from gym_trace.processes.tensorboard import Scalars
 
             scalars = stack.enter_context(Scalars(tensorboard))
         recorder = _recorder(env, directory, **recording)

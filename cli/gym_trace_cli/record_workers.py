@@ -37,7 +37,7 @@ def record_with_workers(
     with StopSignals() as stop, show.ProgressLine(quiet=quiet) as line, ExitStack() as stack:
         scalars = None
         if tensorboard is not None:
-            from gym_trace.collecting.tensorboard import Scalars
+            from gym_trace.processes.tensorboard import Scalars
 
             scalars = stack.enter_context(Scalars(tensorboard))
 
@@ -85,7 +85,7 @@ def in_words_of_options(interrupted: Path | None = None) -> Iterator[None]:
     try:
         yield
     except TraceExists as error:
-        from gym_trace.collecting.run_log import settings_of
+        from gym_trace.collecting.resuming import settings_of
 
         first = "--on-exist append"
         if interrupted is not None and settings_of(interrupted) is not None:

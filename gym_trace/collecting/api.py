@@ -14,15 +14,17 @@ from typing import Any
 import gymnasium
 from gymnasium import vector
 
-from gym_trace.collecting.executor import Executor, ProcessExecutor, check_portable, end_if_unguarded
 from gym_trace.collecting.policies import policy_maker
+from gym_trace.collecting.resuming import await_writers, check_same, finished, settings_of
 from gym_trace.collecting.rollout import directory_bytes, new_root_seed
-from gym_trace.collecting.run_log import Events, await_writers, check_same, finished, machine, settings_of, take_in
 from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.facts import add_facts, checked
+from gym_trace.processes.backend import Backend
+from gym_trace.processes.local import LocalProcesses, end_if_unguarded, portable
+from gym_trace.processes.run_log import Events, machine, take_in
 from gym_trace.recording.options import opened_directory
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.storage.local import LocalStorage, refuse_url
@@ -47,7 +49,7 @@ def collect(
     cpus: Sequence[int] | None = None,
     niceness: int = 0,
     on_progress: Callable[[Collected], Any] | None = None,
-    executor: Executor | None = None,
+    backend: Backend | None = None,
     describe: dict[str, Any] | None = None,
     command: str = "gym_trace.collect",
     argv: bool = False,
@@ -83,7 +85,7 @@ def collect(
         cpus: processors to keep the workers to, one each, in turn.
         niceness: added to that of this process.
         on_progress: called twice a second with what there is; a truthy result ends the run.
-        executor: where workers run; None: as processes of this machine.
+        backend: where workers run; None: processes of this machine.
         describe: plain data that says what make_env makes; a run is only resumed with the same.
         command: the name of who collects, which the trace says under provenance, with that of the policy.
         argv: whether it says the whole command line, too. git_diff: whether it has the uncommitted changes of the git
@@ -123,7 +125,7 @@ def collect(
     settings = _plain(
         {"run": run, "seed": seed, "policy": make_policy.name, "environment": describe, "recording": recording}
     )
-    check_portable(make_env, policy)
+    carried = portable("make_env", make_env), portable("policy", make_policy)
     if before is not None:
         check_same(before, settings)
     with opened_directory(directory, "append" if resume else on_exist) as place:
@@ -139,18 +141,16 @@ def collect(
         events("start", settings=settings, limits=asdict(limits), workers=workers, resumed=len(done), **about)
         metadata = {**_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
         setup = Setup(
-            make_env,
-            make_policy,
+            *carried,
             os.fspath(place),
             "",
             seed,
             recording={**recording, "metadata": metadata},
             num_envs=num_envs,
-            niceness=niceness,
             provenance=origin,
         )
         supervisor = Supervisor(
-            ProcessExecutor() if executor is None else executor,
+            LocalProcesses() if backend is None else backend,
             setup,
             workers,
             limits,
@@ -162,6 +162,7 @@ def collect(
             stall_timeout=stall_timeout,
             max_restarts=max_restarts,
             cpus=None if cpus is None else list(cpus),
+            niceness=niceness,
         )
         try:
             result = supervisor.run(partial(_report, events, on_progress))

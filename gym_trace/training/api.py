@@ -13,12 +13,12 @@ from typing import Any
 
 import gymnasium
 
-from gym_trace.collecting.executor import check_portable, end_if_unguarded
 from gym_trace.collecting.rollout import new_root_seed
-from gym_trace.collecting.run_log import Events, machine, take_in
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
+from gym_trace.processes.local import end_if_unguarded, portable
+from gym_trace.processes.run_log import Events, machine, take_in
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.training.driver import Driver, Plan, Trained, drive
 from gym_trace.training.learnt.versions import version_of
@@ -128,8 +128,7 @@ def train(
     for name, least in (("steps", limit), ("seconds", seconds)):
         if least is not None and not least > 0:
             raise InvalidOption(f"{name}={least!r}: pass more than 0")
-    if not in_turns:
-        check_portable(make_env, None)
+    carried = make_env if in_turns else portable("make_env", make_env)
     env = make_env()
     bounded, env = env.action_space, clipping(env)
     spaces = env.observation_space, env.action_space
@@ -169,7 +168,7 @@ def train(
         for number, (run, own, own_seed, learner) in enumerate(zip(runs, chosen, seeds, learners)):
             began = run.about.get("begins") or {}
             plan = Plan(
-                make_env, learner, own, own_seed, updates, began, checkpoint_seconds, keep, milestone_seconds,
+                carried, learner, own, own_seed, updates, began, checkpoint_seconds, keep, milestone_seconds,
                 stall_timeout, max_restarts, None if cpus is None else list(cpus), niceness, origin, learn,
                 objective, in_turns
             )  # fmt: skip

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 
 from gym_trace.model.returns import LastReturns, Return
+from gym_trace.processes.meter import Meter
 from gym_trace.training.network.learning import Learner
 from gym_trace.training.processes.actor import Actor
 from gym_trace.training.processes.cell import Cell
@@ -25,7 +24,6 @@ from gym_trace.training.settings import Settings
 
 _POLL_SECONDS = 0.1
 _FEW = 10  # episodes, before a policy is compared with others
-_WINDOWS = (10.0, 60.0, 300.0)  # seconds, over which speed is told
 
 
 @dataclass
@@ -140,16 +138,15 @@ class Driver:
         self.cell, self.progress = cell, progress
         self._seconds, self._until_return, self._save_best = seconds, until_return, save_best
         self.forget()
-        self._history: deque[tuple[float, int]] = deque()
+        self._meter = Meter()
         self._spent: dict[str, float] = {}
         self._best: float | None = None
         self._first: int | None = None  # steps when it began
-        self._begin = time.monotonic()
         self.saved: int | None = None  # the version of the checkpoint that was asked for last, once it is there
 
-    def hear(self) -> None:
-        """What its processes have to say; has them end when it is time. Raises TrainingFailed."""
-        for who, _, kind, fact in self.cell.poll():
+    def hear(self, seconds: float) -> None:
+        """Hear the processes, waiting up to `seconds`, and stop them when a limit is met. Raises TrainingFailed."""
+        for who, _, kind, fact in self.cell.poll(seconds):
             if who == "worker" and kind == "collected":
                 self._collected(fact)
             elif kind == "update":
@@ -157,14 +154,15 @@ class Driver:
             elif who == "learner" and kind == "running":
                 self.progress.version, self.progress.steps = fact
                 if self._first is None:
-                    self._first, self._begin = fact[1], time.monotonic()
+                    self._first = fact[1]
+                    self._meter.restart()
             elif who == "learner" and kind == "ended":
                 self.cell.end_workers()
             elif who == "learner" and kind == "saved":
                 self.saved = fact
         self.progress.workers = [worker.state for worker in self.cell.workers]
         self.progress.restarts, self.progress.trouble = self.cell.restarts, self.cell.trouble
-        self._stop_when_due(time.monotonic())
+        self._stop_when_due()
 
     def _collected(self, told: Any) -> None:
         for total, length, objective in told.episodes:
@@ -205,13 +203,13 @@ class Driver:
         self._spent["gathering"] = self._spent.get("gathering", 0.0) + spent["waiting"]
         progress.losses = told
 
-    def _stop_when_due(self, now: float) -> None:
+    def _stop_when_due(self) -> None:
         mean = self._mean()
         if self.cell.stopping or self._first is None:
             return
         if self._until_return is not None and mean is not None and mean >= self._until_return:
             self.stop("return")
-        elif self._seconds is not None and now - self._begin >= self._seconds:
+        elif self._seconds is not None and self._meter.seconds >= self._seconds:
             self.stop("seconds")
 
     def stop(self, why: str) -> None:
@@ -222,23 +220,13 @@ class Driver:
 
     def measure(self) -> None:
         """Brings times and speeds in the progress up to date."""
-        progress, now = self.progress, time.monotonic()
-        progress.seconds = now - self._begin
+        progress = self.progress
+        progress.seconds = self._meter.seconds
         progress.new_steps = progress.steps - (self._first or 0)
-        self._history.append((now, progress.new_steps))
-        while len(self._history) > 1 and now - self._history[1][0] >= _WINDOWS[-1]:
-            self._history.popleft()
-        ten, minute, five = (self._speed(now, window) for window in _WINDOWS)
-        progress.speeds = ten, minute, five
+        progress.speeds = self._meter.speeds(progress.new_steps)
         for names in (("waiting", "acting", "stepping"), ("gathering", "learning")):
             whole = sum(self._spent.get(name, 0.0) for name in names)
             progress.shares |= {name: self._spent.get(name, 0.0) / whole for name in names if whole}
-
-    def _speed(self, now: float, window: float) -> float:
-        earlier = next((sample for sample in self._history if now - sample[0] <= window), self._history[-1])
-        before = self._begin if len(self._history) < 2 else earlier[0]
-        steps = self.progress.new_steps - (0 if before == self._begin else earlier[1])
-        return steps / (now - before) if now > before else 0.0
 
 
 def drive(
@@ -261,10 +249,8 @@ def drive(
             _stop_all(drivers)
         while sum(not driver.cell.is_over for driver in drivers):
             try:
-                if things := [thing for driver in drivers for thing in driver.cell.waitables()]:
-                    wait(things, _POLL_SECONDS)
                 for driver in drivers:
-                    driver.hear()
+                    driver.hear(_POLL_SECONDS / len(drivers))
                 if between is not None:
                     between()
                 if time.monotonic() >= next_report:

@@ -83,7 +83,7 @@ class Plotted:
         self._scalars: list[Any] = []
         self._next = 0.0
         if directory is not None:
-            from gym_trace.collecting.tensorboard import Scalars
+            from gym_trace.processes.tensorboard import Scalars
 
             places = [Path(directory, f"policy-{number}") for number in range(policies)]
             places = places if policies > 1 else [Path(directory)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import threading
 import time
@@ -24,6 +23,7 @@ from gym_trace.errors import InvalidOption, TrainingFailed
 from gym_trace.model.returns import LaneReturns, Return
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
+from gym_trace.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
 from gym_trace.ring.lanes.autoreset import DISABLED
@@ -34,7 +34,7 @@ from gym_trace.training.rollouts import STATE, Origin, Rollout, Shape
 from gym_trace.training.settings import Settings
 
 _LOOK_SECONDS = 1.0  # between signs of life
-_ORPHANED_SECONDS = 5.0  # that a worker has to save what it has when its parent is gone
+_ORPHANED_SECONDS = 5.0  # to save everything after the parent has ended
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Actor:
 
     number, life: which worker, and how often it was started again.
     objective: a key of the last info of an episode, whose number is told; None: none is.
-    free: slots that it may fill. full: those that it has filled. control: of the driver, and back.
+    free: slots that it may fill. full: slots that it has filled.
     """
 
     number: int
@@ -55,7 +55,6 @@ class Actor:
     weights: Weights
     free: Connection
     full: Connection
-    control: Connection
     directory: str
     seed: int
     objective: str | None = None
@@ -78,8 +77,8 @@ class Worker:
         shaping: how rewards are to be shaped from now on, see Settings.
     """
 
-    def __init__(self, actor: Actor):
-        self._actor = actor
+    def __init__(self, actor: Actor, control: Connection):
+        self._actor, self._control = actor, control
         self._over = threading.Event()
         self.shaping = actor.settings.reward_shaping
         self._waiting: list[list[Token]] = [[] for _ in range(actor.settings.splits)]
@@ -87,15 +86,15 @@ class Worker:
     def listen(self) -> None:
         """Waits for the driver to say that it is over, or to be gone; or how rewards are shaped. In its own thread."""
         try:
-            while (shaping := self._actor.control.recv()) is not None:
+            while (shaping := self._control.recv()) is not None:
                 self.shaping = shaping
         except (EOFError, OSError):
-            threading.Thread(target=_exit_soon, daemon=True).start()
+            exit_after(_ORPHANED_SECONDS)
         self._over.set()
 
     def say(self, kind: str, fact: Any = None) -> None:
         try:
-            self._actor.control.send((kind, fact))
+            self._control.send((kind, fact))
         except OSError:
             self._over.set()
 
@@ -301,19 +300,12 @@ def _seeds(root: int) -> Iterator[int]:
     return (episode_seed(root, episode) for episode in itertools.count())
 
 
-def _exit_soon() -> None:
-    """Ends this process even if its environment hangs."""
-    time.sleep(_ORPHANED_SECONDS)
-    os._exit(1)
-
-
-def act(actor: Actor) -> None:
-    """The body of a worker process."""
+def act(control: Connection, actor: Actor) -> None:
+    """Body of a worker process."""
     torch.set_num_threads(1)
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        return
-    worker = Worker(actor)
-    threading.Thread(target=worker.listen, daemon=True).start()
-    for _ in worker.rollouts():
-        pass
+    if has_parent():
+        worker = Worker(actor, control)
+        threading.Thread(target=worker.listen, daemon=True).start()
+        for _ in worker.rollouts():
+            pass
+    control.send(("ended", None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -169,24 +170,25 @@ class Serving:
     rooms: Rooms
     requests: Connection
     answers: list[Connection]
-    control: Connection
     seed: int
 
 
-def serve(told: Serving) -> None:
-    """The body of a server's process: takes whatever requests are there, until the driver is gone or says stop."""
+def serve(control: Connection, told: Serving) -> None:
+    """Body of a server's process: answer requests until the driver sends a message or is gone."""
     device = told.settings.device
     model = ActorCritic(told.shape.leaves, told.shape.actions, told.settings).to(device)
     generator = torch.Generator(device).manual_seed(told.seed)
     room = np.empty(told.weights.size, np.uint8)
     have, looked = -1, time.monotonic()
     while True:
-        ready = wait([told.requests, told.control], _LOOK_SECONDS)
-        if told.control in ready:
+        ready = wait([told.requests, control], _LOOK_SECONDS)
+        if control in ready:
+            with contextlib.suppress(OSError):  # the driver is gone
+                control.send(("ended", None))
             return
         if time.monotonic() - looked > _LOOK_SECONDS:
             looked = time.monotonic()
-            told.control.send(("running", None))
+            control.send(("running", None))
         tokens = []
         while has_more(told.requests):
             tokens.append(take(told.requests))

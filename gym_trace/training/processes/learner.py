@@ -43,7 +43,6 @@ class Learning:
     weights: Weights
     full: Connection
     frees: list[Connection]
-    control: Connection
     checkpoint_seconds: float
     keep: int
     milestone_seconds: float | None
@@ -98,8 +97,8 @@ def learn_again(run: Run, learner: Learner, updates: Sequence[Update]) -> Any:
 class LearnerProcess:
     """Until all updates are made, or it is told to end: then it says so, and there is a checkpoint."""
 
-    def __init__(self, told: Learning):
-        self._told, self._settings = told, told.settings
+    def __init__(self, told: Learning, control: Connection):
+        self._told, self._settings, self._control = told, told.settings, control
         self._run = Run(told.path)
         self._log = self._run.open_log()
         self._learner = Learner(told.observation_space, told.action_space, told.settings, told.seed, told.updates)
@@ -159,7 +158,7 @@ class LearnerProcess:
 
     def say(self, kind: str, fact: Any) -> None:
         try:
-            self._told.control.send((kind, fact))
+            self._control.send((kind, fact))
         except OSError:  # the driver is gone
             self._over = True
 
@@ -167,8 +166,8 @@ class LearnerProcess:
 
     def _listen(self, seconds: float) -> None:
         """Takes what there is to take of rollouts and orders."""
-        ready = wait([self._told.full, self._told.control], seconds)
-        if self._told.control in ready:
+        ready = wait([self._told.full, self._control], seconds)
+        if self._control in ready:
             self._obey()
         if self._told.full in ready:
             self._take_all()
@@ -216,7 +215,7 @@ class LearnerProcess:
 
     def _obey(self) -> None:
         try:
-            kind, fact = self._told.control.recv()
+            kind, fact = self._control.recv()
         except (EOFError, OSError):
             self._over = True
             return
@@ -306,6 +305,6 @@ class LearnerProcess:
             run.checkpoint(version).unlink()
 
 
-def learn(told: Learning) -> None:
-    """The body of the learner's process."""
-    LearnerProcess(told).run()
+def learn(control: Connection, told: Learning) -> None:
+    """Body of the learner's process."""
+    LearnerProcess(told, control).run()

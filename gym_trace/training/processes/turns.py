@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+from gym_trace.processes.fleet import Member
 from gym_trace.training.processes.actor import Actor, Worker
-from gym_trace.training.processes.cell import Member, Message
+from gym_trace.training.processes.cell import Message
 from gym_trace.training.processes.learner import LearnerProcess, Learning
 from gym_trace.training.processes.shared import Slots, Weights
 from gym_trace.training.rollouts import Shape
@@ -52,12 +53,12 @@ class Turns:
         weights: Any = Weights(self._size)
         learner: Any = _Control("learner", orders, self._said)
         self._learner = LearnerProcess(
-            self._learning(slots=slots, weights=weights, full=full, frees=[free_in], control=learner)
+            self._learning(slots=slots, weights=weights, full=full, frees=[free_in]), learner
         )
         self._learner.begin()
         control: Any = _Control("worker", orders, self._said)
         self._worker = Worker(
-            self._actor(number=0, life=0, slots=slots, weights=weights, free=free, full=full_in, control=control)
+            self._actor(number=0, life=0, slots=slots, weights=weights, free=free, full=full_in), control
         )
         self._worker.shaping = self._shaping
         self._rollouts = self._worker.rollouts()
@@ -68,11 +69,8 @@ class Turns:
         if self._worker is not None:
             self._worker.shaping = shaping
 
-    def waitables(self) -> list[Any]:
-        return []
-
-    def poll(self) -> Iterator[Message]:
-        """A rollout, and an update where there is enough for one."""
+    def poll(self, seconds: float) -> Iterator[Message]:
+        """Collect a rollout, and make an update if there is enough for one. Never waits."""
         if not self.is_over and self._learner is not None:
             self.is_over = True  # if this is not come back from
             if self._learner.goes_on and not self.stopping:
