@@ -1,4 +1,4 @@
-"""A run is resumed in a directory that somebody else has made: what lies there is not believed, nor written through."""
+"""Event logs of runs that are links, pipes, damaged or forged."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_sparse_file_of_events_is_refused_at_once(tmp_path: Path) -> None:
         settings_of(tmp_path)
 
 
-def test_what_is_said_of_other_settings_is_printable(tmp_path: Path) -> None:
+def test_the_error_about_other_settings_is_printable(tmp_path: Path) -> None:
     written(tmp_path, policy="\x1b[2Jrandom", environment={"id": "\x1b]0;x\x07"})
     with pytest.raises(InvalidOption, match="the run was started with environment") as error:
         collect(CARTPOLE, directory=tmp_path, episodes=1, resume=True)

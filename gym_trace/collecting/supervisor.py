@@ -7,10 +7,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from gym_trace.collecting.episode_set import EpisodeRanges, EpisodeSet
-from gym_trace.collecting.worker import Report, Setup, work
+from gym_trace.collecting.worker import Report, Setup, Worker, work, worker_for
 from gym_trace.model.returns import LastReturns, Return
 from gym_trace.processes.backend import Backend, Job, Lost
 from gym_trace.processes.fleet import Fleet, Member
@@ -91,6 +93,7 @@ class Supervisor:
     """Run workers until all episodes are recorded.
 
     Args:
+        workers: how many; 0: one worker in this process, without the backend.
         new_uid: makes the id of a worker's writer.
         on_disk: returns the complete episodes of a writer, and their steps; called when its process has ended.
         event: called with a kind and facts for each entry of the log.
@@ -122,8 +125,10 @@ class Supervisor:
         self._tries: dict[int, int] = {}  # losses that each suspected episode alone explains; also 0
         self._returns = LastReturns()
         self._ending = False
-        self.progress = Collected(setup.seed, workers=[WorkerState() for _ in range(workers)])
+        self.progress = Collected(setup.seed, workers=[WorkerState() for _ in range(workers or 1)])
         self.progress.episodes, self.progress.steps = len(done), sum(done.values())
+        self._is_here = not workers
+        self._here: Worker | None = None
         self._fleet = Fleet(
             backend,
             dict(enumerate(self.progress.workers)),
@@ -135,19 +140,17 @@ class Supervisor:
 
     def run(self, on_progress: Callable[[Collected], Any] | None, every: float = 0.5) -> Collected:
         """Run until it is over. on_progress: called every `every` seconds; a truthy result ends the run."""
-        self._meter, next_report = Meter(), 0.0
+        self._meter, self._next_report = Meter(), 0.0
+        look = partial(self._look, on_progress, every)
         try:
-            for number in range(len(self.progress.workers)):
-                self._start(number)
+            if self._is_here:
+                self._run_here(look)
+            else:
+                for number in range(len(self.progress.workers)):
+                    self._start(number)
             while self._working():
                 self._turn()
-                now = time.monotonic()
-                if now >= next_report:
-                    next_report = now + every
-                    self._measure()
-                    if on_progress is not None and on_progress(self.progress):
-                        self._end("interrupted")
-                self._end_where_due()
+                look()
         except KeyboardInterrupt:
             if self._ending or (on_progress is not None and on_progress(self.progress)):
                 raise  # the second Ctrl-C does not wait
@@ -164,6 +167,38 @@ class Supervisor:
         if not self.progress.stopped or (self._missing() and self.progress.stopped == "done"):
             self.progress.stopped = "failed"
         return self.progress
+
+    def _run_here(self, look: Callable[[], None]) -> None:
+        """Record in this process. Errors of the environment and the policy are raised as they are."""
+        worker = self.progress.workers[0]
+        worker.uid, worker.reported = self._new_uid(0), time.monotonic()
+
+        def hear(report: Report) -> None:
+            self._hear(0, report)
+            look()
+
+        self._here = worker_for(SimpleNamespace(send=hear), replace(self._setup, uid=worker.uid))
+        try:
+            self._give(0)
+            self._here.run()
+        finally:
+            worker.state = "ended"
+
+    def _look(self, on_progress: Callable[[Collected], Any] | None, every: float) -> None:
+        """Report progress, and end the run if a limit is met."""
+        now = time.monotonic()
+        if now >= self._next_report:
+            self._next_report = now + every
+            self._measure()
+            if on_progress is not None and on_progress(self.progress):
+                self._end("interrupted")
+        self._end_where_due()
+
+    def _send(self, number: int, episodes: list[int] | None) -> None:
+        if self._here is None:
+            self._fleet.send(number, episodes)
+        else:
+            self._here.receive(episodes)
 
     def _working(self) -> bool:
         return any(worker.state not in ("ended", "given up") for worker in self.progress.workers)
@@ -267,7 +302,7 @@ class Supervisor:
         if episodes:
             worker.assigned.update(dict.fromkeys(episodes))
             worker.given.extend(episodes)
-            self._fleet.send(number, episodes)
+            self._send(number, episodes)
 
     def _pop(self) -> int | None:
         while self._again:
@@ -317,7 +352,7 @@ class Supervisor:
         if not self._ending:
             self._ending, self.progress.stopped = True, why
             for number in range(len(self.progress.workers)):
-                self._fleet.send(number, None)
+                self._send(number, None)
 
     def _measure(self) -> None:
         progress = self.progress

@@ -67,7 +67,7 @@ class Report:
 class Worker(Rollout):
     """Record episodes that arrive over a connection."""
 
-    def __init__(self, connection: Connection, setup: Setup):
+    def __init__(self, connection: Any, setup: Setup):
         super().__init__(setup.seed)
         self._connection, self._setup = connection, setup
         self._todo: deque[int] = deque()
@@ -85,15 +85,14 @@ class Worker(Rollout):
             except (EOFError, OSError):  # the parent is gone
                 exit_after(_ORPHANED_SECONDS)
                 episodes = None
+            self.receive(episodes)
             if episodes is None:
-                self.stop()
                 return
-            self._todo.extend(episodes)
-            self._called.set()
 
-    def stop(self) -> None:
-        """End after the current step."""
-        self.over = True
+    def receive(self, episodes: list[int] | None) -> None:
+        """Take on more episodes; None: end after the current step."""
+        self._todo.extend(episodes or ())
+        self.over = self.over or episodes is None
         self._called.set()
 
     def report(self, closed: bool = False) -> None:
@@ -102,7 +101,7 @@ class Worker(Rollout):
         try:
             self._connection.send(Report(closed, finished, self.steps, self._at))
         except OSError:  # the parent is gone, which listen() notices, too
-            self.stop()
+            self.receive(None)
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
@@ -209,8 +208,13 @@ class VectorWorker(Worker):
         return observations
 
 
+def worker_for(connection: Any, setup: Setup) -> Worker:
+    """Return a worker that reports over the connection."""
+    return (Worker if setup.num_envs is None else VectorWorker)(connection, setup)
+
+
 def work(connection: Connection, setup: Setup) -> None:
     """Body of a worker process."""
-    worker = (Worker if setup.num_envs is None else VectorWorker)(connection, setup)
+    worker = worker_for(connection, setup)
     threading.Thread(target=worker.listen, daemon=True).start()
     worker.run()

@@ -7,7 +7,8 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,26 @@ class Events:
         self._file.close()
 
 
-def take_in(directory: Path, event: Callable[..., None]) -> None:
-    """Write the rings of dead workers into their batches: rings are unreadable after a reboot or on another machine.
+@contextmanager
+def rings_taken_in(directory: Path, event: Callable[..., None]) -> Iterator[None]:
+    """At the end of the block, write the rings of dead workers into their batches.
+
+    Rings are unreadable after a reboot or on another machine. After an error, such as a full disk, those that cannot
+    be written stay as they are.
 
     Raises:
         RecordingError: a batch cannot be written
     """
+    try:
+        yield
+    except BaseException:
+        with suppress(RecordingError):  # the first error is the one to report
+            _take_in(directory, event)
+        raise
+    _take_in(directory, event)
+
+
+def _take_in(directory: Path, event: Callable[..., None]) -> None:
     done, problems = take_in_rings(directory)
     for writer in done:
         event("ring taken in", writer=writer)

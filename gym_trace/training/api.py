@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
 from gym_trace.processes.local import end_if_unguarded, portable
-from gym_trace.processes.run_log import Events, machine, take_in
+from gym_trace.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.training.driver import Driver, Plan, Trained, drive
 from gym_trace.training.learnt.versions import version_of
@@ -180,14 +180,14 @@ def train(
         if exchange is not None and len(runs) > 1:
             population = Population(drivers, runs, now, exchange, seed, events)
         try:
-            progress = drive(drivers, on_progress, None if population is None else population.turn)
+            with ExitStack() as rings:
+                for number, run in enumerate(runs):
+                    rings.enter_context(rings_taken_in(run.trace, partial(events, policy=number)))
+                progress = drive(drivers, on_progress, None if population is None else population.turn)
         except (TrainingFailed, CorruptTrace) as error:
-            with suppress(RecordingError):  # if it is the disk that is full
+            with suppress(RecordingError):  # the disk may be full
                 events("failed", reason=str(error))
             raise
-        finally:
-            for number, run in enumerate(runs):
-                take_in(run.trace, partial(events, policy=number))
         for run, driver in zip(runs, drivers):
             run.set_done(learn and driver.progress.stopped in ("done", "return"))
         events("end", version=progress.version, steps=progress.steps, stopped=progress.stopped,
