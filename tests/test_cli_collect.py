@@ -15,7 +15,7 @@ from shell import ok, process, run, wait_for
 from test_collect import children, whole_episodes
 
 from gym_trace import check_trace, open_trace
-from gym_trace.collecting.run_log import EVENTS
+from gym_trace.processes.run_log import EVENTS
 
 ENV_ARG = ("--env-arg", "max_episode_steps=5")
 
@@ -162,5 +162,5 @@ def test_an_exported_network_acts(tmp_path: Path) -> None:
         assert open_trace(folder).episodes["return"].mean() > 100
     missing = run("record", "CartPole-v1", "-o", tmp_path / "no", "--policy", "onnx:nowhere.onnx")
     assert missing.exit_code == 2
-    assert "nowhere.onnx: there is no such file" in missing.output
+    assert "nowhere.onnx: file not found" in missing.output
     assert not (tmp_path / "no").exists()

@@ -23,16 +23,18 @@ from troubled import Deadly, Seeded, Troubled, acts_by_the_observation
 
 from gym_trace import check_trace, collect, open_trace
 from gym_trace.collecting.episode_set import EpisodeRanges, EpisodeSet
-from gym_trace.collecting.executor import ProcessExecutor
-from gym_trace.collecting.run_log import EVENTS
 from gym_trace.collecting.supervisor import Supervisor
 from gym_trace.envs.seeding import EPISODES, episode_of, episode_seed
 from gym_trace.errors import InvalidOption, TraceExists
+from gym_trace.processes.backend import Lost
+from gym_trace.processes.local import LocalProcesses
+from gym_trace.processes.run_log import EVENTS
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1")
+LANES = [None, pytest.param(3, marks=pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="old"))]
 
 
-class Murderous(ProcessExecutor):
+class Murderous(LocalProcesses):
     """Kills a worker, any, after each of the first reports."""
 
     def __init__(self, times: int, seed: int):
@@ -41,7 +43,7 @@ class Murderous(ProcessExecutor):
 
     def poll(self, seconds: float) -> Any:
         said = super().poll(seconds)
-        if self.times and self._workers and any(report is not None for _, report in said):
+        if self.times and self._workers and any(not isinstance(message, Lost) for _, message in said):
             self.times -= 1
             process, _ = self.random.choice(list(self._workers.values()))
             os.kill(process.pid, signal.SIGKILL)
@@ -64,14 +66,14 @@ def whole_episodes(directory: Path, root: int) -> dict[int, tuple[bytes, ...]]:
 
 
 @given(st.integers(0, 2**70), st.integers(0, EPISODES - 1))
-def test_a_seed_tells_which_episode_it_is_of(root: int, episode: int) -> None:
+def test_the_seed_of_an_episode_identifies_it(root: int, episode: int) -> None:
     seed = episode_seed(root, episode)
     assert 0 <= seed < EPISODES
     assert episode_of(root, seed) == episode
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 12))))
-def test_numbers_are_kept_as_a_set_keeps_them(changes: list[tuple[bool, int]]) -> None:
+def test_an_episode_set_behaves_like_a_set(changes: list[tuple[bool, int]]) -> None:
     done, truth = EpisodeSet([3]), {3}
     for added, number in changes:
         if added:
@@ -86,7 +88,7 @@ def test_numbers_are_kept_as_a_set_keeps_them(changes: list[tuple[bool, int]]) -
 
 
 @given(st.lists(st.integers(0, 9)))
-def test_numbers_that_were_given_come_back_in_their_order(numbers: list[int]) -> None:
+def test_episode_ranges_keep_the_order(numbers: list[int]) -> None:
     runs = EpisodeRanges()
     runs.extend(numbers)
     assert list(runs) == numbers
@@ -119,12 +121,12 @@ def test_hung_raising_and_killed_workers_change_nothing_but_the_restarts(tmp_pat
         seed=1,
         stall_timeout=5.0,
         flush_seconds=0.05,
-        executor=Murderous(2, seed=0),
+        backend=Murderous(2, seed=0),
     )
     assert (result.stopped, result.episodes) == ("done", 90)
     assert whole_episodes(tmp_path / "t", 1) == calm
     assert not check_trace(tmp_path / "t").damages
-    assert not list((tmp_path / "t").glob("*.ring"))  # which nobody could read after a reboot
+    assert not list((tmp_path / "t").glob("*.ring"))  # unreadable after a reboot
     events = [json.loads(line) for line in (tmp_path / "t" / EVENTS).read_text().splitlines()]
     reasons = [event["reason"] for event in events if event["event"] == "restart"]
     assert len(reasons) == result.restarts > 0
@@ -154,7 +156,7 @@ def test_random_actions_are_the_same_with_lanes_as_without(tmp_path: Path) -> No
     assert whole_episodes(tmp_path / "a", 2) == whole_episodes(tmp_path / "b", 2)
 
 
-def test_what_a_policy_says_besides_the_action_is_recorded(tmp_path: Path) -> None:
+def test_annotations_of_a_policy_are_recorded(tmp_path: Path) -> None:
     collect(partial(Troubled, str(tmp_path)), acts_by_the_observation, tmp_path / "trace", episodes=2, seed=1)
     for episode in open_trace(tmp_path / "trace"):
         assert episode.annotations["value"].tolist() == episode.observations[:-1, 1].tolist()
@@ -166,7 +168,38 @@ def test_a_policy_is_seeded_for_each_episode(tmp_path: Path) -> None:
     assert whole_episodes(tmp_path / "1", 2) == whole_episodes(tmp_path / "2", 2)
 
 
-def test_an_episode_that_always_fails_is_given_up_and_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_envs", LANES)
+def test_one_process_records_the_same_episodes_as_workers(tmp_path: Path, calm: Any, num_envs: int | None) -> None:
+    pid = os.getpid()
+
+    def make() -> Any:
+        assert os.getpid() == pid
+        return Troubled(str(tmp_path))
+
+    result = collect(
+        make, acts_by_the_observation, tmp_path / "t", episodes=90, workers=0, num_envs=num_envs, seed=1, bytes=1 << 30
+    )
+    assert (result.stopped, result.episodes, result.restarts) == ("done", 90, 0)
+    assert [worker.state for worker in result.workers] == ["ended"]
+    assert whole_episodes(tmp_path / "t", 1) == calm
+
+
+def test_an_error_in_one_process_is_raised_as_it_is_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="out of luck"):
+        collect(partial(Troubled, str(tmp_path), always=4), directory=tmp_path / "t", episodes=8, workers=0, seed=1)
+    assert sorted(whole_episodes(tmp_path / "t", 1)) == [0, 1, 2, 3]
+    result = collect(partial(Troubled, str(tmp_path)), directory=tmp_path / "t", episodes=8, workers=0, resume=True)
+    assert (result.stopped, result.new_episodes) == ("done", 4)
+
+
+def test_a_limit_ends_a_run_in_one_process_in_the_middle_of_an_episode(tmp_path: Path) -> None:
+    make = partial(gymnasium.make, "Pendulum-v1", max_episode_steps=10**9)
+    result = collect(make, directory=tmp_path / "t", seconds=0.5, workers=0, seed=1)
+    assert (result.stopped, result.episodes) == ("seconds", 0)
+    assert result.steps > 0
+
+
+def test_an_episode_that_always_fails_is_abandoned_and_reported(tmp_path: Path) -> None:
     make = partial(Troubled, str(tmp_path), always=4)
     result = collect(make, directory=tmp_path / "trace", episodes=8, workers=2, seed=1)
     assert result.stopped == "failed"
@@ -175,7 +208,7 @@ def test_an_episode_that_always_fails_is_given_up_and_said(tmp_path: Path) -> No
     assert sorted(whole_episodes(tmp_path / "trace", 1)) == [0, 1, 2, 3, 5, 6, 7]
 
 
-def test_workers_that_cannot_start_are_given_up(tmp_path: Path) -> None:
+def test_workers_that_cannot_start_are_abandoned(tmp_path: Path) -> None:
     result = collect(
         partial(gymnasium.make, "CartPole-v1", nonsense=1), directory=tmp_path, episodes=3, workers=2, max_restarts=2
     )
@@ -234,12 +267,12 @@ def test_a_torn_line_of_events_costs_nothing(tmp_path: Path) -> None:
     assert collect(CARTPOLE, directory=tmp_path, episodes=5, resume=True).new_episodes == 0
 
 
-def test_two_runs_at_once_in_one_directory_are_refused(tmp_path: Path) -> None:
+def test_a_second_run_in_a_directory_in_use_raises(tmp_path: Path) -> None:
     refused: list[str] = []
 
     def look(progress: Any) -> None:
         if not refused:
-            with pytest.raises(InvalidOption, match="a run is going on here") as error:
+            with pytest.raises(InvalidOption, match="in use by another run") as error:
                 collect(CARTPOLE, directory=tmp_path, episodes=5, resume=True)
             refused.append(str(error.value))
 
@@ -248,29 +281,26 @@ def test_two_runs_at_once_in_one_directory_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["episode_filter", "frame_filter", "uid"])
-def test_what_would_leave_something_out_is_refused(tmp_path: Path, option: str) -> None:
+def test_options_that_skip_episodes_or_steps_raise(tmp_path: Path, option: str) -> None:
     with pytest.raises(InvalidOption, match=option):
         collect(CARTPOLE, directory=tmp_path, episodes=5, **{option: len})
 
 
-LANES = [None, pytest.param(3, marks=pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"), reason="old"))]
-
-
 @pytest.mark.parametrize("num_envs", LANES)
-def test_an_episode_that_kills_its_process_is_found_and_given_up_alone(tmp_path: Path, num_envs: int | None) -> None:
+def test_an_episode_that_kills_its_process_is_identified_and_abandoned(tmp_path: Path, num_envs: int | None) -> None:
     result = collect(Deadly, directory=tmp_path, episodes=40, workers=2, num_envs=num_envs, seed=1, flush_seconds=0.05)
     assert result.stopped == "failed"
     assert list(result.failed) == [7]
     assert sorted(whole_episodes(tmp_path, 1)) == [k for k in range(40) if k != 7]
 
 
-def test_a_run_that_cannot_begin_has_failed_whatever_its_limit(tmp_path: Path) -> None:
+def test_a_run_whose_workers_cannot_start_fails_before_its_time_limit(tmp_path: Path) -> None:
     result = collect(partial(gymnasium.make, "CartPole-v1", nonsense=1), directory=tmp_path, seconds=30, max_restarts=1)
     assert result.stopped == "failed"
     assert "nonsense" in result.trouble
 
 
-def test_another_run_is_not_resumed(tmp_path: Path) -> None:
+def test_resuming_with_other_settings_raises(tmp_path: Path) -> None:
     collect(CARTPOLE, directory=tmp_path, episodes=2, seed=5)
     with pytest.raises(InvalidOption, match="seed=5, not 6"):
         collect(CARTPOLE, directory=tmp_path, episodes=2, seed=6, resume=True)
@@ -291,8 +321,8 @@ def test_other_limits_end_a_run_soon(tmp_path: Path, limit: dict[str, Any]) -> N
 def test_a_run_needs_a_limit_and_workers() -> None:
     with pytest.raises(InvalidOption, match="needs a limit"):
         collect(CARTPOLE)
-    with pytest.raises(InvalidOption, match="workers=0"):
-        collect(CARTPOLE, episodes=1, workers=0)
+    with pytest.raises(InvalidOption, match="workers=-1: pass 0 or more"):
+        collect(CARTPOLE, episodes=1, workers=-1)
 
 
 PARENT = """
@@ -344,7 +374,7 @@ def children(process: int) -> list[int]:
     return found
 
 
-def test_a_script_that_begins_a_run_when_it_is_imported_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_script_that_starts_a_run_on_import_raises_with_advice(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     made = "import gymnasium, gym_trace\ngym_trace.collect(make_env, None, 'trace', episodes=2, workers=2)\n"
     script.write_text(made.replace("make_env", "lambda: gymnasium.make('CartPole-v1')"))

@@ -1,4 +1,4 @@
-"""A run is resumed in a directory that somebody else has made: what lies there is not believed, nor written through."""
+"""Event logs of runs that are links, pipes, damaged or forged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 from runs import recorded
 
 from gym_trace import TraceRecordingWrapper, collect
-from gym_trace.collecting.run_log import EVENTS, Events, finished, settings_of
+from gym_trace.collecting.resuming import finished, settings_of
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TraceError
+from gym_trace.processes.run_log import EVENTS, Events
 from gym_trace.video.asciicast import CastWriter
 
 CARTPOLE = partial(gymnasium.make, "CartPole-v1", max_episode_steps=5)
@@ -56,7 +57,7 @@ def test_events_that_are_a_pipe_do_not_hang_a_run(tmp_path: Path, resume: bool) 
 )  # fmt: skip
 def test_settings_that_no_run_has_are_not_believed(tmp_path: Path, settings: dict[str, Any]) -> None:
     written(tmp_path, **settings)
-    with pytest.raises(CorruptTrace, match="not such as a run has") as error:
+    with pytest.raises(CorruptTrace, match="invalid run settings") as error:
         collect(CARTPOLE, directory=tmp_path, episodes=1, resume=True)
     assert str(error.value).isprintable()
 
@@ -75,9 +76,9 @@ def test_a_sparse_file_of_events_is_refused_at_once(tmp_path: Path) -> None:
         settings_of(tmp_path)
 
 
-def test_what_is_said_of_other_settings_is_printable(tmp_path: Path) -> None:
+def test_the_error_about_other_settings_is_printable(tmp_path: Path) -> None:
     written(tmp_path, policy="\x1b[2Jrandom", environment={"id": "\x1b]0;x\x07"})
-    with pytest.raises(InvalidOption, match="started with environment") as error:
+    with pytest.raises(InvalidOption, match="the run was started with environment") as error:
         collect(CARTPOLE, directory=tmp_path, episodes=1, resume=True)
     assert str(error.value).isprintable()
 
@@ -129,6 +130,6 @@ def test_events_that_find_no_room_say_what_and_where(tmp_path: Path) -> None:
     events = Events(tmp_path)
     events._file.close()
     events._file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
-    with pytest.raises(RecordingError, match=r"events\.jsonl cannot be written: No space left.* resumed"):
+    with pytest.raises(RecordingError, match=r"events\.jsonl: write failed: No space left.* resumed"):
         events("report")
     events.close()

@@ -15,8 +15,9 @@ from gym_trace_cli.main import COMMANDS
 from shell import run
 from test_cli_json_and_completion import proposed
 
-from gym_trace import TraceRecordingWrapper, child_processes, record_episodes
+from gym_trace import TraceRecordingWrapper, record_episodes
 from gym_trace.errors import InvalidOption
+from gym_trace.processes import safe_start
 
 # Packages that are imported where they are installed: a module of the same name must not take their place.
 OPTIONAL = {"av", "h5py", "matplotlib", "mcap", "onnxruntime", "pandas", "PIL", "pyarrow", "pygame", "rerun", "rich"}
@@ -172,19 +173,19 @@ def test_workers_do_not_start_where_an_old_python_would_import_what_lies_there(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "version_info", (3, 10, 0))
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    with child_processes.started_safely():
+    with safe_start.started_safely():
         assert os.environ["PYTHONSAFEPATH"]
     (tmp_path / "socket.py").write_text("")
-    with pytest.raises(InvalidOption, match="socket"), child_processes.started_safely():
+    with pytest.raises(InvalidOption, match="socket"), safe_start.started_safely():
         pass
 
 
 def test_what_an_environment_starts_finds_modules_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with child_processes.started_safely():
-        child_processes.forget_safe_path()  # as a worker does
+    with safe_start.started_safely():
+        safe_start.forget_safe_path()  # as a worker does
         assert "PYTHONSAFEPATH" not in os.environ
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    with child_processes.started_safely():
-        child_processes.forget_safe_path()
+    with safe_start.started_safely():
+        safe_start.forget_safe_path()
     assert os.environ["PYTHONSAFEPATH"] == "1"

@@ -22,7 +22,7 @@ COMMANDS = HOUSE.parent / "cli" / "gym_trace_cli"
 LAYERS = [
     {"printable"},
     {"errors"},
-    {"child_processes"},
+    {"processes.safe_start"},
     {"selecting", "showing"},  # of tables; what is a table of a trace, playback says
     {"model"},
     {"storage"},
@@ -34,6 +34,7 @@ LAYERS = [
     {"sampling"},
     {"playback"},
     {"integrity", "replay", "statistics", "editing"},
+    {"processes"},
     {"video", "collecting", "formats"},
     {"adapters"},
     {"training"},

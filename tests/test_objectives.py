@@ -15,9 +15,9 @@ from shell import in_directory, ok, run
 from test_collect import whole_episodes
 
 from gym_trace import TraceRecordingWrapper, collect, open_trace, record_episodes, summarize
-from gym_trace.collecting.run_log import EVENTS
 from gym_trace.errors import InvalidOption
 from gym_trace.model.returns import LaneReturns
+from gym_trace.processes.run_log import EVENTS
 
 
 @pytest.fixture

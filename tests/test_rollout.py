@@ -178,7 +178,7 @@ def test_the_bytes_are_those_of_the_trace_wherever_the_recorder_is_among_the_wra
 def test_a_run_ends_after_so_many_bytes_where_something_is_written(tmp_path: Path) -> None:
     with gym_trace.TraceRecordingWrapper(Countdown(10**9), tmp_path, flush_seconds=0) as env:
         assert record_episodes(env, bytes=20_000).bytes >= 20_000
-    with pytest.raises(InvalidOption, match="nothing records this environment"):
+    with pytest.raises(InvalidOption, match="the environment is not recorded"):
         record_episodes(Countdown(), bytes=1)
 
 

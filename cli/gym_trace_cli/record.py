@@ -239,8 +239,8 @@ def _is_name(policy: Any) -> bool:
 
 def _seed(given: int | None, directory: Path, resume: bool) -> int:
     """Return the given seed, that of the resumed run, or a new one."""
+    from gym_trace.collecting.resuming import settings_of
     from gym_trace.collecting.rollout import new_root_seed
-    from gym_trace.collecting.run_log import settings_of
 
     if given is not None:
         return given

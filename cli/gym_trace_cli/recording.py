@@ -157,7 +157,7 @@ def _errors_name_options(resumable: Path | None = None) -> Iterator[None]:
     try:
         yield
     except TraceExists as error:
-        from gym_trace.collecting.run_log import settings_of
+        from gym_trace.collecting.resuming import settings_of
 
         first = "--on-exist append"
         if resumable is not None and settings_of(resumable) is not None:

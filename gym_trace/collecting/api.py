@@ -1,4 +1,4 @@
-"""gym_trace.collect: episodes recorded by several processes."""
+"""gym_trace.collect: record episodes with several processes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,17 @@ from typing import Any
 import gymnasium
 from gymnasium import vector
 
-from gym_trace.collecting.executor import Executor, ProcessExecutor, check_portable, end_if_unguarded
 from gym_trace.collecting.policies import policy_maker
+from gym_trace.collecting.resuming import await_writers, check_same, finished, settings_of
 from gym_trace.collecting.rollout import directory_bytes, new_root_seed
-from gym_trace.collecting.run_log import (
-    Events,
-    await_writers,
-    check_same,
-    finished,
-    machine,
-    rings_taken_in,
-    settings_of,
-)
 from gym_trace.collecting.supervisor import Collected, Limits, Supervisor
 from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.facts import add_facts, checked
+from gym_trace.processes.backend import Backend
+from gym_trace.processes.local import LocalProcesses, end_if_unguarded, portable
+from gym_trace.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.options import opened_directory
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.storage.local import LocalStorage, refuse_url
@@ -55,7 +49,7 @@ def collect(
     cpus: Sequence[int] | None = None,
     niceness: int = 0,
     on_progress: Callable[[Collected], Any] | None = None,
-    executor: Executor | None = None,
+    backend: Backend | None = None,
     describe: dict[str, Any] | None = None,
     command: str = "gym_trace.collect",
     argv: bool = False,
@@ -63,42 +57,40 @@ def collect(
     facts: Mapping[str, Any] | None = None,
     **recording: Any,
 ) -> Collected:
-    """Records episodes of an environment with several processes into one trace.
+    """Record episodes of an environment with several processes into one trace.
 
-    Episode k has the seed that ``seed`` and k give, whoever records it: the same episodes come of any number of
-    workers, also of such as are killed and of a run that is interrupted and resumed. What a dead worker has not saved
-    whole is recorded again by another one. Of its open episode the trace keeps what there is, as "lost", in sealed
-    batches once the run is over.
+    The seed of episode k depends on ``seed`` and k alone: any number of workers records the same episodes, also if some
+    are killed, or the run is interrupted and resumed. Another worker records again what a dead worker has not saved
+    completely. The open episode of a dead worker stays in the trace as "lost", in sealed batches once the run has
+    ended.
 
-    Processes are started afresh, so a script that calls this needs ``if __name__ == "__main__":`` around it.
+    Workers import the script that starts them, so it needs ``if __name__ == "__main__":`` around this call.
 
     Args:
-        make_env: makes an environment in a worker; a function of a module, or anything that cloudpickle can carry
-            there, such as a lambda.
+        make_env: makes an environment in a worker; a module-level function, or anything that cloudpickle can pickle,
+            such as a lambda.
         policy: see policies.policy_maker. None: random actions.
-        directory: where the trace goes; None: a fresh directory under the system's temporary one.
-        episodes: complete ones to record. steps, seconds, bytes: end soon after so many. The first limit that is
-            met ends the run; one is needed.
-        workers: how many processes.
-        num_envs: environments that each worker steps side by side, each with a policy of its own; None: one.
+        directory: of the trace; None: a fresh directory under the system's temporary one.
+        episodes: number of complete episodes. steps, seconds, bytes: limits that end the run soon after. The first
+            limit that is met ends the run; one is needed.
+        workers: number of processes. 0: this process records alone, for a debugger; errors are raised as they are.
+        num_envs: environments that each worker steps side by side, each with its own policy; None: one.
         seed: 0 or more; None takes one from the system's entropy.
-        resume: go on with a run that was interrupted in this directory.
-        on_exist: if the directory holds a trace and this does not resume: "error", "append" or "replace".
-        stall_timeout: seconds without a sign of life, after which a worker is killed and started again; one that is
-            starting has 60 at least, whatever it imports.
-        max_restarts: of all workers together. After that a worker that dies is given up; and so is one that dies again
-            and again before it has finished an episode.
-        cpus: processors to keep the workers to, one each, in turn.
-        niceness: added to that of this process.
-        on_progress: called twice a second with what there is; a truthy result ends the run.
-        executor: where workers run; None: as processes of this machine.
-        describe: plain data that says what make_env makes; a run is only resumed with the same.
-        command: the name of who collects, which the trace says under provenance, with that of the policy.
-        argv: whether it says the whole command line, too. git_diff: whether it has the uncommitted changes of the git
-            repository that this is run in. Both may hold what is not to be published.
-        facts: what the trace is to say of itself (see Trace.facts), beside what it says already.
-        recording: other arguments of TraceRecordingWrapper, but for filters, videos and uid. metadata has "seed" and
-            "run" besides; one that is no map, or has such keys itself, is under "given" there.
+        resume: continue an interrupted run in this directory.
+        on_exist: if the directory has a trace and this does not resume: "error", "append" or "replace".
+        stall_timeout: seconds of silence before a worker is killed and restarted; at least 60 while it starts.
+        max_restarts: of all workers together; then dead workers are abandoned. So is a worker that dies again and
+            again before it has finished an episode.
+        cpus: processors to pin the workers to, one each, in turn. niceness: added to that of this process.
+        on_progress: called twice a second with the progress; a truthy result ends the run.
+        backend: where workers run; None: processes of this machine.
+        describe: plain data that describes make_env; a run is resumed only with the same.
+        command: name of the caller, stored under provenance with the name of the policy.
+        argv: store the full command line. git_diff: store the uncommitted changes of the current git repository.
+            Both may contain secrets.
+        facts: metadata of the trace (see Trace.facts), added to what it has.
+        recording: other arguments of TraceRecordingWrapper, except filters, videos and uid. metadata also gets "seed"
+            and "run"; metadata that has these keys, or is not a dict, is stored under "given".
 
     Raises:
         InvalidOption, TraceExists
@@ -110,20 +102,20 @@ def collect(
     for name, limit in asdict(limits).items():
         if limit is not None and not limit >= 0:
             raise InvalidOption(f"{name}={limit!r}: pass 0 or more")
-    for name, count in (("workers", workers), ("num_envs", num_envs)):
-        if count is not None and count < 1:
-            raise InvalidOption(f"{name}={count!r}: pass 1 or more")
+    for name, count, least in (("workers", workers, 0), ("num_envs", num_envs, 1)):
+        if count is not None and count < least:
+            raise InvalidOption(f"{name}={count!r}: pass {least} or more")
     if num_envs is not None and not hasattr(vector, "AutoresetMode"):
         raise InvalidOption(f"num_envs={num_envs!r} needs gymnasium 1.1 or newer: pip install -U gymnasium")
     if refused := sorted({"episode_filter", "frame_filter", "reward_classes", "uid", "video"} & set(recording)):
-        raise InvalidOption(f"{refused[0]}: not with collect, which records all of every episode, each of them once")
+        raise InvalidOption(f"{refused[0]}: not supported by collect; omit it")
     facts = checked(facts or {})
     if directory is not None:
         refuse_url(directory)
         directory = Path(directory).absolute()
     before = settings_of(directory) if resume and directory is not None else None
     if resume and before is None:
-        raise InvalidOption(f"{directory}: there is no run to resume; start one without resume")
+        raise InvalidOption(f"{directory}: no run to resume; start one without resume")
     if seed is None:
         seed = new_root_seed() if before is None else int(before["seed"])
     run = secrets.token_hex(8) if before is None else str(before["run"])
@@ -131,7 +123,9 @@ def collect(
     settings = _plain(
         {"run": run, "seed": seed, "policy": make_policy.name, "environment": describe, "recording": recording}
     )
-    check_portable(make_env, policy)
+    makers = make_env, make_policy
+    if workers:
+        makers = portable("make_env", make_env), portable("policy", make_policy)
     if before is not None:
         check_same(before, settings)
     with opened_directory(directory, "append" if resume else on_exist) as place:
@@ -147,18 +141,16 @@ def collect(
         events("start", settings=settings, limits=asdict(limits), workers=workers, resumed=len(done), **about)
         metadata = {**_by_name(recording.pop("metadata", None)), "seed": seed, "run": run}
         setup = Setup(
-            make_env,
-            make_policy,
+            *makers,
             os.fspath(place),
             "",
             seed,
             recording={**recording, "metadata": metadata},
             num_envs=num_envs,
-            niceness=niceness,
             provenance=origin,
         )
         supervisor = Supervisor(
-            ProcessExecutor() if executor is None else executor,
+            LocalProcesses() if backend is None else backend,
             setup,
             workers,
             limits,
@@ -170,8 +162,9 @@ def collect(
             stall_timeout=stall_timeout,
             max_restarts=max_restarts,
             cpus=None if cpus is None else list(cpus),
+            niceness=niceness,
         )
-        with rings_taken_in({place: events}):
+        with rings_taken_in(place, events):
             result = supervisor.run(partial(_report, events, on_progress))
         events("end", **_facts(result), failed={str(k): why for k, why in result.failed.items()})
         return result
@@ -185,7 +178,7 @@ def _report(events: Events, on_progress: Callable[[Collected], Any] | None, prog
 
 
 def _by_name(given: Any) -> dict[str, Any]:
-    """The metadata that somebody gave, as keys of a map that has "seed" and "run" as well; otherwise under "given"."""
+    """Return the user's metadata as a dict without "seed" and "run"; other values under "given"."""
     if given is None:
         return {}
     plain = isinstance(given, dict) and not {"seed", "run"} & set(given)
@@ -198,9 +191,9 @@ def _facts(progress: Collected) -> dict[str, Any]:
 
 
 def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """As JSON gives it back. Raises InvalidOption."""
+    """Return the settings as JSON restores them. Raises InvalidOption."""
     try:
         plain: dict[str, Any] = json.loads(json.dumps(settings))
     except (TypeError, ValueError) as error:
-        raise InvalidOption(f"collect takes options that JSON has, so that a run can be resumed: {error}") from error
+        raise InvalidOption(f"recording options: not JSON: {error}; pass plain values") from error
     return plain

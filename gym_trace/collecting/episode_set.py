@@ -1,4 +1,4 @@
-"""Sets of episode numbers that take little memory where they are mostly runs."""
+"""Compact sets of episode numbers that are mostly consecutive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 
 class EpisodeSet:
-    """Which episodes are done: those below a mark, but for some holes, and some above it."""
+    """Set of numbers: all below a mark except some holes, and some above it."""
 
     def __init__(self, numbers: Iterable[int]):
         self._mark = 0
@@ -22,7 +22,7 @@ class EpisodeSet:
             self._settle()
 
     def discard(self, number: int) -> bool:
-        """Whether it was there."""
+        """Remove a number; return True if it was in the set."""
         if number not in self:
             return False
         if number < self._mark:
@@ -38,7 +38,7 @@ class EpisodeSet:
         return self._mark - len(self._holes) + len(self._above)
 
     def below(self, limit: int) -> int:
-        """How many are below limit."""
+        """Return the count of numbers below limit."""
         holes = sum(number < limit for number in self._holes)
         return min(self._mark, limit) - holes + sum(number < limit for number in self._above)
 
@@ -49,7 +49,7 @@ class EpisodeSet:
 
 
 class EpisodeRanges:
-    """Numbers in the order in which they were added."""
+    """Numbers in the order they were added."""
 
     def __init__(self) -> None:
         self._runs: list[range] = []

@@ -1,4 +1,4 @@
-"""What acts: functions, objects, trained agents, made from a name."""
+"""Policies by name: functions, objects, trained agents."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from gym_trace.recording.provenance import policy_name
 
 
 class Policy(Protocol):
-    """What chooses actions."""
+    """Chooses actions."""
 
     def reset(self, seed: int) -> None:
-        """Called before each episode."""
+        """Prepare for an episode; called before each one."""
 
     def act(self, observation: Any) -> tuple[Any, dict[str, Any]]:
-        """An action, and what is to be recorded beside it."""
+        """Return an action, and annotations to record with it."""
 
 
 MakePolicy = Callable[[Any, Any], Policy]  # given observation and action space
 
 
 class PolicyMaker(Protocol):
-    """A MakePolicy that knows its name. Picklable where what it makes policies of is.
+    """A MakePolicy with a name. Picklable if its source is.
 
     Attributes:
-        name: of what acts.
+        name: of the policy.
     """
 
     name: str
 
     def __call__(self, observation_space: Any, action_space: Any) -> Policy:
-        """Raises InvalidOption if it is none for such spaces."""
+        """Make a policy. Raises InvalidOption if it does not fit the spaces."""
 
 
-_RUNS = "gym_trace.training"  # which is above this room, and takes PyTorch
+_RUNS = "gym_trace.training"  # a higher layer, which needs PyTorch
 
 
 class RandomPolicy:
-    """Actions drawn from the action space."""
+    """Sample actions from the action space."""
 
     def __init__(self, observation_space: Any, action_space: Any):
         self.reset = action_space.seed
@@ -61,12 +61,12 @@ class RandomPolicy:
 
 
 class CalledPolicy:
-    """Somebody's function, or object with a method act; either may return (action, {name: value}) to annotate."""
+    """User function, or object with a method act; either may return (action, {name: value}) to annotate."""
 
     def __init__(self, called: Any, action_space: Any):
         self._act = getattr(called, "act", called)
         self._reset = getattr(called, "reset", None)
-        self._pairs = not isinstance(action_space, Tuple)  # of which an action may be such a pair itself
+        self._pairs = not isinstance(action_space, Tuple)  # an action of a Tuple space may itself be such a pair
 
     def reset(self, seed: int) -> None:
         if self._reset is not None:
@@ -80,9 +80,9 @@ class CalledPolicy:
 
 
 class SB3Policy:
-    """A checkpoint of Stable-Baselines3, which acts as it would when it is evaluated.
+    """Checkpoint of Stable-Baselines3, acting as in evaluation.
 
-    Stable-Baselines3 unpickles what is in the file, which can be any code: load only what you trust.
+    Stable-Baselines3 unpickles the file, which can run any code: load only files that you trust.
     """
 
     def __init__(self, path: str):
@@ -115,7 +115,7 @@ class SB3Policy:
 
 
 class OnnxPolicy:
-    """An exported network: one input, a batch of observations; the first output is actions, or a value of each."""
+    """Exported network: the input is a batch of observations; the first output is actions, or one value per action."""
 
     def __init__(self, path: str, action_space: Any):
         try:
@@ -141,16 +141,16 @@ class OnnxPolicy:
 
 
 def policy_maker(policy: str | Callable[..., Any] | None) -> PolicyMaker:
-    """What makes a policy in a worker.
+    """Return the maker of a policy.
 
     Args:
-        policy: "random" or None, "sb3:PATH", "onnx:PATH", "run:DIR", which is what a training run has learnt (also
-            run:DIR@VERSION, run:DIR@best, and behind it ?sample, to draw actions rather than take the likeliest); or a
-            callable: a function of the observation, or a class, of which an object is made, with observation and
-            action space if it takes them.
+        policy: None or "random", "sb3:PATH", "onnx:PATH", or "run:DIR" for the policy of a training run (also
+            run:DIR@VERSION and run:DIR@best; a suffix ?sample samples actions instead of taking the likeliest); or a
+            callable: a function of the observation, or a class, which is called with observation and action space if
+            it takes them.
 
     Raises:
-        InvalidOption; of a run also MissingExtra, TraceNotFound, CorruptTrace
+        InvalidOption; for a run also MissingExtra, TraceNotFound, CorruptTrace
     """
     if policy is not None and not isinstance(policy, str) and not callable(policy):
         raise InvalidOption(f"policy={policy!r}: pass a name, a function or a class")
@@ -189,11 +189,11 @@ def _made(kind: Any, spaces: tuple[Any, ...]) -> Any:
 
 def _needs_file(path: str, kind: str) -> None:
     if not os.path.exists(path):
-        raise InvalidOption(f"{kind}:{path}: there is no such file")
+        raise InvalidOption(f"{kind}:{path}: file not found")
 
 
 class Annotating:
-    """A policy as a function of the observation, which has the recorder annotate the step with what else it says."""
+    """Policy as a function of the observation; the recorder annotates the step with the rest of its answer."""
 
     def __init__(self, policy: Policy | LanePolicies, recorder: Any):
         self.reset: Any = policy.reset
@@ -207,7 +207,7 @@ class Annotating:
 
 
 class LanePolicies:
-    """A policy for each lane of a vector environment, so that what one does depends on its own episode alone."""
+    """One policy per lane of a vector environment: its actions depend on its own episode alone."""
 
     def __init__(self, make_policy: MakePolicy, envs: Any):
         self._envs = envs
@@ -219,12 +219,11 @@ class LanePolicies:
         self._lanes[lane].reset(seed)
 
     def act(self, observations: Any) -> tuple[Any, dict[str, list[Any]]]:
-        """A batch of actions, and what they say beside them, a value a lane. Raises InvalidOption."""
+        """Return a batch of actions, and annotations with one value per lane. Raises InvalidOption."""
         each = iterate(self._envs.observation_space, observations)
         said = [policy.act(observation) for policy, observation in zip(self._lanes, each)]
         names = {name: None for _, notes in said for name in notes}
         if any(len(notes) != len(names) for _, notes in said):
-            raise InvalidOption(f"the policy annotates some steps with {', '.join(names)}, and others not: with lanes "
-                                "it has to be all or none")  # fmt: skip
+            raise InvalidOption(f"policy: annotates only some lanes with {', '.join(names)}; annotate all or none")
         actions = concatenate(self._envs.single_action_space, [action for action, _ in said], self._room)
         return actions, {name: [notes[name] for _, notes in said] for name in names}

@@ -1,4 +1,4 @@
-"""Running environments for whole episodes: the one loop of single environments, and that of vector environments."""
+"""Play episodes: one loop for single environments, one for vector environments."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ Begin = Callable[[Any, Any, Array, Any], tuple[list[int | None], Any]]
 
 
 class Rollout(ABC):
-    """Plays episodes and counts their steps and returns. Subclasses say which episodes, and are told of those that end.
+    """Play episodes, and count their steps and returns. Subclasses choose the episodes, and hear of those that end.
 
-    A policy here is called as policy(observation) and returns an action. Its reset(seed), if it has one, is called
-    before each episode.
+    A policy is called as policy(observation) and returns an action. Its reset(seed), if any, is called before each
+    episode.
 
     Attributes:
-        seed: the root seed, from which those of environment and policy are derived for each episode.
-        over: set it, in any thread, and it ends after the step that it is at.
-        steps: of all episodes so far; in the middle of an episode as they were at the last look().
-        open_steps, open_episodes: those of the episodes that have not ended, as far as they were played.
-        next_look: when look() is to be called, in seconds of time.monotonic().
+        seed: root seed; environment and policy seeds of each episode are derived from it.
+        over: set it, in any thread, to end after the current step.
+        steps: of all episodes so far; in the middle of an episode, those at the last look().
+        open_steps, open_episodes: of episodes that have not ended.
+        next_look: time of the next look(), in seconds of time.monotonic().
     """
 
     def __init__(self, seed: int, most_steps: int = sys.maxsize):
@@ -55,14 +55,14 @@ class Rollout(ABC):
 
     @abstractmethod
     def look(self) -> None:
-        """Called between two steps when next_look is over, which this sets anew."""
+        """Report between two steps when next_look has passed, and set the next one."""
 
     @abstractmethod
     def ended(self, episode: int, steps: int, total: Return) -> None:
-        """Called when an episode was terminated or truncated."""
+        """Count an episode that was terminated or truncated."""
 
     def play(self, env: Any, policy: Any, episode: int) -> None:
-        """An episode, or as much of it as there is time for. This loop is what bounds the speed of recording."""
+        """Play an episode until its end, a limit, or `over`. This loop bounds the throughput of recording."""
         clock, step, most = time.monotonic, env.step, self.most_steps
         reset_policy = getattr(policy, "reset", None)
         if reset_policy is not None:
@@ -76,7 +76,7 @@ class Rollout(ABC):
                 taken += 1
                 try:
                     total += reward
-                except Exception:  # no number, and not several
+                except Exception:  # not a number, nor an array of numbers
                     total = math.nan
                 if terminated or truncated:
                     self.ended(episode, taken - before, as_return(total))
@@ -92,11 +92,11 @@ class Rollout(ABC):
             self.look()
 
     def play_lanes(self, envs: Any, policy: Any, begin: Begin) -> None:
-        """Episodes in all lanes of a vector environment, until it is over.
+        """Play episodes in all lanes of a vector environment, until it is over.
 
-        begin: resets lanes. It is called with the environment, the policy, the lanes (boolean, one a lane) and the last
-            observations of all lanes (None before the first reset), and returns the episode in each lane (None in those
-            that do not count) and the observations of all lanes.
+        begin: resets lanes. Called with the environment, the policy, the lanes (a boolean mask) and the last
+            observations of all lanes (None before the first reset); returns the episode of each lane (None: not
+            counted) and the observations of all lanes.
         """
         count, mode = envs.num_envs, vector_mode(envs)
         every, pending = np.ones(count, np.bool_), np.zeros(count, np.bool_)
@@ -132,19 +132,18 @@ class Rollout(ABC):
 
 @dataclass
 class RolloutProgress:
-    """How far record_episodes is.
+    """Progress of record_episodes.
 
     Attributes:
-        seed: the root seed, from which those of the episodes are derived.
+        seed: root seed; seeds of episodes are derived from it.
         episodes: complete ones: terminated or truncated.
-        steps: all, also those of the episode that is open.
-        open_steps: of the episodes that are open; in the end, of those that a limit cut short.
-        open_episodes: how many those are.
+        steps: all, including those of open episodes.
+        open_steps, open_episodes: of open episodes; at the end, of those that a limit cut short.
         seconds: since the start.
-        bytes: size of the trace's files, at most a second old; 0 if nothing is recorded. Steps that are in a ring and
-            in no batch yet do not count.
-        mean_return, min_return, max_return: of the last 100 complete episodes; None before the first. Of rewards
-            that are several numbers (objectives) tuples, with one for each.
+        bytes: size of the trace's files, at most a second old; 0 without a recorder. Steps still in a ring do not
+            count.
+        mean_return, min_return, max_return: of the last 100 complete episodes; None before the first. Tuples with one
+            value per objective if rewards are vectors.
     """
 
     seed: int
@@ -170,25 +169,25 @@ def record_episodes(
     seed: int | None = None,
     on_progress: Callable[[RolloutProgress], Any] | None = None,
 ) -> RolloutProgress:
-    """Runs an environment, normally a recording wrapper, until the first of the limits is met.
+    """Run an environment, usually a recording wrapper, until the first of the limits is met.
 
-    Episode k of a single environment is the same in every run with the same seed: the environment and the random policy
-    are seeded anew for each one. Of a vector environment the lanes are seeded once, and limits are looked at after each
-    step of all lanes. The environment is not closed.
+    Episode k of a single environment is the same in every run with the same seed: environment and random policy are
+    seeded for each episode. Lanes of a vector environment are seeded once, and limits are checked after each step of
+    all lanes. The environment is not closed.
 
     Args:
         env: any single or vector Gymnasium environment.
-        policy: called as ``policy(observation)``, returns an action, of a vector environment a batch of them; its
-            ``reset(seed)`` is called before each episode, or once, if it has one. None: random actions.
-        episodes: complete episodes to run.
-        steps, seconds: end after so many, also in the middle of an episode.
-        bytes: end soon after env, or what it wraps, has written so many.
+        policy: called as ``policy(observation)``, returns an action; for a vector environment, a batch of them. Its
+            ``reset(seed)``, if any, is called before each episode, or once. None: random actions.
+        episodes: number of complete episodes.
+        steps, seconds: limits that also end the run in the middle of an episode.
+        bytes: end soon after env, or an environment that it wraps, has written that much.
         seed: 0 or more; None takes one from the system's entropy.
-        on_progress: called about five times a second with the progress so far, always the same object. A truthy result
-            ends the run after the step it is at.
+        on_progress: called about five times a second with the progress, always the same object. A truthy result ends
+            the run after the current step.
 
     Raises:
-        InvalidOption: no limit is given, or one that makes no sense.
+        InvalidOption: no limit, or an invalid one
     """
     limits = {"episodes": episodes, "steps": steps, "seconds": seconds, "bytes": bytes}
     if all(limit is None for limit in limits.values()):
@@ -197,7 +196,7 @@ def record_episodes(
         if limit is not None and not limit >= 0:
             raise InvalidOption(f"{name}={limit!r}: pass 0 or more")
     if bytes is not None and _trace_directory(env) is None:
-        raise InvalidOption(f"bytes={bytes!r}: nothing records this environment; wrap it in TraceRecordingWrapper")
+        raise InvalidOption(f"bytes={bytes!r}: the environment is not recorded; wrap it in TraceRecordingWrapper")
     recording = _Recording(
         env,
         RolloutProgress(new_root_seed() if seed is None else seed),
@@ -211,12 +210,12 @@ def record_episodes(
 
 
 def new_root_seed() -> int:
-    """A seed from the system's entropy."""
+    """Return a seed from the system's entropy."""
     return secrets.randbits(31)
 
 
 class _Recording(Rollout):
-    """One run of record_episodes."""
+    """Run of record_episodes."""
 
     def __init__(
         self,
@@ -263,10 +262,10 @@ class _Recording(Rollout):
             reset_policy(policy_seed(self.seed, 0))
         if isinstance(envs.unwrapped, (SyncVectorEnv, AsyncVectorEnv)):
             return numbers, envs.reset(seed=[episode_seed(self.seed, lane) for lane in range(len(lanes))])[0]
-        return numbers, envs.reset(seed=episode_seed(self.seed, 0))[0]  # others may take no more than one
+        return numbers, envs.reset(seed=episode_seed(self.seed, 0))[0]  # other kinds may accept a single seed only
 
     def look(self) -> None:
-        """Reports, and finds out whether to end."""
+        """Report progress, and end at a limit."""
         now = time.monotonic()
         self._measure(now, disk=now >= self._next_disk)
         if self._on_progress is not None and self._on_progress(self._progress):
@@ -286,7 +285,7 @@ class _Recording(Rollout):
 
 
 def _trace_directory(env: Any) -> Path | None:
-    """Where the recorder among the wrappers writes to."""
+    """Return the directory of the recorder among the wrappers."""
     while env is not env.unwrapped:
         directory = vars(env).get("directory")
         if isinstance(directory, Path) and type(env).__module__.startswith("gym_trace."):
@@ -296,7 +295,7 @@ def _trace_directory(env: Any) -> Path | None:
 
 
 def directory_bytes(directory: Path) -> int:
-    """Sizes of the files in a trace's directory but for rings, which do not stay, while others may rename them."""
+    """Return the bytes of a trace without its rings, which are temporary. Writers may rename files at the same time."""
     total = 0
     with os.scandir(directory) as entries:
         for entry in entries:
@@ -305,5 +304,5 @@ def directory_bytes(directory: Path) -> int:
             try:
                 total += entry.stat(follow_symlinks=False).st_size
             except FileNotFoundError:
-                continue  # a batch that has just been sealed: counted under its new name, or a moment later
+                continue  # just sealed: counted under its new name, or next time
     return total

@@ -1,9 +1,7 @@
-"""What a worker process does: records the episodes that it is told to, and says how far it is."""
+"""Workers of collect(): record the episodes they are given, and report progress."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import threading
 import time
 from collections import deque
@@ -13,24 +11,31 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium
+import numpy as np
+from gymnasium.vector import SyncVectorEnv
 
-from gym_trace.collecting.policies import Annotating, Policy
+from gym_trace.collecting.policies import Annotating, LanePolicies, Policy
 from gym_trace.collecting.rollout import LOOK_SECONDS, Rollout
+from gym_trace.envs.seeding import episode_seed, policy_seed
 from gym_trace.model.returns import Return
+from gym_trace.model.values import Array
+from gym_trace.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.single.wrapper import TraceRecordingWrapper
+from gym_trace.ring.lanes.autoreset import DISABLED
 
-_ORPHANED_SECONDS = 2.0  # that a worker has to save what it has when its parent is gone
+_ORPHANED_SECONDS = 2.0  # to save everything after the parent has ended
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs to know. Picklable, as its callables have to be.
+    """Task of a worker. Picklable, as its callables must be.
 
-    make_env: makes the environment. make_policy: makes the policy, given observation and action space.
-    uid: of the worker's writer. recording: other options of the wrapper that records.
-    num_envs: how many environments to step side by side, as a SyncVectorEnv; None: one, as it is.
-    cpu: to run on; None: any. niceness: added to that of the process. provenance: see provenance.provenance_of.
+    Attributes:
+        make_env: makes the environment. make_policy: makes the policy from observation and action space.
+        uid: of the worker's writer. recording: other options of the recording wrapper.
+        num_envs: environments to step side by side, as a SyncVectorEnv; None: one, as it is.
+        provenance: see provenance.provenance_of.
     """
 
     make_env: Callable[[], gymnasium.Env[Any, Any]]
@@ -40,64 +45,63 @@ class Setup:
     seed: int
     recording: dict[str, Any] = field(default_factory=dict)
     num_envs: int | None = None
-    cpu: int | None = None
-    niceness: int = 0
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a worker says: that it is alive, and what it has done since it said so last.
+    """Progress of a worker since its last report.
 
-    state: "running", "closed" (all is saved; the last thing it says) or "failed" (likewise; trouble says why).
-    finished: episode, steps and return of each.
-    steps: of all episodes, also the open ones. episodes: those that are open.
+    Attributes:
+        closed: everything is saved; the last report.
+        finished: episode, steps and return of each. steps: of all episodes, including open ones.
+        episodes: the open ones.
     """
 
-    state: str
+    closed: bool = False
     finished: tuple[tuple[int, int, Return], ...] = ()
     steps: int = 0
     episodes: tuple[int, ...] = ()
-    trouble: str = ""
 
 
 class Worker(Rollout):
-    def __init__(self, connection: Connection, setup: Setup):
+    """Record episodes that arrive over a connection."""
+
+    def __init__(self, connection: Any, setup: Setup):
         super().__init__(setup.seed)
         self._connection, self._setup = connection, setup
         self._todo: deque[int] = deque()
-        self._told = threading.Event()  # that there is more to do, or that it is over
+        self._called = threading.Event()  # there is more to do, or it is over
         self._finished: list[tuple[int, int, Return]] = []
-        self._at: tuple[int, ...] = ()  # the episodes that are open
+        self._at: tuple[int, ...] = ()  # open episodes
 
     # -- the parent ---------------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Takes lists of episodes, and None for the end; in a thread of its own."""
+        """Receive lists of episodes, and None for the end; runs in its own thread."""
         while True:
             try:
                 episodes = self._connection.recv()
             except (EOFError, OSError):  # the parent is gone
-                threading.Thread(target=_exit_soon, daemon=True).start()
+                exit_after(_ORPHANED_SECONDS)
                 episodes = None
+            self.receive(episodes)
             if episodes is None:
-                self.stop()
                 return
-            self._todo.extend(episodes)
-            self._told.set()
 
-    def stop(self) -> None:
-        """Has the worker end after the step it is at."""
-        self.over = True
-        self._told.set()
+    def receive(self, episodes: list[int] | None) -> None:
+        """Take on more episodes; None: end after the current step."""
+        self._todo.extend(episodes or ())
+        self.over = self.over or episodes is None
+        self._called.set()
 
-    def say(self, state: str, trouble: str = "") -> None:
+    def report(self, closed: bool = False) -> None:
         finished, self._finished = tuple(self._finished), []
         self.next_look = time.monotonic() + LOOK_SECONDS
         try:
-            self._connection.send(Report(state, finished, self.steps, self._at, trouble))
-        except OSError:  # the parent is gone: listen() sees to it
-            self.stop()
+            self._connection.send(Report(closed, finished, self.steps, self._at))
+        except OSError:  # the parent is gone, which listen() notices, too
+            self.receive(None)
 
     # -- episodes -----------------------------------------------------------------------------------------------------
 
@@ -110,14 +114,16 @@ class Worker(Rollout):
             env.close()
             raise
         try:
-            if _has_parent():
+            if has_parent():  # otherwise a resumed run, which has not seen this writer, records the same episodes
                 self._record(recorder)
         finally:
             recorder.close()
-        self.say("closed")
+            if not self.over:  # an error: name the open episodes
+                self.report()
+        self.report(closed=True)
 
     def look(self) -> None:
-        self.say("running")
+        self.report()
 
     def ended(self, episode: int, steps: int, total: Return) -> None:
         self._finished.append((episode, steps, total))
@@ -130,10 +136,10 @@ class Worker(Rollout):
         return TraceRecordingWrapper(env, setup.directory, uid=setup.uid, on_exist="append", **setup.recording)
 
     def _record(self, recorder: Any) -> None:
-        """Records what there is to do, until it is over."""
+        """Record the given episodes until it is over."""
         made = self._setup.make_policy(recorder.observation_space, recorder.action_space)
         policy = Annotating(made, recorder)
-        self.say("running")
+        self.report()
         while not self.over:
             if self._todo:
                 self._at = (self._todo.popleft(),)
@@ -143,20 +149,72 @@ class Worker(Rollout):
                 self._await_more()
 
     def _await_more(self) -> None:
-        self._told.clear()
-        self.say("running")
+        self._called.clear()
+        self.report()
         if not self._todo and not self.over:
-            self._told.wait(LOOK_SECONDS)
+            self._called.wait(LOOK_SECONDS)
 
 
-def _has_parent() -> bool:
-    """Whether whoever started this process is there. If not, a run that was resumed before this writer was to be seen
-    records the episodes that this process was given, too."""
-    parent = multiprocessing.parent_process()
-    return parent is None or parent.is_alive()
+class VectorWorker(Worker):
+    """Worker with several environments, each with its own episode; lanes without an episode are not recorded."""
+
+    def _make_env(self) -> Any:
+        count = self._setup.num_envs or 1
+        self._doing: list[int | None] = [None] * count  # the episode of each lane
+        return SyncVectorEnv([self._setup.make_env] * count, autoreset_mode=DISABLED)
+
+    def _make_recorder(self, env: Any) -> Any:
+        from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper  # needs Gymnasium 1.1
+
+        setup = self._setup
+        self._wanted: deque[bool] = deque()  # record the next episode of a lane? in the order of resets
+        return TraceRecordingVectorWrapper(
+            env,
+            setup.directory,
+            uid=setup.uid,
+            on_exist="append",
+            episode_filter=lambda episode_id: self._wanted.popleft(),
+            **setup.recording,
+        )
+
+    def _record(self, recorder: Any) -> None:
+        policy = Annotating(LanePolicies(self._setup.make_policy, recorder), recorder)
+        self.report()
+        self.play_lanes(recorder, policy, self._begin_lanes)
+
+    def ended(self, episode: int, steps: int, total: Any) -> None:
+        super().ended(episode, steps, total)
+        self._doing[self._doing.index(episode)] = None
+
+    def _begin_lanes(self, envs: Any, policy: Any, lanes: Array, observations: Any) -> tuple[list[int | None], Any]:
+        """Assign episodes to free lanes; wait if all lanes are idle."""
+        doing, begun = self._doing, lanes.copy()
+        while not self.over:
+            for lane in np.flatnonzero(begun).tolist():
+                doing[lane] = episode = self._todo.popleft() if self._todo else None
+                policy.reset(lane, 0 if episode is None else policy_seed(self.seed, episode))
+            self._at = tuple(episode for episode in doing if episode is not None)
+            if self._at:
+                return doing, self._reset(envs, begun, first=observations is None)
+            begun[:] = True
+            self._await_more()
+        return doing, observations
+
+    def _reset(self, envs: Any, lanes: Array, first: bool) -> Any:
+        seeds = [episode_seed(self.seed, episode or 0) for episode in self._doing]  # 0: not recorded
+        self._wanted.extend(self._doing[lane] is not None for lane in np.flatnonzero(lanes).tolist())
+        given = [seed if now else None for seed, now in zip(seeds, lanes.tolist())]
+        observations, _ = envs.reset(seed=given, options=None if first else {"reset_mask": lanes})
+        return observations
 
 
-def _exit_soon() -> None:
-    """Ends this process even if its environment hangs."""
-    time.sleep(_ORPHANED_SECONDS)
-    os._exit(1)
+def worker_for(connection: Any, setup: Setup) -> Worker:
+    """Return a worker that reports over the connection."""
+    return (Worker if setup.num_envs is None else VectorWorker)(connection, setup)
+
+
+def work(connection: Connection, setup: Setup) -> None:
+    """Body of a worker process."""
+    worker = worker_for(connection, setup)
+    threading.Thread(target=worker.listen, daemon=True).start()
+    worker.run()

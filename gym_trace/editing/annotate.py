@@ -1,4 +1,4 @@
-"""What people say of a whole trace: author, licence, description, tags, reference scores."""
+"""Metadata that users add to a trace: author, licence, description, tags, reference scores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_trace.printable import shown
 def annotate_trace(
     trace: TraceOrPath, facts: Mapping[str, Any] | None = None, *, unset: str | Iterable[str] = ()
 ) -> Facts:
-    """Has a trace say something of itself, beside what it says already: gym_trace.format.facts.KNOWN lists common keys.
+    """Add metadata to a trace: gym_trace.format.facts.KNOWN lists common keys.
 
     It takes the place of what was said at once; episodes and their files are not touched. The trace may be recorded
     meanwhile.

@@ -1,4 +1,4 @@
-"""How a copy of a writer ends: what its manifest says besides, and the videos of its episodes."""
+"""End of a writer's copy: the rest of its manifest, and the videos of its episodes."""
 
 from __future__ import annotations
 

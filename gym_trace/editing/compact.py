@@ -44,7 +44,7 @@ def compact_trace(
     in_place: bool = False,
     on_progress: Progress | None = None,
 ) -> EditReport:
-    """Writes a trace anew, in few files and well-filled chunks, where many writers or batches have little in them.
+    """Rewrite many small writers and batches as few files with full chunks.
 
     Every episode keeps its writer, what that said of itself, its id and its place in the trace. Writers of the same
     spaces share files; chunks that are well filled are copied without being decoded.
@@ -109,7 +109,7 @@ def _write(trace: Trace, storage: Storage, on_progress: Progress | None) -> None
 
 
 def _groups(readers: Iterable[WriterReader]) -> Iterator[list[WriterReader]]:
-    """The writers of which each file is to be made: those whose columns are alike, in their order."""
+    """Group writers with the same columns, in their order; each group becomes one file."""
     groups: dict[Any, list[WriterReader]] = {}
     sizes: dict[Any, int] = {}
     for number, reader in enumerate(readers):

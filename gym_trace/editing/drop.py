@@ -105,7 +105,7 @@ def _choices(trace: Trace) -> str:
 
 
 def _paths(trace: Trace) -> set[ColumnPath]:
-    """Those of infos and annotations."""
+    """Return the paths of info and annotation columns."""
     paths = {path for reader in trace.readers for batch in reader.read_batches for path in batch.totals}
     if any(reader.layouts.infos for reader in trace.readers if reader.chunk_count):
         paths.add(("infos",))
@@ -113,7 +113,7 @@ def _paths(trace: Trace) -> set[ColumnPath]:
 
 
 class _Copy:
-    """Writes the files of one writer anew; a context manager, which lets go of them as they are."""
+    """Rewrite the files of one writer. A context manager that closes them without finishing."""
 
     def __init__(self, reader: WriterReader, storage: Storage, dropped: set[ColumnPath]):
         self._reader, self._storage, self._dropped = reader, storage, dropped
@@ -149,7 +149,7 @@ class _Copy:
 
 
 def _without_info(start: bytes) -> bytes:
-    """A row of starts without the info of the reset; as it was, where there is none."""
+    """Return a row of starts without the info of the reset, if it has one."""
     said = unpack(start)
     if not isinstance(said, dict) or "reset_info" not in said:
         return start
@@ -157,7 +157,7 @@ def _without_info(start: bytes) -> bytes:
 
 
 def _without_infos(schema: dict[str, Any]) -> dict[str, Any]:
-    """What a writer says of itself that has recorded no infos; and the origins of one that has such."""
+    """Return a writer's metadata as if it had not recorded infos, also in its origins."""
     said = dict(schema)
     if as_map(said.get("recorder")).get("record_infos"):
         said["recorder"] = {**as_map(said["recorder"]), "record_infos": False}

@@ -32,7 +32,7 @@ _Seen = dict[str, list[int]]
 def edited(
     source: Trace, destination: str | os.PathLike[str] | None = None, in_place: bool = False
 ) -> Iterator[StagedStorage]:
-    """Where an edit of a trace is to be written: in a new directory, or in what takes its place when the block ends.
+    """Yield the storage to write an edit into: a new one, or one that replaces the trace at the end of the block.
 
     Raises:
         InvalidOption: neither, or both.
@@ -146,7 +146,7 @@ def _check_ours(work: Path, place: Path) -> None:
 
 
 def _try_exchange(work: Path) -> None:
-    """Whether it works here is to be known before the work is done, not after."""
+    """Test the swap before the work is done, not after."""
     one, other = work / "one", work / "other"
     for path in (one, other):
         path.mkdir(exist_ok=True)
@@ -180,7 +180,7 @@ def _status(path: Path) -> list[int]:
 
 
 def _tree(place: Path) -> _Seen:
-    """What is in a directory, by its path there; directories themselves are not told."""
+    """Return the files of a directory by relative path, without directories."""
     seen: _Seen = {}
     for folder, _, _ in os.walk(place):
         for entry in os.scandir(folder):

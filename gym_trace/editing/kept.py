@@ -23,7 +23,7 @@ STEP_ROOTS = ("actions", "rewards", "infos", "annotations")
 
 
 class Kept(NamedTuple):
-    """What is kept of a writer's fragments, in their order.
+    """Kept fragments of a writer, in their order.
 
     Attributes:
         kept: those that stay, with their rows.
@@ -59,14 +59,14 @@ def kept_of(reader: WriterReader, rows: Array) -> Kept:
 
 
 def _per_chunk(reader: WriterReader, fragments: Array) -> Array:
-    """How many of these fragments each chunk has."""
+    """Return the count of these fragments in each chunk."""
     return np.diff(np.append(0, np.cumsum(fragments))[reader.chunk_bounds])
 
 
 def part_of(
     chunk: Chunk, fragments: Array, kept: Array, bare: Array, wanted: Wanted
 ) -> tuple[Array, dict[ColumnPath, Rows]]:
-    """What is kept of a chunk: its fragments, and its columns, decoded. Raises CorruptTrace, UnsupportedTrace."""
+    """Return the kept fragments of a chunk and its decoded columns. Raises CorruptTrace, UnsupportedTrace."""
     leads = (fragments["flags"] & wire.LEADS > 0).astype(np.int64)
     steps = fragments["steps"].astype(np.int64)
     starts = fragments["flags"] & wire.STARTS > 0

@@ -19,7 +19,7 @@ Form = tuple[str, tuple[int, ...]] | None  # dtype and shape of a row; None: Mes
 
 
 class Pieces:
-    """Pieces of chunks that are written as one, once they are as large as a chunk is to be. Fragments stay as they are.
+    """Join pieces of chunks until they fill a chunk. Fragments stay as they are.
 
     Pieces whose columns are not of the same types are not joined.
     """
@@ -44,7 +44,7 @@ class Pieces:
         self._size, self._most = self._size + size, max(most, self._most)
 
     def _fits(self, forms: dict[ColumnPath, Form]) -> bool:
-        """Whether columns of these forms join those that are there. Pieces without steps have no columns of steps."""
+        """Return True if these columns can join the present ones. Pieces without steps have no step columns."""
         ours, theirs = ({path for path in some if path[0] in STEP_ROOTS} for some in (self._forms, forms))
         same = not (ours and theirs) or ours == theirs
         return same and all(self._forms.get(path, form) == form for path, form in forms.items())

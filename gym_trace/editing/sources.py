@@ -26,7 +26,7 @@ TraceOrPath = Trace | str | os.PathLike[str]
 
 
 class Taken(NamedTuple):
-    """What is taken of one writer of one trace.
+    """Selection from one writer of one trace.
 
     Attributes:
         reader: the writer.
@@ -50,7 +50,7 @@ def opened(trace: TraceOrPath) -> Trace:
 
 
 def taken_of(trace: Trace, chosen: Array | None = None) -> tuple[list[Taken], int]:
-    """What is taken of a trace, or view, writer by writer, and how many episodes are left out as they are running.
+    """Return the selection of a trace or view by writer, and the count of running episodes that are skipped.
 
     chosen: (len(trace),) bool, which episodes; None: all that it has, and writers that have none.
     """
@@ -70,7 +70,7 @@ def taken_of(trace: Trace, chosen: Array | None = None) -> tuple[list[Taken], in
 
 
 def _is_share_of(reader: WriterReader, stored: WriterReader) -> bool:
-    """Whether what reader has recorded is in the files of stored."""
+    """Return True if the recording of `reader` is in the files of `stored`."""
     return isinstance(reader, OriginReader) and reader.stored is stored
 
 
@@ -84,7 +84,7 @@ def _missing(reader: WriterReader) -> list[Damage]:
 
 
 class Group(NamedTuple):
-    """What becomes the files of one writer.
+    """Sources of the files of one writer.
 
     Attributes:
         parts: what is taken of it, one after the other.
@@ -195,7 +195,7 @@ class _Places:
         self._checked: set[int] = set()
 
     def are_same(self, one: WriterReader, row: int, other: WriterReader, other_row: int) -> bool:
-        """Whether two episodes lie in the same chunks, of which those of the first are read to be sure of them.
+        """Return True if two episodes lie in the same chunks; reads those of the first to be sure.
 
         Raises CorruptTrace.
         """
@@ -210,7 +210,7 @@ class _Places:
         return True
 
     def _place(self, reader: WriterReader, row: int) -> Array | None:
-        """Of all fragments of an episode, and the one that says how it began, the chunk and the place in it."""
+        """Return the chunk and index of all fragments of an episode, and of the one with its start."""
         parts = reader.parts
         if not reader.has_own_files or parts.starts[row] < 0:
             return None
@@ -249,7 +249,7 @@ def _compare(one: Taken, row: int, other: Taken, other_row: int) -> None:
 
 
 def _rows_told(table: Array) -> list[bytes]:
-    """What a table says of each episode, but for its place: how one ended may be told by another chunk than its own."""
+    """Return each episode's row without its position: another chunk may hold its end."""
     told = table.copy()
     told["index"] = told["writer"] = 0
     rows: list[bytes] = told.view(f"V{told.itemsize}").tolist()

@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 @dataclass
 class EditReport:
-    """What an edit has written.
+    """Result of an edit.
 
     Attributes:
         destination: the new trace.
@@ -56,19 +56,19 @@ class EditReport:
 
 
 def schema_of(reader: WriterReader) -> dict[str, Any]:
-    """What a writer said of itself, without what is true of one batch alone. Raises CorruptTrace."""
+    """Return the metadata of a writer, without the fields of a single batch. Raises CorruptTrace."""
     said = {key: value for key, value in reader.schema.items() if key not in ("batch", "type")}
     return {**said, "writer": reader.writer}
 
 
 def is_said_alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two schemas are the same, in whatever order their keys are."""
+    """Return True if two schemas are equal, in any order of keys."""
     packed = ({key: pack_lenient(value)[0] for key, value in schema.items()} for schema in (one, other))
     return next(packed) == next(packed)
 
 
 class WriterCopy:
-    """Writes the files of one writer; a context manager, which lets go of them as they are if close() was not called.
+    """Write the files of one writer. A context manager that closes them unfinished unless close() was called.
 
     Chunks go into the files in the order in which they are added, and so do fragments: ids, seeds, times and sums of
     rewards stay as they are to the bit. Raises OSError.
@@ -194,7 +194,7 @@ class WriterCopy:
 
 
 def _is_sealed(batch: BatchReader) -> bool:
-    """Whether nobody can change the file, or give it another name."""
+    """Return True if no process can change or rename the file."""
     return batch.sealed and not batch.name.endswith(PART) and not batch.damage
 
 
@@ -207,5 +207,5 @@ def _batches(reader: WriterReader) -> list[tuple[BatchReader, int]]:
 
 
 def _listed(reader: WriterReader) -> dict[str, dict[str, Any]]:
-    """What the manifest says of each batch, by its name."""
+    """Return the manifest lines of batches, by name."""
     return {str(entry.get("file")): entry for entry in reader.files.entries() if entry.get("type") == "batch"}

@@ -64,7 +64,7 @@ def demand_all_lanes(envs: Any) -> None:
 
 
 def autoreset_wrapper(env: Any) -> Any:
-    """The wrapper around a single environment whose step() resets it; None if there is none."""
+    """Return the wrapper of a single environment whose step() resets it, or None."""
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, _WRAPPERS):
             return env
@@ -73,14 +73,14 @@ def autoreset_wrapper(env: Any) -> Any:
 
 
 def wrapper_mode(wrapper: Any) -> str:
-    """The mode that an autoreset wrapper gives its environment; of None, which is no wrapper: DISABLED."""
+    """Return the mode that an autoreset wrapper gives its environment; DISABLED for None."""
     if wrapper is None:
         return DISABLED
     return NEXT_STEP if "autoreset" in vars(wrapper) else SAME_STEP
 
 
 def resets_next(wrapper: Any) -> bool:
-    """Whether the next step of an environment with this autoreset wrapper, or None, is a reset."""
+    """Return True if the next step of an environment with this autoreset wrapper, or None, is a reset."""
     return wrapper is not None and bool(vars(wrapper).get("autoreset"))
 
 
@@ -95,7 +95,7 @@ def info_of_reset(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_autoreset(env: Any) -> Any:
-    """env without the wrappers that reset it in step(): whoever replays resets it."""
+    """Return env without the wrappers that reset it in step(): the replay resets it."""
     while (resetting := autoreset_wrapper(env)) is not None:
         if env is resetting:
             env = env.env

@@ -1,4 +1,4 @@
-"""What a trace may bring about when its environment is made again, and what only its reader may allow.
+"""What rebuilding an environment may execute, and what needs the user's consent.
 
 Ids that are registered here are data, and so are arguments that are registered, too, or neither name a file nor hold a
 large number, and Gymnasium's own wrappers that only compute. All else that a trace names would act because a stranger
@@ -67,7 +67,7 @@ _NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
 def is_left_out(name: str) -> bool:
-    """Whether a wrapper, named as module:class, is none to make again: our recorders, windows, writers of videos."""
+    """Return True for wrappers (module:class) that are never rebuilt: recorders, windows, video writers."""
     module, _, kind = name.partition(":")
     top = module.partition(".")[0]
     return (top == "gym_trace" and name not in _OWN) or (is_of_gymnasium(module) and kind in _LEFT_OUT)
@@ -88,7 +88,7 @@ def harmless_wrapper(name: str) -> type[Any] | None:
 
 
 def trusted_wrapper(name: str) -> type[Any] | None:
-    """The class of any wrapper, imported because the reader trusts the trace; None if it is to be left out."""
+    """Return the class of any wrapper, imported because the user trusts the trace; None to skip it."""
     kind = import_named(name)
     if not (isinstance(kind, type) and issubclass(kind, gymnasium.Wrapper)):
         raise EnvironmentUnavailable(f"the trace names {shown(name)} as a wrapper, which it is not")
@@ -98,7 +98,7 @@ def trusted_wrapper(name: str) -> type[Any] | None:
 
 
 def import_named(name: str) -> Any:
-    """What module:attribute is. Imports the module. Raises EnvironmentUnavailable."""
+    """Import the module and return the object at module:attribute. Raises EnvironmentUnavailable."""
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -119,7 +119,7 @@ def checked_arguments(kind: type[Any], arguments: Mapping[str, Any]) -> dict[str
 
 
 def asked_of_arguments(kwargs: Arguments, known: Mapping[str, Any]) -> list[str]:
-    """Which arguments may act, in words. known: those of the registry, which are no question."""
+    """Describe the arguments that may act. known: those of the registry, which are harmless."""
     values = {}
     for name, stored in kwargs.items():
         try:
@@ -131,7 +131,7 @@ def asked_of_arguments(kwargs: Arguments, known: Mapping[str, Any]) -> list[str]
 
 
 def asked_of_argument(name: str, value: Any, known: Any = None) -> str:
-    """What an argument of an environment may do, in words; or nothing. known: what is registered under its name."""
+    """Describe what an argument of an environment may do, or return "". known: the registered value."""
     if known is not None and alike(known, value):
         return ""
     if may_act(name, value):
@@ -140,7 +140,7 @@ def asked_of_argument(name: str, value: Any, known: Any = None) -> str:
 
 
 def takes_much(name: Any, value: Any, known: Any = None) -> bool:
-    """Whether a number in an argument, or in an option of a reset, is large enough to take much memory or time.
+    """Return True if a number in an argument or a reset option may take much memory or time.
 
     known: what is registered under its name, which it may be as large as. A seed may be any number.
     """
@@ -160,7 +160,7 @@ def takes_much(name: Any, value: Any, known: Any = None) -> bool:
 
 
 def _magnitudes(value: Any) -> Iterable[float]:
-    """How far from zero the numbers in a value are, but for those in maps."""
+    """Return the magnitudes of the numbers in a value, except those in maps."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     if isinstance(value, (int, float, complex)):
@@ -217,7 +217,7 @@ def _size(value: Any, together: Callable[[list[int]], int]) -> int:
 
 
 def may_act(name: Any, value: Any) -> bool:
-    """Whether an argument, or an option of a reset, may name a file or a module: by its name, or as it looks."""
+    """Return True if an argument or a reset option may name a file or a module, by its name or its look."""
     if isinstance(value, PurePath):
         return True
     if isinstance(value, (str, bytes)):

@@ -79,7 +79,7 @@ def make_environment(
 
 
 def headless_arguments(description: Mapping[str, Any], lane: int = 0) -> dict[str, Any]:
-    """Arguments that make the recorded environment where nobody looks: without a window, and without frames kept.
+    """Return arguments that make the recorded environment without a window, and without keeping frames.
 
     Other render modes stay, because an observation may be made of what is rendered.
     """
@@ -94,7 +94,7 @@ def headless_arguments(description: Mapping[str, Any], lane: int = 0) -> dict[st
 
 
 def completed(env: gymnasium.Env[Any, Any], description: Mapping[str, Any], lane: int = 0) -> gymnasium.Env[Any, Any]:
-    """An environment that somebody has made, within what the recorded one had around it besides.
+    """Return the user's environment inside the other recorded wrappers.
 
     That is what was put around it by others, such as the ClipAction of training or the TimeLimit of an option: only
     Gymnasium's own wrappers that compute, and only if the environment has all that the recorded one had within those.

@@ -1,4 +1,4 @@
-"""How an environment was made, as plain data (docs/FORMAT.md, section 4): its id, its arguments, its wrappers."""
+"""Recipe of an environment as plain data (docs/FORMAT.md, section 4): its id, its arguments, its wrappers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def recipe_of(env: Any) -> dict[str, Any]:
 
 
 def recipes_of_lanes(envs: Any) -> list[dict[str, Any]]:
-    """Those of the lanes of a vector environment; only one where all are alike, or where they cannot be looked into."""
+    """Return the recipes of the lanes of a vector environment; one if all are equal or hidden."""
     lanes = getattr(envs, "envs", None)
     if isinstance(lanes, (list, tuple)) and lanes and all(isinstance(lane, gymnasium.Env) for lane in lanes):
         recipes = [recipe_of(lane) for lane in lanes]
@@ -67,7 +67,7 @@ def recipes_of_lanes(envs: Any) -> list[dict[str, Any]]:
 
 
 def _recipe_of_spec(spec: Any) -> dict[str, Any]:
-    """That of the lanes that make_vec() made of a spec."""
+    """Return the recipe of the lanes that make_vec() made from a spec."""
     if not isinstance(spec, EnvSpec):
         return {**_base(None), "class": None, "wrappers": []}
     named = [[wrapper.entry_point, _stored(wrapper.kwargs)] for wrapper in spec.additional_wrappers]
@@ -99,7 +99,7 @@ def _as_told(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wrappers_of_make(spec: Mapping[str, Any]) -> list[list[Any]]:
-    """What gymnasium.make() puts around an environment by itself."""
+    """Return the wrappers that gymnasium.make() adds by itself."""
     steps = spec.get("max_episode_steps")
     wrappers: list[list[Any]] = []
     if not spec.get("disable_env_checker"):
@@ -112,7 +112,7 @@ def _wrappers_of_make(spec: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def _wrapping(function: Any) -> list[Any]:
-    """What a function that make_vec() was given puts around a lane, where it is a class, or one with arguments."""
+    """Return the wrapper that a make_vec() function adds to a lane, if it is a class or a partial of one."""
     partial = isinstance(function, functools.partial) and not function.args
     kind, arguments = (function.func, function.keywords) if partial else (function, {})
     if isinstance(kind, type):
@@ -126,7 +126,7 @@ def _name_of(thing: Any) -> str:
 
 
 def _arguments_of(wrapper: Any) -> Any:
-    """What a wrapper was made with, if it says so, or takes nothing."""
+    """Return the arguments of a wrapper, if it stores them or takes none."""
     kind: Any = type(wrapper)
     names = _parameters(kind)
     saved = getattr(wrapper, "_saved_kwargs", None)  # of gymnasium.utils.RecordConstructorArgs
@@ -211,7 +211,7 @@ def argument(stored: Any, registered: Any = None) -> Any:
 
 
 def alike(one: Any, other: Any, depth: int = 0) -> bool:
-    """Whether two arguments are the same, such as a registered one and the deep copy that make() gives."""
+    """Return True if two arguments are equal, such as a registered one and make()'s deep copy."""
     if one is other:
         return True
     if type(one) is not type(other) or depth > _DEEPEST:
@@ -252,7 +252,7 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 
 def recorded_recipe(description: Mapping[str, Any], lane: int = 0) -> Recipe | None:
-    """How the environment of a lane was made; None if the trace does not say.
+    """Return the recipe of a lane's environment; None if the trace has none.
 
     Raises:
         EnvironmentUnavailable: what it says is malformed.
@@ -271,7 +271,7 @@ def recorded_recipe(description: Mapping[str, Any], lane: int = 0) -> Recipe | N
 
 
 def recorded_wrappers(description: Mapping[str, Any], lane: int = 0) -> Wrappers:
-    """Those of a lane's environment, also where nothing is known of it itself; none where that is malformed."""
+    """Return the wrappers of a lane, also if its environment is unknown; empty if they are malformed."""
     try:
         return _wrappers_in(_made(description, lane) or {"wrappers": ()})
     except (LookupError, TypeError, ValueError, EnvironmentUnavailable):
@@ -294,7 +294,7 @@ def _wrappers_in(made: Any) -> Wrappers:
 
 
 def _made_by_spec(description: Mapping[str, Any]) -> Any:
-    """The same out of the JSON of an EnvSpec, which is all that older traces have."""
+    """Return the recipe from the JSON of an EnvSpec, the only source in older traces."""
     try:
         spec = json_of(description.get("spec") or "null")
         if not isinstance(spec, dict) or description.get("note"):

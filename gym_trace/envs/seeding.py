@@ -1,4 +1,4 @@
-"""Seeds of the episodes of a run, from each of which its episode can be told; states of random generators."""
+"""Seeds of the episodes of a run, which identify the episodes; states of random generators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def episode_of(root: int, seed: int) -> int:
 
 
 def policy_seed(root: int, episode: int) -> int:
-    """What a policy is seeded with before the episode."""
+    """Return the seed of a policy before an episode."""
     return int(np.random.SeedSequence(root, spawn_key=(episode,)).generate_state(1)[0] >> 1)
 
 

@@ -120,7 +120,7 @@ def restore(plain: Any, stand_in: bool = False) -> gymnasium.Space[Any]:
 
 
 def _elements(plain: Any, depth: int) -> int:
-    """How many elements the arrays have that a space consists of."""
+    """Return the number of elements in the arrays of a space."""
     if isinstance(plain, list):
         return sum(_elements(item, depth + 1) for item in plain) if depth < _DEEPEST else 0
     if not isinstance(plain, Mapping):
@@ -202,5 +202,5 @@ def lane_space(envs: Any, name: str) -> gymnasium.Space[Any]:
 
 
 def is_of_supersuit(envs: Any) -> bool:
-    """Whether this is a vector environment of SuperSuit, which says neither its autoreset mode nor what a lane has."""
+    """Return True for a vector environment of SuperSuit, which exposes neither its autoreset mode nor its lanes."""
     return type(envs.unwrapped).__module__.partition(".")[0] == "supersuit"

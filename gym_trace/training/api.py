@@ -1,11 +1,11 @@
-"""gym_trace.train: a policy that is trained by several processes, and a trace of all that it has learnt from."""
+"""gym_trace.train: train a policy with several processes, and record everything it learns from."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,12 @@ from typing import Any
 
 import gymnasium
 
-from gym_trace.collecting.executor import check_portable, end_if_unguarded
 from gym_trace.collecting.rollout import new_root_seed
-from gym_trace.collecting.run_log import Events, machine, rings_taken_in
 from gym_trace.envs.clipping import clipping
 from gym_trace.envs.seeding import EPISODES
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
+from gym_trace.processes.local import end_if_unguarded, portable
+from gym_trace.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.provenance import provenance_of
 from gym_trace.training.driver import Driver, Plan, Trained, drive
 from gym_trace.training.learnt.versions import version_of
@@ -61,42 +61,41 @@ def train(
     git_diff: bool = False,
     **settings: Any,
 ) -> Trained:
-    """Trains a policy with PPO, and records everything that it learns from.
+    """Train a policy with PPO, and record every step it learns from.
 
-    The directory has the trace, a log of which steps each update was made of, and checkpoints: verify_run() makes the
-    same weights of them again. Processes are started afresh, so a script that calls this needs
-    ``if __name__ == "__main__":`` around it.
+    The directory contains the trace, a log of the steps behind each update, and checkpoints: verify_run() reproduces
+    the weights from them. Workers import the script that starts them, so it needs ``if __name__ == "__main__":``
+    around this call.
 
     Args:
-        make_env: makes an environment in a worker; a function of a module, or anything that cloudpickle can carry.
+        make_env: makes an environment in a worker; a module-level function, or anything that cloudpickle can pickle.
         directory: a new one, or that of the run to resume.
-        steps: to learn from. seconds: end after so many. until_return: end when the mean return of the last 100
-            episodes is as large. One of them is needed.
-        seed: 0 or more; None takes one from the system's entropy. With lag 0 and 1 it decides the weights.
-        resume: go on with a run that was interrupted, with its settings and limits, but for seconds, and
-            until_return if it is given.
+        steps: to learn from. seconds: time limit. until_return: end when the mean return of the last 100 episodes
+            reaches it. One of them is needed.
+        seed: 0 or more; None takes one from the system's entropy. With lag 0 and 1 it determines the weights.
+        resume: continue an interrupted run with its settings and limits; only seconds and until_return can change.
         begin_with: take over weights and optimizer of a version of another run: DIR, DIR@VERSION or DIR@best.
-        learn: False measures how fast is collected: the first weights act, and nothing comes of it but the trace.
-        trust: whether a module may be imported that a run, to be resumed or to begin with, names as its model.
-        policies: how many learn side by side, each with processes of its own and a run of its own in policy-0,
-            policy-1 … of the directory; all limits are of each. Those after the first begin with settings that have
-            changed a little; or a sequence says which settings of each are others. None: one, in the directory itself.
+        learn: False measures the throughput of collection: the first weights act, and only the trace results.
+        trust: allow the import of a module that the run, or the one to begin with, names as its model.
+        policies: number of policies that learn side by side, each with its own processes, limits, and run in policy-0,
+            policy-1 … of the directory. Policies after the first begin with slightly changed settings; a sequence
+            gives the settings of each that differ. None: one, in the directory itself.
         exchange: when policies take over others (population-based training), and how settings change.
-        checkpoint_seconds, keep: how often there is a checkpoint, and how many stay; milestone_seconds: those that stay
-            for good. save_best: whether there is one of the largest mean return of the last 100 episodes.
-        stall_timeout: seconds without a sign of life, after which a worker is killed and started again.
+        checkpoint_seconds, keep: interval of checkpoints, and how many stay. milestone_seconds: interval of checkpoints
+            that stay for good. save_best: keep one with the largest mean return of the last 100 episodes.
+        stall_timeout: seconds of silence before a worker is killed and restarted.
         max_restarts: of all processes together; after that the run fails.
-        cpus: processors to keep the workers to, one each, in turn. niceness: added to that of this process.
-        on_progress: called twice a second with what there is; a truthy result ends the run.
-        describe: plain data that says what make_env makes.
-        command, argv, git_diff: as those of collect().
-        settings: see training.settings.Settings. With workers=0 there are no processes: learner and one worker take
-            turns in this one, for a debugger.
+        cpus: processors to pin the workers to, one each, in turn. niceness: added to that of this process.
+        on_progress: called twice a second with the progress; a truthy result ends the run.
+        describe: plain data that describes make_env.
+        command, argv, git_diff: see collect().
+        settings: see training.settings.Settings. With workers=0, the learner and one worker take turns in this
+            process, for a debugger.
 
     Raises:
-        InvalidOption: also if another process trains in the directory.
-        CorruptTrace: of what there was of a run to be resumed.
-        TrainingFailed: processes failed again and again, what is learnt is not finite, or nothing can be written.
+        InvalidOption: also if another process trains in the directory
+        CorruptTrace: the run to resume is damaged
+        TrainingFailed: processes failed repeatedly, a loss is not finite, or a file cannot be written
     """
     end_if_unguarded()
     if in_turns := settings.get("workers") in (0, "0"):
@@ -128,8 +127,7 @@ def train(
     for name, least in (("steps", limit), ("seconds", seconds)):
         if least is not None and not least > 0:
             raise InvalidOption(f"{name}={least!r}: pass more than 0")
-    if not in_turns:
-        check_portable(make_env, None)
+    carried = make_env if in_turns else portable("make_env", make_env)
     env = make_env()
     bounded, env = env.action_space, clipping(env)
     spaces = env.observation_space, env.action_space
@@ -169,7 +167,7 @@ def train(
         for number, (run, own, own_seed, learner) in enumerate(zip(runs, chosen, seeds, learners)):
             began = run.about.get("begins") or {}
             plan = Plan(
-                make_env, learner, own, own_seed, updates, began, checkpoint_seconds, keep, milestone_seconds,
+                carried, learner, own, own_seed, updates, began, checkpoint_seconds, keep, milestone_seconds,
                 stall_timeout, max_restarts, None if cpus is None else list(cpus), niceness, origin, learn,
                 objective, in_turns
             )  # fmt: skip
@@ -180,13 +178,15 @@ def train(
         population = None
         if exchange is not None and len(runs) > 1:
             population = Population(drivers, runs, now, exchange, seed, events)
-        with rings_taken_in({run.trace: partial(events, policy=number) for number, run in enumerate(runs)}):
-            try:
+        try:
+            with ExitStack() as rings:
+                for number, run in enumerate(runs):
+                    rings.enter_context(rings_taken_in(run.trace, partial(events, policy=number)))
                 progress = drive(drivers, on_progress, None if population is None else population.turn)
-            except (TrainingFailed, CorruptTrace) as error:
-                with suppress(RecordingError):  # if it is the disk that is full
-                    events("failed", reason=str(error))
-                raise
+        except (TrainingFailed, CorruptTrace) as error:
+            with suppress(RecordingError):  # the disk may be full
+                events("failed", reason=str(error))
+            raise
         for run, driver in zip(runs, drivers):
             run.set_done(learn and driver.progress.stopped in ("done", "return"))
         events("end", version=progress.version, steps=progress.steps, stopped=progress.stopped,

@@ -1,20 +1,19 @@
-"""How far a run is, and who hears its processes."""
+"""Progress of a run, and the loop that supervises its processes."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 
 from gym_trace.model.returns import LastReturns, Return
+from gym_trace.processes.meter import Meter
 from gym_trace.training.network.learning import Learner
 from gym_trace.training.processes.actor import Actor
 from gym_trace.training.processes.cell import Cell
@@ -25,22 +24,21 @@ from gym_trace.training.settings import Settings
 
 _POLL_SECONDS = 0.1
 _FEW = 10  # episodes, before a policy is compared with others
-_WINDOWS = (10.0, 60.0, 300.0)  # seconds, over which speed is told
 
 
 @dataclass
 class Trained:
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
-        version: how many updates there are. steps: learnt from; new_steps: since it was started or resumed.
-        speeds: steps a second over the last 10 s, 1 min and 5 min, or since the start where that is less.
-        returns, lengths: mean, least and largest of the last 100 episodes; None before the first.
-        lags: least, mean and largest age of what the last update learnt from, in versions. dropped: rollouts too old.
+        version: number of updates. steps: learnt from; new_steps: since it was started or resumed.
+        speeds: steps per second over the last 10 s, 1 min and 5 min, or since the start if that is less.
+        returns, lengths: mean, min and max of the last 100 episodes; None before the first.
+        lags: min, mean and max age of the rollouts of the last update, in versions. dropped: rollouts too old.
         shares: of the time of workers ("waiting", "acting", "stepping") and of the learner ("learning", "gathering").
-        losses: of the last update. workers: the state of each. trouble: why a process was started again last.
-        others: of a population, those of the policies after the first.
-        stopped: what ended it: "done", "return", "seconds", "interrupted"; "" while it runs.
+        losses: of the last update. workers: the state of each. trouble: reason of the last restart.
+        others: progress of the other policies of a population.
+        stopped: what ended the run: "done", "return", "seconds", "interrupted"; "" while it runs.
     """
 
     directory: Path
@@ -66,10 +64,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class Plan:
-    """What the processes of a policy are told; see train(), and Learning for updates and begins."""
+    """Arguments of the processes of a policy; see train(), and Learning for updates and begins."""
 
     make_env: Callable[[], gymnasium.Env[Any, Any]]
-    learner: Learner  # as it is before it has learnt, on the CPU
+    learner: Learner  # untrained, on the CPU
     settings: Settings
     seed: int
     updates: int | None
@@ -84,10 +82,10 @@ class Plan:
     provenance: dict[str, Any]
     learn: bool = True
     objective: str | None = None  # see Actor
-    in_turns: bool = False  # whether there are to be no processes, see Turns
+    in_turns: bool = False  # in this process, see Turns
 
     def cell(self, run: Run, events: Callable[..., None], name: str = "") -> Cell | Turns:
-        """The processes of a policy whose run is this one. name: of the policy, in those of its processes."""
+        """Return the processes of the policy of a run. name: prefix of the process names."""
         learner, shape = self.learner, self.learner.shape
         observation_space, action_space = learner.spaces
         learning = partial(
@@ -132,7 +130,7 @@ class Plan:
 
 
 class Driver:
-    """Hears the processes of a cell until its run is over."""
+    """Hear the processes of a cell until its run has ended."""
 
     def __init__(
         self, cell: Cell | Turns, progress: Trained, seconds: float | None, until_return: float | None, save_best: bool
@@ -140,16 +138,15 @@ class Driver:
         self.cell, self.progress = cell, progress
         self._seconds, self._until_return, self._save_best = seconds, until_return, save_best
         self.forget()
-        self._history: deque[tuple[float, int]] = deque()
+        self._meter = Meter()
         self._spent: dict[str, float] = {}
         self._best: float | None = None
-        self._first: int | None = None  # steps when it began
-        self._begin = time.monotonic()
-        self.saved: int | None = None  # the version of the checkpoint that was asked for last, once it is there
+        self._first: int | None = None  # steps at the start
+        self.saved: int | None = None  # version of the last requested checkpoint, once written
 
-    def hear(self) -> None:
-        """What its processes have to say; has them end when it is time. Raises TrainingFailed."""
-        for who, _, kind, fact in self.cell.poll():
+    def hear(self, seconds: float) -> None:
+        """Hear the processes, waiting up to `seconds`, and stop them when a limit is met. Raises TrainingFailed."""
+        for who, _, kind, fact in self.cell.poll(seconds):
             if who == "worker" and kind == "collected":
                 self._collected(fact)
             elif kind == "update":
@@ -157,14 +154,15 @@ class Driver:
             elif who == "learner" and kind == "running":
                 self.progress.version, self.progress.steps = fact
                 if self._first is None:
-                    self._first, self._begin = fact[1], time.monotonic()
+                    self._first = fact[1]
+                    self._meter.restart()
             elif who == "learner" and kind == "ended":
                 self.cell.end_workers()
             elif who == "learner" and kind == "saved":
                 self.saved = fact
         self.progress.workers = [worker.state for worker in self.cell.workers]
         self.progress.restarts, self.progress.trouble = self.cell.restarts, self.cell.trouble
-        self._stop_when_due(time.monotonic())
+        self._stop_when_due()
 
     def _collected(self, told: Any) -> None:
         for total, length, objective in told.episodes:
@@ -183,16 +181,16 @@ class Driver:
             self.cell.tell(("best", mean))
 
     def forget(self) -> None:
-        """Episodes so far, which another policy has played."""
+        """Forget the episodes so far: another policy played them."""
         self._returns, self._lengths, self._objectives, self._recent = LastReturns(), LastReturns(), LastReturns(), 0
 
     def objective(self, name: str) -> float | None:
-        """The mean of the last episodes; None before there are a few. name: see Exchange."""
+        """Return the mean of the last episodes; None before the tenth. name: see Exchange."""
         found = {"return": self._returns, "length": self._lengths}.get(name, self._objectives).summary()
         return found[0] if found and self._recent >= _FEW and isinstance(found[0], float) else None
 
     def _mean(self) -> float | None:
-        """Of the last 100 returns; None before there are so many."""
+        """Return the mean of the last 100 returns; None before the 100th."""
         returns = self.progress.returns
         return returns[0] if returns and self.progress.episodes >= 100 and isinstance(returns[0], float) else None
 
@@ -205,40 +203,30 @@ class Driver:
         self._spent["gathering"] = self._spent.get("gathering", 0.0) + spent["waiting"]
         progress.losses = told
 
-    def _stop_when_due(self, now: float) -> None:
+    def _stop_when_due(self) -> None:
         mean = self._mean()
         if self.cell.stopping or self._first is None:
             return
         if self._until_return is not None and mean is not None and mean >= self._until_return:
             self.stop("return")
-        elif self._seconds is not None and now - self._begin >= self._seconds:
+        elif self._seconds is not None and self._meter.seconds >= self._seconds:
             self.stop("seconds")
 
     def stop(self, why: str) -> None:
-        """Has it save and end."""
+        """Ask the cell to save and end."""
         if not self.cell.stopping:
             self.progress.stopped = why
             self.cell.stop()
 
     def measure(self) -> None:
-        """Brings times and speeds in the progress up to date."""
-        progress, now = self.progress, time.monotonic()
-        progress.seconds = now - self._begin
+        """Update times and speeds of the progress."""
+        progress = self.progress
+        progress.seconds = self._meter.seconds
         progress.new_steps = progress.steps - (self._first or 0)
-        self._history.append((now, progress.new_steps))
-        while len(self._history) > 1 and now - self._history[1][0] >= _WINDOWS[-1]:
-            self._history.popleft()
-        ten, minute, five = (self._speed(now, window) for window in _WINDOWS)
-        progress.speeds = ten, minute, five
+        progress.speeds = self._meter.speeds(progress.new_steps)
         for names in (("waiting", "acting", "stepping"), ("gathering", "learning")):
             whole = sum(self._spent.get(name, 0.0) for name in names)
             progress.shares |= {name: self._spent.get(name, 0.0) / whole for name in names if whole}
-
-    def _speed(self, now: float, window: float) -> float:
-        earlier = next((sample for sample in self._history if now - sample[0] <= window), self._history[-1])
-        before = self._begin if len(self._history) < 2 else earlier[0]
-        steps = self.progress.new_steps - (0 if before == self._begin else earlier[1])
-        return steps / (now - before) if now > before else 0.0
 
 
 def drive(
@@ -247,9 +235,9 @@ def drive(
     between: Callable[[], None] | None = None,
     every: float = 0.5,
 ) -> Trained:
-    """Runs policies side by side until all are over; returns how far the first is. Raises TrainingFailed.
+    """Run policies side by side until all have ended; return the progress of the first. Raises TrainingFailed.
 
-    between: called again and again, for what happens between policies.
+    between: called in each turn, for exchanges between policies.
     """
     first, interrupted = drivers[0], False
     next_report = time.monotonic()
@@ -261,10 +249,8 @@ def drive(
             _stop_all(drivers)
         while sum(not driver.cell.is_over for driver in drivers):
             try:
-                if things := [thing for driver in drivers for thing in driver.cell.waitables()]:
-                    wait(things, _POLL_SECONDS)
                 for driver in drivers:
-                    driver.hear()
+                    driver.hear(_POLL_SECONDS / len(drivers))
                 if between is not None:
                     between()
                 if time.monotonic() >= next_report:
@@ -288,7 +274,7 @@ def drive(
 
 
 def _are_prepared(drivers: Sequence[Driver], on_progress: Callable[[Trained], Any] | None, seconds: float) -> bool:
-    """Whether processes can be started by now. Not if all is to end before."""
+    """Wait until processes can start; return False if the run is stopped before."""
     try:
         preparing = drivers[0].cell.prepare()
         while preparing is not None and preparing.is_alive():

@@ -60,10 +60,10 @@ def test_what_is_raised_in_one_process_is_raised_as_it_is_and_leaves_a_run_to_go
 def test_experience_that_is_too_old_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     poll = Turns.poll
 
-    def eager(cell: Turns) -> Any:
+    def eager(cell: Turns, seconds: float) -> Any:
         """Two rollouts for each update that takes one."""
         next(cell._rollouts)
-        return poll(cell)
+        return poll(cell, seconds)
 
     monkeypatch.setattr(Turns, "poll", eager)
     options = {**SMALL, "workers": 0, "lag": "any", "max_lag": 0}

@@ -93,7 +93,7 @@ def collected(
     def make_env() -> Any:
         return Sampled(observation_space, action_space)
 
-    pipes: Any = dict.fromkeys(("free", "full", "control"), theirs)
+    pipes: Any = dict.fromkeys(("free", "full"), theirs)
     actor = Actor(number=0, life=0, make_env=make_env, settings=settings, shape=learner.shape, slots=slots,
                   weights=weights, directory=str(directory), seed=9, **pipes)  # fmt: skip
     split = Split(actor, 0, alive)

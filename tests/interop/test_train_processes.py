@@ -68,9 +68,9 @@ def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: p
     servers: list[Any] = []
     start = Cell._start_server
 
-    def kept(cell: Cell, server: Any) -> None:
-        start(cell, server)
-        servers.append(server.process)
+    def kept(cell: Cell) -> None:
+        start(cell)
+        servers.append(cell._processes._workers["server"][0])
 
     monkeypatch.setattr(Cell, "_start_server", kept)
     killed: list[int] = []
@@ -85,7 +85,7 @@ def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: p
                  on_progress=kills, **SERVER)  # fmt: skip
     assert killed
     assert len(servers) == 2
-    assert "server 0: it ended with exit code -9" in done.trouble
+    assert "server 0: its process ended with exit code -9" in done.trouble
     assert verify_run(tmp_path).differs == ""
 
 

@@ -1,1 +1,1 @@
-"""Who trains it: workers that collect, a learner, a server that may act for the workers, and memory between them."""
+"""Processes of training: workers, a learner, an optional server of actions, and their shared memory."""

@@ -1,9 +1,8 @@
-"""What a worker process does: steps vector environments with the policy, records, and hands rollouts over."""
+"""Worker process: steps vector environments with the policy, records them, and hands over rollouts."""
 
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import threading
 import time
@@ -24,6 +23,7 @@ from gym_trace.errors import InvalidOption, TrainingFailed
 from gym_trace.model.returns import LaneReturns, Return
 from gym_trace.model.values import Array
 from gym_trace.printable import printable
+from gym_trace.processes.local import exit_after, has_parent
 from gym_trace.recording.provenance import recorded_by
 from gym_trace.recording.vector.wrapper import TraceRecordingVectorWrapper
 from gym_trace.ring.lanes.autoreset import DISABLED
@@ -34,16 +34,16 @@ from gym_trace.training.rollouts import STATE, Origin, Rollout, Shape
 from gym_trace.training.settings import Settings
 
 _LOOK_SECONDS = 1.0  # between signs of life
-_ORPHANED_SECONDS = 5.0  # that a worker has to save what it has when its parent is gone
+_ORPHANED_SECONDS = 5.0  # to save everything after the parent has ended
 
 
 @dataclass(frozen=True)
 class Actor:
-    """What a worker is told. Picklable, as make_env has to be.
+    """Arguments of a worker. Picklable, as make_env must be.
 
-    number, life: which worker, and how often it was started again.
-    objective: a key of the last info of an episode, whose number is told; None: none is.
-    free: slots that it may fill. full: those that it has filled. control: of the driver, and back.
+    number, life: of the worker, and of its restarts.
+    objective: key of the last info of an episode whose value is reported; None: nothing.
+    free: slots that it may fill. full: slots that it has filled.
     """
 
     number: int
@@ -55,16 +55,15 @@ class Actor:
     weights: Weights
     free: Connection
     full: Connection
-    control: Connection
     directory: str
     seed: int
     objective: str | None = None
-    desk: Desk | None = None  # where a server is asked; None: the worker has a network itself
+    desk: Desk | None = None  # of the server; None: the worker has its own network
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
 class Collected(NamedTuple):
-    """What a worker says of a rollout: returns, lengths and objectives of episodes that ended, and seconds spent."""
+    """Report of a rollout: returns, lengths and objectives of episodes that ended, and seconds spent."""
 
     steps: int
     episodes: tuple[tuple[Return, int, float | None], ...]
@@ -72,35 +71,35 @@ class Collected(NamedTuple):
 
 
 class Worker:
-    """Runs until it is told to end.
+    """Collect rollouts until the driver stops it.
 
     Attributes:
-        shaping: how rewards are to be shaped from now on, see Settings.
+        shaping: reward shaping from the next episode on, see Settings.
     """
 
-    def __init__(self, actor: Actor):
-        self._actor = actor
+    def __init__(self, actor: Actor, control: Connection):
+        self._actor, self._control = actor, control
         self._over = threading.Event()
         self.shaping = actor.settings.reward_shaping
         self._waiting: list[list[Token]] = [[] for _ in range(actor.settings.splits)]
 
     def listen(self) -> None:
-        """Waits for the driver to say that it is over, or to be gone; or how rewards are shaped. In its own thread."""
+        """Receive reward shaping, and the end from the driver or its death; runs in its own thread."""
         try:
-            while (shaping := self._actor.control.recv()) is not None:
+            while (shaping := self._control.recv()) is not None:
                 self.shaping = shaping
         except (EOFError, OSError):
-            threading.Thread(target=_exit_soon, daemon=True).start()
+            exit_after(_ORPHANED_SECONDS)
         self._over.set()
 
     def say(self, kind: str, fact: Any = None) -> None:
         try:
-            self._actor.control.send((kind, fact))
+            self._control.send((kind, fact))
         except OSError:
             self._over.set()
 
     def rollouts(self) -> Generator[None]:
-        """Steps and hands rollouts over; yields behind each, or where another split has its turn."""
+        """Step and hand over rollouts; yield after each, and where another split has its turn."""
         actor = self._actor
         splits: list[Split] = []
         try:
@@ -126,7 +125,7 @@ class Worker:
         return Asking(actor.desk, actor.number, actor.settings.splits, actor.life, self._over)
 
     def _rollouts(self, split: Split, acting: Acting) -> Iterator[None]:
-        """Fills one slot after the other; yields where other splits may have their turn."""
+        """Fill one slot after the other; yield where other splits may have their turn."""
         actor = self._actor
         while True:
             begin = time.perf_counter()
@@ -142,7 +141,7 @@ class Worker:
             yield
 
     def _free_slot(self, split: int) -> Token:
-        """Waits for one. Tokens of lives before this one are of no use any more."""
+        """Wait for a free slot; skip tokens of earlier lives."""
         actor = self._actor
         while not self._over.is_set():
             if self._waiting[split]:
@@ -152,7 +151,7 @@ class Worker:
                 continue
             try:
                 token = take(actor.free)
-            except EOFError:  # the learner is gone, which the driver sees to
+            except EOFError:  # the learner is gone; the driver restarts it
                 self._over.wait(_LOOK_SECONDS)
                 continue
             if token.life == actor.life:
@@ -161,10 +160,10 @@ class Worker:
 
 
 class Split:
-    """A vector environment of a worker, which is recorded."""
+    """Recorded vector environment of a worker."""
 
     def __init__(self, actor: Actor, number: int, alive: Callable[[], None] = lambda: None):
-        """alive: called now and then, while there are steps."""
+        """alive: called periodically while the environment steps."""
         settings = actor.settings
         self._alive, self._looked = alive, time.monotonic()
         self.number, self._lanes, self._steps = number, settings.num_envs, settings.rollout
@@ -192,7 +191,7 @@ class Split:
             self._stagger()
 
     def _look(self) -> None:
-        """Gives a sign of life when it is time: a rollout may take long."""
+        """Send a heartbeat when it is due: a rollout may take long."""
         if time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
             self._alive()
@@ -202,7 +201,7 @@ class Split:
         return clipping(make_env())
 
     def _stagger(self) -> None:
-        """Steps at random, so that the lanes are not at the same step of their episodes when learning begins."""
+        """Take random steps, so that lanes are at different steps of their episodes when learning begins."""
         seed = next(self._seeds)
         self.envs.action_space.seed(seed)
         self.envs.single_action_space.seed(seed)
@@ -232,7 +231,7 @@ class Split:
             self._state[lanes] = 0.0
 
     def collect(self, rollout: Rollout, acting: Acting, version: int) -> Iterator[None]:
-        """Fills a rollout; yields where another split may have its turn. Raises Stopped."""
+        """Fill a rollout; yield where another split may have its turn. Raises Stopped."""
         self.origin = Origin(self._writer, self._first_step, version)
         rollout.state[...] = self._state
         for step in range(self._steps):
@@ -272,7 +271,7 @@ class Split:
             column[self._steps] = picked(self._observations, leaf.path)
 
     def _objectives(self, lanes: Array) -> Sequence[float | None]:
-        """Of episodes that end, what a population compares. Raises InvalidOption."""
+        """Return the objectives of episodes that end, which a population compares. Raises InvalidOption."""
         name = self._objective
         if name is None:
             return [None] * int(lanes.sum())
@@ -285,13 +284,13 @@ class Split:
         raise InvalidOption(f"objective={name!r}: no number in the last info of an episode, which has {there}")
 
     def _check_masks(self, observed: list[Array]) -> None:
-        """Raises TrainingFailed."""
+        """Raise TrainingFailed if a mask allows no action."""
         for leaf, rows in zip(self._leaves, observed):
             if leaf.is_mask and not rows.any(1).all():
                 raise TrainingFailed("action_mask allows no action, in an episode that is not over")
 
     def told(self) -> Collected:
-        """Since it was told last."""
+        """Return the report since the last one."""
         found = Collected(self._steps * self._lanes, tuple(self._ended), dict(self.seconds))
         self._ended, self.seconds = [], dict.fromkeys(self.seconds, 0.0)
         return found
@@ -301,19 +300,12 @@ def _seeds(root: int) -> Iterator[int]:
     return (episode_seed(root, episode) for episode in itertools.count())
 
 
-def _exit_soon() -> None:
-    """Ends this process even if its environment hangs."""
-    time.sleep(_ORPHANED_SECONDS)
-    os._exit(1)
-
-
-def act(actor: Actor) -> None:
-    """The body of a worker process."""
+def act(control: Connection, actor: Actor) -> None:
+    """Body of a worker process."""
     torch.set_num_threads(1)
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        return
-    worker = Worker(actor)
-    threading.Thread(target=worker.listen, daemon=True).start()
-    for _ in worker.rollouts():
-        pass
+    if has_parent():
+        worker = Worker(actor, control)
+        threading.Thread(target=worker.listen, daemon=True).start()
+        for _ in worker.rollouts():
+            pass
+    control.send(("ended", None))

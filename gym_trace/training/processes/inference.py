@@ -1,7 +1,8 @@
-"""Who draws the actions: the worker itself, or a process that does it for all workers. It takes PyTorch."""
+"""Sample actions in the worker itself, or in a server process for all workers. Needs PyTorch."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -23,12 +24,12 @@ _LOOK_SECONDS = 1.0
 
 
 class Stopped(Exception):
-    """The driver wants no more, or is gone."""
+    """The driver stopped the run, or is gone."""
 
 
 class Drawn(NamedTuple):
-    """Of each lane: an action, its log-probability, the value of the observation, the next state of a recurrent
-    network; and which weights drew it."""
+    """Result for each lane: action, log-probability, value of the observation, next recurrent state; and the version of
+    the weights."""
 
     actions: Array
     logprob: Array
@@ -38,22 +39,22 @@ class Drawn(NamedTuple):
 
 
 class Acting(Protocol):
-    """What draws the actions of a worker's splits."""
+    """Samples the actions of a worker's splits."""
 
-    in_turns: bool  # whether it is worth it to step another split between ask() and answer()
+    in_turns: bool  # step another split between ask() and answer()
 
     def begin(self, split: int, version: int) -> int:
-        """Before a rollout: which weights it is to have; returns those that it has."""
+        """Begin a rollout with this version of the weights; return the version it gets."""
 
     def ask(self, split: int, observed: Sequence[Array], state: Array) -> None:
-        """Shows it what a split observes, an array a leaf."""
+        """Send the observations of a split: one array per leaf."""
 
     def answer(self, split: int) -> Drawn:
-        """What it draws; waits for it. Raises Stopped."""
+        """Wait for the result and return it. Raises Stopped."""
 
 
 class OwnModel:
-    """A network in the worker's process."""
+    """Network in the worker's process."""
 
     in_turns = False
 
@@ -86,7 +87,7 @@ class OwnModel:
 def drawn(
     model: ActorCritic, observed: Sequence[Array], state: Array, generator: torch.Generator, version: int
 ) -> Drawn:
-    """Draws actions for a batch of observations."""
+    """Sample actions for a batch of observations."""
     device = str(generator.device)
     distribution, values, after = model(tensors(observed, device), torch.from_numpy(state).to(device))
     actions = distribution.sample(generator)
@@ -97,7 +98,7 @@ def drawn(
 
 @dataclass(frozen=True)
 class Desk:
-    """Where workers ask a server. Picklable to processes that are being started.
+    """Requests to a server. Picklable to processes that are being started.
 
     rooms: one a split of each worker. requests: tokens of rooms. answers: of each worker, tokens of rooms.
     """
@@ -108,7 +109,7 @@ class Desk:
 
 
 def desk_fields(shape: Shape) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """The arrays of a room: what is shown, and what is drawn."""
+    """Return the arrays of a room: observations and results."""
     lanes = shape.lanes
     fields: dict[str, tuple[tuple[int, ...], Any]] = {
         f"observations.{number}": ((lanes, *leaf.shape), leaf.dtype) for number, leaf in enumerate(shape.leaves)
@@ -119,7 +120,7 @@ def desk_fields(shape: Shape) -> dict[str, tuple[tuple[int, ...], Any]]:
 
 
 class Asking:
-    """A server that acts for a worker; other splits are stepped while it does."""
+    """Server that samples for a worker, which steps other splits in the meantime."""
 
     in_turns = True
 
@@ -148,7 +149,7 @@ class Asking:
             if has_more(self._answers, _LOOK_SECONDS):
                 try:
                     token = take(self._answers)
-                except EOFError:  # the server is gone, which the driver sees to
+                except EOFError:  # the server is gone; the driver restarts it
                     self._over.wait(_LOOK_SECONDS)
                     continue
                 if token.life == self._life:
@@ -161,7 +162,7 @@ class Asking:
 
 @dataclass(frozen=True)
 class Serving:
-    """What a server's process is told. Picklable to a process that is being started."""
+    """Arguments of a server's process. Picklable to a process that is being started."""
 
     settings: Settings
     shape: Shape
@@ -169,24 +170,25 @@ class Serving:
     rooms: Rooms
     requests: Connection
     answers: list[Connection]
-    control: Connection
     seed: int
 
 
-def serve(told: Serving) -> None:
-    """The body of a server's process: takes whatever requests are there, until the driver is gone or says stop."""
+def serve(control: Connection, told: Serving) -> None:
+    """Body of a server's process: answer requests until the driver sends a message or is gone."""
     device = told.settings.device
     model = ActorCritic(told.shape.leaves, told.shape.actions, told.settings).to(device)
     generator = torch.Generator(device).manual_seed(told.seed)
     room = np.empty(told.weights.size, np.uint8)
     have, looked = -1, time.monotonic()
     while True:
-        ready = wait([told.requests, told.control], _LOOK_SECONDS)
-        if told.control in ready:
+        ready = wait([told.requests, control], _LOOK_SECONDS)
+        if control in ready:
+            with contextlib.suppress(OSError):  # the driver is gone
+                control.send(("ended", None))
             return
         if time.monotonic() - looked > _LOOK_SECONDS:
             looked = time.monotonic()
-            told.control.send(("running", None))
+            control.send(("running", None))
         tokens = []
         while has_more(told.requests):
             tokens.append(take(told.requests))
@@ -202,7 +204,7 @@ def _read(weights: Weights, room: Array, model: ActorCritic, version: int | None
         return have
     try:
         found = weights.read(room, version)
-    except LookupError:  # of a worker that was started again
+    except LookupError:  # asked by a restarted worker
         found = weights.read(room)
     set_weights(model, room)
     return found
@@ -222,5 +224,5 @@ def _answer(told: Serving, model: ActorCritic, generator: torch.Generator, token
         worker = token.slot // told.settings.splits
         try:
             put(told.answers[worker], token)
-        except OSError:  # the worker is gone, and will be started again
+        except OSError:  # the worker is gone and will be restarted
             continue

@@ -1,4 +1,4 @@
-"""What the learner's process does: takes rollouts, learns, logs, publishes weights, and gives the slots back."""
+"""Learner process: takes rollouts, learns, logs, publishes weights, and returns the slots."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gym_trace.training.settings import ANY, Settings
 
 @dataclass(frozen=True)
 class Learning:
-    """What the learner's process is told. Picklable to a process that is being started.
+    """Arguments of the learner's process. Picklable to a process that is being started.
 
-    learn: whether to, or only to take rollouts.
-    updates: after how many the run is over; None: when it is told. begins: what version 1 takes over, of another run's
-    or policy's checkpoint, see Learner.adopt(). keep: how many checkpoints, beside milestones.
-    frees: where the slots of each worker are given back.
+    learn: False only takes rollouts.
+    updates: limit of the run; None: no limit. begins: checkpoint of another run or policy, which version 1 takes over
+    (see Learner.adopt()). keep: number of checkpoints, without milestones.
+    frees: pipes that return slots to each worker.
     """
 
     path: str
@@ -42,7 +42,6 @@ class Learning:
     weights: Weights
     full: Connection
     frees: list[Connection]
-    control: Connection
     checkpoint_seconds: float
     keep: int
     milestone_seconds: float | None
@@ -50,9 +49,9 @@ class Learning:
 
 
 def restored(run: Run, log: BinaryIO, learner: Learner) -> tuple[int, float]:
-    """Brings a fresh learner to the newest version of the log: from a checkpoint, and the trace for what came after it.
+    """Bring a fresh learner to the latest version of the log, from a checkpoint and the trace after it.
 
-    Returns the steps that were learnt from, and the seconds it took. Raises CorruptTrace if other weights come out.
+    Returns the steps learnt from, and the seconds they took. Raises CorruptTrace if the weights differ.
     """
     updates = list(run.updates())
     if not updates:
@@ -70,9 +69,9 @@ def restored(run: Run, log: BinaryIO, learner: Learner) -> tuple[int, float]:
 
 
 def learn_again(run: Run, learner: Learner, updates: Sequence[Update]) -> Any:
-    """Makes updates again, as they are in the log, from the trace; yields each. The first is the learner's version.
+    """Reproduce updates of the log from the trace; yield each. The first is the learner's version.
 
-    Raises CorruptTrace where other weights come out, or a rollout is not there.
+    Raises CorruptTrace if the weights differ, or a rollout is missing.
     """
     recorded: RecordedRollouts | None = None
     for update in updates:
@@ -95,20 +94,20 @@ def learn_again(run: Run, learner: Learner, updates: Sequence[Update]) -> Any:
 
 
 class LearnerProcess:
-    """Until all updates are made, or it is told to end: then it says so, and there is a checkpoint."""
+    """Learn until the limit or a stop order, then save a checkpoint and report the end."""
 
-    def __init__(self, told: Learning):
-        self._told, self._settings = told, told.settings
+    def __init__(self, told: Learning, control: Connection):
+        self._told, self._settings, self._control = told, told.settings, control
         self._run = Run(told.path)
         self._log = self._run.open_log()
         self._learner = Learner(told.observation_space, told.action_space, told.settings, told.seed, told.updates)
         self._lives = [0] * told.settings.workers
         splits = told.settings.workers * told.settings.splits
-        self._waiting: list[deque[int]] = [deque() for _ in range(splits)]  # slots to be learnt from
-        self._arrived: deque[int] = deque()  # the same, in the order in which they came, where that is theirs
+        self._waiting: list[deque[int]] = [deque() for _ in range(splits)]  # slots to learn from
+        self._arrived: deque[int] = deque()  # the same in order of arrival, for lag "any"
         self._over = False
         self._dropped = 0
-        self._least = 0  # the version that rollouts have to be of: those before it are another policy's
+        self._least = 0  # rollouts of earlier versions are another policy's
         self._began = self._saved_at = self._milestone_at = time.monotonic()
 
     def run(self) -> None:
@@ -117,9 +116,9 @@ class LearnerProcess:
             pass
 
     def begin(self) -> None:
-        """Brings it to where the run is."""
+        """Restore the state of the run."""
         told, learner = self._told, self._learner
-        for staged in self._run.checkpoints.glob(".*.part"):  # of a learner that was killed
+        for staged in self._run.checkpoints.glob(".*.part"):  # left by a killed learner
             staged.unlink()
         self._steps, self._seconds = restored(self._run, self._log, learner)
         if learner.version == 0 and told.begins:
@@ -132,12 +131,12 @@ class LearnerProcess:
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is to be another update."""
+        """Return True if another update follows."""
         limit = self._told.updates
         return not self._over and (limit is None or self._steps < limit * self._settings.batch_steps)
 
     def turn(self, seconds: float = 0.0) -> bool:
-        """Makes an update if there is enough for one, or else waits so long; False: this was the last."""
+        """Make an update if enough rollouts are there, or wait up to `seconds`. Return False after the last one."""
         self._listen(0.0)
         if not self.goes_on:
             self._save()
@@ -153,21 +152,21 @@ class LearnerProcess:
         return True
 
     def close(self) -> None:
-        """Leaves the log to others."""
+        """Close the log."""
         self._log.close()
 
     def say(self, kind: str, fact: Any) -> None:
         try:
-            self._told.control.send((kind, fact))
+            self._control.send((kind, fact))
         except OSError:  # the driver is gone
             self._over = True
 
     # -- rollouts -----------------------------------------------------------------------------------------------------
 
     def _listen(self, seconds: float) -> None:
-        """Takes what there is to take of rollouts and orders."""
-        ready = wait([self._told.full, self._told.control], seconds)
-        if self._told.control in ready:
+        """Take the rollouts and orders that have arrived."""
+        ready = wait([self._told.full, self._control], seconds)
+        if self._control in ready:
             self._obey()
         if self._told.full in ready:
             self._take_all()
@@ -185,7 +184,7 @@ class LearnerProcess:
                 self._waiting[slot // self._settings.slots_per_split].append(slot)
 
     def _next(self) -> list[int] | None:
-        """The slots of the next update, if they are there."""
+        """Return the slots of the next update; None if some are missing."""
         each = self._settings.rollouts_per_batch
         self._drop()
         if self._settings.lag != ANY:
@@ -198,7 +197,7 @@ class LearnerProcess:
         return [self._arrived.popleft() for _ in range(each)]
 
     def _drop(self) -> None:
-        """Gives back rollouts that are too old."""
+        """Return slots of rollouts that are too old."""
         oldest = self._least
         if self._settings.lag == ANY:
             oldest = max(oldest, self._learner.version - self._settings.max_lag)
@@ -210,12 +209,12 @@ class LearnerProcess:
 
     def _free(self, slot: int) -> None:
         worker = slot // (self._settings.slots_per_split * self._settings.splits)
-        with contextlib.suppress(OSError):  # the worker is gone, and will be started again
+        with contextlib.suppress(OSError):  # the worker is gone and will be restarted
             put(self._told.frees[worker], Token(slot, self._lives[worker], self._learner.version))
 
     def _obey(self) -> None:
         try:
-            kind, fact = self._told.control.recv()
+            kind, fact = self._control.recv()
         except (EOFError, OSError):
             self._over = True
             return
@@ -233,7 +232,7 @@ class LearnerProcess:
             self._told.weights.publish(self._learner.version, self._learner.weights())
 
     def _restarted(self, worker: int, life: int) -> None:
-        """A worker began anew: its slots are free again, but for those that it had filled."""
+        """Free the slots of a restarted worker, except those it had filled."""
         self._take_all()
         self._lives[worker] = life
         each = self._settings.slots_per_split * self._settings.splits
@@ -243,7 +242,7 @@ class LearnerProcess:
                 self._free(slot)
 
     def _adopt(self, changed: dict[str, Any]) -> None:
-        """Makes a version that another policy's checkpoint, and other settings, are taken over in."""
+        """Make a version that takes over another policy's checkpoint and other settings."""
         learner = self._learner
         learner.adopt(changed, self._run.checkpoints)
         self._least = learner.version
@@ -277,7 +276,7 @@ class LearnerProcess:
         self.say("update", {**losses, **facts})
 
     def _named(self, origins: Sequence[Origin]) -> str:
-        """The update that cannot be made, and the episodes in it."""
+        """Name the failed update and its episodes."""
         recorded = RecordedRollouts(open_trace(self._run.trace), self._told.shape)
         episodes = sorted({episode for origin in origins for episode in recorded.episodes_of(origin)})
         shown = ", ".join(map(str, episodes[:20])) + (" …" if len(episodes) > 20 else "")
@@ -295,7 +294,7 @@ class LearnerProcess:
             self._save(f"milestone-{self._learner.version:09d}.safetensors")
 
     def _save(self, name: str | None = None, **facts: Any) -> None:
-        """Writes a checkpoint; under the name of its version it takes the place of older ones that are not kept."""
+        """Write a checkpoint. One named by its version replaces older ones beyond `keep`."""
         run = self._run
         path = run.checkpoint(self._learner.version) if name is None else run.checkpoints / name
         with replaced_file(path) as staged:
@@ -304,6 +303,6 @@ class LearnerProcess:
             run.checkpoint(version).unlink()
 
 
-def learn(told: Learning) -> None:
-    """The body of the learner's process."""
-    LearnerProcess(told).run()
+def learn(control: Connection, told: Learning) -> None:
+    """Body of the learner's process."""
+    LearnerProcess(told, control).run()

@@ -1,4 +1,4 @@
-"""Memory that the processes of a run share, which the kernel frees when the last of them is gone; and who says what.
+"""Shared memory of the processes of a run, freed by the kernel after the last of them, and pipes of tokens.
 
 Messages of data go through pipes as numbers of 8 bytes, which the kernel writes and reads whole: a process that is
 killed leaves no lock behind, and no half message.
@@ -24,7 +24,7 @@ _TOKEN = 8  # bytes
 
 
 class Rooms:
-    """So many sets of the same arrays. Picklable to processes that are being started."""
+    """Sets of the same arrays. Picklable to processes that are being started."""
 
     def __init__(self, fields: Mapping[str, tuple[tuple[int, ...], Any]], count: int):
         self._fields: dict[str, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
@@ -41,14 +41,14 @@ class Rooms:
 
 
 class Slots:
-    """Room for rollouts."""
+    """Shared arrays of rollouts."""
 
     def __init__(self, shape: Shape, count: int):
         self._names = list(shape.fields())
         self._rooms = Rooms({**shape.fields(), "writer": ((), WRITER), "place": ((2,), np.int64)}, count)
 
     def rollout(self, slot: int) -> Rollout:
-        """Its arrays, in the shared memory."""
+        """Return the arrays of a slot, in shared memory."""
         return Rollout.of({name: self._rooms.array(slot, name) for name in self._names})
 
     def origin(self, slot: int) -> Origin:
@@ -77,11 +77,11 @@ class Weights:
 
     @property
     def newest(self) -> int:
-        """The version that was published last; -1: none."""
+        """Latest published version; -1: none."""
         return int(self._versions[0])
 
     def publish(self, version: int, weights: Array) -> None:
-        """weights: bytes, as an array of uint8."""
+        """Publish a version. weights: bytes, as an array of uint8."""
         versions = self._versions
         versions[1 + version % 2] = -1
         self._room(version)[...] = weights
@@ -89,7 +89,7 @@ class Weights:
         versions[0] = version
 
     def read(self, room: Array, version: int | None = None) -> int:
-        """Copies them, of this version or the newest; returns which. Raises LookupError if that is not there."""
+        """Copy this version, or the latest one, and return its number. Raises LookupError if it is gone."""
         versions = self._versions
         while True:
             wanted = int(versions[0]) if version is None else version
@@ -102,7 +102,7 @@ class Weights:
 
 
 def _allocated(size: int) -> Arena:
-    """Memory whose pages are there: a write into one that a full /dev/shm had to give later would kill the process."""
+    """Return memory with allocated pages: if /dev/shm were full, a later write would kill the process."""
     arena = Arena(size)
     if hasattr(os, "posix_fallocate"):  # not on macOS
         os.posix_fallocate(arena.fd, 0, size)
@@ -110,7 +110,7 @@ def _allocated(size: int) -> Arena:
 
 
 class Token(NamedTuple):
-    """A slot, to which life of the worker that has it the message belongs, and which weights it is to act with."""
+    """A slot, the life of its worker, and the version of the weights to act with."""
 
     slot: int
     life: int
@@ -118,13 +118,13 @@ class Token(NamedTuple):
 
 
 def put(pipe: Connection, token: Token) -> None:
-    """Raises OSError if nobody reads any more."""
+    """Write a token. Raises OSError if no process reads."""
     number = token.version << 32 | token.life << 16 | token.slot
     os.write(pipe.fileno(), number.to_bytes(_TOKEN, "little"))
 
 
 def take(pipe: Connection) -> Token:
-    """Waits. Raises EOFError if nobody writes any more."""
+    """Wait for a token. Raises EOFError if no process writes."""
     data = os.read(pipe.fileno(), _TOKEN)
     if len(data) < _TOKEN:
         raise EOFError
@@ -133,5 +133,5 @@ def take(pipe: Connection) -> Token:
 
 
 def has_more(pipe: Connection, seconds: float = 0.0) -> bool:
-    """Whether there is something to take, waiting for it at most so long."""
+    """Return True if a token is there, waiting up to `seconds`."""
     return bool(select.select([pipe], [], [], seconds)[0])

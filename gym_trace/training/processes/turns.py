@@ -1,4 +1,4 @@
-"""Learner and worker of a policy in this process, one after the other, where a debugger or a profiler meets them."""
+"""Learner and worker of a policy that take turns in this process, for a debugger or a profiler."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+from gym_trace.processes.fleet import Member
 from gym_trace.training.processes.actor import Actor, Worker
-from gym_trace.training.processes.cell import Member, Message
+from gym_trace.training.processes.cell import Message
 from gym_trace.training.processes.learner import LearnerProcess, Learning
 from gym_trace.training.processes.shared import Slots, Weights
 from gym_trace.training.rollouts import Shape
@@ -16,7 +17,7 @@ from gym_trace.training.settings import Settings
 
 
 class Turns:
-    """As Cell, without processes: what is raised is raised, and nobody is started again."""
+    """Like Cell, without processes: errors are raised as they are, and nothing is restarted."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Turns:
         self._rollouts: Generator[None] = (none for none in list[None]())
 
     def prepare(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
     def start(self) -> None:
         settings = self._settings
@@ -52,29 +53,26 @@ class Turns:
         weights: Any = Weights(self._size)
         learner: Any = _Control("learner", orders, self._said)
         self._learner = LearnerProcess(
-            self._learning(slots=slots, weights=weights, full=full, frees=[free_in], control=learner)
+            self._learning(slots=slots, weights=weights, full=full, frees=[free_in]), learner
         )
         self._learner.begin()
         control: Any = _Control("worker", orders, self._said)
         self._worker = Worker(
-            self._actor(number=0, life=0, slots=slots, weights=weights, free=free, full=full_in, control=control)
+            self._actor(number=0, life=0, slots=slots, weights=weights, free=free, full=full_in), control
         )
         self._worker.shaping = self._shaping
         self._rollouts = self._worker.rollouts()
 
     def shape_rewards(self, shaping: dict[str, float] | None) -> None:
-        """From now on, where an episode begins."""
+        """Change the reward shaping from the next episode on."""
         self._shaping = shaping
         if self._worker is not None:
             self._worker.shaping = shaping
 
-    def waitables(self) -> list[Any]:
-        return []
-
-    def poll(self) -> Iterator[Message]:
-        """A rollout, and an update where there is enough for one."""
+    def poll(self, seconds: float) -> Iterator[Message]:
+        """Collect a rollout, and make an update if there is enough for one. Never waits."""
         if not self.is_over and self._learner is not None:
-            self.is_over = True  # if this is not come back from
+            self.is_over = True  # if the rest raises
             if self._learner.goes_on and not self.stopping:
                 next(self._rollouts)
             self.is_over = not self._learner.turn()
@@ -101,7 +99,7 @@ class Turns:
 
 
 class _Control:
-    """What a learner or a worker hears of the driver, and says to it, however much that is."""
+    """Control connection of a learner or a worker in this process; it never blocks."""
 
     def __init__(self, who: str, orders: Connection, said: list[Message]):
         self.fileno, self.recv = orders.fileno, orders.recv

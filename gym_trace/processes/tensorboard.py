@@ -24,7 +24,7 @@ class Scalars:
         self._writer: Any = SummaryWriter(os.fspath(directory))
 
     def add(self, steps: int, returns: tuple[Return, Return, Return] | None, **values: float) -> None:
-        """returns: mean, least and largest of the last episodes, None if there are none yet."""
+        """Write values. returns: mean, min and max of the last episodes; None before the first."""
         for name, value in zip(("mean", "min", "max"), returns or ()):
             if isinstance(value, tuple):  # a curve an objective
                 values |= {f"return/{name}/{i}": part for i, part in enumerate(value)}

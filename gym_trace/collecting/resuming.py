@@ -1,0 +1,126 @@
+"""Resume a run of collect(): its settings, its writers, and the episodes on disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gym_trace.envs.seeding import EPISODES, episode_of
+from gym_trace.errors import CorruptTrace, InvalidOption
+from gym_trace.format.directory import find_writers
+from gym_trace.format.manifest import json_of
+from gym_trace.model.schema import as_map
+from gym_trace.model.vocabulary import Outcome
+from gym_trace.processes.run_log import EVENTS
+from gym_trace.reading.origins.reader import presented
+from gym_trace.reading.writer_reader import WriterReader
+from gym_trace.storage.local import LocalStorage, open_regular, size_on_disk
+
+_SETTINGS = {"run", "seed", "policy", "environment", "recording"}
+_MOST_SEED = 1 << 128
+_MOST_BYTES = 1 << 32  # of the event log
+_LONGEST_LINE = 16 << 20
+_START = b'"start"'  # cheap test before a line is parsed
+_ORPHANS_SECONDS = 15
+
+
+def settings_of(directory: Path) -> dict[str, Any] | None:
+    """Return the settings of the last run in a directory; None without a run.
+
+    The file is untrusted input.
+
+    Raises:
+        CorruptTrace: the file cannot be read, or its settings are invalid
+    """
+    path = directory / EVENTS
+    try:
+        fd = open_regular(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CorruptTrace(f"cannot resume: {error.strerror}", path) from error
+    found = None
+    with open(fd, "rb") as file:
+        if size_on_disk(fd, path) > _MOST_BYTES:
+            raise CorruptTrace(f"larger than {_MOST_BYTES} bytes; cannot resume", path)
+        while line := file.readline(_LONGEST_LINE):
+            if _START in line and (event := _entry(line)).get("event") == "start":
+                found = event.get("settings")
+    if found is not None and not _is_settings(found):
+        raise CorruptTrace("invalid run settings; cannot resume", path)
+    return found
+
+
+def _entry(line: bytes) -> dict[str, Any]:
+    try:
+        entry = json_of(line)
+    except (ValueError, RecursionError):  # the run was killed while it wrote this line
+        return {}
+    return entry if isinstance(entry, dict) else {}
+
+
+def _is_settings(found: Any) -> bool:
+    """Return True for settings as collect() writes them."""
+    if not isinstance(found, dict) or set(found) - _SETTINGS:
+        return False
+    run, seed = found.get("run"), found.get("seed")
+    return (
+        isinstance(run, str)
+        and re.fullmatch("[0-9a-f]{1,32}", run) is not None
+        and type(seed) is int
+        and 0 <= seed < _MOST_SEED
+        and isinstance(found.get("policy"), str)
+        and isinstance(found.get("environment"), (dict, type(None)))
+        and isinstance(found.get("recording"), dict)
+    )
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise InvalidOption if a run would continue with other settings."""
+    for name in sorted({*before, *now} - {"run"}):
+        if before.get(name) != now.get(name):
+            raise InvalidOption(
+                f"{name}: the run was started with {name}={before.get(name)!r}, not {now.get(name)!r}; pass the same, "
+                "or record into another directory"
+            )
+
+
+def await_writers(directory: Path, run: str) -> None:
+    """Wait until no process of a run writes: workers end soon after their parent. Raises InvalidOption."""
+    deadline = time.monotonic() + _ORPHANS_SECONDS
+    while time.monotonic() < deadline:
+        writers = [WriterReader(files) for files in find_writers(LocalStorage(directory))]
+        if not any(writer.alive and _belongs(writer, run) for writer in writers):
+            return
+        time.sleep(0.1)
+    raise InvalidOption(f"{directory}: processes of this run still write; end them, then resume")
+
+
+def _belongs(writer: WriterReader, run: str) -> bool:
+    return as_map(writer.about_or_empty.metadata).get("run") == run  # a writer killed at its start has no metadata
+
+
+def finished(directory: Path, run: str, root: int, writer: str | None = None) -> dict[int, int]:
+    """Return the complete episodes of a run on disk, and the steps of each.
+
+    writer: count only this one. Writers whose metadata names another run never count.
+    """
+    found: dict[int, int] = {}
+    for files in find_writers(LocalStorage(directory)) if directory.is_dir() else ():
+        if writer is not None and files.writer != writer:
+            continue
+        for reader in presented(WriterReader(files)):
+            if not _belongs(reader, run):
+                continue
+            table = reader.parts.table
+            whole = table[np.isin(table["outcome"], (Outcome.TERMINATED.word, Outcome.TRUNCATED.word))]
+            whole = whole[(whole["first_step"] == 0) & (whole["seed"] >= 0) & (whole["seed"] < EPISODES)]
+            found.update(
+                (episode_of(root, seed), steps) for seed, steps in zip(whole["seed"].tolist(), whole["steps"].tolist())
+            )
+    return found

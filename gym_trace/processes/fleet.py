@@ -1,0 +1,118 @@
+"""Workers that are watched and restarted, within a budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gym_trace.processes.backend import Backend, Job, Key, Lost
+
+_FIRST_BACKOFF, _MOST_BACKOFF = 0.1, 30.0  # seconds
+
+
+@dataclass
+class Member:
+    """State of one worker.
+
+    Attributes:
+        state: "starting", "restarting" (waits until `due`), or a word of the owner.
+        failures: losses in a row. The owner sets it to 0 when the worker has achieved something.
+        lives: number of starts. is_watched: whether silence kills it.
+    """
+
+    state: str = "starting"
+    is_alive: bool = False
+    is_watched: bool = True
+    lives: int = 0
+    restarts: int = 0
+    failures: int = 0
+    heard: float = 0.0
+    due: float = math.inf
+
+
+class Fleet:
+    """Start, hear and restart workers.
+
+    Args:
+        members: their states, by key.
+        stall_timeout: seconds of silence before a worker is killed. start_timeout: the same before its first message,
+            if that is longer.
+        max_restarts: of all members together. max_failures: of one member in a row.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        members: Mapping[Key, Member],
+        *,
+        stall_timeout: float,
+        max_restarts: int,
+        max_failures: int,
+        start_timeout: float = 0.0,
+    ):
+        self._backend, self._members = backend, members
+        self._stall_timeout, self._start_timeout = stall_timeout, max(start_timeout, stall_timeout)
+        self._max_restarts, self._max_failures = max_restarts, max_failures
+        self.restarts = 0
+
+    def start(self, key: Key, job: Job) -> None:
+        member = self._members[key]
+        self._backend.start(key, job)
+        member.state, member.is_alive, member.heard, member.due = "starting", True, time.monotonic(), math.inf
+        member.lives += 1
+
+    def send(self, key: Key, message: Any) -> None:
+        """Send a message; drop it if the worker has ended."""
+        if self._members[key].is_alive:
+            self._backend.send(key, message)
+
+    def poll(self, seconds: float) -> Iterator[tuple[Key, Any]]:
+        """Yield messages; a Lost is the last one of each life, also of a worker killed for its silence."""
+        messages = self._backend.poll(seconds)
+        lives = {key: member.lives for key, member in self._members.items()}
+        for key, message in messages:
+            member = self._members[key]
+            if not member.is_alive or member.lives != lives[key]:  # killed or restarted since, by the caller
+                continue
+            member.heard = time.monotonic()
+            member.is_alive = not isinstance(message, Lost)
+            yield key, message
+        for key, member in self._members.items():
+            patience = self._start_timeout if member.state == "starting" else self._stall_timeout
+            if member.is_alive and member.is_watched and time.monotonic() - member.heard > patience:
+                self.kill(key)
+                yield key, Lost(f"no sign of life for {patience:g} s (stall_timeout)")
+
+    def retry(self, key: Key) -> str:
+        """Schedule a restart of a lost worker. Return "", or the reason against it if its budget is spent."""
+        member = self._members[key]
+        member.failures += 1
+        if member.failures > self._max_failures:
+            return f"it failed {member.failures} times without getting anything done"
+        if self.restarts >= self._max_restarts:
+            return f"max_restarts={self._max_restarts} allows no more restarts"
+        self.restarts += 1
+        member.restarts += 1
+        backoff = min(_MOST_BACKOFF, _FIRST_BACKOFF * 2.0 ** (member.failures - 1))
+        member.state, member.due = "restarting", time.monotonic() + backoff
+        return ""
+
+    def due(self) -> list[Key]:
+        """Return the keys of workers to start again now."""
+        now = time.monotonic()
+        return [key for key, member in self._members.items() if member.due <= now]
+
+    def kill(self, key: Key) -> None:
+        """Kill a worker, and forget a scheduled restart."""
+        member = self._members[key]
+        if member.is_alive:
+            self._backend.kill(key)
+        member.is_alive, member.due = False, math.inf
+
+    def close(self) -> None:
+        """Kill all workers."""
+        for key in self._members:
+            self.kill(key)
