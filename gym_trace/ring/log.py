@@ -46,7 +46,7 @@ class LogFull(Exception):
 
 
 def size_of(payload: int) -> int:
-    """Return the size in bytes of an entry with a payload of so many bytes."""
+    """Return the size in bytes of an entry with a payload of `payload` bytes."""
     return ENTRY.size + (payload + 7 & ~7)
 
 
