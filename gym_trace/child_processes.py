@@ -1,7 +1,7 @@
-"""Python processes that we start: none of them imports what lies in the directory that it is started in.
+"""Start Python processes that import nothing from the current directory.
 
-multiprocessing starts its processes with `python -c`, which looks for modules in the current directory first, before it
-has the path of its parent: a logging.py there would be run.
+multiprocessing starts its processes with `python -c`, which looks for modules in the current directory first, until it
+receives the path of its parent. A logging.py there would run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from importlib.machinery import PathFinder
 from gym_trace.errors import InvalidOption
 
 _SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
-_OURS = "gym-trace"  # any text turns it on
+_OURS = "gym-trace"  # any text enables it
 
 
 @contextmanager
 def variables_set(variables: dict[str, str]) -> Iterator[None]:
-    """Set these environment variables for processes that are started meanwhile, where they are not set already."""
+    """Set environment variables that are not set yet, for processes started inside the block."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -32,10 +32,10 @@ def variables_set(variables: dict[str, str]) -> Iterator[None]:
 
 @contextmanager
 def started_safely() -> Iterator[None]:
-    """Keep processes that are started meanwhile from importing modules of the current directory while they start.
+    """Prevent processes started inside the block from importing modules of the current directory.
 
     Raises:
-        InvalidOption: the Python at work cannot be kept from it, and there are such modules.
+        InvalidOption: this Python cannot prevent it, and the directory has such modules.
     """
     if sys.version_info < (3, 11) or sys.flags.ignore_environment:
         _check_current_directory()
@@ -44,13 +44,13 @@ def started_safely() -> Iterator[None]:
 
 
 def forget_safe_path() -> None:
-    """In a process that was started so: scripts that its environment starts look for modules as they always do."""
+    """Undo started_safely() in a started process, so that scripts of its environment import modules as usual."""
     if os.environ.get(_SAFE_PATH) == _OURS:
         del os.environ[_SAFE_PATH]
 
 
 def _check_current_directory() -> None:
-    """Raises InvalidOption for modules that hide those of the standard library, unless this process has them, too."""
+    """Raise InvalidOption if modules here hide standard library modules, unless this process imports from here, too."""
     here = os.getcwd()
     if here in sys.path or "" in sys.path:
         return
@@ -58,6 +58,6 @@ def _check_current_directory() -> None:
     hiding = [name for name, spec in specs.items() if spec is not None and spec.origin is not None]
     if hiding:
         raise InvalidOption(
-            f"workers: {hiding[0]} in the current directory would take the place of Python's own module in their "
-            "processes; change to another directory, or use Python 3.11 or newer"
+            f"workers: {hiding[0]} in the current directory would replace Python's own module in worker processes; "
+            "change to another directory, or use Python 3.11 or newer"
         )
