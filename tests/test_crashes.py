@@ -108,7 +108,7 @@ def tell(request: pytest.FixtureRequest, undertaker: Undertaker) -> Callable[[st
     [(core, *case) for core, cases in SOME.items() for case in cases],
     indirect=["undertaker"],
 )
-def test_nothing_is_lost(
+def test_no_way_of_dying_loses_a_step(
     undertaker: Undertaker,
     tell: Callable[[str, Verdict], None],
     cgroup: str | None,
@@ -239,7 +239,7 @@ def _pid(trace: Trace, index: int) -> str:
     return str(trace.writer_of(index).schema["pid"])
 
 
-def test_the_inquest_sees_what_is_lost_and_what_is_wrong(undertaker: Undertaker, tmp_path: Path) -> None:
+def test_the_inquest_detects_lost_and_wrong_steps(undertaker: Undertaker, tmp_path: Path) -> None:
     crash = Crash("cartpole", str(tmp_path / "t"), str(tmp_path / "diary"), "kill", "step", 40)
     undertaker(crash)
     told = inquest.lives(tmp_path / "diary")

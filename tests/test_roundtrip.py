@@ -273,7 +273,7 @@ block_sizes = st.fixed_dictionaries(
 
 
 @given(scripts(MATCHING, breaks=False), block_sizes)
-def test_values_of_any_space_come_back_bit_for_bit(tmp_path_factory: Any, script: Any, sizes: Any) -> None:
+def test_values_of_any_space_round_trip(tmp_path_factory: Any, script: Any, sizes: Any) -> None:
     observation_space, action_space, episodes, flushes = script
     env = ScriptedEnv(observation_space, action_space, [(first, steps) for _, first, steps, _ in episodes])
     directory = tmp_path_factory.mktemp("trace")
@@ -284,7 +284,7 @@ def test_values_of_any_space_come_back_bit_for_bit(tmp_path_factory: Any, script
 
 
 @given(scripts(MATCHING + ODD * 2, breaks=True), block_sizes)
-def test_values_that_do_not_match_their_space_come_back_exactly(tmp_path_factory: Any, script: Any, sizes: Any) -> None:
+def test_values_outside_their_space_round_trip(tmp_path_factory: Any, script: Any, sizes: Any) -> None:
     observation_space, action_space, episodes, flushes = script
     env = ScriptedEnv(observation_space, action_space, [(first, steps) for _, first, steps, _ in episodes])
     directory = tmp_path_factory.mktemp("trace")
@@ -302,7 +302,7 @@ def shape_of(columns: Any) -> Any:
 
 
 @given(scripts(MATCHING + ODD * 2, breaks=True))
-def test_what_is_read_does_not_depend_on_where_chunks_end(tmp_path_factory: Any, script: Any) -> None:
+def test_values_read_do_not_depend_on_chunk_boundaries(tmp_path_factory: Any, script: Any) -> None:
     observation_space, action_space, episodes, flushes = script
     read = []
     for places, sizes in ((set(), {"rows": 512}), (flushes, {}), (set(range(100)), {"frame": 20})):
