@@ -1,4 +1,4 @@
-"""Whatever an environment or an agent hands over is recorded, or its repr with one warning, and ends nothing."""
+"""Any value of an environment or agent is recorded, or its repr with one warning; none stops the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from gym_trace.statistics.summary import summarize
 
 
 class Symbol:
-    """As sympy's: a number that is none yet."""
+    """A symbolic number without a value, as in sympy."""
 
     def __float__(self) -> float:
         raise TypeError("cannot convert expression to float")
@@ -45,7 +45,7 @@ class Symbol:
 
 
 class Tensor:
-    """As those of PyTorch: on a device, with gradients, and lazily conjugate until asked in the right order."""
+    """Like a PyTorch tensor: on a device, with gradients, lazily conjugate; methods must be called in order."""
 
     requires_grad = True
     is_quantized = is_sparse = False
@@ -99,7 +99,7 @@ REWARDS = [
 
 
 def quietly(record: Any) -> list[str]:
-    """Calls record, and returns what was warned of."""
+    """Call record(); return the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         record()
@@ -198,8 +198,8 @@ def test_masked_arrays_of_vector_environments_round_trip(tmp_path: Path) -> None
         assert bits(episode.options) == bits({"masked": MASKED})
 
 
-class Lanes(vector.VectorEnv):  # which is not generic before gymnasium 1.0
-    """Two lanes that observe what they are told to observe."""
+class Lanes(vector.VectorEnv):  # not generic before gymnasium 1.0
+    """Two lanes with given observations."""
 
     def __init__(self, observations: Any, rewards: Any = None, info: Any = None):
         self.num_envs, self._observations, self._info = 2, observations, info
@@ -255,7 +255,7 @@ def ruin(value: Any) -> None:
 
 
 class Handing(ScriptedEnv):
-    """Hands out each value as observation, reward and info, and ruins it as soon as it is called again."""
+    """Return each value as observation, reward and info; overwrite it at the next call."""
 
     def __init__(self, space: Any, values: list[Any]):
         super().__init__(space, space, [])
@@ -371,7 +371,7 @@ def test_vectors_record_any_value_and_never_raise(tmp_path: Path, odd: Any, mode
         env.close()
 
     quietly(record)
-    for episode in open_trace(tmp_path):  # steps that cannot be taken apart by lane are left out
+    for episode in open_trace(tmp_path):  # steps that cannot be split by lane are skipped
         assert len(episode) in ((0, 3) if mode in ("observations", "actions", "rewards") else (3,))
         assert len(episode.observations) == len(episode) + 1
         assert len(episode.rewards) == len(episode.actions) == len(episode)
@@ -507,7 +507,7 @@ def test_an_oversized_array_does_not_end_the_recording(
 
 
 def test_infos_that_cannot_be_split_by_lane_do_not_cut_episodes(tmp_path: Path) -> None:
-    class NoRows:  # as sparse arrays of some formats
+    class NoRows:  # like sparse arrays of some formats
         shape = (2, 2)
 
     infos = {"x": 1, "_x": [[1], [1, 2]], "sparse": NoRows()}

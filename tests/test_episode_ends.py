@@ -1,4 +1,4 @@
-"""However an episode or a recording ends, what was recorded is kept."""
+"""Recorded steps are kept, however an episode or a recording ends."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_an_environment_that_raises_loses_nothing_recorded_before(tmp_path: Path
     env.step(2)
     with pytest.raises(OSError, match="simulator"):
         env.reset()
-    env.step(2)  # of no episode that is known of
+    env.step(2)  # belongs to no known episode
     env.reset()
     env.step(2)
     env.close()
@@ -304,7 +304,7 @@ def test_recorded_steps_are_flushed_automatically(tmp_path: Path) -> None:
 
 
 def test_a_late_flush_happens_at_the_next_step(tmp_path: Path) -> None:
-    """However quick they are: the clock is looked at often enough."""
+    """Even for fast steps, the recorder checks the clock often enough."""
     env = TraceRecordingWrapper(CountingEnv(length=10**9), tmp_path, flush_seconds=0.1)
     env.reset()
     until = time.monotonic() + 0.8
@@ -312,7 +312,7 @@ def test_a_late_flush_happens_at_the_next_step(tmp_path: Path) -> None:
         env.step(0)
     (batch,) = tmp_path.glob("*.part")
     rows = batch_reader(batch).chunks["observation_rows"]
-    assert 3 <= rows.size <= 20 + rows.sum() // rows.max()  # those that were full come as they are filled
+    assert 3 <= rows.size <= 20 + rows.sum() // rows.max()  # full chunks are written as they fill
     env.close()
 
 
@@ -339,7 +339,7 @@ INSIDES = ["step", "answer_packed", "_release", "_turn", "_next_slab", "wait"]
 
 
 def within(env: TraceRecordingWrapper, inside: str, monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> None:
-    """Has call() be called within the next step, in the midst of that function."""
+    """Run call() inside that function during the next step."""
     recorder = env._recorder
     owner = {"step": env.env, "wait": recorder._out}.get(inside, recorder)
     if inside == "answer_packed":
@@ -389,7 +389,7 @@ def test_flushing_within_a_step_is_done_by_the_next_step(
 def test_flushing_from_another_thread_is_done_by_the_next_step(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=100), tmp_path, flush_seconds=1000)
     env.reset()
-    for _ in range(40):  # the clock is not looked at in the next one
+    for _ in range(40):  # the next step does not check the clock
         env.step(0)
     in_a_thread(env.flush)
     assert not list(tmp_path.glob("*.gtb*")) or not _steps_in_batches(tmp_path)
@@ -424,7 +424,7 @@ def test_closing_within_a_step_saves_the_earlier_steps(
         within(env, inside, monkeypatch, lambda: how(close))
         for _ in range(9):
             env.step(0)
-        if not closed:  # without infos the row is put down by other functions
+        if not closed:  # without infos, other functions write the row
             env.close()
             return
     assert env.unwrapped.calls.count("step") == 12
@@ -507,7 +507,7 @@ class _Slab(RowSlab):
 
 
 def _place(name: str) -> tuple[Any, str]:
-    """The class and the name of its attribute that a dotted name stands for."""
+    """Resolve a dotted name to a class and the name of its attribute."""
     owner, _, attribute = name.partition(".")
     classes = {"RowRecorder": RowRecorder, "RowDecoder": RowDecoder, "SlabWriter": SlabWriter, "RowSlab": _Slab}
     return {**classes, "Ring": Ring}[owner], attribute

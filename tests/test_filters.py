@@ -1,4 +1,4 @@
-"""Which episodes and steps are kept, and that what is kept stays true."""
+"""Filters keep the right episodes and steps, and keep them unchanged."""
 
 from __future__ import annotations
 

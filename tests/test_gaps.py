@@ -1,4 +1,4 @@
-"""Steps that never answered, because an exception came out of them: no recording glues what is before and after."""
+"""Steps that raised: the steps before and after the gap are never joined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trace can be read while it is written, and when its writer has died."""
+"""Traces are readable while they are written, and after their writer has died."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_every_reader_reads_a_running_episode(tmp_path: Path) -> None:
     assert list(summary["groups"]) == ["running"]
     assert describe(trace)["episodes"] == 1
     assert check_trace(tmp_path).damages == []
-    assert load_results(tmp_path)["episode_lengths"] == []  # only what has come to its end, as ever
+    assert load_results(tmp_path)["episode_lengths"] == []  # complete episodes only
     player = ReplayEnv(trace)
     player.reset()
     ends = [player.step(0)[2:4] for _ in range(9)]
@@ -157,7 +157,7 @@ def test_steps_that_follow_a_full_chunk_are_written_in_time(tmp_path: Path) -> N
         env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=0.4)
     env.reset()
     steps, deadline = 0, time.monotonic() + 1.0
-    while time.monotonic() < deadline:  # chunk after chunk, each of which puts the timed flush off
+    while time.monotonic() < deadline:  # each chunk delays the timed flush
         env.step(0)
         steps += 1
     time.sleep(0.6)
@@ -171,7 +171,7 @@ def test_a_new_writer_appears_at_refresh(tmp_path: Path) -> None:
     trace = open_trace(tmp_path)
     record_lengths(tmp_path, [3], uid="a", on_exist="append")
     assert trace.refresh() == 1
-    assert trace.writers == ["b", "a"]  # the one that began first
+    assert trace.writers == ["b", "a"]  # sorted by start
     assert [len(episode) for episode in trace] == [1, 2, 3]
     assert trace.episodes["writer"].tolist() == [0, 0, 1]
     assert trace.episodes["index"].tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""The action that was being executed when a recording was killed: kept, told, repaired, and executed again."""
+"""Pending actions of killed recordings: kept, reported, repaired, and executed again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"
 
 
 class Fragile(gymnasium.Env[Any, Any]):
-    """Counts, and does at the seventh step of its second episode what it is told to."""
+    """Count steps; run a given function at the seventh step of the second episode."""
 
     observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
     action_space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Box(0, 1, (2,), np.float32)})
@@ -72,7 +72,7 @@ def record(directory: str, end: str) -> None:
 
 
 def crashed(directory: Path, end: str = "segfault") -> Path:
-    """The trace of a recording that came to this end."""
+    """Return the trace of a recording with this end."""
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_pending as t"
     script += f"\nt.record({str(directory)!r}, {end!r})"
     done = cradle.run([sys.executable, "-c", script], stderr=subprocess.PIPE, timeout=120)
@@ -172,7 +172,7 @@ def test_a_running_writer_has_no_pending_action(tmp_path: Path) -> None:
 
 
 class Talkative(Fragile):
-    """With infos that grow with each step, so that there is less room for one than the recorder has foreseen."""
+    """Infos grow with each step, so the recorder's space estimate is too small."""
 
     def __init__(self, length: int = 20_000):
         super().__init__()
@@ -185,7 +185,7 @@ class Talkative(Fragile):
 
 
 def record_until_a_slab_is_turned_within_a_step(directory: str, lanes: int) -> None:
-    """Dies when the next slab is begun, but has not been told yet which action was asked."""
+    """Die when the next slab has begun but does not hold the pending action yet."""
     from zoo import small_blocks
 
     from gym_trace import TraceRecordingWrapper

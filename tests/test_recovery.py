@@ -34,12 +34,12 @@ def flip(path: Path, *places: int) -> None:
 
 
 def chunks_of(path: Path) -> list[tuple[int, int]]:
-    """First and last byte (exclusive) of each chunk."""
+    """Return the first and last byte (exclusive) of each chunk."""
     return [(offset, offset + length) for offset, length, *_ in batch_reader(path).chunks.tolist()]
 
 
 def facts(episode: Episode) -> dict[str, Any]:
-    """All that is known of an episode, bit for bit."""
+    """Return everything known about an episode, bit for bit."""
     arrays = {name: getattr(episode, name) for name in ("observations", "actions", "rewards")}
     plain = {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
     names = ("episode_id", "writer", "lane", "first_step", "outcome", "seed", "split", "start_time", "end_time")
@@ -237,7 +237,7 @@ def test_an_interrupted_repair_leaves_nothing(tmp_path):
     record(tmp_path / "t")
 
     def interrupted(done, total):
-        assert not (tmp_path / "r").exists()  # also if it were killed now
+        assert not (tmp_path / "r").exists()  # even if killed at this moment
         if done == total:
             raise KeyboardInterrupt
 
@@ -260,7 +260,7 @@ def test_missing_batches_are_reported(tmp_path, monkeypatch):
     assert [loss.exact for loss in report.losses] == [False, False]
     assert_clean(tmp_path / "r")
     assert steps_of(open_trace(tmp_path / "r")) < all_steps()
-    (tmp_path / "t" / "w.manifest.jsonl").unlink()  # then only the gap in the numbers tells
+    (tmp_path / "t" / "w.manifest.jsonl").unlink()  # then only the gap in the numbers reveals it
     assert [Path(damage.path).name for damage in check_trace(tmp_path / "t").damages] == [names[1]]
     assert kept
 
@@ -463,7 +463,7 @@ def test_a_step_in_progress_at_close_is_the_same_after_repair(
 
 
 def test_steps_after_the_end_of_their_episode_are_the_same_after_repair(tmp_path: Path) -> None:
-    fragments = np.zeros(3, wire.FRAGMENT)  # as recorders left them that were closed during a step
+    fragments = np.zeros(3, wire.FRAGMENT)  # like those of recorders closed during a step
     fragments["steps"], fragments["first_step"] = (2, 0, 1), (0, 2, 2)
     fragments["flags"] = (wire.STARTS | wire.LEADS, wire.STOPS | wire.ENDS, 0)
     fragments["outcome"][1], fragments["seed"] = 4, wire.NO_SEED

@@ -1,4 +1,4 @@
-"""Any value as MessagePack and back, exactly, and nothing hostile let in."""
+"""Any value round-trips through MessagePack; malicious data is rejected."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_values_round_trip(value: Any) -> None:
 
 
 def stored(value: Any) -> Any:
-    """value with records as they come back."""
+    """Return value with records in the form that they come back."""
     if isinstance(value, (np.ndarray, np.void)) and value.dtype.names and not isinstance(value, np.ma.MaskedArray):
         return RawArray(str(value.dtype), np.frombuffer(value.tobytes(), np.uint8).reshape(*value.shape, 18))
     if isinstance(value, np.ndarray) and value.dtype == object:
@@ -211,7 +211,7 @@ def test_members_of_enums_come_back_as_class_name_and_value(member: Any) -> None
     assert unpack(pack([member])) == [expected]
     assert unpack(pack(expected)) == copied(expected) == expected
     if type(member.value) is list:
-        with pytest.raises(UnstorableValue):  # it would be no key when it is read
+        with pytest.raises(UnstorableValue):  # not a valid key after reading
             pack({member: 1})
     else:
         assert unpack(pack({member: 1})) == {expected: 1}
@@ -234,7 +234,7 @@ def test_a_value_that_contains_itself_raises() -> None:
 
 
 class Tensor:
-    """Hashable, as tensors are, and an array where it is stored, as which it is not."""
+    """Hashable like a tensor, but stored as an array, which is not hashable."""
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return np.zeros(2)

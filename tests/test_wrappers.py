@@ -1,4 +1,4 @@
-"""TraceRecordingWrapper: it records everything, and changes nothing."""
+"""TraceRecordingWrapper records everything and changes nothing."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_wrappers_above_do_not_change_what_is_recorded(tmp_path: Path) -> None:
     env.close()
     trace = open_trace(tmp_path)
     assert len(trace) == 3
-    assert outcomes(tmp_path) == ["cut", "cut", "closed"]  # the limit above is not the recorder's business
+    assert outcomes(tmp_path) == ["cut", "cut", "closed"]  # the recorder does not see the limit above it
     assert sum(map(len, trace)) == len(said) - 3
     assert trace[0].observations.dtype == np.float32
 
