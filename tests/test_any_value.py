@@ -228,7 +228,7 @@ mutable = st.one_of(
     st.lists(st.integers(0, 99), max_size=3).map(lambda items: array.array("i", items)),
     st.lists(st.integers(0, 99), max_size=3).map(collections.deque),
     st.lists(st.integers(0, 99), max_size=3).map(Record),
-    st.sets(st.integers(0, 99), max_size=3),
+    st.sets(st.integers(0, 7), max_size=3),  # no colliding hashes: a copy has the same order, so the same repr
     st.lists(st.integers(-9, 9), min_size=2, max_size=2).map(lambda items: np.array(items, np.int8)),
     st.lists(st.booleans(), min_size=2, max_size=2).map(lambda mask: np.ma.MaskedArray([1.0, 2.0], mask)),
     st.just(np.zeros(2, [("a", "<i4"), ("b", "<f8")])),
