@@ -1,4 +1,4 @@
-"""A full disk: one clear error or warning, everything written before it readable, and the run can go on."""
+"""A full disk: one clear error or warning; earlier steps stay readable and the run can continue."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def record_until_full(directory: Path, *limits: int, how: str = "step", **option
 
 
 def assert_readable_up_to_the_error(directory: Path, steps: int, spare: Path) -> None:
-    """What is there is the beginning of the run, and there is more than nothing."""
+    """Assert that the trace is a nonempty prefix of the run."""
     report = check_trace(directory)
     assert report.damages == []
     trace = open_trace(directory)
@@ -160,14 +160,14 @@ def test_steps_that_did_not_fit_on_the_disk_are_read_from_the_ring(small_disk):
 
 
 def test_a_disk_that_is_full_at_the_index_keeps_all_steps_or_raises(tmp_path):
-    """Wherever the limit falls in the last kilobytes (chunk, index, footer), the steps are there or an error came."""
+    """For any limit in the last kilobytes (chunk, index, footer), all steps are readable or an error is raised."""
     (whole,) = record_until_full(tmp_path / "whole", 0, how="close")
     assert whole["errors"] == []
     size = (tmp_path / "whole" / "w.000000.gtb").stat().st_size
     shorts = (1, 63, 64, 65, 400, 700)
     runs = record_until_full(tmp_path / "short", *(size - short for short in shorts), how="close")
     for number, (short, told) in enumerate(zip(shorts, runs)):
-        # Times take a few bytes more or less in another run, so that one byte less may be enough for it.
+        # The size of stored times varies by a few bytes, so a limit one byte lower may suffice.
         assert len(told["errors"]) == 1 or (short == 1 and told["errors"] == [])
         assert check_trace(tmp_path / f"short-{number}").damages == []
         kept = sum(map(len, open_trace(tmp_path / f"short-{number}")))

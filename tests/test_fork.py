@@ -1,4 +1,4 @@
-"""Every step is saved exactly once, however processes fork and whichever orderly way they end."""
+"""Every step is saved exactly once, however processes fork and exit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-# What all scripts begin with: an environment whose observations tell the process, the branch, the episode and the step.
+# Start of all scripts: an environment whose observations hold process, branch, episode and step.
 _PREAMBLE = """
 import multiprocessing, os, signal, sys, threading, time, warnings
 import gymnasium, numpy as np
@@ -74,7 +74,7 @@ def run_script(script: str, directory: Path) -> str:
 
 
 def recorded(directory: Path) -> collections.Counter[tuple[int, ...]]:
-    """How often each step was recorded, as (process, branch, episode, t) of the observation it led to."""
+    """Count how often each step was recorded, by (process, branch, episode, t) of the observation after it."""
     report = check_trace(directory)
     assert (report.damages, report.remarks) == ([], [])
     found: collections.Counter[tuple[int, ...]] = collections.Counter()
@@ -87,7 +87,7 @@ def recorded(directory: Path) -> collections.Counter[tuple[int, ...]]:
 
 
 def expected(*runs: tuple[int, int, int, int, int]) -> collections.Counter[tuple[int, ...]]:
-    """Each once: the steps of runs of (process, branch, episode, first t, last t)."""
+    """Return the steps of runs of (process, branch, episode, first t, last t), each once."""
     return collections.Counter((p, b, e, t) for p, b, e, first, last in runs for t in range(first, last + 1))
 
 
@@ -418,7 +418,7 @@ def test_annotations_of_the_first_step_after_a_fork_are_kept(tmp_path: Path, whe
 
 
 class Counting(gymnasium.Env[Any, Any]):
-    """Observations that tell the step; fork_at: the step within which the process forks."""
+    """Observations hold the step number; the process forks within the step fork_at."""
 
     action_space = spaces.Discrete(99)
 
@@ -473,7 +473,7 @@ def test_a_child_starts_with_the_observation_at_the_fork(
             env.close()
         finally:
             os._exit(0)
-    for _ in range(3):  # the slab is turned, and filled beyond where it was
+    for _ in range(3):  # the slab turns and is filled beyond its old position
         env.flush()
         collections.deque(map(env.step, [action] * 9), 0)
     os.write(tell, b".")

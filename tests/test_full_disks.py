@@ -1,4 +1,4 @@
-"""A disk that is full before, while or after the ring is made: an error, no signal, and what was there is readable."""
+"""A disk that is full before, during or after the creation of the ring: an error, no signal, readable earlier steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Disk = Callable[[int], Path]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    """Makes a disk of so many kB."""
+    """Make disks of a given size in kB."""
     place = tmp_path / "disk"
     mounted = []
 

@@ -1,4 +1,4 @@
-"""What is recorded beside observations, actions and rewards, and the warnings about it."""
+"""Infos and annotations, and their warnings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_an_episode_without_steps_reads_the_same_in_any_chunk(tmp_path: Path) ->
     env.reset()
     env.annotate(value=1.5)
     env.step(0)
-    env.reset()  # beside an episode that has infos and annotations
+    env.reset()  # next to an episode with infos and annotations
     env.reset()
     env.step(0)
     env.close()

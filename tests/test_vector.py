@@ -76,7 +76,7 @@ def test_writers_respect_even_tiny_reader_limits(
 
 
 class _Bandits(vector.VectorEnv[Any, Any, Any]):
-    """2,000 lanes whose episodes have one step, and all say the same."""
+    """2,000 lanes with equal values and episodes of one step."""
 
     metadata = {"autoreset_mode": vector.AutoresetMode.SAME_STEP}  # noqa: RUF012 - as gymnasium has it
     num_envs = 2000
@@ -307,7 +307,7 @@ def test_annotations_stay_typed_columns_where_lanes_are_reset_between_steps(tmp_
 
 
 class _OddlyRewarding(vector.VectorEnv[Any, Any, Any]):
-    """Two lanes whose rewards are whatever they are told to be."""
+    """Two lanes with given rewards."""
 
     def __init__(self, rewards: Any):
         self.num_envs, self.rewards = 2, rewards
@@ -373,7 +373,7 @@ def test_scalar_actions_in_a_list_keep_their_width(tmp_path: Path) -> None:
 
 
 class Narrow(vector.VectorEnv[Any, Any, Any]):
-    """Its batches are narrower than its spaces say, as EnvPool's are; in some steps they are as wide."""
+    """Batches with a narrower dtype than the spaces, as in EnvPool; some steps have the full width."""
 
     num_envs = 2
     metadata = {"autoreset_mode": vector.AutoresetMode.DISABLED}  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""Copies of a recorded vector environment, and processes that fork, go on in the middle of all lanes' episodes."""
+"""Copies and forks of a recorded vector environment continue the open episodes of all lanes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def steps(env: Any, count: int) -> None:
 
 
 def steps_of(mode: Any, count: int, directory: Path) -> Counter[tuple[int, int, int]]:
-    """The steps that a run of so many steps consists of."""
+    """Return the expected steps of a run of this length."""
     env = wrapped(directory, mode)
     env.reset(seed=11)
     steps(env, count)

@@ -1,4 +1,4 @@
-"""Vector runs that are killed, cut off or interrupted: what is there is true, and all lanes are in step."""
+"""Vector runs that are killed, truncated or interrupted: recorded steps are correct, and lanes stay in step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ for action in actions:
 
 # -- a full disk ------------------------------------------------------------------------------------------------------
 
-# Steps frames until an error comes, goes on without being recorded, and tells what it has seen.
+# Record frames until an error, continue unrecorded, and report the errors.
 _SCRIPT = f"""
 import json, resource, sys, warnings
 sys.path.insert(0, {os.path.dirname(__file__)!r})
@@ -138,7 +138,7 @@ def test_a_disk_that_is_full_at_the_index_keeps_all_steps_or_raises(tmp_path: Pa
     whole = record_until_full(tmp_path / "whole", 0, "close")
     assert whole["errors"] == []
     size = (tmp_path / "whole" / "w.000000.gtb").stat().st_size
-    for short in (200, 700):  # times take a few bytes more or less
+    for short in (200, 700):  # the size of stored times varies by a few bytes
         told = record_until_full(tmp_path / f"{short}", size - short, "close")
         assert len(told["errors"]) == 1
         assert len(look_at(open_trace(tmp_path / f"{short}"), dead=True)) in (0, COUNT * 20)

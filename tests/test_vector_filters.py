@@ -1,4 +1,4 @@
-"""Filters of vector environments: what is kept is what filters of single environments keep, lane by lane."""
+"""Filters of vector environments keep, lane by lane, the same steps as filters of single environments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def closed_line(directory: Path) -> dict[str, Any]:
 
 
 def parts_of(trace: Any, lane: int | None = None) -> list[dict[str, Any]]:
-    """Everything of every part but its times, in the order of episodes."""
+    """Return everything but the times of every part, sorted by episode."""
     report = check_trace(trace.directory)
     assert (report.damages, report.remarks) == ([], [])
     names = ("episode_id", "lane", "first_step", "seed", "options", "reset_info", "outcome", "infos")
@@ -51,7 +51,7 @@ def parts_of(trace: Any, lane: int | None = None) -> list[dict[str, Any]]:
 
 
 def sliced(trace: Any, keeps_episode: Any, keeps_step: Any) -> list[dict[str, Any]]:
-    """What filters should leave of a trace that was recorded without."""
+    """Return the parts that filters should keep of an unfiltered trace."""
     parts = []
     for episode, whole in zip(sorted(trace, key=lambda episode: episode.episode_id), parts_of(trace)):
         if not keeps_episode(episode.episode_id):
@@ -133,7 +133,7 @@ def test_the_episode_filter_is_called_once_per_episode_by_start_then_lane(tmp_pa
     trace = recorded(tmp_path / "t", mode, episode_filter=is_wanted)
     assert len(trace) == 0
     assert asked == list(range(len(recorded(tmp_path / "whole", mode))))
-    assert [path.suffix for path in (tmp_path / "t").iterdir()] == [".jsonl"]  # not a row was stored
+    assert [path.suffix for path in (tmp_path / "t").iterdir()] == [".jsonl"]  # no row was stored
 
 
 @modes

@@ -1,4 +1,4 @@
-"""Vector environments that speak in tensors of any library, in lists, or in shapes that nobody expects."""
+"""Vector environments that return tensors of any library, lists, or unexpected shapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 
 
 class Tensor:
-    """As tensors are: an array inside, rows that are tensors again, and no truth of the whole."""
+    """Like a tensor: wraps an array, its rows are tensors, and bool() raises."""
 
     def __init__(self, array: Any):
         self._array = np.array(array)
@@ -115,7 +115,7 @@ def test_a_list_of_infos_has_one_info_per_lane(tmp_path: Path, mode: Any) -> Non
 
 
 class Saying(vector.VectorEnv):  # type: ignore[type-arg]
-    """Says at each step what it was told to say, for three lanes."""
+    """Return given values at each step, for three lanes."""
 
     metadata: dict[str, Any] = {}  # noqa: RUF012
 
@@ -247,7 +247,7 @@ def test_infos_that_cannot_be_split_lose_no_step(tmp_path: Path) -> None:
 
 
 class OnDevice(Tensor):
-    """As tensors are that have to be asked for their array."""
+    """Like a tensor whose array must be requested."""
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise TypeError("lies on a device")
