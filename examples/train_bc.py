@@ -1,10 +1,9 @@
-"""Behavioural cloning on CartPole-v1: records a scripted policy, clones it from the trace, and plays what was learned.
+"""Behavioural cloning on CartPole-v1: record a scripted policy, clone it from the trace, evaluate the clone.
 
     python examples/train_bc.py [traces/cartpole-expert]
 
-A trace that is there already is used as it is. Takes torch, and nothing else beside gym-trace. 2,000 updates took 7 s
-of CPU time and reached a return of 500, as much as there is; the scripted policy, a tenth of whose actions are random,
-has 500, too.
+Uses an existing trace without recording. Needs torch. 2,000 updates took 7 s of CPU time and reached a return of 500,
+the maximum. The scripted policy, with 10 % random actions, also reaches 500.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from gym_trace.adapters.torch import tensors
 
 
 class Balancing:
-    """Pushes CartPole's cart to where the pole falls, now and then at random."""
+    """Push the cart towards the falling pole, sometimes at random."""
 
     def __init__(self, noise: float):
         self._noise = noise
@@ -41,7 +40,7 @@ class Balancing:
 
 
 class Network(nn.Module):
-    """Two layers of 64, or so, on observations as they were recorded."""
+    """Two hidden layers of `width` units on normalized observations."""
 
     def __init__(self, trace: gym_trace.Trace, outputs: int, further_inputs: int = 0, width: int = 64):
         super().__init__()
@@ -64,12 +63,12 @@ def options(description: str, directory: str, updates: int) -> argparse.Namespac
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, nargs="?", default=Path(directory))
     parser.add_argument("--updates", type=int, default=updates)
-    parser.add_argument("--episodes", type=int, default=20, help="to evaluate in")
+    parser.add_argument("--episodes", type=int, default=20, help="evaluation episodes")
     return parser.parse_args()
 
 
 def recorded(directory: Path, name: str, policies: list[Any], episodes: int) -> gym_trace.Trace:
-    """The trace in a directory, where so many episodes of each policy are recorded if there is none."""
+    """Return the trace in a directory; record `episodes` episodes of each policy if it does not exist."""
     if not directory.exists():
         env = gym_trace.TraceRecordingWrapper(gymnasium.make(name), directory)
         for number, policy in enumerate(policies):
@@ -82,7 +81,7 @@ def recorded(directory: Path, name: str, policies: list[Any], episodes: int) -> 
 
 @torch.no_grad()
 def evaluated(name: str, act: Callable[[torch.Tensor], Any], episodes: int) -> None:
-    """Prints the returns in episodes that were not recorded. act: observation, (n,), to action."""
+    """Print the returns of new episodes, which are not recorded. act: from an observation (n,) to an action."""
     env, returns = gymnasium.make(name), np.zeros(episodes)
     for episode in range(episodes):
         observation, _ = env.reset(seed=1_000_000 + episode)
@@ -98,7 +97,7 @@ def evaluated(name: str, act: Callable[[torch.Tensor], Any], episodes: int) -> N
 
 
 def timed(train: Callable[[], Any]) -> Any:
-    """What train returns; prints how long it took."""
+    """Return the result of train(); print its duration."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     begin, computing = time.perf_counter(), time.process_time()
@@ -108,7 +107,7 @@ def timed(train: Callable[[], Any]) -> Any:
 
 
 def trained(trace: gym_trace.Trace, updates: int) -> Network:
-    """A policy that gives the logarithms of what it would do."""
+    """Train a policy that outputs logits of the actions."""
     policy = Network(trace, int(trace.action_space.n))
     optimiser = torch.optim.Adam(policy.parameters(), 1e-3)
     batches = trace.transitions(256, seed=0, columns=("observations", "actions"))

@@ -1,10 +1,10 @@
-"""Conservative Q-learning (Kumar et al., 2020), for discrete actions, on CartPole-v1: better than what was recorded.
+"""Conservative Q-learning (Kumar et al., 2020) with discrete actions on CartPole-v1: better than the recorded policy.
 
     python examples/train_cql.py [traces/cartpole-mixed]
 
-Records a scripted policy most of whose actions are random, unless the trace is there already; learns from three-step
-transitions; and plays what was learned. Takes torch, and examples/train_bc.py beside it. 6,000 updates took 32 s of CPU
-time; from episodes of a return of 74 on average they reached 500, as much as there is.
+Records a scripted policy with mostly random actions (or uses an existing trace), learns from three-step transitions and
+evaluates the result. Needs torch, and train_bc.py in the same directory. 6,000 updates took 32 s of CPU time. The
+recorded episodes have a mean return of 74; the trained policy reached 500, the maximum.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from train_bc import Balancing, Network, evaluated, options, recorded, timed
 import gym_trace
 from gym_trace.adapters.torch import tensors
 
-GAMMA, CONSERVATIVE, MOVED = 0.99, 0.5, 0.01  # the weight of what is not in the data; how fast the target follows
+GAMMA, CONSERVATIVE, MOVED = 0.99, 0.5, 0.01  # CONSERVATIVE: penalty weight; MOVED: target update rate
 
 
 def trained(trace: gym_trace.Trace, updates: int) -> Network:
-    """What each action is worth, double Q-learning with a penalty on actions that nobody took."""
+    """Train action values by double Q-learning, with a penalty on actions outside the data."""
     values = Network(trace, int(trace.action_space.n), width=128)
     target = copy.deepcopy(values)
     optimiser = torch.optim.Adam(values.parameters(), 1e-3)
@@ -31,7 +31,7 @@ def trained(trace: gym_trace.Trace, updates: int) -> Network:
         with torch.no_grad():
             chosen = values(data["next_observations"]).argmax(-1, keepdim=True)
             later = target(data["next_observations"]).gather(1, chosen)[:, 0]
-            # A truncated episode goes on, as far as values are concerned; a terminated one does not.
+            # Bootstrap after a truncation, not after a termination.
             wanted = data["rewards"] + data["discount"] * ~data["terminations"] * later
         of_all = values(data["observations"])
         of_taken = of_all.gather(1, data["actions"][:, None])[:, 0]

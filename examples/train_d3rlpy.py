@@ -1,6 +1,6 @@
-"""Trains d3rlpy's CQL, or DiscreteCQL, on a trace: python examples/train_d3rlpy.py TRACE [STEPS]
+"""Train d3rlpy's CQL or DiscreteCQL on a trace: python examples/train_d3rlpy.py TRACE [STEPS]
 
-Takes d3rlpy. Prints what was loaded, and the loss before and after.
+Needs d3rlpy. Prints the size of the dataset, and the loss before and after.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import gym_trace
 
 
 def train(trace: str, steps: int = 60) -> tuple[float, float]:
-    """Returns the mean loss (of the critic) of the first and of the last tenth of the steps."""
+    """Return the mean (critic) loss of the first and of the last tenth of the steps."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     d3rlpy.seed(0)
     dataset = gym_trace.adapters.d3rlpy.replay_buffer(trace)

@@ -1,7 +1,7 @@
-"""From a trace to an offline agent with D4RL's layout: python examples/train_d4rl.py TRACE
+"""Train an offline agent from D4RL's layout: python examples/train_d4rl.py TRACE
 
-Exports the trace as an HDF5 file of D4RL, makes transitions of it as d4rl.qlearning_dataset does, and takes gradient
-steps of TD3+BC as CORL has it. The trace is one of continuous actions. Takes torch, and gym-trace[hdf5].
+Exports the trace as a D4RL HDF5 file, builds transitions like d4rl.qlearning_dataset, and takes gradient steps of
+TD3+BC, as in CORL. The trace must have continuous actions. Needs torch and gym-trace[hdf5].
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DISCOUNT, _TAU, _ALPHA, _NOISE, _CLIP = 0.99, 0.005, 2.5, 0.2, 0.5
 
 
 def transitions(path: Path) -> dict[str, torch.Tensor]:
-    """d4rl.qlearning_dataset, all rows at a time: what timed out is left out, and so is the last row of all."""
+    """Do the same as d4rl.qlearning_dataset, vectorized: skip rows that timed out, and the last row."""
     with h5py.File(path) as file:
         names = ("observations", "actions", "next_observations", "rewards", "terminals")
         kept = ~file["timeouts"][:-1]

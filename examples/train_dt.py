@@ -1,11 +1,11 @@
-"""A decision transformer (Chen et al., 2021) on CartPole-v1: what is asked for is the return that it is to reach.
+"""A decision transformer (Chen et al., 2021) on CartPole-v1, conditioned on the return to reach.
 
     python examples/train_dt.py [traces/cartpole-various]
 
-Records scripted policies that are good, bad, and in between, unless the trace is there already; learns from windows
-of 20 steps; and plays twice, asked for much and for little. Takes torch, and examples/train_bc.py beside it. A step is
-one token here: the return to go, the observation, and the action before. 1,500 updates took 43 s of CPU time; from
-episodes of a return of 200 on average it reached 374, asked for 500, and 127, asked for 50.
+Records scripted policies from good to bad (or uses an existing trace), learns from windows of 20 steps, and evaluates
+with a high and a low target return. Needs torch, and train_bc.py in the same directory. Each step is one token: the
+return-to-go, the observation and the previous action. 1,500 updates took 43 s of CPU time. The recorded episodes have a
+mean return of 200; the model reached 374 with target 500, and 127 with target 50.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LENGTH, WIDTH = 20, 64
 
 
 def returns_to_go(trace: gym_trace.Trace) -> tuple[np.ndarray, np.ndarray]:
-    """Of all steps of the trace, one episode behind the other, the rewards from there on; and where episodes begin."""
+    """Return the returns-to-go of all steps, episodes concatenated, and the first position of each episode."""
     parts = [np.cumsum(episode.rewards[::-1])[::-1] for episode in trace.scan(columns="rewards")]
     return np.concatenate(parts), np.cumsum([0, *map(len, parts)])
 
@@ -37,7 +37,7 @@ class DecisionTransformer(nn.Module):
             self.register_buffer(name, torch.tensor(getattr(norm, name), dtype=torch.float32))
         self.most = float(trace.episodes["return"].max())
         self.token = nn.Linear(1 + len(norm.mean), WIDTH)
-        self.before = nn.Embedding(self.actions + 1, WIDTH)  # one more: nothing was done yet
+        self.before = nn.Embedding(self.actions + 1, WIDTH)  # one extra index: no previous action
         self.place = nn.Embedding(LENGTH, WIDTH)
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -61,7 +61,7 @@ def trained(trace: gym_trace.Trace, updates: int) -> DecisionTransformer:
         steps = (first[batch["episode"]] + batch["first_step"])[:, None] + np.arange(LENGTH)
         data = tensors(batch | {"togo": togo[np.minimum(steps, len(togo) - 1)]}, dtype=torch.float32)
         actions, mask = data["actions"], data["mask"]
-        # Of the first step of a window nobody knows the action before: it is that of an episode which begins here.
+        # The action before a window is unknown: treat its first step like the first step of an episode.
         before = torch.cat([torch.full_like(actions[:, :1], model.actions), actions[:, :-1]], 1)
         logits = model(data["togo"], data["observations"][:, :-1], before)
         loss = nn.functional.cross_entropy(logits[mask], actions[mask])
@@ -75,7 +75,7 @@ def trained(trace: gym_trace.Trace, updates: int) -> DecisionTransformer:
 
 
 class Player:
-    """Acts with what came last in mind."""
+    """Act on the latest steps."""
 
     def __init__(self, model: DecisionTransformer, wanted: float):
         self.model, self.wanted = model, wanted
@@ -93,9 +93,8 @@ class Player:
         self.left -= 1.0  # each step of CartPole has this reward
         before = [self.model.actions, *list(self.done)[1:]]
         logits = self.model(torch.tensor([[*self.togo]]), torch.stack([*self.seen])[None], torch.tensor([before]))
-        action = int(
-            torch.multinomial(logits[0, -1].softmax(-1), 1)
-        )  # the likeliest one is good, whatever is asked for
+        # Sample: the most likely action is good for every target return.
+        action = int(torch.multinomial(logits[0, -1].softmax(-1), 1))
         self.done.append(action)
         return action
 
@@ -106,7 +105,7 @@ def main() -> None:
     trace = recorded(args.directory, "CartPole-v1", policies, episodes=50)
     model = timed(lambda: trained(trace, args.updates)).eval()
     for wanted in (500.0, 50.0):
-        print(f"asked for {wanted:g}:", end=" ")
+        print(f"target return {wanted:g}:", end=" ")
         evaluated("CartPole-v1", Player(model, wanted), args.episodes)
 
 

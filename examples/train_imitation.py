@@ -1,6 +1,6 @@
-"""Clones what acted in a trace with imitation's BC: python examples/train_imitation.py TRACE [BATCHES]
+"""Clone the recorded policy with imitation's BC: python examples/train_imitation.py TRACE [BATCHES]
 
-Takes imitation. Prints what was loaded, and the loss before and after.
+Needs imitation. Prints the size of the dataset, and the loss before and after.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import gym_trace
 
 
 def train(trace: str, batches: int = 200) -> tuple[float, float]:
-    """Returns the negative log probability of the recorded actions before and after."""
+    """Return the negative log probability of the recorded actions, before and after."""
     torch.manual_seed(0)
     env = gym_trace.open_trace(trace).make_env()
     trajectories = gym_trace.adapters.imitation.trajectories(trace)

@@ -1,10 +1,10 @@
-"""Implicit Q-learning (Kostrikov et al., 2022), for actions of a Box, on Pendulum-v1: better than what was recorded.
+"""Implicit Q-learning (Kostrikov et al., 2022) with Box actions on Pendulum-v1: better than the recorded policy.
 
     python examples/train_iql.py [traces/pendulum-mixed]
 
-Records a scripted swing-up with much noise, and random actions, unless the trace is there already; learns; and plays
-what was learned. Takes torch, and examples/train_bc.py beside it. 6,000 updates took 57 s of CPU time; from episodes of
-a return of -578 on average they reached -155.
+Records a scripted swing-up with strong noise and random actions (or uses an existing trace), learns and evaluates the
+result. Needs torch, and train_bc.py in the same directory. 6,000 updates took 57 s of CPU time. The recorded episodes
+have a mean return of -578; the trained policy reached -155.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GAMMA, EXPECTILE, SHARPNESS, MOVED = 0.98, 0.8, 3.0, 0.005
 
 
 class Swinging:
-    """Gives the pendulum energy, and holds it once it is up; noise is added to the torque."""
+    """Swing the pendulum up and hold it, with noise on the torque."""
 
     def __init__(self, noise: float):
         self._noise = noise
@@ -35,13 +35,13 @@ class Swinging:
         if cos > 0.8:
             torque = -(12 * np.arctan2(sin, cos) + 3 * speed)
         else:
-            lacking = 10 * (1 - cos) / 2 - speed * speed / 6  # energy, about
+            lacking = 10 * (1 - cos) / 2 - speed * speed / 6  # approximate missing energy
             torque = 2 * np.sign(speed or 1) * np.sign(lacking)
         return np.clip([torque + self._noise * self._random.normal()], -2, 2).astype(np.float32)
 
 
 def trained(trace: gym_trace.Trace, updates: int) -> Network:
-    """The action that is best by far among those that were taken, of a value that only knows these."""
+    """Train a policy that imitates the best recorded actions, with values learned from recorded actions only."""
     size, scale = trace.action_space.shape[0], torch.tensor(trace.action_space.high)
     rewards = trace.normalization("rewards")["rewards"]
     policy, value = Network(trace, size), Network(trace, 1)

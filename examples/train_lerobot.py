@@ -1,6 +1,7 @@
-"""Trains LeRobot's ACT, a small one, on a trace: python examples/train_lerobot.py TRACE [STEPS]
+"""Train a small ACT policy of LeRobot on a trace: python examples/train_lerobot.py TRACE [STEPS]
 
-Takes lerobot[dataset] (Python 3.12) and gym-trace[lerobot]. Prints what was loaded, and the loss before and after.
+Needs lerobot[dataset] (Python 3.12) and gym-trace[lerobot]. Prints the size of the dataset, and the loss before and
+after.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from lerobot.utils.feature_utils import dataset_to_policy_features
 
 import gym_trace
 
-AHEAD = 8  # actions that are predicted at a time
-STATE, WORLD = "observation.state", "observation.environment_state"  # ACT takes one, and the other or a picture
+AHEAD = 8  # actions per prediction
+STATE, WORLD = "observation.state", "observation.environment_state"  # ACT needs STATE, and WORLD or an image
 
 
 def train(trace: str, steps: int = 20) -> tuple[float, float]:
-    """Returns the mean loss of the first and of the last five steps."""
+    """Return the mean loss of the first and of the last five steps."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as place:
         report = gym_trace.export(trace, Path(place) / "data", "lerobot")
@@ -33,7 +34,7 @@ def train(trace: str, steps: int = 20) -> tuple[float, float]:
         dataset = LeRobotDataset("data", root=report.path, video_backend="pyav", delta_timestamps=ahead)
         print(f"{dataset.num_episodes} episodes, {len(dataset)} steps at {fps} a second, {sorted(dataset.features)}")
         features, stats = dict(dataset.features), dict(dataset.meta.stats)
-        if not dataset.meta.camera_keys:  # what is known of the world is what is known of the robot
+        if not dataset.meta.camera_keys:  # without images, pass the robot state as the world state
             features[WORLD], stats[WORLD] = features[STATE], stats[STATE]
         shown = dataset_to_policy_features(features)
         config = ACTConfig(
@@ -59,7 +60,7 @@ def train(trace: str, steps: int = 20) -> tuple[float, float]:
                 seen = {**batch, WORLD: batch[STATE]} if WORLD in features else batch
                 for name, feature in {**config.input_features, **config.output_features}.items():
                     seen[name] = seen[name].float()
-                    if feature.shape == (1,):  # LeRobot gives these without their dimension
+                    if feature.shape == (1,):  # LeRobot drops this dimension
                         seen[name] = seen[name].unsqueeze(-1)
                 loss, _ = policy.forward(before(seen))
                 optimizer.zero_grad()

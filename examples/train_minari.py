@@ -1,7 +1,7 @@
-"""From a trace to a policy with Minari: python examples/train_minari.py TRACE
+"""Clone a policy with Minari: python examples/train_minari.py TRACE
 
-Exports the trace as a data set of Minari, loads it with minari.load_dataset, and clones its behaviour with a small
-network of PyTorch, as Minari's tutorial on behavioural cloning does. Takes minari, torch, and gym-trace[minari].
+Exports the trace as a Minari dataset, loads it with minari.load_dataset, and trains a small PyTorch network, as in
+Minari's tutorial on behavioural cloning. Needs minari, torch and gym-trace[minari].
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def main(trace: str) -> None:
 
 def clone(dataset: minari.MinariDataset) -> None:
     space, actions = dataset.observation_space, dataset.action_space
-    assert isinstance(space, (spaces.Box, spaces.Discrete)), "clones what is observed as numbers"
+    assert isinstance(space, (spaces.Box, spaces.Discrete)), (
+        "observation space: pass a trace with Box or Discrete observations"
+    )
     episodes = list(dataset.iterate_episodes())
     seen = np.concatenate([episode.observations[:-1] for episode in episodes]).astype(np.float32)
     inputs = torch.as_tensor(seen.reshape(len(seen), -1))

@@ -1,6 +1,6 @@
-"""Behaviour cloning from Parquet: python examples/train_parquet.py TRACE (a trace with vectors and discrete actions)
+"""Behavioural cloning from Parquet: python examples/train_parquet.py TRACE
 
-Takes: pip install 'gym-trace[parquet]' polars torch
+The trace must have vector observations and discrete actions. Needs: pip install 'gym-trace[parquet]' polars torch
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Clones the behaviour in a trace with discrete actions, with TensorFlow and its data sets, for 200 updates.
+"""Clone the recorded policy with TensorFlow Datasets, for 200 updates.
 
     python examples/train_rlds.py traces/cartpole
 
-Takes tensorflow and tensorflow-datasets; the observations are to be numbers in one array.
+The trace must have discrete actions and one array of numbers as observation. Needs tensorflow and tensorflow-datasets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UPDATES = 200
 
 
 def steps_of(path: Path) -> tf.data.Dataset:
-    """All steps but the last of each episode, whose action means nothing, shuffled and 256 at a time."""
+    """Return shuffled batches of 256 steps, without the last step of each episode: its action is a placeholder."""
     episodes = tfds.builder_from_directory(str(path)).as_dataset(split="train")
     steps = episodes.flat_map(lambda episode: episode["steps"]).filter(lambda step: not step["is_last"])
     pairs = steps.map(lambda step: (tf.cast(step["observation"], tf.float32), step["action"]))
@@ -28,7 +28,7 @@ def steps_of(path: Path) -> tf.data.Dataset:
 
 
 def train(path: Path, actions: int) -> tuple[float, float]:
-    """Fits a network of two layers; returns the loss of the first and of the last updates."""
+    """Train a network with two layers; return the loss of the first and of the last updates."""
     tf.keras.utils.set_random_seed(0)
     policy = tf.keras.Sequential([tf.keras.layers.Dense(64, "relu"), tf.keras.layers.Dense(actions)])
     policy.compile("adam", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))

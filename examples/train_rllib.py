@@ -1,8 +1,8 @@
-"""Trains one of RLlib's offline algorithms on a trace: BC, MARWIL, or CQL where actions are of a Box.
+"""Train an offline algorithm of RLlib on a trace: BC, MARWIL, or CQL (Box actions only).
 
     python examples/train_rllib.py traces/cartpole [BC | MARWIL | CQL]
 
-Takes ray[rllib], torch and msgpack-numpy, and no more than two processes.
+Needs ray[rllib], torch and msgpack-numpy. Uses at most two processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UPDATES = 20
 
 
 def config_of(algorithm: str, trace: gym_trace.Trace, data: Path) -> Any:
-    """The configuration of the algorithm, all of it in this process."""
+    """Return the configuration of the algorithm, with all work in this process."""
     made = getattr(importlib.import_module(f"ray.rllib.algorithms.{algorithm.lower()}"), f"{algorithm}Config")()
     spaces = {"observation_space": trace.observation_space, "action_space": trace.action_space}
     if algorithm == "CQL":
@@ -56,7 +56,7 @@ def written(trace: gym_trace.Trace, data: Path) -> None:
 
 
 def trained(trace: gym_trace.Trace, algorithm: str, data: Path) -> tuple[list[float], int]:
-    """The loss after each of two times so many updates, and how many steps these were of. Ray is to be running."""
+    """Train for two rounds of UPDATES updates; return their losses and the trained steps. Needs a running Ray."""
     ray.data.DataContext.get_current().enable_progress_bars = False
     learner = config_of(algorithm, trace, data).build_algo()
     losses, steps = [], 0

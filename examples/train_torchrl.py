@@ -1,8 +1,8 @@
-"""Trains TorchRL's DQN on a trace with discrete actions, or its CQL on one with actions of a Box, for 200 updates.
+"""Train TorchRL's DQN (discrete actions) or CQL (Box actions) on a trace, for 200 updates.
 
     python examples/train_torchrl.py traces/cartpole
 
-Takes torchrl; the observations are to be numbers in one array.
+Needs torchrl. The observation must be one array of numbers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ UPDATES = 200
 
 
 def network(inputs: int, outputs: int) -> nn.Sequential:
-    """Two layers of 64."""
+    """Return a network with two hidden layers of 64 units."""
     return nn.Sequential(nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs))
 
 
 def loss_for(trace: gym_trace.Trace) -> LossModule:
-    """DQN or CQL, as the actions are."""
+    """Return the loss of DQN for discrete actions, of CQL for Box actions."""
     space = trace.action_space
     inputs = trace.observation_space.shape[0]
     if hasattr(space, "n"):
@@ -48,7 +48,7 @@ def loss_for(trace: gym_trace.Trace) -> LossModule:
 
 
 class Concatenated(nn.Module):
-    """A network of several inputs."""
+    """A network with several inputs."""
 
     def __init__(self, inner: nn.Module):
         super().__init__()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded when first asked for, so that "gym-trace --help" does not wait for gymnasium.
+# Imported on first access, so that "gym-trace --help" does not import gymnasium.
 _HOMES = {
     "Episode": "gym_trace.model.episode",
     "Hindsight": "gym_trace.sampling.transitions",
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-    if name == "adapters":  # gym_trace.adapters.sb3.replay_buffer, without an import of its own
+    if name == "adapters":  # gym_trace.adapters.sb3 needs no import statement
         return importlib.import_module("gym_trace.adapters")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

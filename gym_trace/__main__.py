@@ -1,11 +1,11 @@
-"""python -m gym_trace: the command line, where gym-trace itself is not on the PATH."""
+"""python -m gym_trace: the command line, for when gym-trace is not on the PATH."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-# Python looks for modules in the current directory first when it is run with -m, and this may be a stranger's.
+# With -m, Python looks for modules in the current directory first, which may be untrusted.
 if sys.path[:1] == [os.getcwd()] and not __file__.startswith(os.path.join(os.getcwd(), "gym_trace", "")):
     del sys.path[0]
 

@@ -1,4 +1,4 @@
-"""New traces made of recorded ones: every edit keeps seeds, generator states, times, writers and ids of episodes."""
+"""Make new traces from recorded ones. Seeds, generator states, times, writers and episode ids are kept."""
 
 from __future__ import annotations
 

@@ -165,9 +165,9 @@ def told(error: BaseException) -> str:
 
 
 def raise_if_of_signal(error: BaseException) -> None:
-    """Raise error again if a signal handler raised it, such as a timeout: it is not about the code it fell into."""
+    """Raise error again if a signal handler raised it, such as a timeout: the interrupted code did not cause it."""
     trace = error.__traceback__ and error.__traceback__.tb_next
-    if trace is None:  # raised by the very code that caught it
+    if trace is None:  # raised by the code that caught it
         return
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
     while trace is not None:
@@ -177,7 +177,7 @@ def raise_if_of_signal(error: BaseException) -> None:
 
 
 def _code_of(handler: Any) -> Any:
-    """The code of a handler; None of one that is not written in Python."""
+    """Return the code object of a handler; None if it is not written in Python."""
     while isinstance(handler, partial):
         handler = handler.func
     function = handler if hasattr(handler, "__code__") else vars(type(handler)).get("__call__")

@@ -14,7 +14,7 @@ __all__ = ["ReplayEnv"]
 
 
 def replay_of(directory: Trace | str | os.PathLike[str], **options: Any) -> ReplayEnv:
-    """What gymnasium.make("gym_trace.replay_env:Replay-v0", directory=...) makes. options: as of ReplayEnv."""
+    """Return a ReplayEnv for gymnasium.make("gym_trace.replay_env:Replay-v0", ...). options: passed to ReplayEnv."""
     return ReplayEnv(directory, **options)
 
 

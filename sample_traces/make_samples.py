@@ -1,10 +1,10 @@
-"""Makes the sample traces that are missing, and notes in expected.json the hash of every column of theirs.
+"""Make the missing sample traces and add the hash of every column to expected.json.
 
     python sample_traces/make_samples.py [--replace] [NAME ...]
 
-Samples of a released format version are golden: later releases must read them as they are, so nothing that is there is
-made again unless --replace asks for it. Clock, host and file ids are fixed, so that the same versions of the libraries
-make the same bytes (but for the address in the repr of MiniGrid's mission space).
+Samples of a released format version are golden: later releases must read them unchanged. Existing samples are rebuilt
+only with --replace. Clock, host and file ids are fixed, so the same library versions make the same bytes (except the
+address in the repr of MiniGrid's mission space).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from column_hashes import describe_trace  # noqa: E402
 
 
 def record(directory: Path, env: gymnasium.Env[Any, Any], **options: Any) -> TraceRecordingWrapper:
-    """A recorder that writes only when it is full, closed or flushed, so that chunks do not depend on timing."""
+    """Wrap env in a recorder without timed flushes, so that chunks do not depend on timing."""
     options.setdefault("uid", "sample")
     return TraceRecordingWrapper(env, directory, flush_seconds=1e6, **options)
 
 
 def play(env: TraceRecordingWrapper, steps: int = 10**9) -> None:
-    """Takes random steps until the episode is over."""
+    """Take random steps until the episode ends."""
     for _ in range(steps):
         *_, terminated, truncated, _ = env.step(env.action_space.sample())
         if terminated or truncated:
@@ -78,13 +78,13 @@ def taxi(directory: Path) -> None:
 
 
 def blackjack(directory: Path) -> None:
-    """Tuple observations; all but the first reset are unseeded, so the state of the generator is stored."""
+    """Tuple observations; all resets but the first are unseeded, so the generator state is stored."""
     with record(directory, gymnasium.make("Blackjack-v1")) as env:
         episodes(env, 20, seeded=False)
 
 
 def minigrid(directory: Path) -> None:
-    """Dict observations with a text."""
+    """Dict observations with a text column."""
     import minigrid  # noqa: F401  registers its environments
 
     with record(directory, gymnasium.make("MiniGrid-Empty-5x5-v0", max_steps=40)) as env:
@@ -105,7 +105,7 @@ def pong(directory: Path) -> None:
 
 
 class PicturesEnv(gymnasium.Env[Any, Any]):
-    """Its observations are large: a picture that moves, depths of four bytes, a row of an odd size, noise."""
+    """Large observations: a moving image, four-byte depths, a row of odd size, noise."""
 
     observation_space = spaces.Dict(
         picture=spaces.Box(0, 255, (48, 64, 3), np.uint8),
@@ -133,7 +133,7 @@ class PicturesEnv(gymnasium.Env[Any, Any]):
 
 
 def pictures(directory: Path) -> None:
-    """Large rows of every kind: few changes, bytes grouped in each row, words of one byte, not compressed at all."""
+    """Large rows of every kind: few changes, bytes grouped in each row, one-byte words, uncompressed."""
     with record(directory, PicturesEnv()) as env:
         episodes(env, 2)
 
@@ -144,7 +144,7 @@ def halfcheetah(directory: Path) -> None:
 
 
 class ValuesEnv(gymnasium.Env[Any, Any]):
-    """Hands out every kind of value that a trace can hold."""
+    """Returns every kind of value that a trace can hold."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Dict(
@@ -166,7 +166,7 @@ class ValuesEnv(gymnasium.Env[Any, Any]):
         self._steps = 0
 
     def _observation(self) -> Any:
-        quiet_nan = np.array([0x7FC0_1234], np.uint32).view(np.float32)  # a NaN with a payload, beside a negative zero
+        quiet_nan = np.array([0x7FC0_1234], np.uint32).view(np.float32)  # a NaN with a payload, next to a negative zero
         return {**self.observation_space.sample(), "plain": np.append(quiet_nan, np.float32(-0.0))}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -195,9 +195,9 @@ class ValuesEnv(gymnasium.Env[Any, Any]):
 
 
 def values(directory: Path) -> None:
-    """Every space, every extension type, options and a large seed given to reset."""
+    """Every space, every extension type, reset options and a large seed."""
     with record(directory, ValuesEnv(), record_infos=True) as env, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the value that cannot be stored
+        warnings.simplefilter("ignore")  # warns of the value that cannot be stored
         env.action_space.seed(0)
         for seed, options in [(2**70, {"level": (1, np.arange(3))}), (None, None), (-3, {})]:
             env.reset(seed=seed, options=options)
@@ -205,7 +205,7 @@ def values(directory: Path) -> None:
 
 
 class WanderingEnv(gymnasium.Env[Any, Any]):
-    """Its observations are not always of the dtype that its space says, and its rewards are two numbers each."""
+    """Observations with changing dtypes, often outside the space; rewards of two numbers."""
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     action_space = spaces.Discrete(2)
@@ -228,9 +228,9 @@ class WanderingEnv(gymnasium.Env[Any, Any]):
 
 
 def mismatch(directory: Path) -> None:
-    """Values that do not match their space: in a chunk of their own, beside others, and in the middle of an episode."""
+    """Values that do not match their space: in a chunk alone, among others, and in the middle of an episode."""
     with record(directory, WanderingEnv()) as env, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # which say so
+        warnings.simplefilter("ignore")  # warns of each mismatch
         for episode in range(6):
             env.reset(seed=episode)
             for step in range(6):
@@ -240,7 +240,7 @@ def mismatch(directory: Path) -> None:
 
 
 def filtered(directory: Path) -> None:
-    """Two steps of every five are kept; with infos and annotations, of which some steps have none."""
+    """Keep two of every five steps; with infos and annotations that some steps lack."""
     env = gymnasium.make("Taxi-v4" if "Taxi-v4" in gymnasium.registry else "Taxi-v3", max_episode_steps=23)
     with record(directory, env, frame_filter=lambda step: step % 5 in (2, 3), record_infos=True) as recorder:
         recorder.action_space.seed(0)
@@ -257,9 +257,9 @@ def filtered(directory: Path) -> None:
 
 
 def outcomes(directory: Path) -> None:
-    """terminated, truncated, cut, no step at all, steps after the end, closed."""
+    """Outcomes: terminated, truncated, cut, no step, steps after the end, closed."""
     with record(directory, gymnasium.make("CartPole-v1", max_episode_steps=12, disable_env_checker=True)) as env:
-        for action in (lambda i: 0, lambda i: i % 2):  # falls over; stays up until it is truncated
+        for action in (lambda i: 0, lambda i: i % 2):  # the pole falls; stays up until truncation
             env.reset(seed=1)
             for i in range(12):
                 *_, terminated, truncated, _ = env.step(action(i))
@@ -279,7 +279,7 @@ def outcomes(directory: Path) -> None:
 
 
 def batches(directory: Path) -> None:
-    """Episodes over several chunks and batches."""
+    """Episodes that span several chunks and batches."""
     small = mock.patch("gym_trace.format.trace_writer.BATCH_BYTES", 4000)
     with small, record(directory, gymnasium.make("MountainCar-v0", max_episode_steps=90)) as env:
         env.action_space.seed(0)
@@ -298,7 +298,7 @@ def two_writers(directory: Path) -> None:
 
 
 def compacted(directory: Path) -> None:
-    """Four writers in the files of one, one of another space in files of its own."""
+    """Four writers merged into the files of one; a fifth with another space keeps its own files."""
     apart = directory.with_name(f".{directory.name}")
     try:
         for number in range(4):
@@ -316,9 +316,9 @@ def compacted(directory: Path) -> None:
 
 
 def killed(directory: Path) -> None:
-    """A writer killed in mid-episode, while it wrote the second half of it: the last record is cut off.
+    """A writer killed in the middle of an episode; the last record is truncated.
 
-    Its ring, which only the system that it was killed on may read, is not there.
+    The ring is deleted: only the system of the killed writer could read it.
     """
     child = os.fork()
     if child == 0:
@@ -337,7 +337,7 @@ def killed(directory: Path) -> None:
 
 
 def damaged(directory: Path) -> None:
-    """A sealed batch with one bit of its third chunk flipped, in mid-episode."""
+    """A sealed batch with one flipped bit in its third chunk, in the middle of an episode."""
     with record(directory, gymnasium.make("MountainCar-v0", max_episode_steps=80)) as env:
         env.action_space.seed(0)
         for episode in range(2):
@@ -353,7 +353,7 @@ def damaged(directory: Path) -> None:
 
 
 def empty(directory: Path) -> None:
-    """A recorder that was closed before its first reset: a manifest, no batch."""
+    """A recorder closed before its first reset: a manifest, no batch."""
     record(directory, gymnasium.make("CartPole-v1")).close()
 
 
@@ -364,16 +364,16 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
         two_writers, killed, damaged, empty, compacted,
     )
 }  # fmt: skip
-NEWER = {"compacted": f"format-{wire.MAJOR}.{wire.ORIGINS_MINOR}"}  # those of which batches say so
+NEWER = {"compacted": f"format-{wire.MAJOR}.{wire.ORIGINS_MINOR}"}  # samples whose batches need a newer minor version
 NEEDS = {"minigrid": "minigrid", "pong": "ale_py", "halfcheetah": "mujoco"}
 
 
-# -- making them ------------------------------------------------------------------------------------------------------
+# -- the command ------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def fixed_surroundings(name: str) -> Iterator[None]:
-    """What differs from run to run and from machine to machine, as it will be in the sample."""
+    """Fix everything that differs between runs and machines."""
     ticks = itertools.count()
     names = itertools.count()
 
@@ -389,7 +389,7 @@ def fixed_surroundings(name: str) -> Iterator[None]:
             "platform.platform": lambda: "Linux",
             "os.getpid": lambda: 4711,
             "os.urandom": random_bytes,
-            "time.time_ns": later(1_767_225_600_000_000_000, 1_000_003),  # 2026-01-01; the clocks do not run alike
+            "time.time_ns": later(1_767_225_600_000_000_000, 1_000_003),  # 2026-01-01; the clocks drift apart
             "time.monotonic_ns": later(5_000_000_000, 1_000_000),
         }.items():
             stack.enter_context(mock.patch(target, replacement))
@@ -400,15 +400,15 @@ def make(name: str, replace: bool) -> None:
     version = NEWER.get(name, VERSION)
     directory = HERE / version / name
     if directory.exists() and not replace:
-        return print(f"{version}/{name}: is there already, kept")
+        return print(f"{version}/{name}: already exists, kept")
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
-        return print(f"{version}/{name}: needs {NEEDS[name]}, which is not installed; left out")
+        return print(f"{version}/{name}: skipped; install {NEEDS[name]} first")
     shutil.rmtree(directory, ignore_errors=True)
     with fixed_surroundings(name):
         SAMPLES[name](directory)
     size = sum(path.stat().st_size for path in directory.iterdir())
     if size > LARGEST:
-        raise SystemExit(f"{version}/{name}: {size} bytes, more than a sample should have")
+        raise SystemExit(f"{version}/{name}: {size} bytes exceed the limit of {LARGEST}")
     expected = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
     expected[f"{version}/{name}"] = describe_trace(directory)
     EXPECTED.write_text(json.dumps(dict(sorted(expected.items())), indent=1, ensure_ascii=False) + "\n")
@@ -416,16 +416,18 @@ def make(name: str, replace: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Makes the sample traces that are missing.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which; all of {', '.join(SAMPLES)} if none is given")
-    parser.add_argument("--replace", action="store_true", help="make those again that are there")
+    parser = argparse.ArgumentParser(description="Make the missing sample traces.")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"samples to make. Default: all of {', '.join(SAMPLES)}"
+    )
+    parser.add_argument("--replace", action="store_true", help="rebuild existing samples")
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in SAMPLES]:
-        parser.error(f"no such sample: {', '.join(unknown)}")
+        parser.error(f"unknown sample: {', '.join(unknown)}")
     names = given.names or list(SAMPLES)
     if len(names) == 1:
         return make(names[0], given.replace)
-    for name in names:  # each in a process of its own, so that none tells of the packages that another one loads
+    for name in names:  # in separate processes: a sample lists the packages loaded in its process
         command = [sys.executable, __file__, name, *(["--replace"] if given.replace else [])]
         subprocess.run(command, check=True, env={**os.environ, "PYTHONHASHSEED": "0", "GYM_TRACE_PURE": "1"})
 

@@ -1,8 +1,7 @@
-"""Processes that need not import anything: forked from one that has imported what tests use.
+"""Start Python processes quickly: fork them from a server that has imported what tests use.
 
-Popen and run do for `python [-W error] -c CODE …` and `python FILE …` what those of subprocess do; each process has a
-__main__ and an end of its own. What depends on the imports, the memory or the settings of a process is started by
-subprocess itself.
+Popen and run replace those of subprocess for `python [-W error] -c CODE …` and `python FILE …`; each process has its
+own __main__ and exit. Use subprocess itself for tests that depend on imports, memory or settings of a process.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SERVER = "import cradle; code = cradle.serve(); del cradle; exec(code)"
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
-    """Asks the server for a process instead of starting one; its keeper there tells how it ended."""
+    """Request a process from the server instead of starting one; the server reports its exit status."""
 
     def _execute_child(self, args: Any, *given: Any) -> None:
         cwd, environ, session, pipes = given[4], given[5], given[20], given[9:15]
@@ -89,7 +88,7 @@ def run(
 
 @functools.lru_cache(1)
 def _server(_: int) -> socket.socket:
-    """What the server of this process listens to, until nobody holds it any more."""
+    """Return the socket of this process's server; the server ends when the socket is closed."""
     ours, theirs = _pair()
     path = os.pathsep.join([_HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
     with theirs:
@@ -112,7 +111,7 @@ def _server(_: int) -> socket.socket:
 
 
 def serve() -> CodeType:
-    """Forks a process for everybody who asks. Returns only in these: the code that they are to execute."""
+    """Fork a process per request. Returns only in these processes, with the code to execute."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import_all()
     gc.freeze()
@@ -140,7 +139,7 @@ def serve() -> CodeType:
 
 
 def _import_all() -> None:
-    """But for what is not installed, or needs newer versions than there are."""
+    """Import packages; skip those that are missing or too old."""
     from gym_trace_cli.main import COMMANDS
 
     import gym_trace
@@ -149,7 +148,7 @@ def _import_all() -> None:
     for module in ("hypothesis", "pytest", "zoo", "gymnasium.wrappers", "gymnasium.envs.classic_control", *commands):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    for name in set(gym_trace.__all__) - {"train"}:  # of which a child is to take no threads
+    for name in set(gym_trace.__all__) - {"train"}:  # it starts threads, which a fork must not inherit
         with contextlib.suppress(ImportError):
             getattr(gym_trace, name)
     sys.path.remove(_HERE)
@@ -160,13 +159,13 @@ def _keep(child: int, keeper: socket.socket, fds: list[int]) -> None:
         os.close(fd)
     keeper.send(b"%d" % child)
     status = os.waitpid(child, 0)[1]
-    with contextlib.suppress(OSError):  # nobody wants to know any more
+    with contextlib.suppress(OSError):  # the client is gone
         keeper.send(b"%d" % status)
     os._exit(0)
 
 
 def _born(words: list[str], cwd: str, environ: dict[str, str], session: bool) -> CodeType:
-    """Makes this process what a started one would be."""
+    """Set this process up like a newly started one."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if session:
         os.setsid()

@@ -1,6 +1,6 @@
-"""Recordings that die: each in a process of its own, forked from one that has everything imported.
+"""Recordings that die, each in its own process, forked from one that has imported everything.
 
-python crashes.py reads lines of JSON, lists of the fields of a Crash, and writes a line of wait statuses for each.
+python crashes.py reads JSON lines, each a list of the fields of a Crash, and writes one line of wait statuses for each.
 """
 
 from __future__ import annotations
@@ -33,29 +33,28 @@ from mortals import Deadly, Diary, canon
 
 MEMORY = Path("/sys/fs/cgroup/memory")  # of version 1
 MEMORY_2 = Path("/sys/fs/cgroup")
-FAILED = 99 << 8  # the status of a victim that failed, instead of dying as it should
+FAILED = 99 << 8  # status of a victim that failed instead of dying
 _NEAR = "/gym_trace/(recording|ring/row_slab|ring/log|ring/memory|ring/lanes/slab)"
 HERE = str(Path(__file__).parent)
 
 
 @dataclasses.dataclass
 class Crash:
-    """A recording, and how it comes to its end.
+    """A recording and its end.
 
     Attributes:
         kind: one of mortals.KINDS, or lanes-MODE.
-        death, where, at: a key of mortals.DEATHS, the method that does it, and at which of its calls.
-        seconds: after which it is killed from without, counted from its first step.
-        line: of the recorder's, counted from its first step, at which it is killed.
-        near: whether only lines of what fills and turns slabs count, and not of what encodes and writes them.
-        rows: of a slab, if these are to be small.
-        cgroup: whose memory it lives in.
-        fork: the step of the first episode at which it forks; both die.
-        late: seconds that the child sleeps before it gets to know that it is one, while its parent goes on.
-        alarms: mean of the seconds after which SIGALRM raises an exception wherever it is; it is caught, and the
-            environment reset.
-        most_bytes: of a file, as on a full disk; it dies some steps after the error.
-        is_short: whether there are no file descriptors at the first reset.
+        death, where, at: a key of mortals.DEATHS, the method that dies, and at which call.
+        seconds: time from the first step to a kill from outside.
+        line: number of recorder lines executed from the first step to a kill.
+        near: count only lines that fill and turn slabs, not those that encode and write them.
+        rows: rows of a slab, if slabs must be small.
+        cgroup: memory cgroup of the process.
+        fork: step of the first episode at which it forks; both processes die.
+        late: seconds that the child sleeps right after the fork, while its parent continues.
+        alarms: mean seconds between SIGALRM exceptions; each is caught, and the environment is reset.
+        most_bytes: file size limit, as on a full disk; the process dies some steps after the error.
+        is_short: True if no file descriptors are free at the first reset.
     """
 
     kind: str
@@ -82,7 +81,7 @@ class Crash:
 
 
 class Victim:
-    """A run without end, recorded, and noted in a diary."""
+    """An endless recorded run with a diary."""
 
     def __init__(self, crash: Crash):
         self._crash, self._diary = crash, Diary(crash.diary)
@@ -108,7 +107,7 @@ class Victim:
         except RecordingError:
             if crash.most_bytes is None:
                 raise
-        self._inner.diary = Diary(os.devnull)  # what follows is not recorded
+        self._inner.diary = Diary(os.devnull)  # later steps are not recorded
         env.reset()
         for _ in range(3):
             env.step(env.action_space.sample())
@@ -116,7 +115,7 @@ class Victim:
 
     @contextlib.contextmanager
     def _alarm(self) -> Iterator[None]:
-        """Within it SIGALRM comes at some time, if it is to come at all, and is noted."""
+        """Raise SIGALRM at a random time inside the block, if enabled, and note it."""
         if self._crash.alarms is not None:
             signal.setitimer(signal.ITIMER_REAL, self._random.exponential(self._crash.alarms) + 1e-4)
         try:
@@ -156,7 +155,7 @@ class Victim:
         return observation, terminated or truncated
 
     def _on_step(self) -> None:
-        """After the first step the end draws near."""
+        """After the first step, arm the configured end."""
         if not self._begun and self._crash.line is not None:
             _kill_at_line(self._crash.line, self._crash.near)
         if not self._begun and self._crash.most_bytes is not None:
@@ -227,7 +226,7 @@ def _time_out(*_: object) -> None:
 
 @contextlib.contextmanager
 def _no_descriptors() -> Iterator[None]:
-    """Within it the process cannot open another file."""
+    """Prevent the process from opening files inside the block."""
     held = []
     try:
         with contextlib.suppress(OSError):
@@ -240,7 +239,7 @@ def _no_descriptors() -> Iterator[None]:
 
 
 def _kill_at_line(line: int, near: bool) -> None:
-    """Dies when so many lines of the recorder have been executed, by whichever thread."""
+    """Die after n executed lines of the recorder, in any thread."""
     left = count(1)
     wanted = re.compile(_NEAR if near else "/gym_trace/")
 
@@ -255,14 +254,14 @@ def _kill_at_line(line: int, near: bool) -> None:
     threading.settrace(on_call)
     sys.settrace(on_call)
     frame: FrameType | None = sys._getframe()
-    while frame is not None:  # those that were entered before
+    while frame is not None:  # frames entered earlier
         if wanted.search(frame.f_code.co_filename):
             frame.f_trace = on_line
         frame = frame.f_back
 
 
 def small_slabs(rows: int) -> contextlib.ExitStack:
-    """Makes slabs as small as that."""
+    """Limit slabs to this many rows."""
     from zoo import small_blocks
 
     stack = contextlib.ExitStack()
@@ -276,7 +275,7 @@ def small_slabs(rows: int) -> contextlib.ExitStack:
 
 
 def _die(crash: Crash) -> None:
-    """Lives the life of a victim in this process, and never returns."""
+    """Run a victim in this process; never returns."""
     try:
         os.setpgid(0, 0)
         if crash.cgroup is not None:
@@ -291,11 +290,11 @@ def _die(crash: Crash) -> None:
         os._exit(99)
 
 
-# -- who makes them ---------------------------------------------------------------------------------------------------
+# -- the parent of victims --------------------------------------------------------------------------------------------
 
 
 def crashed(crashes: list[Crash]) -> list[int]:
-    """Forks victims, which live at the same time, and sees them die, with all that they fork. Their wait statuses."""
+    """Fork victims that run concurrently, wait for them and their children, and return their wait statuses."""
     pids = [_born(crash) for crash in crashes]
     return [_buried(crash, pid) for crash, pid in zip(crashes, pids)]
 
@@ -319,7 +318,7 @@ def _buried(crash: Crash, pid: int) -> int:
     patience.start()
     _, status = os.waitpid(pid, 0)
     patience.cancel()
-    if crash.fork is not None:  # a child that is left lives a little longer
+    if crash.fork is not None:  # an orphaned child may live a little longer
         time.sleep(0.02)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -338,7 +337,7 @@ def main() -> None:
     import gym_trace
     from gym_trace.recording.core import CORE
 
-    with tempfile.TemporaryDirectory() as place:  # what is done once in a process, such as asking for versions
+    with tempfile.TemporaryDirectory() as place:  # warm up: work done once per process, such as finding versions
         env = gym_trace.TraceRecordingWrapper(mortals.made("cartpole"), Path(place, "t"))
         env.reset()
         env.close()
@@ -347,7 +346,7 @@ def main() -> None:
         crashes = [Crash(**fields) for fields in json.loads(line)]
         if any(crash.kind == "cheetah" for crash in crashes):
             with contextlib.suppress(ImportError, gymnasium.error.Error):
-                mortals.made("cheetah")  # which imports a lot: once
+                mortals.made("cheetah")  # import its packages once
         print(json.dumps(crashed(crashes)), flush=True)
 
 
@@ -355,7 +354,7 @@ class Undertaker:
     """A process that makes crashes. pure: without the C core.
 
     Attributes:
-        core: which of the two records there.
+        core: "compiled" or "pure".
     """
 
     def __init__(self, pure: bool):
@@ -372,7 +371,7 @@ class Undertaker:
         return self._process.stdout.readline().strip() if ready else ""
 
     def __call__(self, *crashes: Crash) -> list[int]:
-        """Makes them all at the same time; returns their wait statuses."""
+        """Run all crashes concurrently; return their wait statuses."""
         assert self._process.stdin is not None
         print(json.dumps([dataclasses.asdict(crash) for crash in crashes]), file=self._process.stdin, flush=True)
         statuses: list[int] = json.loads(self._said())
@@ -386,7 +385,7 @@ class Undertaker:
 
 @contextlib.contextmanager
 def small_memory(megabytes: int) -> Iterator[str | None]:
-    """A cgroup of so little memory, whose members the kernel kills; None where none can be made."""
+    """Make a cgroup with a memory limit, whose members the kernel kills; None if impossible."""
     for root, limit in ((MEMORY, "memory.limit_in_bytes"), (MEMORY_2, "memory.max")):
         place = root / f"gym-trace-crash-{os.getpid()}"
         try:

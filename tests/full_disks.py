@@ -1,8 +1,8 @@
-"""A recording on a disk that becomes full, and goes on after the error.
+"""A recording on a disk that fills up; the run continues after the error.
 
 python full_disks.py KIND DIRECTORY DIARY STEPS FILLER
 
-FILLER: a file that takes what is left of the disk after a third of the steps; nothing: there is none.
+FILLER: a file that fills the disk after a third of the steps; empty for none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gym_trace.errors import RecordingError
 
 
 def fill(path: str) -> None:
-    """Leaves no room on a disk."""
+    """Fill a disk completely."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT)
     with contextlib.suppress(OSError):
         while True:

@@ -1,4 +1,4 @@
-"""What a trace says of a recording that died, compared with the diary of its victim: nothing is lost, nothing wrong."""
+"""Compare the trace of a dead recording with the diary of its victim: no step is lost or wrong."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gym_trace.model.episode import infos_of
 
 @dataclasses.dataclass
 class Life:
-    """An episode as the victim knew it. Lists have one item a step."""
+    """An episode as the victim knew it. Lists have one item per step."""
 
     first_step: int = 0
     observations: list[Any] = dataclasses.field(default_factory=list)
-    steps: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)  # what it was told
+    steps: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)  # results of steps
     actions: list[Any] = dataclasses.field(default_factory=list)
     notes: list[Any] = dataclasses.field(default_factory=list)
     seed: int | None = None
-    inside: int = 0  # how many steps the environment itself has seen
-    alarmed: bool = False  # it was broken off by an exception, maybe between a step and its note in the diary
+    inside: int = 0  # steps that reached the environment itself
+    alarmed: bool = False  # interrupted by an exception, perhaps between a step and its note in the diary
 
     @property
     def is_over(self) -> bool:
@@ -35,7 +35,7 @@ class Life:
 
 
 def lives(path: Path) -> list[Life]:
-    """What the diary of a single environment tells."""
+    """Return the episodes in the diary of a single environment."""
     found: list[Life] = []
     for name, *values in events(path):
         if name == "reset":
@@ -60,13 +60,13 @@ def lives(path: Path) -> list[Life]:
 
 @dataclasses.dataclass
 class Verdict:
-    """How many answered steps were recovered, lost, and are wrong."""
+    """Counts of recovered, lost and wrong steps."""
 
     recovered: int = 0
     lost: int = 0
     wrong: int = 0
     pending: int = 0  # crashes in a step whose action is known
-    unknown: int = 0  # and those where it is not
+    unknown: int = 0  # crashes in a step whose action is unknown
 
     def __add__(self, other: Verdict) -> Verdict:
         return Verdict(*(getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)))
@@ -77,7 +77,7 @@ class Verdict:
 
 
 def compared(trace: Trace, parts: Iterable[Episode], told: list[Life]) -> Verdict:
-    """The episodes of one writer, and what its diary says of them."""
+    """Compare the episodes of one writer with its diary."""
     verdict = Verdict()
     parts = list(parts)
     unanswered = {life.seed for life in told if not life.observations}  # resets
@@ -120,7 +120,7 @@ def of_episode(trace: Trace, part: Episode, life: Life, is_last: bool) -> Verdic
     if life.seed is not None:
         verdict.wrong += part.seed != life.seed
     verdict.wrong += life.is_over and part.outcome not in ("terminated", "truncated")
-    if not (is_last and life.alarmed):  # the reset after that may have cut it, or not
+    if not (is_last and life.alarmed):  # the following reset may have cut it
         verdict.wrong += (part.outcome in ("lost", "closed")) != (is_last and not _ends(part))
     if is_last and not life.alarmed and life.inside > answered and steps == answered:
         action = part.pending_action
@@ -154,7 +154,7 @@ def _notes(part: Episode, life: Life) -> int:
 
 
 def lives_of_lanes(path: Path, mode: str) -> tuple[list[list[Life]], int]:
-    """What the diary of a vector environment tells of each lane; and how many steps it was asked for and never told."""
+    """Return the episodes of each lane in the diary of a vector environment, and the number of unanswered steps."""
     found: list[list[Life]] = [[] for _ in range(LANES)]
     over = np.zeros(LANES, bool)
     asked: list[Any] = []
@@ -192,13 +192,13 @@ def lives_of_lanes(path: Path, mode: str) -> tuple[list[list[Life]], int]:
 
 
 def _rows(packed: tuple[Any, ...]) -> list[Any]:
-    """The rows of an array that canon() has taken apart."""
+    """Return the rows of an array in the form of canon()."""
     _, dtype, shape, raw = packed
     return [canon(row) for row in np.frombuffer(raw, dtype).reshape(shape)]
 
 
 def compared_lanes(trace: Trace, path: Path, mode: str) -> Verdict:
-    """The episodes of lanes, and what the diary says of them."""
+    """Compare the episodes of lanes with the diary."""
     told, unanswered = lives_of_lanes(path, mode)
     verdict = Verdict()
     parts: list[list[Episode]] = [[] for _ in range(LANES)]
@@ -231,7 +231,7 @@ def _pending_of_lanes(trace: Trace, path: Path, mode: str, parts: list[list[Epis
     known = []
     for lane, mine in enumerate(parts):
         if not mine or _ends(mine[-1]):
-            continue  # what it is asked then is no step
+            continue  # this call is an autoreset, not a step
         action = mine[-1].pending_action
         known.append(action is not None and canon(action) == wanted[lane])
     return Verdict(pending=int(all(known)), unknown=int(not all(known)))
@@ -241,7 +241,7 @@ def _pending_of_lanes(trace: Trace, path: Path, mode: str, parts: list[list[Epis
 
 
 def inquire(directory: Path, diaries: dict[str, Path], kind: str, spare: Path) -> Verdict:
-    """Reads the trace of crashed recordings in every way. diaries: as of judged()."""
+    """Read the trace of crashed recordings in every way. diaries: as in judged()."""
     report = check_trace(directory)
     assert report.damages == []
     trace = open_trace(directory)
@@ -260,11 +260,11 @@ def inquire(directory: Path, diaries: dict[str, Path], kind: str, spare: Path) -
     return verdict
 
 
-NOBODY = "nobody"  # the id of a writer of which there is no diary
+NOBODY = "nobody"  # id of a writer without a diary
 
 
 def judged(trace: Trace, diaries: dict[str, Path], kind: str) -> Verdict:
-    """diaries: by the id of the writer; of a child that its parent has forked, under "child"."""
+    """Compare a trace with diaries, by writer id; the diary of a forked child has the key "child"."""
     verdict = Verdict()
     trace = trace[[i for i in range(len(trace)) if trace.writer_of(i).writer != NOBODY]]
     if kind.startswith("lanes-"):

@@ -1,14 +1,14 @@
-"""Environments that die when they are told to, and diaries: what a victim knows of its own run, kept where it survives.
+"""Environments that die on command, and diaries: a victim's own log of its run, which survives it.
 
-An event of a diary is written with one system call, before the next thing happens:
+Each event of a diary is written with one system call before the next thing happens:
 
-    ("reset", seed)             the environment is to be reset
+    ("reset", seed)             a reset begins
     ("began", observation)
-    ("ask", action, note)       it is to be stepped; note: what is annotated, None: nothing
-    ("inside",)                 the environment itself has been asked: whoever records it must know by now
+    ("ask", action, note)       a step begins; note: the annotation, or None
+    ("inside",)                 the environment itself was called: the recorder must know of the step by now
     ("told", observation, reward, terminated, truncated, info)
-    ("alarm",)                  what was under way was broken off; the environment is reset next
-    ("fork", step, observation) this is a child that goes on with its parent's episode
+    ("alarm",)                  the current call was interrupted; a reset follows
+    ("fork", step, observation) this is a child that continues its parent's episode
     ("lanes", actions, observations, rewards, terminations, truncations, last)  a step of all lanes
     ("masked", lanes, observations)  a reset of some lanes
 """
@@ -35,7 +35,7 @@ LANES = 64
 
 
 def canon(value: Any) -> Any:
-    """A form of a value that marshal can store, equal only for the same bits; numbers are arrays of no dimensions."""
+    """Convert a value to a form for marshal that is equal only for the same bits; numbers become 0-d arrays."""
     if type(value) in (bool, float) or (type(value) is int and -(1 << 63) <= value < 1 << 63):
         value = np.asarray(value)
     if isinstance(value, (np.ndarray, np.generic)):
@@ -50,7 +50,7 @@ def canon(value: Any) -> Any:
 
 
 class Diary:
-    """What happens to a victim, each event written by a system call of its own."""
+    """The events of a victim, each written by one system call."""
 
     def __init__(self, path: str | Path):
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -61,7 +61,7 @@ class Diary:
 
 
 def events(path: Path) -> Iterator[tuple[Any, ...]]:
-    """What is in a diary, up to where its writer was killed."""
+    """Return the events of a diary, up to the kill of its writer."""
     data = path.read_bytes() if path.exists() else b""
     at = 0
     while at + _LENGTH.size <= len(data):
@@ -79,7 +79,7 @@ def events(path: Path) -> Iterator[tuple[Any, ...]]:
 def _exhaust() -> None:
     hoard = []
     try:
-        while True:  # until the kernel has had enough of it
+        while True:  # until the kernel kills it
             hoard.append(np.ones(1 << 20))
     except MemoryError:
         os.abort()
@@ -96,7 +96,7 @@ DEATHS: dict[str, Callable[[], Any]] = {
 
 
 class Deadly(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Notes that it was asked, and dies in a call of one of its methods, the so-manieth."""
+    """Note each call, and die in the nth call of one method."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], diary: Diary, death: str, where: str, count: int):
         super().__init__(env)
@@ -127,7 +127,7 @@ class Deadly(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Frames(gymnasium.Env[Any, Any]):
-    """Frames of 100 kB, of which a little changes, or all."""
+    """Frames of 100 kB that change partly or completely."""
 
     observation_space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
     action_space = spaces.Discrete(6)
@@ -187,7 +187,7 @@ class Things(gymnasium.Env[Any, Any]):
 
 
 class Words(gymnasium.Env[Any, Any]):
-    """Says words of up to 200 letters."""
+    """Observations are words of up to 200 letters."""
 
     observation_space = spaces.Text(200)
     action_space = spaces.Text(5)
@@ -203,7 +203,7 @@ class Words(gymnasium.Env[Any, Any]):
 
 
 class Lane(gymnasium.Env[Any, Any]):
-    """One of many: it says which it is, its episode and the step."""
+    """One of many environments; observations hold its number, its episode and the step."""
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = spaces.Discrete(5)
@@ -228,7 +228,7 @@ MODES = ("NextStep", "SameStep", "Disabled")
 
 def made(kind: str) -> gymnasium.Env[Any, Any]:
     if kind == "cartpole":
-        return gymnasium.make("CartPole-v1", disable_env_checker=True)  # which an exception in its first step breaks
+        return gymnasium.make("CartPole-v1", disable_env_checker=True)  # an exception would break it
     if kind == "cheetah":
         name = "HalfCheetah-v5" if "HalfCheetah-v5" in gymnasium.registry else "HalfCheetah-v4"
         return gymnasium.make(name, disable_env_checker=True)
@@ -238,7 +238,7 @@ def made(kind: str) -> gymnasium.Env[Any, Any]:
 
 
 class Diarist(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps the diary of a process that others record, one for each, in the directory $GYM_TRACE_DIARIES."""
+    """Keep one diary per process in the directory $GYM_TRACE_DIARIES, for environments that others record."""
 
     def __init__(self) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))

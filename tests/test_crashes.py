@@ -1,4 +1,4 @@
-"""Recordings that are killed, or crash, in every way: not one step that was answered is lost, and none is wrong.
+"""Recordings that are killed or crash in every way: no answered step is lost or wrong.
 
 GYM_TRACE_LONG=1 python -m pytest -n 2 tests/test_crashes.py makes a thousand crashes, and says what became of them.
 """
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ne
 
 
 def ways(chance: random.Random, lanes: bool) -> dict[str, dict[str, Any]]:
-    """How a recording may end, by what it is called."""
+    """Ways for a recording to end, by name."""
     most = 0.3 if LONG else 0.02 if lanes else 0.08  # seconds, whose steps all are judged
     at, rows = chance.randrange(1, 30 if lanes and not LONG else 300), chance.randrange(1, 6)
     found: dict[str, dict[str, Any]] = {
@@ -93,7 +93,7 @@ def cgroup() -> Iterator[str | None]:
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest, undertaker: Undertaker) -> Callable[[str, Verdict], None]:
-    """Reports a verdict, which must be that nothing is lost."""
+    """Report a verdict; it must show no loss."""
 
     def told(way: str, verdict: Verdict) -> None:
         request.node.user_properties.append(("crash", (undertaker.core, way, *vars(verdict).values())))
@@ -108,7 +108,7 @@ def tell(request: pytest.FixtureRequest, undertaker: Undertaker) -> Callable[[st
     [(core, *case) for core, cases in SOME.items() for case in cases],
     indirect=["undertaker"],
 )
-def test_nothing_is_lost(
+def test_no_way_of_dying_loses_a_step(
     undertaker: Undertaker,
     tell: Callable[[str, Verdict], None],
     cgroup: str | None,
@@ -143,7 +143,7 @@ def test_nothing_is_lost(
 
 
 def go_on(directory: Path, kind: str) -> None:
-    """Appends an episode to a trace."""
+    """Append an episode to a trace."""
     before = sum(map(len, open_trace(directory)))
     options: dict[str, Any] = {"uid": inquest.NOBODY, "on_exist": "append"}
     if kind.startswith("lanes-"):
@@ -239,7 +239,7 @@ def _pid(trace: Trace, index: int) -> str:
     return str(trace.writer_of(index).schema["pid"])
 
 
-def test_the_inquest_sees_what_is_lost_and_what_is_wrong(undertaker: Undertaker, tmp_path: Path) -> None:
+def test_the_inquest_detects_lost_and_wrong_steps(undertaker: Undertaker, tmp_path: Path) -> None:
     crash = Crash("cartpole", str(tmp_path / "t"), str(tmp_path / "diary"), "kill", "step", 40)
     undertaker(crash)
     told = inquest.lives(tmp_path / "diary")

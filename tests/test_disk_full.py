@@ -1,4 +1,4 @@
-"""A full disk: one clear error or warning, everything written before it readable, and the run can go on."""
+"""A full disk: one clear error or warning; earlier steps stay readable and the run can continue."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def record_until_full(directory: Path, *limits: int, how: str = "step", **option
 
 
 def assert_readable_up_to_the_error(directory: Path, steps: int, spare: Path) -> None:
-    """What is there is the beginning of the run, and there is more than nothing."""
+    """Assert that the trace is a nonempty prefix of the run."""
     report = check_trace(directory)
     assert report.damages == []
     trace = open_trace(directory)
@@ -118,18 +118,18 @@ def small_disk(request, tmp_path) -> Iterator[tuple[Path, int]]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_full_disk_is_one_error_at_a_step_and_the_run_goes_on(small_disk, tmp_path):
+def test_a_full_disk_raises_once_at_a_step_and_the_run_continues(small_disk, tmp_path):
     directory, limit = small_disk
     (told,) = record_until_full(directory, limit, flush_seconds=0.05)
     (error,) = told["errors"]
     assert str(directory) in error
-    assert "what was written before can be read" in error
+    assert "earlier steps stay readable" in error
     assert told["after"] == 300
     assert told["warnings"] == []
     assert_readable_up_to_the_error(directory, told["steps"], tmp_path / "r")
 
 
-def test_a_full_disk_is_one_warning_if_that_is_asked_for(small_disk, tmp_path):
+def test_a_full_disk_warns_once_with_on_error_warn(small_disk, tmp_path):
     directory, limit = small_disk
     (told,) = record_until_full(directory, limit, flush_seconds=0.05, on_error="warn")
     assert told["errors"] == []
@@ -139,7 +139,7 @@ def test_a_full_disk_is_one_warning_if_that_is_asked_for(small_disk, tmp_path):
     assert_readable_up_to_the_error(directory, told["steps"], tmp_path / "r")
 
 
-def test_a_disk_that_has_no_room_for_the_ring_is_one_error_before_the_first_step(small_disk):
+def test_a_disk_without_space_for_the_ring_raises_once_before_the_first_step(small_disk):
     directory, limit = small_disk
     (told,) = record_until_full(directory, limit, how="ring")
     (error,) = told["errors"]
@@ -151,7 +151,7 @@ def test_a_disk_that_has_no_room_for_the_ring_is_one_error_before_the_first_step
     assert len(open_trace(directory)) == 0
 
 
-def test_what_a_full_disk_has_no_room_for_is_read_from_the_ring(small_disk):
+def test_steps_that_did_not_fit_on_the_disk_are_read_from_the_ring(small_disk):
     directory, limit = small_disk
     (told,) = record_until_full(directory, limit, how="close", flush_seconds=1000.0)
     assert len(told["errors"]) == 1
@@ -159,22 +159,22 @@ def test_what_a_full_disk_has_no_room_for_is_read_from_the_ring(small_disk):
     assert told["steps"] - 1 <= sum(map(len, open_trace(directory))) <= told["steps"]
 
 
-def test_the_last_bytes_of_a_disk_may_be_those_of_the_index(tmp_path):
-    """Wherever the limit falls in the last kilobytes (chunk, index, footer), the steps are there or an error came."""
+def test_a_disk_that_is_full_at_the_index_keeps_all_steps_or_raises(tmp_path):
+    """For any limit in the last kilobytes (chunk, index, footer), all steps are readable or an error is raised."""
     (whole,) = record_until_full(tmp_path / "whole", 0, how="close")
     assert whole["errors"] == []
     size = (tmp_path / "whole" / "w.000000.gtb").stat().st_size
     shorts = (1, 63, 64, 65, 400, 700)
     runs = record_until_full(tmp_path / "short", *(size - short for short in shorts), how="close")
     for number, (short, told) in enumerate(zip(shorts, runs)):
-        # Times take a few bytes more or less in another run, so that one byte less may be enough for it.
+        # The size of stored times varies by a few bytes, so a limit one byte lower may suffice.
         assert len(told["errors"]) == 1 or (short == 1 and told["errors"] == [])
         assert check_trace(tmp_path / f"short-{number}").damages == []
         kept = sum(map(len, open_trace(tmp_path / f"short-{number}")))
         assert kept == 100 or (kept == 0 and told["errors"])
 
 
-def test_after_a_failure_the_recorder_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failure_the_recorder_uses_no_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "no space left on device")
 
@@ -192,7 +192,7 @@ def test_after_a_failure_the_recorder_rests(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("at", ["reset", "after an exception"])
-def test_an_error_is_raised_before_the_environment_is_asked_for_anything(
+def test_an_error_is_raised_before_the_environment_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     inner = CountingEnv(length=10**6)
@@ -257,7 +257,7 @@ def test_no_step_of_large_frames_is_lost_when_the_disk_is_full(
     assert trace[-1].pending_action is None
 
 
-def test_a_recording_that_a_full_disk_has_ended_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recording_ended_by_a_full_disk_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full_after(monkeypatch, 2)
     env = TraceRecordingWrapper(CountingEnv(), tmp_path / "t", uid="w")
     env.reset()
@@ -278,7 +278,7 @@ def test_a_recording_that_a_full_disk_has_ended_says_so(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("lanes", [False, True])
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
-def test_no_room_for_a_ring_is_told_before_the_environment_is_reset(
+def test_missing_space_for_a_ring_raises_before_the_environment_is_reset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str, lanes: bool
 ) -> None:
     def full(*_: Any) -> None:

@@ -50,7 +50,7 @@ def test_columns_that_are_dropped_are_gone_and_all_else_is_as_it_was(tmp_path: P
     assert new.writers == old.writers
     assert old[0].reset_info == {"level": 3}
     for a, b in zip(old, new, strict=True):
-        with pytest.raises(TraceError, match="infos were not recorded"):
+        with pytest.raises(TraceError, match="infos: not recorded"):
             _ = b.infos
         assert not b.reset_info
         assert list(b.annotations) == ["value"]

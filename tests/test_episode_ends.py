@@ -1,4 +1,4 @@
-"""However an episode or a recording ends, what was recorded is kept."""
+"""Recorded steps are kept, however an episode or a recording ends."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_steps_after_the_end_keep_their_images(tmp_path: Path) -> None:
         assert bits(part.observations) == bits(np.array(expected))
 
 
-def test_episodes_longer_than_a_block_of_images_come_back(tmp_path: Path) -> None:
+def test_episodes_longer_than_a_block_of_images_round_trip(tmp_path: Path) -> None:
     length = 1500  # a block holds about 1,090 of these images
     env = TraceRecordingWrapper(ImageEnv(length), tmp_path)
     env.reset()
@@ -116,7 +116,7 @@ def test_an_environment_that_raises_loses_nothing_recorded_before(tmp_path: Path
     env.step(2)
     with pytest.raises(OSError, match="simulator"):
         env.reset()
-    env.step(2)  # of no episode that is known of
+    env.step(2)  # belongs to no known episode
     env.reset()
     env.step(2)
     env.close()
@@ -141,7 +141,7 @@ def test_seeds_options_and_generator_states_are_kept(tmp_path: Path) -> None:
     assert third.seed == 2**70
 
 
-def test_the_state_kept_of_a_generator_makes_the_same_reset_again(tmp_path: Path) -> None:
+def test_a_recorded_generator_state_reproduces_the_reset(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
     env.reset()
     env.reset()
@@ -153,7 +153,7 @@ def test_the_state_kept_of_a_generator_makes_the_same_reset_again(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["MT19937", "Philox", "SFC64", "PCG64DXSM"])
-def test_the_state_of_any_generator_of_numpy_is_kept(tmp_path: Path, kind: str) -> None:
+def test_the_state_of_any_numpy_generator_is_recorded(tmp_path: Path, kind: str) -> None:
     inner = CountingEnv()
     inner.np_random = np.random.Generator(getattr(np.random, kind)(3))
     state = inner.np_random.bit_generator.state
@@ -211,7 +211,7 @@ def test_the_trace_is_safe_before_the_environment_is_closed(tmp_path: Path) -> N
     assert inner.outcomes == ["closed"]
 
 
-def test_closing_twice_is_fine(tmp_path: Path) -> None:
+def test_closing_twice_works(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path)
     play(env, 1)
     env.close()
@@ -220,7 +220,7 @@ def test_closing_twice_is_fine(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_after_closing_the_environment_goes_on_unrecorded_with_one_warning(tmp_path: Path) -> None:
+def test_after_closing_the_environment_continues_unrecorded_with_one_warning(tmp_path: Path) -> None:
     for options in ({}, {"frame_filter": lambda step: True}):
         inner = CountingEnv()
         env = TraceRecordingWrapper(inner, tmp_path, on_exist="append", **options)  # type: ignore[arg-type]
@@ -244,7 +244,7 @@ def test_leaving_a_with_block_saves(tmp_path: Path) -> None:
     assert outcomes(tmp_path) == ["closed"]
 
 
-def test_a_recorder_that_is_forgotten_saves(tmp_path: Path) -> None:
+def test_a_garbage_collected_recorder_saves(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path)
     env.reset()
     env.step(0)
@@ -272,7 +272,7 @@ raise ValueError('no close')
     assert len(open_trace(tmp_path)[0]) == 3
 
 
-def test_a_recorder_that_took_no_step_leaves_a_trace_without_episodes(tmp_path: Path) -> None:
+def test_a_recorder_without_steps_leaves_a_trace_without_episodes(tmp_path: Path) -> None:
     TraceRecordingWrapper(CountingEnv(), tmp_path).close()
     trace = open_trace(tmp_path)
     assert len(trace) == 0
@@ -289,7 +289,7 @@ def test_flush_lets_others_read_all_steps_so_far(tmp_path: Path) -> None:
     env.close()
 
 
-def test_steps_are_flushed_without_a_call_of_flush(tmp_path: Path) -> None:
+def test_recorded_steps_are_flushed_automatically(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path, flush_seconds=0.01)
     play(env, 1)
     trace = open_trace(tmp_path)
@@ -303,8 +303,8 @@ def test_steps_are_flushed_without_a_call_of_flush(tmp_path: Path) -> None:
     env.close()
 
 
-def test_a_recording_that_is_flushed_late_is_looked_after_at_its_steps(tmp_path: Path) -> None:
-    """However quick they are: the clock is looked at often enough."""
+def test_a_late_flush_happens_at_the_next_step(tmp_path: Path) -> None:
+    """Even for fast steps, the recorder checks the clock often enough."""
     env = TraceRecordingWrapper(CountingEnv(length=10**9), tmp_path, flush_seconds=0.1)
     env.reset()
     until = time.monotonic() + 0.8
@@ -312,7 +312,7 @@ def test_a_recording_that_is_flushed_late_is_looked_after_at_its_steps(tmp_path:
         env.step(0)
     (batch,) = tmp_path.glob("*.part")
     rows = batch_reader(batch).chunks["observation_rows"]
-    assert 3 <= rows.size <= 20 + rows.sum() // rows.max()  # those that were full come as they are filled
+    assert 3 <= rows.size <= 20 + rows.sum() // rows.max()  # full chunks are written as they fill
     env.close()
 
 
@@ -339,7 +339,7 @@ INSIDES = ["step", "answer_packed", "_release", "_turn", "_next_slab", "wait"]
 
 
 def within(env: TraceRecordingWrapper, inside: str, monkeypatch: pytest.MonkeyPatch, call: Callable[[], None]) -> None:
-    """Has call() be called within the next step, in the midst of that function."""
+    """Run call() inside that function during the next step."""
     recorder = env._recorder
     owner = {"step": env.env, "wait": recorder._out}.get(inside, recorder)
     if inside == "answer_packed":
@@ -358,7 +358,7 @@ def within(env: TraceRecordingWrapper, inside: str, monkeypatch: pytest.MonkeyPa
 
 @HOWS
 @pytest.mark.parametrize("inside", INSIDES)
-def test_flushing_in_the_midst_of_a_step_is_done_by_the_next(
+def test_flushing_within_a_step_is_done_by_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any, inside: str
 ) -> None:
     with small_blocks(rows=6):
@@ -386,10 +386,10 @@ def test_flushing_in_the_midst_of_a_step_is_done_by_the_next(
     assert len(episode) == env.unwrapped.calls.count("step")
 
 
-def test_another_thread_that_flushes_has_the_next_step_do_it(tmp_path: Path) -> None:
+def test_flushing_from_another_thread_is_done_by_the_next_step(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=100), tmp_path, flush_seconds=1000)
     env.reset()
-    for _ in range(40):  # the clock is not looked at in the next one
+    for _ in range(40):  # the next step does not check the clock
         env.step(0)
     in_a_thread(env.flush)
     assert not list(tmp_path.glob("*.gtb*")) or not _steps_in_batches(tmp_path)
@@ -407,7 +407,7 @@ def _steps_in_batches(directory: Path) -> int:
 @HOWS
 @pytest.mark.parametrize("infos", [False, True])
 @pytest.mark.parametrize("inside", INSIDES)
-def test_closing_in_the_midst_of_a_step_saves_what_was_before(
+def test_closing_within_a_step_saves_the_earlier_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any, inside: str, infos: bool
 ) -> None:
     with small_blocks(rows=6):
@@ -424,7 +424,7 @@ def test_closing_in_the_midst_of_a_step_saves_what_was_before(
         within(env, inside, monkeypatch, lambda: how(close))
         for _ in range(9):
             env.step(0)
-        if not closed:  # without infos the row is put down by other functions
+        if not closed:  # without infos, other functions write the row
             env.close()
             return
     assert env.unwrapped.calls.count("step") == 12
@@ -454,7 +454,7 @@ def test_closing_in_the_midst_of_a_step_saves_what_was_before(
         "Ring.next_slab",
     ],
 )
-def test_ctrl_c_while_a_slab_is_turned_garbles_nothing(
+def test_ctrl_c_while_a_slab_turns_corrupts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, when: str
 ) -> None:
     owner, name = _place(place)
@@ -507,14 +507,14 @@ class _Slab(RowSlab):
 
 
 def _place(name: str) -> tuple[Any, str]:
-    """The class and the name of its attribute that a dotted name stands for."""
+    """Resolve a dotted name to a class and the name of its attribute."""
     owner, _, attribute = name.partition(".")
     classes = {"RowRecorder": RowRecorder, "RowDecoder": RowDecoder, "SlabWriter": SlabWriter, "RowSlab": _Slab}
     return {**classes, "Ring": Ring}[owner], attribute
 
 
 @pytest.mark.parametrize("what", ["text", "options", "info", "annotation"])
-def test_values_larger_than_a_slab_are_kept_in_a_larger_one(tmp_path: Path, what: str) -> None:
+def test_values_larger_than_a_slab_get_a_larger_slab(tmp_path: Path, what: str) -> None:
     large = "x" * 300_000
     with small_blocks(rows=16):
         told = [Told("y", info={"a": 1}), Told(large, info={"a": large if what == "info" else 2}), Told("z", info={})]
@@ -545,7 +545,7 @@ def test_values_larger_than_a_slab_are_kept_in_a_larger_one(tmp_path: Path, what
     assert not list(tmp_path.glob("*.ring*"))
 
 
-def test_closing_again_after_ctrl_c_fell_into_closing_saves_everything(
+def test_closing_again_after_ctrl_c_during_close_saves_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=1000), tmp_path, flush_seconds=1000)
@@ -567,7 +567,7 @@ def test_closing_again_after_ctrl_c_fell_into_closing_saves_everything(
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals")
-def test_signal_handlers_may_flush_while_the_recorder_is_at_it(tmp_path: Path) -> None:
+def test_signal_handlers_may_flush_while_the_recorder_is_flushing(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=10**9), tmp_path, flush_seconds=0.01)
     env.reset()
     before = signal.signal(signal.SIGALRM, lambda *_: env.flush())
@@ -587,7 +587,7 @@ def test_signal_handlers_may_flush_while_the_recorder_is_at_it(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("seconds", [1e11, float("inf")])
-def test_flushing_can_be_put_off_for_ever(tmp_path: Path, seconds: float) -> None:
+def test_flush_seconds_may_be_infinite(tmp_path: Path, seconds: float) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path, flush_seconds=seconds)
     env.reset()
     env.step(0)

@@ -1,4 +1,4 @@
-"""Which episodes and steps are kept, and that what is kept stays true."""
+"""Filters keep the right episodes and steps, and keep them unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def closed_line(directory: Path) -> dict[str, Any]:
 # -- episodes ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_episode_filter_is_asked_once_when_an_episode_starts(tmp_path: Path) -> None:
+def test_the_episode_filter_is_called_once_when_an_episode_starts(tmp_path: Path) -> None:
     asked: list[Any] = []
     inner = CountingEnv()
 
@@ -124,12 +124,12 @@ def test_steps_are_counted_over_all_steps_of_the_episode(tmp_path: Path) -> None
     assert parts_of(tmp_path) == [(0, 2, [2, 3]), (1, 2, [2, 3])]
 
 
-def test_an_episode_of_which_no_step_is_kept_leaves_no_part(tmp_path: Path) -> None:
+def test_an_episode_without_kept_steps_leaves_no_part(tmp_path: Path) -> None:
     record(CountingEnv(length=3), tmp_path, [3, 2, 3], frame_filter=lambda step: False)
     assert len(open_trace(tmp_path)) == 0
 
 
-def test_the_end_is_told_when_its_step_was_left_out(tmp_path: Path) -> None:
+def test_the_outcome_is_known_even_if_the_last_step_was_filtered_out(tmp_path: Path) -> None:
     record(CountingEnv(length=4), tmp_path, [4, 4], frame_filter=lambda step: step < 2)
     trace = open_trace(tmp_path)
     assert [part.outcome for part in trace] == ["terminated", "terminated"]
@@ -155,7 +155,7 @@ def test_parts_reach_the_callback_one_by_one(tmp_path: Path) -> None:
     assert counts == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_filtered_images_are_the_ones_that_were_seen(tmp_path: Path) -> None:
+def test_the_images_of_kept_steps_are_correct(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(ImageEnv(length=40), tmp_path, frame_filter=lambda step: step % 7 in (2, 3))
     env.reset()
     for step in range(40):
@@ -177,13 +177,13 @@ def test_steps_after_the_end_are_filtered_too(tmp_path: Path) -> None:
     assert parts == [(0, 1, [1, 2]), (0, 4, [4, 5])]
 
 
-def test_steps_after_an_end_that_was_left_out_are_filtered_too(tmp_path: Path) -> None:
+def test_steps_after_a_filtered_end_are_filtered_too(tmp_path: Path) -> None:
     record(CountingEnv(length=2), tmp_path, [6, 1], frame_filter=lambda step: step in (0, 2, 3, 5))
     assert parts_of(tmp_path) == [(0, 0, [0, 1]), (0, 2, [2, 3]), (0, 3, [3, 4]), (0, 5, [5, 6]), (1, 0, [0, 1])]
     assert [part.outcome for part in open_trace(tmp_path)] == ["terminated"] * 4 + ["closed"]
 
 
-def test_a_step_whose_filter_raises_is_left_out(tmp_path: Path) -> None:
+def test_a_step_whose_filter_raises_is_skipped(tmp_path: Path) -> None:
     def is_wanted(step: int) -> bool:
         if step in (2, 5):
             raise ZeroDivisionError
@@ -199,7 +199,7 @@ def test_a_step_whose_filter_raises_is_left_out(tmp_path: Path) -> None:
     assert [part.outcome for part in open_trace(tmp_path)] == ["terminated"] * 2
 
 
-def test_infos_annotations_and_filters_go_together(tmp_path: Path) -> None:
+def test_infos_and_annotations_work_with_filters(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(
         CountingEnv(length=6),
         tmp_path,
@@ -250,7 +250,9 @@ def test_large_values_of_dropped_steps_do_not_lose_the_start_of_an_episode(tmp_p
     st.lists(st.tuples(st.integers(0, 8), st.sets(st.integers(0, 8)), st.booleans()), min_size=1, max_size=5),
     st.sets(st.integers(0, 40), max_size=4),
 )
-def test_any_choice_of_steps_comes_back_as_its_runs(tmp_path_factory: Any, episodes: Any, flushes: Any) -> None:
+def test_any_choice_of_steps_comes_back_as_runs_of_kept_steps(
+    tmp_path_factory: Any, episodes: Any, flushes: Any
+) -> None:
     """episodes: length, kept steps, whether the episode is kept."""
     directory = tmp_path_factory.mktemp("trace")
     current: list[Any] = []
@@ -286,8 +288,8 @@ def test_any_choice_of_steps_comes_back_as_its_runs(tmp_path_factory: Any, episo
 # -- classes of reward ------------------------------------------------------------------------------------------------
 
 
-def test_reward_classes_exclude_a_frame_filter(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="exclude each other"):
+def test_reward_classes_with_a_frame_filter_raise(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="cannot be combined with frame_filter"):
         TraceRecordingWrapper(CountingEnv(), tmp_path, reward_classes=[0.0], frame_filter=lambda step: True)
 
 
@@ -314,12 +316,12 @@ def test_a_step_belongs_to_the_nearest_class() -> None:
     assert classes.summary() == {"reward_classes": [-10.0, 0.0, 10.0], "class_counts": [2.0, 3.0, 2.0]}
 
 
-def test_classes_that_were_never_seen_do_not_stop_all_steps() -> None:
+def test_unseen_reward_classes_do_not_suppress_all_steps() -> None:
     classes = RewardClasses([0.0, 100.0])
     assert all(classes.keeps(0.0) for _ in range(50))
 
 
-def test_reward_classes_record_parts_and_say_what_was_seen(tmp_path: Path) -> None:
+def test_reward_classes_record_parts_and_count_rewards(tmp_path: Path) -> None:
     rewards = np.random.default_rng(3).choice([0.0, 1.0], size=3000, p=[0.95, 0.05]).tolist()
     steps = [Told(np.int64(i % 1000), reward) for i, reward in enumerate(rewards)]
     env = ScriptedEnv(spaces.Discrete(1000), spaces.Discrete(2), [(np.int64(0), steps)])
@@ -352,6 +354,6 @@ def test_the_same_run_keeps_the_same_steps(tmp_path: Path) -> None:
     assert parts_of(tmp_path / "a") == parts_of(tmp_path / "b")
 
 
-def test_a_trace_without_reward_classes_says_nothing_of_them(tmp_path: Path) -> None:
+def test_a_trace_without_reward_classes_does_not_mention_them(tmp_path: Path) -> None:
     record(CountingEnv(), tmp_path, [2])
     assert "class_counts" not in closed_line(tmp_path)

@@ -1,4 +1,4 @@
-"""Every step is saved exactly once, however processes fork and whichever orderly way they end."""
+"""Every step is saved exactly once, however processes fork and exit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gym_trace import TraceRecordingWrapper, check_trace, open_trace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
-# What all scripts begin with: an environment whose observations tell the process, the branch, the episode and the step.
+# Start of all scripts: an environment whose observations hold process, branch, episode and step.
 _PREAMBLE = """
 import multiprocessing, os, signal, sys, threading, time, warnings
 import gymnasium, numpy as np
@@ -74,7 +74,7 @@ def run_script(script: str, directory: Path) -> str:
 
 
 def recorded(directory: Path) -> collections.Counter[tuple[int, ...]]:
-    """How often each step was recorded, as (process, branch, episode, t) of the observation it led to."""
+    """Count how often each step was recorded, by (process, branch, episode, t) of the observation after it."""
     report = check_trace(directory)
     assert (report.damages, report.remarks) == ([], [])
     found: collections.Counter[tuple[int, ...]] = collections.Counter()
@@ -87,7 +87,7 @@ def recorded(directory: Path) -> collections.Counter[tuple[int, ...]]:
 
 
 def expected(*runs: tuple[int, int, int, int, int]) -> collections.Counter[tuple[int, ...]]:
-    """Each once: the steps of runs of (process, branch, episode, first t, last t)."""
+    """Return the steps of runs of (process, branch, episode, first t, last t), each once."""
     return collections.Counter((p, b, e, t) for p, b, e, first, last in runs for t in range(first, last + 1))
 
 
@@ -139,7 +139,7 @@ else:
     assert len(list((tmp_path / "t").iterdir())) == 2
 
 
-def test_a_child_that_is_lost_harms_neither_the_parent_nor_what_it_has_written(tmp_path):
+def test_a_killed_child_harms_neither_the_parent_nor_its_own_steps(tmp_path):
     script = """
 env = start(flush_seconds=0.02)
 env.reset()
@@ -161,7 +161,7 @@ env.close()
     assert check_trace(tmp_path / "t").damages == []
 
 
-def test_children_of_children_record_on(tmp_path):
+def test_children_of_children_continue_recording(tmp_path):
     script = """
 env = start()
 env.reset()
@@ -252,7 +252,7 @@ print(count)
     assert recorded(tmp_path / "t") == expected((0, 0, 0, 1, count))
 
 
-def test_the_parent_goes_on_flushing_after_a_fork(tmp_path):
+def test_the_parent_continues_flushing_after_a_fork(tmp_path):
     script = """
 env = start(flush_seconds=0.02)
 env.reset()
@@ -310,7 +310,7 @@ steps(env, 5)
     assert [episode.outcome for episode in open_trace(tmp_path / "t")] == ["closed"]
 
 
-def test_sigterm_that_becomes_an_exception_saves_everything(tmp_path):
+def test_sigterm_raised_as_an_exception_saves_everything(tmp_path):
     script = """
 def stop(*_):
     sys.exit(143)
@@ -344,7 +344,7 @@ def test_garbage_collection_saves_everything(tmp_path):
     assert steps_of(open_trace(tmp_path / "t")) == all_steps()
 
 
-def test_closing_twice_and_stepping_on_is_fine(tmp_path):
+def test_closing_twice_and_stepping_afterwards_works(tmp_path):
     env = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", record_infos=True)
     play_episodes(env, 5)
     env.close()
@@ -356,7 +356,9 @@ def test_closing_twice_and_stepping_on_is_fine(tmp_path):
 
 @pytest.mark.parametrize("options", [{}, {"frame_filter": lambda step: True}], ids=["all", "filtered"])
 @pytest.mark.parametrize("size", [4, 5000])
-def test_a_child_of_a_fork_in_a_step_glues_nothing(tmp_path: Path, options: dict[str, Any], size: int) -> None:
+def test_a_child_forked_within_a_step_joins_no_unrelated_steps(
+    tmp_path: Path, options: dict[str, Any], size: int
+) -> None:
     class Forking(gymnasium.Env[Any, Any]):
         observation_space = spaces.Box(0, 99, (size,), np.int64)
         action_space = spaces.Discrete(99)
@@ -416,7 +418,7 @@ def test_annotations_of_the_first_step_after_a_fork_are_kept(tmp_path: Path, whe
 
 
 class Counting(gymnasium.Env[Any, Any]):
-    """Observations that tell the step; fork_at: the step within which the process forks."""
+    """Observations hold the step number; the process forks within the step fork_at."""
 
     action_space = spaces.Discrete(99)
 
@@ -445,7 +447,7 @@ def told_by(observation: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", ["box", "text", "large", "lanes"])
-def test_a_child_begins_with_the_observation_that_it_had_at_the_fork(
+def test_a_child_starts_with_the_observation_at_the_fork(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     if kind == "lanes":
@@ -471,7 +473,7 @@ def test_a_child_begins_with_the_observation_that_it_had_at_the_fork(
             env.close()
         finally:
             os._exit(0)
-    for _ in range(3):  # the slab is turned, and filled beyond where it was
+    for _ in range(3):  # the slab turns and is filled beyond its old position
         env.flush()
         collections.deque(map(env.step, [action] * 9), 0)
     os.write(tell, b".")
@@ -488,7 +490,7 @@ def test_a_child_begins_with_the_observation_that_it_had_at_the_fork(
 
 
 @pytest.mark.parametrize("kind", ["box", "text", "large"])
-def test_a_child_that_was_forked_in_a_step_forks_again(tmp_path: Path, kind: str) -> None:
+def test_a_child_forked_within_a_step_can_fork_again(tmp_path: Path, kind: str) -> None:
     inner = Counting(kind, fork_at=3)
     env = TraceRecordingWrapper(inner, tmp_path)
     env.reset()
@@ -512,7 +514,7 @@ def test_a_child_that_was_forked_in_a_step_forks_again(tmp_path: Path, kind: str
         assert rows == list(range(episode.first_step, 6))
 
 
-def test_a_fork_while_another_thread_is_in_a_step_begins_from_nothing(tmp_path: Path) -> None:
+def test_a_fork_during_another_threads_step_continues_no_episode(tmp_path: Path) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
     class Slow(Counting):

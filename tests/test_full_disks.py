@@ -1,4 +1,4 @@
-"""A disk that is full before, while or after the ring is made: an error, no signal, and what was there is readable."""
+"""A disk that is full before, during or after the creation of the ring: an error, no signal, readable earlier steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Disk = Callable[[int], Path]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    """Makes a disk of so many kB."""
+    """Make disks of a given size in kB."""
     place = tmp_path / "disk"
     mounted = []
 
@@ -77,7 +77,7 @@ def assert_all_is_there(kind: str, directory: Path, diary: Path, spare: Path, er
 @pytest.mark.parametrize("pure", PURE)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", SIZES if LONG else [600, 5000])
-def test_what_was_recorded_before_a_disk_was_full_is_there(
+def test_steps_recorded_before_the_disk_was_full_are_readable(
     disk: Disk, tmp_path: Path, size: int, kind: str, pure: bool
 ) -> None:
     place = disk(size)
@@ -85,19 +85,17 @@ def test_what_was_recorded_before_a_disk_was_full_is_there(
     assert len(told["errors"]) <= 1
     assert told["errors"] == [] or told["after"] == 50 or told["steps"] == STEPS[kind]
     for error in told["errors"]:
-        assert "what was written before can be read" in error
+        assert "earlier steps stay readable" in error
     assert_all_is_there(kind, place / "t", tmp_path / "diary", tmp_path / "r", bool(told["errors"]))
 
 
 @pytest.mark.parametrize("pure", PURE)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_disk_that_others_fill_later_does_not_harm_what_is_in_the_ring(
-    disk: Disk, tmp_path: Path, kind: str, pure: bool
-) -> None:
+def test_a_disk_filled_by_others_does_not_harm_the_ring(disk: Disk, tmp_path: Path, kind: str, pure: bool) -> None:
     place = disk(80_000)
     told = record(kind, place / "t", tmp_path / "diary", STEPS[kind], str(place / "filler"), pure)
     (error,) = told["errors"]
-    assert "what was written before can be read" in error
+    assert "earlier steps stay readable" in error
     (place / "filler").unlink()
     verdict = assert_all_is_there(kind, place / "t", tmp_path / "diary", tmp_path / "r", True)
     assert verdict.recovered >= STEPS[kind] // 3

@@ -1,4 +1,4 @@
-"""Steps that never answered, because an exception came out of them: no recording glues what is before and after."""
+"""Steps that raised: the steps before and after the gap are never joined."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gym_trace.model import deltas
 from gym_trace.ring import log, row_slab
 
 
-def test_a_step_that_raises_ends_the_run_and_the_next_one_begins_another_part(tmp_path: Path) -> None:
+def test_a_step_that_raises_ends_the_part_and_the_next_step_begins_another(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(TellingEnv(), tmp_path)
     env.reset(seed=1)
     tried(env, 0, 1, 9, 2, 3, 4)
@@ -62,7 +62,7 @@ def test_an_episode_that_ends_with_the_first_step_after_a_gap_has_its_outcome(tm
 @pytest.mark.parametrize(
     "options", [{"frame_filter": lambda step: step % 4 != 1}, {"frame_filter": bool}, {"reward_classes": [0.0]}]
 )
-def test_filtered_steps_around_a_gap_are_not_glued(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_filtered_steps_around_a_gap_are_not_joined(tmp_path: Path, options: dict[str, Any]) -> None:
     env = TraceRecordingWrapper(TellingEnv(), tmp_path, record_infos=True, **options)
     for _ in range(2):
         env.reset()
@@ -75,7 +75,7 @@ def test_filtered_steps_around_a_gap_are_not_glued(tmp_path: Path, options: dict
     assert steps == 2 * [step for step in range(20) if kept(step) and step not in (5, 6, 7, 12, 13)]
 
 
-def test_annotations_of_a_step_that_raised_are_not_those_of_the_next(tmp_path: Path) -> None:
+def test_annotations_of_a_step_that_raised_do_not_reach_the_next(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(TellingEnv(), tmp_path)
     env.reset()
     for i, action in enumerate((0, 9, 1, 2, 9, 9, 3, 4)):
@@ -107,7 +107,7 @@ def test_gaps_anywhere_in_blocks_and_chunks_leave_true_transitions(tmp_path: Pat
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
 @pytest.mark.parametrize("options", [{}, {"frame_filter": lambda step: True}])
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_copy_made_at_a_gap_is_not_glued_either(
+def test_a_copy_made_at_a_gap_does_not_join_its_sides(
     tmp_path: Path, duplicate: Any, options: dict[str, Any], after: int
 ) -> None:
     if "frame_filter" in options and duplicate is not copy.deepcopy:
@@ -129,7 +129,7 @@ def test_a_copy_made_at_a_gap_is_not_glued_either(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_child_forked_at_a_gap_is_not_glued_either(tmp_path: Path) -> None:
+def test_a_child_forked_at_a_gap_does_not_join_its_sides(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(TellingEnv(), tmp_path)
     env.reset()
     tried(env, 0, 9)
@@ -144,7 +144,7 @@ def test_a_child_forked_at_a_gap_is_not_glued_either(tmp_path: Path) -> None:
     assert sorted(look_at(tmp_path)) == [(0, 0, [0]), (0, 3, [2]), (0, 3, [4])]
 
 
-def test_what_follows_a_gap_is_unverifiable_and_what_was_before_it_is_verified(tmp_path: Path) -> None:
+def test_steps_before_a_gap_are_verified_and_steps_after_it_are_unverifiable(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(TellingEnv(), tmp_path)
     for seed in (3, None):
         env.reset(seed=seed)
@@ -216,7 +216,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
 @pytest.mark.parametrize(("first", "what"), list(enumerate([*OPTIONS, "frames"])))
-def test_an_exception_of_a_signal_handler_at_any_line_glues_nothing(
+def test_a_signal_exception_at_any_line_joins_no_unrelated_steps(
     tmp_path: Path, first: int, what: str, raises: type[BaseException]
 ) -> None:
     number, functions = 0 if LONG else 19 * first, set()  # each at other lines of what they have in common
@@ -256,7 +256,7 @@ def test_an_exception_of_a_signal_handler_at_any_line_glues_nothing(
 
 
 @pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
-def test_an_exception_of_a_signal_handler_in_the_first_reset_does_not_end_the_recording(
+def test_a_signal_exception_in_the_first_reset_does_not_end_the_recording(
     tmp_path: Path, raises: type[BaseException]
 ) -> None:
     number, lines = 0, 0

@@ -1,4 +1,4 @@
-"""What is recorded beside observations, actions and rewards, and the warnings about it."""
+"""Infos and annotations, and their warnings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ INFOS = [
 ]
 
 
-def test_infos_come_back_exactly(tmp_path: Path) -> None:
+def test_infos_round_trip(tmp_path: Path) -> None:
     record_steps(info_episodes(INFOS), tmp_path, len(INFOS), record_infos=True).close()
     trace = open_trace(tmp_path)
     assert bits(trace[0].infos) == bits(INFOS)
@@ -55,20 +55,20 @@ def test_infos_come_back_exactly(tmp_path: Path) -> None:
     assert trace[0].reset_info == {}
 
 
-def test_only_the_infos_that_were_asked_for_are_kept(tmp_path: Path) -> None:
+def test_only_the_requested_info_keys_are_recorded(tmp_path: Path) -> None:
     infos = [{"a": 1, "b": object()}, {"c": 2}, {"a": 3, "c": 4}]
     record_steps(info_episodes(infos), tmp_path, 3, record_infos=["a", "c"]).close()
     assert open_trace(tmp_path)[0].infos == [{"a": 1}, {"c": 2}, {"a": 3, "c": 4}]
 
 
-def test_an_episode_of_no_step_says_the_same_whatever_shares_its_chunk(tmp_path: Path) -> None:
+def test_an_episode_without_steps_reads_the_same_in_any_chunk(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path, record_infos=["count"])
     env.reset()
     env.flush()  # alone in its chunk
     env.reset()
     env.annotate(value=1.5)
     env.step(0)
-    env.reset()  # beside an episode that has infos and annotations
+    env.reset()  # next to an episode with infos and annotations
     env.reset()
     env.step(0)
     env.close()
@@ -121,13 +121,13 @@ def test_members_of_enums_keep_class_name_and_value(tmp_path: Path) -> None:
     assert [verdict.verdict for verdict in verify_trace(trace, make_env=Trading)] == ["identical"]
 
 
-def test_members_of_enums_of_which_an_older_version_kept_the_repr_are_the_same(tmp_path: Path) -> None:
+def test_enum_members_stored_by_repr_in_older_versions_still_match(tmp_path: Path) -> None:
     trace = record_trading(tmp_path, Trading(unstored))
     assert type(trace[0].infos[-1]["position"]).__name__ == "Unstored"
     assert [verdict.verdict for verdict in verify_trace(trace, make_env=Trading)] == ["identical"]
 
 
-def test_infos_that_were_not_recorded_are_asked_for_in_vain(tmp_path: Path) -> None:
+def test_reading_infos_that_were_not_recorded_raises(tmp_path: Path) -> None:
     recorded(tmp_path)
     with pytest.raises(Exception, match="record_infos"):
         _ = open_trace(tmp_path)[0].infos
@@ -153,7 +153,7 @@ def test_an_info_that_cannot_be_stored_is_replaced_with_one_warning(tmp_path: Pa
     assert got[2] == {"a": 2}
 
 
-def test_an_info_that_cannot_even_be_shown_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_an_info_whose_repr_raises_does_not_stop_the_run(tmp_path: Path) -> None:
     class Broken:
         def __repr__(self) -> str:
             raise RuntimeError("no repr")
@@ -172,7 +172,7 @@ def test_an_info_that_cannot_even_be_shown_does_not_stop_the_run(tmp_path: Path)
     assert len(open_trace(tmp_path)[0]) == 1
 
 
-def test_odd_values_are_warned_of_once_a_column(tmp_path: Path) -> None:
+def test_odd_values_give_one_warning_per_column(tmp_path: Path) -> None:
     steps = [Told({"x": "text", "y": np.zeros(3, np.float64)}) for _ in range(50)]
     space = spaces.Dict({"x": spaces.Discrete(3), "y": spaces.Box(0, 1, (3,))})
     env = ScriptedEnv(space, spaces.Discrete(2), [({"x": 1, "y": np.zeros(3, np.float32)}, steps)])
@@ -251,7 +251,7 @@ def test_annotations_stay_with_their_steps_across_blocks_and_chunks(tmp_path: Pa
         assert episode.annotations["vector"][every].tolist() == [every, every]
 
 
-def test_an_annotation_for_a_step_that_never_comes_is_dropped(tmp_path: Path) -> None:
+def test_an_annotation_without_a_following_step_is_dropped(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=2), tmp_path)
     env.annotate(value=0)  # before any reset
     for _ in range(2):
@@ -267,7 +267,7 @@ def test_an_annotation_for_a_step_that_never_comes_is_dropped(tmp_path: Path) ->
         assert episode.annotations.get("value", np.array([None])).tolist() == [None]
 
 
-def test_an_annotation_that_cannot_be_stored_is_refused_at_once_and_recording_goes_on(tmp_path: Path) -> None:
+def test_an_unstorable_annotation_raises_at_once_and_recording_continues(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
     env.reset()
     with pytest.raises(UnstorableValue):

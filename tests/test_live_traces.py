@@ -1,4 +1,4 @@
-"""A trace can be read while it is written, and when its writer has died."""
+"""Traces are readable while they are written, and after their writer has died."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def told(trace: Any) -> list[tuple[str, int]]:
     return [(str(row["outcome"]), int(row["steps"])) for row in trace.episodes]
 
 
-def test_an_episode_is_there_from_its_reset_on_and_grows_until_it_ends(tmp_path: Path) -> None:
+def test_an_episode_is_readable_from_its_reset_and_grows_until_it_ends(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path, flush_seconds=100)
     trace = open_trace(tmp_path)
     assert len(trace) == 0
@@ -75,7 +75,7 @@ def test_an_episode_is_there_from_its_reset_on_and_grows_until_it_ends(tmp_path:
     check_counts(trace, [3, 1, 0])
 
 
-def test_a_running_episode_is_read_by_whatever_reads_traces(tmp_path: Path) -> None:
+def test_every_reader_reads_a_running_episode(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path, record_infos=True)
     env.action_space.seed(1)
     env.reset(seed=3)
@@ -96,7 +96,7 @@ def test_a_running_episode_is_read_by_whatever_reads_traces(tmp_path: Path) -> N
     assert list(summary["groups"]) == ["running"]
     assert describe(trace)["episodes"] == 1
     assert check_trace(tmp_path).damages == []
-    assert load_results(tmp_path)["episode_lengths"] == []  # only what has come to its end, as ever
+    assert load_results(tmp_path)["episode_lengths"] == []  # complete episodes only
     player = ReplayEnv(trace)
     player.reset()
     ends = [player.step(0)[2:4] for _ in range(9)]
@@ -127,7 +127,7 @@ def test_episodes_of_lanes_are_running_until_they_end(tmp_path: Path) -> None:
     assert "running" not in trace.episodes["outcome"]
 
 
-def test_a_file_cannot_say_that_an_episode_is_running(tmp_path: Path) -> None:
+def test_a_file_cannot_declare_an_episode_running(tmp_path: Path) -> None:
     record_lengths(tmp_path, [2])
     table = open_trace(tmp_path).readers[0].fragments.copy()
     table["outcome"] = 5
@@ -157,7 +157,7 @@ def test_steps_that_follow_a_full_chunk_are_written_in_time(tmp_path: Path) -> N
         env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=0.4)
     env.reset()
     steps, deadline = 0, time.monotonic() + 1.0
-    while time.monotonic() < deadline:  # chunk after chunk, each of which puts the timed flush off
+    while time.monotonic() < deadline:  # each chunk delays the timed flush
         env.step(0)
         steps += 1
     time.sleep(0.6)
@@ -171,7 +171,7 @@ def test_a_new_writer_appears_at_refresh(tmp_path: Path) -> None:
     trace = open_trace(tmp_path)
     record_lengths(tmp_path, [3], uid="a", on_exist="append")
     assert trace.refresh() == 1
-    assert trace.writers == ["b", "a"]  # the one that began first
+    assert trace.writers == ["b", "a"]  # sorted by start
     assert [len(episode) for episode in trace] == [1, 2, 3]
     assert trace.episodes["writer"].tolist() == [0, 0, 1]
     assert trace.episodes["index"].tolist() == [0, 1, 2]
@@ -207,7 +207,7 @@ def test_a_trace_is_read_while_it_is_written(tmp_path: Path) -> None:
     check_counts(trace, [17] * episodes)
 
 
-def test_a_batch_that_is_begun_while_it_is_opened_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_begun_while_being_opened_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_lengths(tmp_path, [3])
     (batch,) = tmp_path.glob("*.gtb")
     begun = tmp_path / batch.name.replace(".000000.gtb", ".000001.gtb.part")
@@ -225,7 +225,7 @@ def test_a_batch_that_is_begun_while_it_is_opened_is_no_damage(tmp_path: Path, m
     assert open_trace(tmp_path).damage == []
 
 
-def test_a_batch_that_is_sealed_before_it_is_opened_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_sealed_before_being_opened_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=3), tmp_path)
     env.reset()
     for _ in range(3):
@@ -242,7 +242,7 @@ def test_a_batch_that_is_sealed_before_it_is_opened_is_read(tmp_path: Path, monk
     check_counts(open_trace(tmp_path), [3])
 
 
-def test_what_a_dead_writer_left_open_is_lost_but_there(tmp_path: Path) -> None:
+def test_the_open_episode_of_a_dead_writer_is_lost_but_readable(tmp_path: Path) -> None:
     script = f"""
 import os, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -275,7 +275,7 @@ os._exit(9)
     assert scan_recorded_traces(tmp_path) == 2
 
 
-def test_flushing_from_another_thread_returns_however_fast_the_run_goes_on(tmp_path: Path) -> None:
+def test_flushing_from_another_thread_returns_during_a_fast_run(tmp_path: Path) -> None:
     env = TraceRecordingWrapper(CountingEnv(length=10**9), tmp_path, flush_seconds=0.01)
     env.reset()
     flushed = threading.Event()

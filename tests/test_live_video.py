@@ -145,7 +145,7 @@ def test_a_missing_encoder_raises_before_recording(tmp_path: Path, monkeypatch: 
 
 def test_a_failing_renderer_drops_the_video_with_a_warning(tmp_path: Path) -> None:
     env = filming(tmp_path, breaks_at=3)
-    with pytest.warns(RuntimeWarning, match="video of episode 0 is dropped: OSError: the screen is broken") as caught:
+    with pytest.warns(RuntimeWarning, match="video of episode 0: dropped: OSError: the screen is broken") as caught:
         said = play(env, 1)
     assert len(caught) == 1
     env.close()
@@ -166,7 +166,7 @@ def test_a_failing_encoder_drops_the_video_with_a_warning(
     if method == "drop":
         monkeypatch.setattr("gym_trace.video.writers.Mp4Writer.write", broken)
     env = filming(tmp_path, lambda episode: episode == 1)
-    with pytest.warns(RuntimeWarning, match="episode 1 is dropped: RuntimeError: no more room"):
+    with pytest.warns(RuntimeWarning, match="episode 1: dropped: RuntimeError: no more room"):
         play(env, 3)
     env.close()
     assert not list(tmp_path.glob("*.mp4"))
@@ -176,7 +176,7 @@ def test_a_failing_encoder_drops_the_video_with_a_warning(
 
 def test_a_failing_schedule_drops_the_video_with_a_warning(tmp_path: Path) -> None:
     env = filming(tmp_path, lambda episode: 1 / (1 - episode) > 0)
-    with pytest.warns(RuntimeWarning, match="episode 1 is dropped: ZeroDivisionError"):
+    with pytest.warns(RuntimeWarning, match="episode 1: dropped: ZeroDivisionError"):
         play(env, 2)
     env.close()
     assert len(open_trace(tmp_path)) == 2

@@ -1,4 +1,4 @@
-"""The action that was being executed when a recording was killed: kept, told, repaired, and executed again."""
+"""Pending actions of killed recordings: kept, reported, repaired, and executed again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_vectors = pytest.mark.skipif(not hasattr(gymnasium.vector, "AutoresetMode"
 
 
 class Fragile(gymnasium.Env[Any, Any]):
-    """Counts, and does at the seventh step of its second episode what it is told to."""
+    """Count steps; run a given function at the seventh step of the second episode."""
 
     observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
     action_space = spaces.Dict({"a": spaces.Discrete(9), "b": spaces.Box(0, 1, (2,), np.float32)})
@@ -72,7 +72,7 @@ def record(directory: str, end: str) -> None:
 
 
 def crashed(directory: Path, end: str = "segfault") -> Path:
-    """The trace of a recording that came to this end."""
+    """Return the trace of a recording with this end."""
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_pending as t"
     script += f"\nt.record({str(directory)!r}, {end!r})"
     done = cradle.run([sys.executable, "-c", script], stderr=subprocess.PIPE, timeout=120)
@@ -82,7 +82,7 @@ def crashed(directory: Path, end: str = "segfault") -> Path:
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("end", ["kill", "segfault", "exit"])
-def test_the_action_of_a_crash_is_there_and_stays_in_a_repaired_copy(tmp_path: Path, end: str) -> None:
+def test_the_pending_action_of_a_crash_survives_a_repair(tmp_path: Path, end: str) -> None:
     crashed(tmp_path / "t", end)
     before = check_trace(tmp_path / "t")
     assert (before.damages, before.steps) == ([], 26)
@@ -127,7 +127,7 @@ def test_the_action_of_a_crash_is_there_and_stays_in_a_repaired_copy(tmp_path: P
         ("exit", "the process exited with 3"),
     ],
 )
-def test_a_crash_is_executed_again_in_a_process_of_its_own(tmp_path: Path, end: str, told: str) -> None:
+def test_a_crash_is_executed_again_in_a_separate_process(tmp_path: Path, end: str, told: str) -> None:
     crashed(tmp_path)
     verdicts = list(verify_trace(tmp_path, make_env=lambda: Fragile(end), through_the_crash=True))
     assert [(v.verdict, v.steps, v.crash) for v in verdicts] == [("identical", 20, ""), ("identical", 6, told)]
@@ -136,7 +136,7 @@ def test_a_crash_is_executed_again_in_a_process_of_its_own(tmp_path: Path, end: 
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_the_command_says_what_comes_of_the_action(tmp_path: Path) -> None:
+def test_the_command_reports_the_result_of_the_pending_action(tmp_path: Path) -> None:
     crashed(tmp_path)
     make = ("--verify", "--make", "test_pending:Fragile", "--through-the-crash")
     told = ok("replay", tmp_path, *make).output
@@ -156,7 +156,7 @@ def test_an_answered_action_is_not_pending(tmp_path: Path) -> None:
     assert [episode.pending_action for episode in open_trace(tmp_path / "asked")] == [None, None, 4]
 
 
-def test_the_action_of_a_writer_that_is_alive_is_its_own(tmp_path: Path) -> None:
+def test_a_running_writer_has_no_pending_action(tmp_path: Path) -> None:
     writer, run = rings.Writer(tmp_path), rings.Run().play(2, open_end=True)
     run.slab.ask(4)
     writer.put(run.ring())
@@ -172,7 +172,7 @@ def test_the_action_of_a_writer_that_is_alive_is_its_own(tmp_path: Path) -> None
 
 
 class Talkative(Fragile):
-    """With infos that grow with each step, so that there is less room for one than the recorder has foreseen."""
+    """Infos grow with each step, so the recorder's space estimate is too small."""
 
     def __init__(self, length: int = 20_000):
         super().__init__()
@@ -185,7 +185,7 @@ class Talkative(Fragile):
 
 
 def record_until_a_slab_is_turned_within_a_step(directory: str, lanes: int) -> None:
-    """Dies when the next slab is begun, but has not been told yet which action was asked."""
+    """Die when the next slab has begun but does not hold the pending action yet."""
     from zoo import small_blocks
 
     from gym_trace import TraceRecordingWrapper
@@ -218,7 +218,7 @@ def record_until_a_slab_is_turned_within_a_step(directory: str, lanes: int) -> N
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("lanes", [0, pytest.param(3, marks=needs_vectors)])
-def test_the_action_is_known_while_a_slab_is_turned_within_a_step(tmp_path: Path, lanes: int) -> None:
+def test_the_pending_action_is_known_if_the_slab_turns_within_a_step(tmp_path: Path, lanes: int) -> None:
     script = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nimport test_pending as t"
     script += f"\nt.record_until_a_slab_is_turned_within_a_step({str(tmp_path / 't')!r}, {lanes})"
     environment = {**os.environ, "GYM_TRACE_PURE": "1"}

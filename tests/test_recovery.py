@@ -34,12 +34,12 @@ def flip(path: Path, *places: int) -> None:
 
 
 def chunks_of(path: Path) -> list[tuple[int, int]]:
-    """First and last byte (exclusive) of each chunk."""
+    """Return the first and last byte (exclusive) of each chunk."""
     return [(offset, offset + length) for offset, length, *_ in batch_reader(path).chunks.tolist()]
 
 
 def facts(episode: Episode) -> dict[str, Any]:
-    """All that is known of an episode, bit for bit."""
+    """Return everything known about an episode, bit for bit."""
     arrays = {name: getattr(episode, name) for name in ("observations", "actions", "rewards")}
     plain = {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
     names = ("episode_id", "writer", "lane", "first_step", "outcome", "seed", "split", "start_time", "end_time")
@@ -60,7 +60,7 @@ def assert_clean(directory: Path) -> None:
     assert report.remarks == []
 
 
-def test_a_sound_trace_has_no_damage_and_is_counted(tmp_path):
+def test_checking_an_intact_trace_counts_it_and_finds_no_damage(tmp_path):
     batch = record(tmp_path / "t")
     seen = []
     report = check_trace(tmp_path / "t", on_progress=lambda done, total: seen.append((done, total)))
@@ -71,7 +71,7 @@ def test_a_sound_trace_has_no_damage_and_is_counted(tmp_path):
     assert seen[-1] == (report.bytes, report.bytes)
 
 
-def test_repair_of_a_sound_trace_is_the_same_trace(tmp_path):
+def test_repairing_an_intact_trace_gives_the_same_trace(tmp_path):
     record(tmp_path / "t", metadata={"why": [1, "x"], (1, 2): b"odd key"}, split="eval")
     report = repair_trace(tmp_path / "t", tmp_path / "r")
     assert (report.losses, report.orphans, report.steps, report.writers) == ([], [], STEPS, ["w"])
@@ -83,7 +83,7 @@ def test_repair_of_a_sound_trace_is_the_same_trace(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["header", "metadata", "column"])
-def test_a_damaged_chunk_costs_only_itself_and_is_named(tmp_path, part):
+def test_a_damaged_chunk_loses_only_itself_and_is_reported(tmp_path, part):
     batch = record(tmp_path / "t")
     start, end = chunks_of(batch)[5]
     flip(batch, {"header": start + 30, "metadata": start + 70, "column": end - 9}[part])
@@ -103,7 +103,7 @@ def test_a_damaged_chunk_costs_only_itself_and_is_named(tmp_path, part):
     assert report.steps == len(kept)
 
 
-def test_the_return_of_a_part_counts_only_the_steps_that_are_there(tmp_path):
+def test_the_return_of_a_part_sums_only_its_own_steps(tmp_path):
     batch = record(tmp_path / "t")
     for start, end in chunks_of(batch)[1::2]:
         flip(batch, (start + end) // 2)
@@ -113,7 +113,7 @@ def test_the_return_of_a_part_counts_only_the_steps_that_are_there(tmp_path):
         assert episode.total_reward == episode.rewards.sum()
 
 
-def test_without_an_index_the_loss_is_told_by_the_steps_around_it(tmp_path):
+def test_without_an_index_a_loss_is_inferred_from_the_steps_around_it(tmp_path):
     batch = record(tmp_path / "t", closed=False)
     flip(batch, chunks_of(batch)[4][0] + 3)
     report = repair_trace(tmp_path / "t", tmp_path / "r")
@@ -127,7 +127,7 @@ def test_without_an_index_the_loss_is_told_by_the_steps_around_it(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["file header", "schema", "index", "footer", "padding"])
-def test_damage_outside_of_the_chunks_costs_nothing(tmp_path, place):
+def test_damage_outside_the_chunks_loses_no_step(tmp_path, place):
     batch = record(tmp_path / "t")
     chunks = chunks_of(batch)
     size = batch.stat().st_size
@@ -163,7 +163,7 @@ def test_without_any_schema_the_writer_is_lost_and_the_others_are_kept(tmp_path)
     assert steps_of(open_trace(tmp_path / "r")) == all_steps()
 
 
-def test_what_a_dead_writer_left_open_is_no_damage_and_gets_sealed(tmp_path):
+def test_the_open_batch_of_a_dead_writer_is_not_damage_and_repair_seals_it(tmp_path):
     env = TraceRecordingWrapper(TellTaleEnv(), tmp_path / "t", record_infos=True, uid="w")
     play_episodes(env, 2)
     env.reset(seed=None)
@@ -237,7 +237,7 @@ def test_an_interrupted_repair_leaves_nothing(tmp_path):
     record(tmp_path / "t")
 
     def interrupted(done, total):
-        assert not (tmp_path / "r").exists()  # also if it were killed now
+        assert not (tmp_path / "r").exists()  # even if killed at this moment
         if done == total:
             raise KeyboardInterrupt
 
@@ -246,7 +246,7 @@ def test_an_interrupted_repair_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
-def test_batches_that_are_missing_are_named(tmp_path, monkeypatch):
+def test_missing_batches_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("gym_trace.format.trace_writer.BATCH_BYTES", 100)
     record(tmp_path / "t")
     names = sorted(path.name for path in (tmp_path / "t").glob("*.gtb"))
@@ -260,12 +260,12 @@ def test_batches_that_are_missing_are_named(tmp_path, monkeypatch):
     assert [loss.exact for loss in report.losses] == [False, False]
     assert_clean(tmp_path / "r")
     assert steps_of(open_trace(tmp_path / "r")) < all_steps()
-    (tmp_path / "t" / "w.manifest.jsonl").unlink()  # then only the gap in the numbers tells
+    (tmp_path / "t" / "w.manifest.jsonl").unlink()  # then only the gap in the numbers reveals it
     assert [Path(damage.path).name for damage in check_trace(tmp_path / "t").damages] == [names[1]]
     assert kept
 
 
-def test_a_number_far_off_is_one_gap_and_takes_no_time(tmp_path):
+def test_a_very_large_batch_number_is_one_gap_found_quickly(tmp_path):
     batch = record(tmp_path / "t")
     batch.rename(tmp_path / "t" / "w.999999999.gtb")
     damages = check_trace(tmp_path / "t").damages
@@ -273,7 +273,7 @@ def test_a_number_far_off_is_one_gap_and_takes_no_time(tmp_path):
     assert steps_of(open_trace(tmp_path / "t")) == all_steps()
 
 
-def test_a_truncated_batch_is_named_also_where_a_chunk_ends(tmp_path):
+def test_a_batch_truncated_at_a_chunk_boundary_is_reported(tmp_path):
     batch = record(tmp_path / "t")
     size = batch.stat().st_size
     end = chunks_of(batch)[4][1]
@@ -286,7 +286,7 @@ def test_a_truncated_batch_is_named_also_where_a_chunk_ends(tmp_path):
     assert_clean(tmp_path / "r")
 
 
-def test_a_manifest_that_is_missing_or_torn_is_no_damage(tmp_path):
+def test_a_missing_or_torn_manifest_is_not_damage(tmp_path):
     record(tmp_path / "t")
     manifest = tmp_path / "t" / "w.manifest.jsonl"
     whole = manifest.read_bytes()
@@ -302,7 +302,7 @@ def test_a_manifest_that_is_missing_or_torn_is_no_damage(tmp_path):
     assert_clean(tmp_path / "r")
 
 
-def test_every_change_of_a_manifest_is_found(tmp_path):
+def test_every_change_of_a_manifest_is_detected(tmp_path):
     record(tmp_path / "t")
     manifest = tmp_path / "t" / "w.manifest.jsonl"
     whole = manifest.read_bytes()
@@ -317,7 +317,7 @@ def test_every_change_of_a_manifest_is_found(tmp_path):
             assert damages[0].start <= place < damages[0].end
 
 
-def test_a_batch_that_was_exchanged_for_another_sound_one_is_found(tmp_path):
+def test_a_batch_replaced_by_another_intact_one_is_detected(tmp_path):
     batch = record(tmp_path / "t")
     other = record(tmp_path / "u")
     shutil.copy(other, batch)
@@ -344,7 +344,7 @@ def test_counts_of_reward_classes_survive_a_repair(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*where the space says")
-def test_values_that_did_not_fit_their_space_survive_a_repair_with_orphans(tmp_path):
+def test_values_outside_their_space_survive_a_repair_with_orphans(tmp_path):
     steps = [Told(np.float64([1, 2]) * k, np.float32(k)) if k % 3 else Told(("odd", k), k) for k in range(1, 20)]
     env = ScriptedEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(9), [(np.zeros(2, np.float32), steps)])
     recorder = TraceRecordingWrapper(env, tmp_path / "t", uid="w")
@@ -367,7 +367,7 @@ def test_values_that_did_not_fit_their_space_survive_a_repair_with_orphans(tmp_p
         assert list(map(repr, part.observations)) == list(map(repr, list(whole.observations)[seen]))
 
 
-def test_the_lanes_of_a_chunk_are_mended_each_on_its_own(tmp_path):
+def test_the_lanes_of_a_chunk_are_repaired_independently(tmp_path):
     record(tmp_path / "one")
     schema = {**open_trace(tmp_path / "one").readers[0].schema, "writer": "lanes"}
     (tmp_path / "t").mkdir()
@@ -411,7 +411,7 @@ def test_filtered_runs_survive_a_repair(tmp_path):
         batch.write_bytes(whole)
 
 
-def test_the_names_of_the_files_count_and_not_what_the_schema_says(tmp_path):
+def test_file_names_override_the_writer_in_the_schema(tmp_path):
     batch = record(tmp_path / "t")
     (tmp_path / "t" / "w.manifest.jsonl").unlink()
     batch.rename(tmp_path / "t" / "other.000000.gtb")
@@ -433,7 +433,7 @@ def test_file_systems_without_locks_can_be_recorded_on(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("how", ["within", "thread"])
 @pytest.mark.parametrize("kind", [CountingEnv, ImageEnv])
-def test_a_step_that_is_under_way_when_the_recorder_is_closed_is_repaired_as_it_is_read(
+def test_a_step_in_progress_at_close_is_the_same_after_repair(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, how: str
 ) -> None:
     env = TraceRecordingWrapper(kind(100), tmp_path / "t", flush_seconds=1000.0)
@@ -462,8 +462,8 @@ def test_a_step_that_is_under_way_when_the_recorder_is_closed_is_repaired_as_it_
     assert (len(again), again.outcome) == (len(episode), "closed")
 
 
-def test_steps_that_follow_on_the_end_of_their_episode_are_repaired_as_they_are_read(tmp_path: Path) -> None:
-    fragments = np.zeros(3, wire.FRAGMENT)  # as recorders left them that were closed during a step
+def test_steps_after_the_end_of_their_episode_are_the_same_after_repair(tmp_path: Path) -> None:
+    fragments = np.zeros(3, wire.FRAGMENT)  # like those of recorders closed during a step
     fragments["steps"], fragments["first_step"] = (2, 0, 1), (0, 2, 2)
     fragments["flags"] = (wire.STARTS | wire.LEADS, wire.STOPS | wire.ENDS, 0)
     fragments["outcome"][1], fragments["seed"] = 4, wire.NO_SEED

@@ -1,4 +1,4 @@
-"""What was recorded is what is read: any space, any value, any way an episode ends, wherever the chunks lie."""
+"""Recorded values round-trip: any space, any value, any end of an episode, any chunk boundaries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_typed(space: Any) -> bool:
 
 
 def matches(space: Any, value: Any) -> bool:
-    """Whether a value belongs into the typed column of its space."""
+    """Return True if a value belongs in the typed column of its space."""
     if type(value) is int and space.shape == () and space.dtype.kind in "iu":
         limits = np.iinfo(space.dtype)
         return bool(limits.min <= value <= limits.max)
@@ -58,14 +58,14 @@ def check_leaf(space: Any, got: Any, given_values: list[Any]) -> None:
 
 
 def rows_of(array: np.ndarray) -> list[Any]:
-    """The rows, as arrays of the same dtype: what indexing gives is of native byte order."""
+    """Return the rows as arrays of the same dtype; indexing alone gives native byte order."""
     return (
         list(array) if array.dtype == object else [array[i : i + 1].reshape(array.shape[1:]) for i in range(len(array))]
     )
 
 
 def check_tree(space: Any, got: Any, given_values: list[Any]) -> None:
-    """got: the column or columns of a space, as read. given_values: one value a row, as the environment gave them."""
+    """Compare the columns of a space as read (got) with the values from the environment, one per row (given_values)."""
     if not all(fits_structure(space, value) for value in given_values):
         assert got.dtype == object
         for row, value in zip(got, given_values, strict=True):
@@ -104,7 +104,7 @@ _REAL = (bool, int, float, np.bool_, np.integer, np.float16, np.float32)
 
 
 def check_rewards(got: np.ndarray, rewards: list[Any]) -> None:
-    """NumPy values of one dtype as they are; other numbers as float64 if it holds them all; the rest exactly."""
+    """Expect NumPy values of one dtype unchanged, other numbers as float64 if lossless, all others exactly."""
     assert len(got) == len(rewards)
     uniform = all(isinstance(reward, (np.ndarray, np.generic)) for reward in rewards)
     if uniform and len({(reward.dtype, reward.shape) for reward in rewards}) == 1:
@@ -128,7 +128,7 @@ def is_same_number(got: Any, number: Any) -> bool:
 
 
 class Recorded(NamedTuple):
-    """One episode as the environment told it."""
+    """One episode as the environment returned it."""
 
     observations: list[Any]
     actions: list[Any]
@@ -140,7 +140,7 @@ class Recorded(NamedTuple):
 
 
 def record(directory: Any, env: ScriptedEnv, script: list[Any], flushes: set[int], **options: Any) -> list[Recorded]:
-    """Plays a script through a recorder, spoiling every action after its step and every result before the next call."""
+    """Play a script through a recorder; overwrite each action after its step and each result before the next call."""
     wrapped = TraceRecordingWrapper(env, directory, **options)
     recorded = []
     calls = 0
@@ -193,7 +193,7 @@ def check_slice(env: Any, episode: Any, given_episode: Recorded, steps: slice) -
 
 
 def check_trace(directory: Any, env: Any, recorded: list[Recorded]) -> None:
-    """Reads a trace in every way there is."""
+    """Read a trace in every possible way."""
     trace = open_trace(directory)
     assert trace.damage == []
     assert len(trace) == len(recorded)
@@ -273,18 +273,18 @@ block_sizes = st.fixed_dictionaries(
 
 
 @given(scripts(MATCHING, breaks=False), block_sizes)
-def test_values_of_any_space_come_back_bit_for_bit(tmp_path_factory: Any, script: Any, sizes: Any) -> None:
+def test_values_of_any_space_round_trip(tmp_path_factory: Any, script: Any, sizes: Any) -> None:
     observation_space, action_space, episodes, flushes = script
     env = ScriptedEnv(observation_space, action_space, [(first, steps) for _, first, steps, _ in episodes])
     directory = tmp_path_factory.mktemp("trace")
     with warnings.catch_warnings(), small_blocks(**sizes):
-        warnings.simplefilter("error")  # what matches its space is never complained of
+        warnings.simplefilter("error")  # values that match their space never give a warning
         recorded = record(directory, env, episodes, flushes)
         check_trace(directory, env, recorded)
 
 
 @given(scripts(MATCHING + ODD * 2, breaks=True), block_sizes)
-def test_values_that_do_not_match_their_space_come_back_exactly(tmp_path_factory: Any, script: Any, sizes: Any) -> None:
+def test_values_outside_their_space_round_trip(tmp_path_factory: Any, script: Any, sizes: Any) -> None:
     observation_space, action_space, episodes, flushes = script
     env = ScriptedEnv(observation_space, action_space, [(first, steps) for _, first, steps, _ in episodes])
     directory = tmp_path_factory.mktemp("trace")
@@ -295,14 +295,14 @@ def test_values_that_do_not_match_their_space_come_back_exactly(tmp_path_factory
 
 
 def shape_of(columns: Any) -> Any:
-    """The dtypes and shapes of what was read."""
+    """Return the dtypes and shapes of the values read."""
     if isinstance(columns, dict):
         return {key: shape_of(column) for key, column in columns.items()}
     return tuple(map(shape_of, columns)) if isinstance(columns, tuple) else (columns.dtype, columns.shape)
 
 
 @given(scripts(MATCHING + ODD * 2, breaks=True))
-def test_what_is_read_does_not_depend_on_where_chunks_end(tmp_path_factory: Any, script: Any) -> None:
+def test_values_read_do_not_depend_on_chunk_boundaries(tmp_path_factory: Any, script: Any) -> None:
     observation_space, action_space, episodes, flushes = script
     read = []
     for places, sizes in ((set(), {"rows": 512}), (flushes, {}), (set(range(100)), {"frame": 20})):

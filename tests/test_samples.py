@@ -88,5 +88,5 @@ def test_making_samples_keeps_existing_ones() -> None:
     before = path.read_bytes(), path.stat().st_mtime_ns
     command = [sys.executable, str(SAMPLES / "make_samples.py"), "empty"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout) == (0, "format-1.1/empty: is there already, kept\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "format-1.1/empty: already exists, kept\n"), done.stderr
     assert (path.read_bytes(), path.stat().st_mtime_ns) == before

@@ -25,7 +25,7 @@ def test_an_empty_record_is_empty_and_has_no_layouts() -> None:
     assert (schema.created, schema.split, schema.metadata) == (0, "", None)
     assert schema.environment == schema.versions == schema.recorder == schema.origin == {}
     assert not any(getattr(schema, name) for name in FLAGS)
-    with pytest.raises(CorruptTrace, match="does not say the observation_space"):
+    with pytest.raises(CorruptTrace, match="has no observation_space"):
         _ = schema.layouts
 
 

@@ -77,7 +77,7 @@ def test_a_ring_is_made_as_soon_as_there_are_file_descriptors(
         env.flush()
         env.step(action)
     assert len(caplog.records) == 1
-    assert "no file descriptors are left" in caplog.text
+    assert "no file descriptors left" in caplog.text
     assert not (tmp_path / "w.ring").exists()
     env.flush()
     assert (tmp_path / "w.ring").exists()
@@ -97,7 +97,7 @@ def test_a_ring_that_cannot_be_removed_is_a_warning(tmp_path: Path, monkeypatch:
     env = TraceRecordingWrapper(CountingEnv(), tmp_path, uid="w")
     env.reset()
     env.step(0)
-    with pytest.warns(UserWarning, match="w.ring'; all that was in it is saved"):
+    with pytest.warns(UserWarning, match="w.ring'; all its steps are saved"):
         env.close()
     env.close()
     assert [(len(episode), episode.outcome) for episode in open_trace(tmp_path)] == [(1, "closed")]

@@ -36,7 +36,7 @@ def test_episodes_are_exact(tmp_path: Path, kind: str, mode: Any, copy: bool) ->
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 @pytest.mark.parametrize("name", SPACES)
-def test_every_space_comes_back(tmp_path: Path, name: str, mode: Any) -> None:
+def test_every_space_round_trips(tmp_path: Path, name: str, mode: Any) -> None:
     space = action_space = SPACES[name]
     env = made("sync", mode, True, space, action_space)
     actions, batch = batched_actions(env, STEPS), env.action_space
@@ -64,7 +64,7 @@ def test_episodes_do_not_depend_on_when_they_are_written(tmp_path: Path, mode: A
         if LONG or number == place
     ],
 )
-def test_readers_take_whatever_is_written_however_little_they_take(
+def test_writers_respect_even_tiny_reader_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, table: int, values: int, space: str
 ) -> None:
     monkeypatch.setattr(wire, "MAX_TABLE", table)
@@ -76,7 +76,7 @@ def test_readers_take_whatever_is_written_however_little_they_take(
 
 
 class _Bandits(vector.VectorEnv[Any, Any, Any]):
-    """2,000 lanes whose episodes have one step, and all say the same."""
+    """2,000 lanes with equal values and episodes of one step."""
 
     metadata = {"autoreset_mode": vector.AutoresetMode.SAME_STEP}  # noqa: RUF012 - as gymnasium has it
     num_envs = 2000
@@ -94,9 +94,7 @@ class _Bandits(vector.VectorEnv[Any, Any, Any]):
         return seen, np.ones(self.num_envs), over, ~over, {"final_obs": seen}
 
 
-def test_many_episodes_in_few_bytes_are_no_more_than_readers_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_short_episodes_stay_within_reader_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "TABLE_ROWS", 0)
     env = TraceRecordingVectorWrapper(_Bandits(), tmp_path)
     env.reset()
@@ -188,7 +186,7 @@ def test_other_vector_wrappers_work_around_and_under_it(tmp_path: Path, mode: An
 
 
 @pytest.mark.parametrize("around", [False, True])
-def test_stacked_and_normalized_observations_are_recorded_as_they_are_handed_out(tmp_path: Path, around: bool) -> None:
+def test_stacked_and_normalized_observations_are_recorded_as_returned(tmp_path: Path, around: bool) -> None:
     def maker() -> Any:
         return gymnasium.wrappers.FrameStackObservation(gymnasium.make("CartPole-v1"), 3)
 
@@ -210,7 +208,7 @@ def test_stacked_and_normalized_observations_are_recorded_as_they_are_handed_out
         assert bits(episode.observations) == bits(np.array(seen)[:, episode.lane])
 
 
-def test_an_environment_that_keeps_last_observations_to_itself_is_told_of(tmp_path: Path) -> None:
+def test_an_environment_without_final_observations_gives_a_warning(tmp_path: Path) -> None:
     class Secretive(vector.SyncVectorEnv):
         def step(self, actions: Any) -> Any:
             *told, infos = super().step(actions)
@@ -236,7 +234,7 @@ def test_the_autoreset_mode_is_where_vector_environments_have_it(tmp_path: Path,
     env.close()
 
 
-def test_a_full_reset_cuts_what_is_open_and_closing_closes_it(tmp_path: Path) -> None:
+def test_a_full_reset_cuts_open_episodes_and_closing_closes_them(tmp_path: Path) -> None:
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     for length in (3, 4):
@@ -260,7 +258,7 @@ def test_the_seed_of_lanes_that_are_seeded_together_is_the_one_that_was_given(tm
         assert [episode.seed for episode in open_trace(tmp_path / kind)] == seeds
 
 
-def test_annotations_have_one_row_a_lane(tmp_path: Path) -> None:
+def test_annotations_have_one_row_per_lane(tmp_path: Path) -> None:
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2)
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset(seed=0)
@@ -309,7 +307,7 @@ def test_annotations_stay_typed_columns_where_lanes_are_reset_between_steps(tmp_
 
 
 class _OddlyRewarding(vector.VectorEnv[Any, Any, Any]):
-    """Two lanes whose rewards are whatever they are told to be."""
+    """Two lanes with given rewards."""
 
     def __init__(self, rewards: Any):
         self.num_envs, self.rewards = 2, rewards
@@ -339,7 +337,7 @@ class _OddlyRewarding(vector.VectorEnv[Any, Any, Any]):
         (np.array([1.5, 2.5], ">f8"), "2.5"),
     ],
 )
-def test_rewards_that_are_not_one_number_a_lane_stop_nothing(tmp_path: Path, rewards: Any, kept: str) -> None:
+def test_rewards_of_the_wrong_shape_do_not_stop_the_run(tmp_path: Path, rewards: Any, kept: str) -> None:
     env = TraceRecordingVectorWrapper(_OddlyRewarding(rewards), tmp_path / "t")
     env.reset()
     for _ in range(3):
@@ -364,7 +362,7 @@ def test_actions_in_fortran_order_and_of_another_width_are_stored_exactly(tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore:actions. got values that are not as the space says")
-def test_scalars_of_another_width_in_a_list_of_actions_keep_theirs(tmp_path: Path) -> None:
+def test_scalar_actions_in_a_list_keep_their_width(tmp_path: Path) -> None:
     env = TraceRecordingVectorWrapper(vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2), tmp_path / "t")
     env.reset(seed=0)
     env.step([np.int32(1), np.int32(0)])
@@ -375,7 +373,7 @@ def test_scalars_of_another_width_in_a_list_of_actions_keep_theirs(tmp_path: Pat
 
 
 class Narrow(vector.VectorEnv[Any, Any, Any]):
-    """Its batches are narrower than its spaces say, as EnvPool's are; in some steps they are as wide."""
+    """Batches with a narrower dtype than the spaces, as in EnvPool; some steps have the full width."""
 
     num_envs = 2
     metadata = {"autoreset_mode": vector.AutoresetMode.DISABLED}  # noqa: RUF012
@@ -393,7 +391,7 @@ class Narrow(vector.VectorEnv[Any, Any, Any]):
 
 @pytest.mark.filterwarnings("ignore:.*got values that are not as the space says")
 @pytest.mark.parametrize("wide", [False, True])
-def test_whole_numbers_of_another_width_than_the_space_says_keep_theirs(tmp_path: Path, wide: bool) -> None:
+def test_integers_of_another_width_than_their_space_keep_their_width(tmp_path: Path, wide: bool) -> None:
     env = TraceRecordingVectorWrapper(Narrow(), tmp_path)
     env.reset()
     env.step(np.array([5, 6], np.int16))
@@ -407,7 +405,7 @@ def test_whole_numbers_of_another_width_than_the_space_says_keep_theirs(tmp_path
     assert [bits(row) for row in first.actions] == [bits(row) for row in (np.int16(5), np.int64(7))]
 
 
-def test_actions_that_are_not_as_the_space_says_are_kept_exactly(tmp_path: Path) -> None:
+def test_actions_outside_their_space_round_trip(tmp_path: Path) -> None:
     envs = made("sync", vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], spaces.Box(-1, 1, (2,), np.float32))
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset()
@@ -421,9 +419,7 @@ def test_actions_that_are_not_as_the_space_says_are_kept_exactly(tmp_path: Path)
     assert actions == bits(np.full(2, 0.1))
 
 
-def test_a_trace_that_exists_is_refused_and_a_full_disk_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_existing_trace_raises_and_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     envs = gymnasium.make_vec("CartPole-v1", num_envs=2)
     env = TraceRecordingVectorWrapper(envs, tmp_path)
     env.reset(seed=0)

@@ -1,4 +1,4 @@
-"""Copies of a recorded vector environment, and processes that fork, go on in the middle of all lanes' episodes."""
+"""Copies and forks of a recorded vector environment continue the open episodes of all lanes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def steps(env: Any, count: int) -> None:
 
 
 def steps_of(mode: Any, count: int, directory: Path) -> Counter[tuple[int, int, int]]:
-    """The steps that a run of so many steps consists of."""
+    """Return the expected steps of a run of this length."""
     env = wrapped(directory, mode)
     env.reset(seed=11)
     steps(env, count)
@@ -58,9 +58,7 @@ BEFORE = (0, 1, 3, 4, 9)
     ("copier", "before"),
     list(itertools.product(COPIERS, BEFORE)) if LONG else list(zip(itertools.cycle(COPIERS), BEFORE)),
 )
-def test_a_copy_goes_on_mid_episode_with_a_writer_of_its_own(
-    tmp_path: Path, mode: Any, copier: str, before: int
-) -> None:
+def test_a_copy_continues_mid_episode_with_its_own_writer(tmp_path: Path, mode: Any, copier: str, before: int) -> None:
     env = wrapped(tmp_path / "t", mode, uid="first")
     env.reset(seed=11, options={"level": 1})
     steps(env, before)
@@ -90,7 +88,7 @@ def test_a_copy_goes_on_mid_episode_with_a_writer_of_its_own(
     st.sets(st.integers(0, 4)) | st.none(),
     st.booleans(),
 )
-def test_copies_of_copies_keep_what_a_filter_keeps(
+def test_copies_of_copies_apply_the_filters(
     tmp_path_factory: Any, mode: Any, space: str, runs: list[int], kept: Any, flushes: bool
 ) -> None:
     directory = tmp_path_factory.mktemp("traces")
@@ -110,7 +108,7 @@ def test_copies_of_copies_keep_what_a_filter_keeps(
     )
 
 
-def test_an_episode_that_is_not_recorded_is_not_recorded_by_a_copy(tmp_path: Path) -> None:
+def test_a_copy_does_not_record_a_filtered_episode(tmp_path: Path) -> None:
     env = wrapped(tmp_path, vector.AutoresetMode.NEXT_STEP, episode_filter=lambda episode: episode != 1)
     env.reset(seed=11)
     twin = copy.deepcopy(env)
@@ -152,7 +150,7 @@ def test_a_copy_of_a_closed_recorder_records_its_next_episodes(tmp_path: Path) -
     assert look_at(open_trace(tmp_path)).total() == 2 * COUNT
 
 
-def test_asynchronous_environments_cannot_be_copied_and_lose_nothing_by_it(tmp_path: Path) -> None:
+def test_a_failed_copy_of_asynchronous_environments_loses_nothing(tmp_path: Path) -> None:
     env = TraceRecordingVectorWrapper(
         made("async", vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], SPACES["discrete"]),
         tmp_path,
@@ -196,7 +194,7 @@ FILTER = "frame_filter=lambda step: step != 1"
     ("mode", "options"),
     list(itertools.product(MODES, ["", FILTER])) if LONG else [*((mode, "") for mode in MODES), (MODES[0], FILTER)],
 )
-def test_a_forked_child_goes_on_in_the_middle_of_all_episodes(tmp_path: Path, mode: Any, options: str) -> None:
+def test_a_forked_child_continues_all_open_episodes(tmp_path: Path, mode: Any, options: str) -> None:
     script = f"""
 env.close()
 env = wrapped(Path(sys.argv[1]) / "t", mode, {options})

@@ -1,4 +1,4 @@
-"""Vector runs that are killed, cut off or interrupted: what is there is true, and all lanes are in step."""
+"""Vector runs that are killed, truncated or interrupted: recorded steps are correct, and lanes stay in step."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ for action in actions:
 
 # -- a full disk ------------------------------------------------------------------------------------------------------
 
-# Steps frames until an error comes, goes on without being recorded, and tells what it has seen.
+# Record frames until an error, continue unrecorded, and report the errors.
 _SCRIPT = f"""
 import json, resource, sys, warnings
 sys.path.insert(0, {os.path.dirname(__file__)!r})
@@ -119,14 +119,14 @@ def record_until_full(directory: Path, limit: int, how: str, **options: Any) -> 
 
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
 @pytest.mark.parametrize("how", ["step", "flush"])
-def test_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: Path, how: str, on_error: str) -> None:
+def test_a_full_disk_is_reported_once_and_the_run_continues(tmp_path: Path, how: str, on_error: str) -> None:
     told = record_until_full(tmp_path / "t", 600_000, how, on_error=on_error, flush_seconds=0.05)
     (said,) = told["errors"] + told["warnings"]
     assert (len(told["warnings"]), told["after"] + told["steps"]) == ((0, told["steps"] + 100), (1, 500))[
         on_error == "warn"
     ]
     assert str(tmp_path / "t") in said
-    assert "what was written before can be read" in said
+    assert "earlier steps stay readable" in said
     steps = look_at(open_trace(tmp_path / "t"), dead=True)
     assert set(steps.values()) == {1}
     assert 0 < len(steps) <= COUNT * told["steps"]
@@ -134,11 +134,11 @@ def test_a_full_disk_is_told_once_and_the_run_goes_on(tmp_path: Path, how: str, 
     assert look_at(open_trace(tmp_path / "r"), dead=True) == steps
 
 
-def test_the_last_bytes_of_a_disk_may_be_those_of_the_index(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_at_the_index_keeps_all_steps_or_raises(tmp_path: Path) -> None:
     whole = record_until_full(tmp_path / "whole", 0, "close")
     assert whole["errors"] == []
     size = (tmp_path / "whole" / "w.000000.gtb").stat().st_size
-    for short in (200, 700):  # times take a few bytes more or less
+    for short in (200, 700):  # the size of stored times varies by a few bytes
         told = record_until_full(tmp_path / f"{short}", size - short, "close")
         assert len(told["errors"]) == 1
         assert len(look_at(open_trace(tmp_path / f"{short}"), dead=True)) in (0, COUNT * 20)
@@ -262,7 +262,7 @@ class InterruptsAt:
 @modes
 @pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
 @pytest.mark.parametrize("filtered", [False, True])
-def test_an_exception_of_a_signal_handler_at_any_line_of_the_recorder_garbles_nothing(
+def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, filtered: bool, raises: type[BaseException]
 ) -> None:
     monkeypatch.setattr("gym_trace.recording.vector.recorder._MOST_BYTES", 300)  # a block is full after a few steps
@@ -325,7 +325,7 @@ def step(env: Any) -> None:
         if LONG or number % 5 in (0, 2)  # which goes through all pairs
     ],
 )
-def test_ctrl_c_between_the_steps_of_two_lanes_does_not_tear_them_apart(
+def test_ctrl_c_between_two_lanes_keeps_their_step_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, lane: int, when: str, at: int
 ) -> None:
     calls = 0
@@ -362,7 +362,7 @@ def test_ctrl_c_between_the_steps_of_two_lanes_does_not_tear_them_apart(
     assert {part.outcome for part in open_trace(tmp_path)} >= {"cut", "terminated", "truncated"}
 
 
-def test_what_is_stepped_after_an_error_is_recorded_from_the_next_episodes_on(tmp_path: Path) -> None:
+def test_after_an_error_recording_resumes_with_the_next_episodes(tmp_path: Path) -> None:
     class Failing(vector.SyncVectorEnv):
         def step(self, actions: Any) -> Any:
             if (actions == 5).all():
@@ -385,7 +385,7 @@ def test_what_is_stepped_after_an_error_is_recorded_from_the_next_episodes_on(tm
     assert Counter(part.lane for part in trace if len(part)) == {0: 3, 1: 3, 2: 3}
 
 
-def test_a_recorder_that_is_closed_while_the_environment_is_stepped_does_not_stop_it(tmp_path: Path) -> None:
+def test_closing_the_recorder_during_a_step_does_not_stop_the_environment(tmp_path: Path) -> None:
     env = made("sync", NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
     wrapped, told = TraceRecordingVectorWrapper(env, tmp_path, record_infos=True), env.step
     wrapped.reset(seed=11)
@@ -402,7 +402,7 @@ def test_a_recorder_that_is_closed_while_the_environment_is_stepped_does_not_sto
     assert look_at(open_trace(tmp_path)) == {(lane, 0, 0): 1 for lane in range(COUNT)}
 
 
-def test_after_closing_the_environment_goes_on_unrecorded_with_one_warning(tmp_path: Path) -> None:
+def test_after_closing_the_environment_continues_unrecorded_with_one_warning(tmp_path: Path) -> None:
     env = record_small(tmp_path, NEXT_STEP)
     env.close()
     size = len(open_trace(tmp_path))

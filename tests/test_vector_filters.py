@@ -1,4 +1,4 @@
-"""Filters of vector environments: what is kept is what filters of single environments keep, lane by lane."""
+"""Filters of vector environments keep, lane by lane, the same steps as filters of single environments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def closed_line(directory: Path) -> dict[str, Any]:
 
 
 def parts_of(trace: Any, lane: int | None = None) -> list[dict[str, Any]]:
-    """Everything of every part but its times, in the order of episodes."""
+    """Return everything but the times of every part, sorted by episode."""
     report = check_trace(trace.directory)
     assert (report.damages, report.remarks) == ([], [])
     names = ("episode_id", "lane", "first_step", "seed", "options", "reset_info", "outcome", "infos")
@@ -51,7 +51,7 @@ def parts_of(trace: Any, lane: int | None = None) -> list[dict[str, Any]]:
 
 
 def sliced(trace: Any, keeps_episode: Any, keeps_step: Any) -> list[dict[str, Any]]:
-    """What filters should leave of a trace that was recorded without."""
+    """Return the parts that filters should keep of an unfiltered trace."""
     parts = []
     for episode, whole in zip(sorted(trace, key=lambda episode: episode.episode_id), parts_of(trace)):
         if not keeps_episode(episode.episode_id):
@@ -73,7 +73,7 @@ def sliced(trace: Any, keeps_episode: Any, keeps_step: Any) -> list[dict[str, An
     st.sets(st.integers(0, 4)) | st.none(),
     st.integers(1, STEPS),
 )
-def test_what_filters_leave_is_cut_out_of_what_there_is_without(
+def test_a_filtered_run_is_a_subset_of_the_unfiltered_run(
     tmp_path_factory: Any, mode: Any, observation: str, episodes: Any, steps: Any, flush_every: int
 ) -> None:
     keeps_episode = None if episodes is None else episodes.__contains__
@@ -123,9 +123,7 @@ def test_a_vector_run_and_single_runs_keep_the_same_parts(tmp_path: Path, mode: 
 
 
 @modes
-def test_the_episode_filter_is_asked_once_an_episode_in_the_order_of_starts_then_of_lanes(
-    tmp_path: Path, mode: Any
-) -> None:
+def test_the_episode_filter_is_called_once_per_episode_by_start_then_lane(tmp_path: Path, mode: Any) -> None:
     asked: list[int] = []
 
     def is_wanted(episode: int) -> bool:
@@ -135,11 +133,11 @@ def test_the_episode_filter_is_asked_once_an_episode_in_the_order_of_starts_then
     trace = recorded(tmp_path / "t", mode, episode_filter=is_wanted)
     assert len(trace) == 0
     assert asked == list(range(len(recorded(tmp_path / "whole", mode))))
-    assert [path.suffix for path in (tmp_path / "t").iterdir()] == [".jsonl"]  # not a row was stored
+    assert [path.suffix for path in (tmp_path / "t").iterdir()] == [".jsonl"]  # no row was stored
 
 
 @modes
-def test_the_frame_filter_is_asked_of_the_steps_of_recorded_episodes_alone(tmp_path: Path, mode: Any) -> None:
+def test_the_frame_filter_is_called_only_for_steps_of_recorded_episodes(tmp_path: Path, mode: Any) -> None:
     asked: list[int] = []
     whole = recorded(tmp_path / "whole", mode)
     recorded(tmp_path / "t", mode, episode_filter=lambda e: e % 2 == 1, frame_filter=asked.append)
@@ -147,14 +145,14 @@ def test_the_frame_filter_is_asked_of_the_steps_of_recorded_episodes_alone(tmp_p
     assert Counter(asked) == expected
 
 
-def test_reward_classes_exclude_a_frame_filter(tmp_path: Path) -> None:
+def test_reward_classes_with_a_frame_filter_raise(tmp_path: Path) -> None:
     env = made("sync", NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
-    with pytest.raises(InvalidOption, match="exclude each other"):
+    with pytest.raises(InvalidOption, match="cannot be combined with frame_filter"):
         TraceRecordingVectorWrapper(env, tmp_path / "t", reward_classes=[0.0], frame_filter=lambda step: True)
     assert not (tmp_path / "t").exists()
 
 
-def test_reward_classes_of_one_lane_are_those_of_a_single_environment(tmp_path: Path) -> None:
+def test_reward_classes_of_one_lane_match_a_single_environment(tmp_path: Path) -> None:
     def maker() -> Any:
         return TellingEnv(2, SPACES["box"], SPACES["discrete"])
 
@@ -194,7 +192,7 @@ def test_reward_classes_keep_rare_rewards_of_any_lane(tmp_path: Path, mode: Any)
         assert bits(part.observations) == bits(real.observations[part.first_step : end + 1])
 
 
-def test_the_schema_tells_of_filters(tmp_path: Path) -> None:
+def test_the_schema_describes_the_filters(tmp_path: Path) -> None:
     trace = recorded(tmp_path, NEXT_STEP, episode_filter=lambda episode: True, reward_classes=[1])
     options = trace.readers[0].schema["recorder"]
     assert (options["episode_filter"], options["frame_filter"], options["reward_classes"]) == (True, False, [1.0])
@@ -202,7 +200,7 @@ def test_the_schema_tells_of_filters(tmp_path: Path) -> None:
 
 @modes
 @pytest.mark.parametrize("name", ["episode_filter", "frame_filter"])
-def test_a_filter_that_raises_reaches_the_caller_and_garbles_nothing(tmp_path: Path, mode: Any, name: str) -> None:
+def test_an_exception_in_a_filter_reaches_the_caller_and_corrupts_nothing(tmp_path: Path, mode: Any, name: str) -> None:
     calls = 0
 
     def fails_once(number: int) -> bool:

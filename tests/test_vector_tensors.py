@@ -1,4 +1,4 @@
-"""Vector environments that speak in tensors of any library, in lists, or in shapes that nobody expects."""
+"""Vector environments that return tensors of any library, lists, or unexpected shapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 
 
 class Tensor:
-    """As tensors are: an array inside, rows that are tensors again, and no truth of the whole."""
+    """Like a tensor: wraps an array, its rows are tensors, and bool() raises."""
 
     def __init__(self, array: Any):
         self._array = np.array(array)
@@ -76,7 +76,7 @@ class InTensors(vector.VectorWrapper):  # type: ignore[type-arg]
 
 @modes
 @pytest.mark.parametrize("name", ["box", "discrete", "dict", "tuple", "frames"])
-def test_tensors_are_taken_apart_by_lane(tmp_path: Path, name: str, mode: Any) -> None:
+def test_tensors_are_split_by_lane(tmp_path: Path, name: str, mode: Any) -> None:
     space = action_space = SPACES[name]
     env = made("sync", mode, True, space, action_space)
     actions, batch = batched_actions(env, STEPS), env.action_space
@@ -91,7 +91,7 @@ def test_tensors_are_taken_apart_by_lane(tmp_path: Path, name: str, mode: Any) -
     check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
 
 
-def test_tensors_of_torch_are_taken_apart_by_lane(tmp_path: Path) -> None:
+def test_torch_tensors_are_split_by_lane(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("array_api_compat")
     mode, space, action_space = vector.AutoresetMode.NEXT_STEP, SPACES["dict"], SPACES["box"]
@@ -106,7 +106,7 @@ def test_tensors_of_torch_are_taken_apart_by_lane(tmp_path: Path) -> None:
 
 
 @modes
-def test_infos_in_a_list_are_those_of_the_lanes(tmp_path: Path, mode: Any) -> None:
+def test_a_list_of_infos_has_one_info_per_lane(tmp_path: Path, mode: Any) -> None:
     space, action_space = SPACES["box"], SPACES["discrete"]
     env = made("sync", mode, True, space, action_space)
     actions, batch = batched_actions(env, STEPS), env.action_space
@@ -115,7 +115,7 @@ def test_infos_in_a_list_are_those_of_the_lanes(tmp_path: Path, mode: Any) -> No
 
 
 class Saying(vector.VectorEnv):  # type: ignore[type-arg]
-    """Says at each step what it was told to say, for three lanes."""
+    """Return given values at each step, for three lanes."""
 
     metadata: dict[str, Any] = {}  # noqa: RUF012
 
@@ -144,7 +144,7 @@ def infos_of(directory: Path, infos: Any) -> list[Any]:
     return [plain(episode.infos[0]) for episode in open_trace(directory)]
 
 
-def test_what_is_not_one_of_each_lane_goes_whole_to_each(tmp_path: Path) -> None:
+def test_info_values_without_one_row_per_lane_go_whole_to_each_lane(tmp_path: Path) -> None:
     infos = {
         "config": {"rate": 0.5, "mode": "abc"},
         "history": [1, 2, 3, 4],
@@ -155,7 +155,7 @@ def test_what_is_not_one_of_each_lane_goes_whole_to_each(tmp_path: Path) -> None
     assert infos_of(tmp_path / "t", infos) == [plain({**infos, "table": [0, 1, 2, 3, 4], "total": 7.0})] * 3
 
 
-def test_what_is_one_of_each_lane_is_taken_apart_in_whatever_it_lies(tmp_path: Path) -> None:
+def test_info_values_with_one_row_per_lane_are_split_in_any_container(tmp_path: Path) -> None:
     infos = {
         "list": ["a", "b", "c"],
         "pair": (np.arange(3), Tensor([[1], [2], [3]])),
@@ -180,7 +180,7 @@ def test_what_is_one_of_each_lane_is_taken_apart_in_whatever_it_lies(tmp_path: P
     ],
     ids=lambda said: "-".join(said),
 )
-def test_steps_that_are_not_one_a_lane_are_left_out_and_nothing_false_is_kept(tmp_path: Path, said: Any) -> None:
+def test_steps_of_the_wrong_shape_are_skipped_without_false_data(tmp_path: Path, said: Any) -> None:
     envs = Saying()
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
@@ -200,7 +200,7 @@ def test_steps_that_are_not_one_a_lane_are_left_out_and_nothing_false_is_kept(tm
     assert found == [("cut", 1)] * 3 + [("closed", 1)] * 3
 
 
-def test_actions_that_are_not_one_a_lane_reach_the_environment(tmp_path: Path) -> None:
+def test_actions_of_the_wrong_shape_reach_the_environment(tmp_path: Path) -> None:
     envs = Saying()
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
@@ -213,7 +213,7 @@ def test_actions_that_are_not_one_a_lane_reach_the_environment(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mode", ["SameStep", "SAME_STEP", "same_step", vector.AutoresetMode.SAME_STEP, None])
-def test_the_autoreset_mode_may_be_a_word(tmp_path: Path, mode: Any) -> None:
+def test_the_autoreset_mode_may_be_text(tmp_path: Path, mode: Any) -> None:
     envs = Saying(ends=np.ones(3, np.bool_), infos={"final_obs": np.ones((3, 2), np.float32)})
     envs.metadata = {"autoreset_mode": mode}
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
@@ -225,7 +225,7 @@ def test_the_autoreset_mode_may_be_a_word(tmp_path: Path, mode: Any) -> None:
     assert [len(episode) for episode in open_trace(tmp_path / "t") if episode.lane == 0] == steps
 
 
-def test_an_autoreset_mode_that_there_is_not_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_autoreset_mode_raises(tmp_path: Path) -> None:
     envs = Saying()
     envs.metadata = {"autoreset_mode": "sometimes"}
     with pytest.raises(
@@ -234,7 +234,7 @@ def test_an_autoreset_mode_that_there_is_not_is_refused(tmp_path: Path) -> None:
         TraceRecordingVectorWrapper(envs, tmp_path / "t")
 
 
-def test_infos_that_cannot_be_taken_apart_lose_no_step(tmp_path: Path) -> None:
+def test_infos_that_cannot_be_split_lose_no_step(tmp_path: Path) -> None:
     infos: dict[str, Any] = {}
     infos["itself"] = infos
     env = TraceRecordingVectorWrapper(Saying(infos=infos), tmp_path / "t", record_infos=True)
@@ -247,7 +247,7 @@ def test_infos_that_cannot_be_taken_apart_lose_no_step(tmp_path: Path) -> None:
 
 
 class OnDevice(Tensor):
-    """As tensors are that have to be asked for their array."""
+    """Like a tensor whose array must be requested."""
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         raise TypeError("lies on a device")
@@ -259,7 +259,7 @@ class OnDevice(Tensor):
         return self._array
 
 
-def test_a_reset_mask_that_is_a_tensor_says_which_lanes_are_reset(tmp_path: Path) -> None:
+def test_a_reset_mask_may_be_a_tensor(tmp_path: Path) -> None:
     env = TraceRecordingVectorWrapper(Saying(), tmp_path / "t", episode_filter=lambda _: True)
     env.reset()
     env.reset(options={"reset_mask": OnDevice([True, False, True])})
@@ -272,7 +272,7 @@ def test_a_reset_mask_that_is_a_tensor_says_which_lanes_are_reset(tmp_path: Path
     assert sorted(found) == [(0, "cut", 0), (0, "cut", 1), (1, "cut", 1), (2, "cut", 0), (2, "cut", 1)]
 
 
-def test_rewards_each_of_another_shape_are_kept(tmp_path: Path) -> None:
+def test_rewards_of_varying_shapes_are_kept(tmp_path: Path) -> None:
     rewards = [np.zeros(2), np.zeros(3), 1.0]
     env = TraceRecordingVectorWrapper(Saying(rewards=rewards), tmp_path / "t")
     env.reset()
@@ -282,7 +282,7 @@ def test_rewards_each_of_another_shape_are_kept(tmp_path: Path) -> None:
     assert [bits(np.asarray(reward)) for reward in kept] == [bits(np.asarray(reward)) for reward in rewards]
 
 
-def test_an_annotation_that_has_no_rows_is_refused(tmp_path: Path) -> None:
+def test_an_annotation_without_rows_raises(tmp_path: Path) -> None:
     env = TraceRecordingVectorWrapper(Saying(), tmp_path / "t")
     env.reset()
     for value in (1.0, Tensor(1.0), None, {"mean": 1, "std": 2, "entropy": 3}, "abc", {1, 2, 3}):

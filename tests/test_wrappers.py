@@ -1,4 +1,4 @@
-"""TraceRecordingWrapper: it records everything, and changes nothing."""
+"""TraceRecordingWrapper records everything and changes nothing."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from gym_trace import TraceRecordingWrapper, open_trace
 
 
 @pytest.mark.parametrize("record_infos", [False, True])
-def test_a_wrapped_run_says_what_the_unwrapped_run_says(tmp_path: Path, record_infos: bool) -> None:
+def test_a_wrapped_run_returns_the_same_as_an_unwrapped_run(tmp_path: Path, record_infos: bool) -> None:
     expected = play(gymnasium.make("CartPole-v1"), 8)
     env = TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path, record_infos=record_infos)
     assert bits(play(env, 8)) == bits(expected)
     env.close()
 
 
-def test_unseeded_resets_go_on_with_the_generator_as_without_the_wrapper(tmp_path: Path) -> None:
+def test_unseeded_resets_use_the_generator_as_without_the_wrapper(tmp_path: Path) -> None:
     def states(env: Any) -> list[Any]:
         env.reset(seed=3)
         found = []
@@ -61,7 +61,7 @@ def test_the_environment_is_called_as_often_as_without_the_wrapper(tmp_path: Pat
     assert inner.calls == [*bare.calls, "close"]
 
 
-def test_the_very_objects_of_the_environment_are_handed_on_untouched(tmp_path: Path) -> None:
+def test_the_wrapper_returns_the_objects_of_the_environment_unchanged(tmp_path: Path) -> None:
     class Remembering(CountingEnv):
         def reset(self, **kwargs: Any) -> Any:
             self.last = super().reset(**kwargs)
@@ -81,7 +81,7 @@ def test_the_very_objects_of_the_environment_are_handed_on_untouched(tmp_path: P
     env.close()
 
 
-def test_flags_that_are_not_plain_booleans_are_handed_on_and_stored_as_booleans(tmp_path: Path) -> None:
+def test_flags_of_other_types_are_returned_unchanged_and_stored_as_booleans(tmp_path: Path) -> None:
     steps = [Told(np.int64(0), 1.0, np.False_, 0), Told(np.int64(0), 1.0, np.True_, 1)]
     env = TraceRecordingWrapper(
         ScriptedEnv(spaces.Discrete(2), spaces.Discrete(2), [(np.int64(0), steps)]), tmp_path
@@ -96,7 +96,7 @@ def test_flags_that_are_not_plain_booleans_are_handed_on_and_stored_as_booleans(
     assert episode.outcome == "terminated"
 
 
-def test_frames_that_wait_in_a_list_are_not_taken_by_the_recorder(tmp_path: Path) -> None:
+def test_the_recorder_does_not_consume_frames_of_a_render_list(tmp_path: Path) -> None:
     class Filming(CountingEnv):
         def __init__(self) -> None:
             super().__init__(render_mode="rgb_array_list")
@@ -139,7 +139,7 @@ def test_wrappers_above_do_not_change_what_is_recorded(tmp_path: Path) -> None:
     env.close()
     trace = open_trace(tmp_path)
     assert len(trace) == 3
-    assert outcomes(tmp_path) == ["cut", "cut", "closed"]  # the limit above is not the recorder's business
+    assert outcomes(tmp_path) == ["cut", "cut", "closed"]  # the recorder does not see the limit above it
     assert sum(map(len, trace)) == len(said) - 3
     assert trace[0].observations.dtype == np.float32
 
@@ -252,7 +252,7 @@ def test_observations_without_dimensions_may_be_arrays_or_scalars(tmp_path: Path
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (40, 40)])
-def test_arrays_in_other_clothes_are_recorded_as_arrays(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_array_like_objects_are_recorded_as_arrays(tmp_path: Path, shape: tuple[int, ...]) -> None:
     class Special(np.ndarray):
         pass
 
@@ -290,7 +290,7 @@ def test_an_environment_without_a_spec_is_recorded(tmp_path: Path) -> None:
     assert description["class"] == "zoo.CountingEnv"
 
 
-def test_a_spec_with_a_callable_is_stored_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_spec_with_a_callable_is_stored_as_far_as_possible(tmp_path: Path) -> None:
     spec = gymnasium.envs.registration.EnvSpec("Counting-v0", entry_point=CountingEnv, kwargs={"length": 2})
     env = TraceRecordingWrapper(gymnasium.make(spec, disable_env_checker=True), tmp_path)
     env.reset()
@@ -301,7 +301,7 @@ def test_a_spec_with_a_callable_is_stored_as_far_as_it_goes(tmp_path: Path) -> N
     assert json.loads(description["spec"])["kwargs"] == {"length": 2}
 
 
-def test_the_generator_of_a_custom_space_is_not_touched(tmp_path: Path) -> None:
+def test_the_generator_of_a_custom_space_is_not_used(tmp_path: Path) -> None:
     space = OddSpace()
     space.seed(1)
     state = copy.deepcopy(space.np_random.bit_generator.state)
@@ -328,7 +328,7 @@ def test_a_wrapper_of_the_recorder_reaches_its_methods(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("on_error", ["raise", "warn"])
-def test_a_value_that_cannot_be_stored_is_kept_by_its_repr_with_one_warning(tmp_path: Path, on_error: str) -> None:
+def test_an_unstorable_value_becomes_its_repr_with_one_warning(tmp_path: Path, on_error: str) -> None:
     good = np.ones(2, np.float32)
     steps = [Told(good), *[Told(fractions.Fraction(1, 3)) for _ in range(3)], Told(good)]
     env = ScriptedEnv(spaces.Box(-1, 1, (2,)), spaces.Discrete(2), [(good, steps)])

@@ -1,1 +1,1 @@
-"""What a trace is made of: words, schema, values, layouts, episodes. No input or output, no gymnasium."""
+"""The data model of a trace: vocabulary, schema, values, layouts, episodes. No I/O, no gymnasium."""

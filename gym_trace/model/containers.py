@@ -1,4 +1,4 @@
-"""How many lists and maps come of bytes that are not trusted."""
+"""A limit on the lists and maps unpacked from untrusted bytes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from gym_trace.errors import CorruptTrace
 
-MAX_CONTAINERS = 8 << 20  # lists, maps and entries of maps in the values of a column, or the metadata of a record
+MAX_CONTAINERS = 8 << 20  # containers and map entries in a column's values or a record's metadata
 
 
 class Containers:
-    """How many lists, maps and entries of maps may still come of what is unpacked: each takes some 100 bytes of memory.
+    """Remaining container budget while unpacking: lists, maps and map entries, about 100 bytes of memory each.
 
-    There cannot be more of them than bytes, so that only what has more bytes than that needs be counted.
+    Each takes at least one packed byte, so only input longer than MAX_CONTAINERS needs counting.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Containers:
     def take(self, count: int) -> None:
         self._left -= count
         if self._left < 0:
-            raise CorruptTrace(f"more than {MAX_CONTAINERS} lists and maps in one place")
+            raise CorruptTrace(f"more than {MAX_CONTAINERS} lists and maps")
 
     def list_hook(self, items: list[Any]) -> list[Any]:
         self.take(1)

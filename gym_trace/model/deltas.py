@@ -1,4 +1,4 @@
-"""Large values, such as images, stored as deltas: what has changed since the row before."""
+"""Large values, such as images, stored as deltas: the changes since the previous row."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import numpy as np
 from gym_trace.model.layout import Leaf
 from gym_trace.model.values import Array
 
-# What is kept of a value: the places (u4) and contents of the words that differ from the one before, or all bytes.
+# One stored value: positions (u4) and contents of the words that differ from the previous value, or all its bytes.
 Slot = tuple[bytes, bytes] | bytes
 Changes = tuple[Array, Array]  # the same as arrays
 
 
 class Log(Protocol):
-    """What a packer needs of the recorder whose rows it packs."""
+    """The recorder's log, as the packer uses it."""
 
     def log_whole(self, column: int, value: bytes) -> None:
-        """Puts down all bytes of a value."""
+        """Record all bytes of a value."""
 
     def log_changes(self, column: int, count: int, changes: bytes) -> bool:
-        """Puts down the places (u4) of the words that have changed, and the words; False if there is no room."""
+        """Record the positions (u4) of changed words, then the words; return False if the log is full."""
 
 
 def word_of(row_size: int) -> np.dtype[np.unsignedinteger]:
-    """The word in which values of row_size bytes are compared: 8, 4, 2 or 1 bytes, whichever divides them."""
+    """Return the word type for comparing values of row_size bytes: the largest of 8, 4, 2, 1 bytes that divides it."""
     return np.dtype(f"<u{math.gcd(row_size, 8)}")
 
 
 def changed_words(before: Array, value: Array, most: int) -> bytes | None:
-    """The places (u4) of the words in which a value differs from the one before, and its words there.
+    """Return the positions (u4) of the words that changed, then the new words; None if more than `most` changed.
 
-    None if they are more than most. Otherwise, the value before becomes equal to this one.
+    Unless it returns None, it updates `before` to equal value.
 
     Args:
-        before: of words, flat.
-        value: contiguous, of as many bytes.
+        before: the previous value as a flat array of words.
+        value: contiguous, with as many bytes as before.
     """
     flat: Array = np.frombuffer(value, before.dtype)
     (places,) = np.not_equal(flat, before).nonzero()
@@ -53,15 +53,15 @@ class DeltaPacker:
     """Packs the values of one leaf as deltas.
 
     Args:
-        column: the number of the leaf.
+        column: index of the leaf.
         other: packs a value that does not have the dtype and shape of the leaf.
-        changed: changed_words(), or what does the same.
+        changed: changed_words() or its compiled twin.
 
     Attributes:
         before: the last value, as words.
-        ready: an array of one bool, whether the next value can be compared with it. If so, others may do that, too: log
-            what has changed, and change before.
-        limit: of more changed words all bytes are kept.
+        ready: an array of one bool: True if the next value can be compared with before. Then a caller may also do it
+            in place of the packer: log the changes and update before.
+        limit: values with more changed words are stored whole.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class DeltaPacker:
         self.forget()
 
     def forget(self) -> None:
-        """Has the next value be put down whole, as the first one is: it may not follow on the one before."""
+        """Store the next value whole, like the first one: the previous value may be unknown to readers."""
         self._knows = self.ready[0] = False
-        self._pause = self._pausing = 0  # values not to be compared, after one with too many changes
+        self._pause = self._pausing = 0  # values stored uncompared after one with too many changes
 
     def __call__(self, value: Any) -> bytes:
-        """Puts the value into the log; nothing of it is in the row."""
+        """Put the value into the log; return no bytes for the row."""
         if type(value) is not np.ndarray or value.dtype != self._dtype or value.shape != self._shape:
             return self._other(value)
         if not value.flags.c_contiguous:
             value = value.copy()
-        knows, self._knows = self._knows, False  # for as long as the value before may not be that of the last row
+        knows, self._knows = self._knows, False  # until before equals the last logged row again
         self.ready[0] = False
         if self._pausing:
             self._pausing -= 1
@@ -114,12 +114,12 @@ class DeltaPacker:
         return b""
 
     def last(self) -> bytes:
-        """All bytes of the last value that was packed."""
+        """Return all bytes of the last packed value."""
         return self.before.tobytes()
 
 
 def following(before: Array | None, slot: Slot, word: np.dtype[np.unsignedinteger]) -> Array:
-    """The value that a slot makes of the one before, which may be overwritten."""
+    """Apply a slot to the previous value and return the next one; `before` may be overwritten."""
     return np.frombuffer(slot, word) if isinstance(slot, bytes) else _changed(before, *joined_changes([slot], word))
 
 
@@ -132,7 +132,7 @@ def _changed(before: Array | None, places: Array, words: Array) -> Array:
 
 
 def joined_changes(slots: Sequence[tuple[bytes, bytes]], word: np.dtype[np.unsignedinteger]) -> Changes:
-    """The places and words of all slots, concatenated."""
+    """Return the positions and words of all slots, concatenated."""
     return (
         np.frombuffer(b"".join([places for places, _ in slots]), np.uint32),
         np.frombuffer(b"".join([words for _, words in slots]), word),
@@ -156,12 +156,12 @@ class DeltaRows(NamedTuple):
 
     @property
     def changed(self) -> int:
-        """Approximate stored size of the rows after the first: a word for each change, and two bytes for its place."""
+        """Approximate stored size of all rows but the first: a word per change, plus two bytes for its position."""
         kept = sum(len(slot) if isinstance(slot, bytes) else len(slot[1]) for slot in self.slots[1:])
         return kept + 2 * kept // word_of(self.row_size).itemsize
 
     def arrays(self, count: int) -> Iterator[Array]:
-        """The values as uint8 arrays of shape (up to count, row size)."""
+        """Yield the values as uint8 arrays of shape (up to count, row size)."""
         word = word_of(self.row_size)
         before = None if self.before is None else self.before.copy()
         for i in range(0, len(self.slots), count):
@@ -173,7 +173,7 @@ class DeltaRows(NamedTuple):
             yield values
 
     def after(self) -> Array | None:
-        """The value of the last row."""
+        """Return the value of the last row."""
         whole = [i for i, slot in enumerate(self.slots) if isinstance(slot, bytes)]
         before = self.before
         if whole:
@@ -181,4 +181,6 @@ class DeltaRows(NamedTuple):
         changes = self.slots[whole[-1] + 1 if whole else 0 :]
         if not changes or before is None:
             return before
-        return _changed(before.copy(), *joined_changes(changes, word_of(self.row_size)))  # of several the last counts
+        return _changed(
+            before.copy(), *joined_changes(changes, word_of(self.row_size))
+        )  # put() keeps the last of several changes

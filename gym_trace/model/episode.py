@@ -19,40 +19,40 @@ from gym_trace.showing.words import count, moment, number, seed_of
 
 
 class Source(Protocol):
-    """Where the arrays of an episode come from."""
+    """Source of an episode's arrays."""
 
     def column(self, name: str, steps: range | None) -> Any:
-        """A column, or what some of the steps have of it."""
+        """Return a column, or its rows for some of the steps."""
 
     def start(self) -> dict[str, Any]:
-        """What was kept of its reset."""
+        """Return the recorded data of its reset."""
 
     def pending(self) -> Any:
-        """The action that was never answered at its end, or None."""
+        """Return the action that was still running at its end, or None."""
 
 
 class Episode:
     """One recorded episode of N steps, or one contiguous part of it where steps were filtered out.
 
-    Arrays are the caller's own: they can be written to. They are decoded when first asked for. A slice, such as
-    ``episode[100:164]``, is those steps with the observation before them, and reads little more than that.
+    Arrays are decoded on first access and are yours to modify. A slice, such as ``episode[100:164]``, has those steps
+    and the observation before them; it reads little else.
 
-    An episode stays what it was when it was taken from the trace: of one that was running the steps that it had then,
-    whatever has been recorded since; after Trace.refresh() take it again. It can be pickled, and reads its arrays from
-    the same directory where that is undone; one that a scan gave takes its arrays along.
+    An episode does not change after it is taken from the trace. A running episode keeps the steps that it had then;
+    call Trace.refresh() and take it again for later ones. A pickled episode reads its arrays from the same directory
+    when unpickled; an episode from a scan carries its arrays along.
 
     Attributes:
-        index: its place in the trace.
+        index: position in the trace.
         episode_id: 0, 1, 2 … in the order in which its writer began episodes. With `writer` it is unique in a trace.
         writer: id of the writer.
         lane: index of the sub-environment, 0 for a single environment.
-        first_step: index in the episode of the first step that is here; 0 unless steps were filtered out or lost.
-        outcome: "terminated", "truncated", "cut", "closed", "lost" or "running"; of the whole episode, also in parts.
-        seed: what reset was given, or None.
+        first_step: index in the episode of the first step here; 0 unless steps were filtered out or lost.
+        outcome: "terminated", "truncated", "cut", "closed", "lost" or "running". A part has the outcome of its episode.
+        seed: the seed passed to reset, or None.
         split: such as "train" or "eval".
-        has_final_observation: whether the last row of observations is what the last step led to. False where an import
-            did not find it: the row is a placeholder, NaN, 0 or "".
-        start_time, end_time: UTC, ns; None where unknown. start_monotonic, end_monotonic: of the recorder's clock, ns.
+        has_final_observation: True if the last row of observations follows the last step. False if an import did not
+            find it: the row is a placeholder, NaN, 0 or "".
+        start_time, end_time: UTC, ns; None if unknown. start_monotonic, end_monotonic: of the recorder's clock, ns.
     """
 
     __slots__ = ("_cache", "_record", "_source", "_steps", "split", "writer")
@@ -67,7 +67,7 @@ class Episode:
     ):
         self._record = record
         self._source = source
-        self._steps = steps  # those that are here, None for all
+        self._steps = steps  # steps of this part; None for all
         self._cache: dict[str, Any] = {}
         self.writer = writer
         self.split = split
@@ -79,9 +79,9 @@ class Episode:
         return int(self._record["steps"]) if self._steps is None else len(self._steps)
 
     def __getitem__(self, steps: slice) -> Episode:
-        """Some of the steps, one after the other, as an episode. Raises TypeError."""
+        """Return consecutive steps as an episode. Raises TypeError for any other index."""
         if not isinstance(steps, slice) or steps.step not in (None, 1):
-            raise TypeError(f"episode[{steps!r}]: give a slice of steps that follow each other, such as episode[0:64]")
+            raise TypeError(f"episode[{steps!r}]: pass a slice without a stride, such as episode[0:64]")
         chosen = (range(int(self._record["steps"])) if self._steps is None else self._steps)[steps]
         chosen = chosen if len(chosen) else range(chosen.start, chosen.start)
         return Episode(self._record, self.writer, self.split, self._source, chosen)
@@ -90,7 +90,7 @@ class Episode:
         return "<" + "\n  ".join([self._title, *self._lines()]) + ">"
 
     def _repr_html_(self) -> str:
-        """What notebooks show: the same, the rewards, and the picture that was observed last, if they can be read."""
+        """Return HTML for notebooks: the repr, the rewards and the last observed image, if readable."""
         parts = []
         with suppress(TraceError):
             parts.append(sparkline(numbers_of(self.rewards), "rewards"))
@@ -108,7 +108,7 @@ class Episode:
         return printable(f"Episode {self.episode_id} of {self.writer}{part}: {what}")
 
     def _lines(self) -> list[str]:
-        """What else is known of it without reading it."""
+        """Return the lines of the repr after the title; reads no steps."""
         ended = not np.isnat(self._record["end_time"])
         took = f", took {number(self._record['duration'] / 1e9)} s" if ended else ""
         return [
@@ -117,12 +117,12 @@ class Episode:
         ]
 
     def to_pandas(self) -> Any:
-        """The steps as a pandas.DataFrame, which needs pandas.
+        """Return the steps as a pandas.DataFrame (needs pandas).
 
-        A row a step: the observation that was there, the action, reward, terminated, truncated, and annotations.NAME.
-        Arrays of up to 64 numbers have a column for each, "observation[2]", larger ones a column of arrays; parts of
-        dicts and tuples are columns of their own, "observation.position[0]". The last observation, to which the last
-        step led, is in no row: it is ``episode.observations[-1]``.
+        One row per step: the observation before it, action, reward, terminated, truncated, and annotations.NAME. An
+        array of up to 64 numbers has one column per number, "observation[2]"; a larger one has a column of arrays.
+        Parts of dicts and tuples have columns of their own, "observation.position[0]". The final observation has no
+        row: use ``episode.observations[-1]``.
 
         Raises MissingExtra, CorruptTrace.
         """
@@ -163,16 +163,16 @@ class Episode:
 
     @property
     def total_reward(self) -> float | Array:
-        """The return: the sum of the rewards that are here; NaN where it is not known, or rewards are no numbers.
+        """The return: the sum of the rewards here; NaN if it is unknown or rewards are not numbers.
 
-        Of rewards that are several numbers (objectives) an array of their sums, for which the rewards are read.
+        Rewards of several numbers (objectives) give an array, one sum per objective; this reads the rewards.
         """
         known = float(self._record["return"]) if self._steps is None else math.nan
         if known == known or not len(self):
             return known if self._steps is None else 0.0
         try:
             rewards = self.rewards
-        except TraceError:  # damaged, or not asked for
+        except TraceError:  # damaged, or not decoded
             return math.nan
         if rewards.dtype.kind not in "biuf" or (rewards.ndim < 2 and self._steps is None):
             return math.nan
@@ -188,7 +188,7 @@ class Episode:
 
     @property
     def _start(self) -> dict[str, Any]:
-        """What was kept of its reset."""
+        """The recorded data of its reset."""
         if "start" not in self._cache:
             self._cache["start"] = self._source.start()
         kept: dict[str, Any] = self._cache["start"]
@@ -196,12 +196,12 @@ class Episode:
 
     @property
     def options(self) -> dict[str, Any] | None:
-        """What reset was given as options."""
+        """The options passed to reset."""
         return self._start.get("options")
 
     @property
     def rng_state(self) -> dict[str, Any] | None:
-        """The state of the environment's generator before an unseeded reset, as NumPy bit generators give it."""
+        """State of the environment's random generator before an unseeded reset, as NumPy bit generators give it."""
         return self._start.get("rng_state")
 
     @property
@@ -211,15 +211,15 @@ class Episode:
 
         packed = self._start.get("reset_info")
         if packed is not None and not isinstance(packed, bytes):
-            raise CorruptTrace("what is kept of a reset is malformed")
+            raise CorruptTrace("malformed reset record")
         return None if packed is None else unpack(packed)
 
     @property
     def pending_action(self) -> Any:
-        """The action that was being executed when the writer was killed: asked after the last step, never answered.
+        """The action that the environment was executing when the writer was killed, after the last recorded step.
 
-        With the structure of the action space. None of episodes at whose end nothing was being executed, or it is not
-        known; of running ones; and of a slice that does not reach to the end.
+        It has the structure of the action space. None if no action was running or it is unknown, if the episode is
+        still running, and for a slice that does not reach the end.
         """
         is_end = self._steps is None or self._steps.stop == int(self._record["steps"])
         return self._source.pending() if is_end else None
@@ -248,8 +248,7 @@ class Episode:
                 self._cache[name] = self._source.column(name, self._steps)
             except MemoryError as error:
                 raise TraceError(
-                    f"the {name} of an episode of {len(self)} steps take more memory than there is; "
-                    "ask for some of the steps: episode[0:1000]"
+                    f"{name}: {len(self)} steps do not fit in memory; read a part, such as episode[0:1000]"
                 ) from error
         return self._cache[name]
 
@@ -257,7 +256,7 @@ class Episode:
     def observations(self) -> Any:
         """N + 1 rows, the reset observation first: an array (N + 1, *shape), or dicts and tuples of them.
 
-        The last row is a placeholder where has_final_observation is False.
+        The last row is a placeholder if has_final_observation is False.
         """
         return self._column("observations")
 
@@ -270,20 +269,20 @@ class Episode:
     def rewards(self) -> Array:
         """(N,), float64 unless the environment gave NumPy rewards of another dtype.
 
-        Rewards of several types, such as 0 and np.float32(0.5), are float64 where that holds the value of each of them
-        exactly, which loses the types, otherwise objects of the recorded types. Plain booleans and integers of up to 53
-        bits are float64, too.
+        Rewards of mixed types, such as 0 and np.float32(0.5), become float64 if that holds every value exactly; their
+        types are lost. Otherwise they are objects of the recorded types. Plain booleans and integers of up to 53 bits
+        are float64, too.
         """
         return np.asarray(self._column("rewards"))
 
     @property
     def terminations(self) -> Array:
-        """(N,) bool, as the environment said."""
+        """(N,) bool, as the environment returned them."""
         return np.asarray(self._column("terminations"))
 
     @property
     def truncations(self) -> Array:
-        """(N,) bool, as the environment said."""
+        """(N,) bool, as the environment returned them."""
         return np.asarray(self._column("truncations"))
 
     @property
@@ -291,17 +290,17 @@ class Episode:
         """N dicts. Raises TraceError if infos were not recorded."""
         infos = self._column("infos")
         if infos is None:
-            raise TraceError("infos were not recorded; record with record_infos=True (gym-trace record --infos)")
+            raise TraceError("infos: not recorded; record with record_infos=True (gym-trace record --infos)")
         return list(infos)
 
     @property
     def annotations(self) -> dict[str, Array]:
-        """By name, (N, …) arrays; None in a row without a value; none of an episode of no steps."""
+        """(N, …) arrays by name; None in a row without a value; empty for an episode without steps."""
         return dict(self._column("annotations"))
 
 
 def infos_of(episode: Episode) -> list[dict[str, Any]] | None:
-    """The infos of an episode, None if they were not recorded."""
+    """Return the infos of an episode; None if they were not recorded."""
     try:
         return episode.infos
     except TraceError as error:

@@ -1,7 +1,7 @@
-"""Spaces as plain data, and how their values are laid out as columns. Knows nothing of gymnasium, so reading is light.
+"""Spaces as plain data, and the layout of their values as columns. Does not import gymnasium, so reading stays light.
 
-A layout is a tree. Its leaves are columns; values of the whole tree are taken apart into one value a leaf and put
-together again from one array a leaf.
+A layout is a tree whose leaves are columns. taken_apart() splits a value into one value per leaf; put_together() joins
+one array per leaf.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PlainSpace = dict[str, Any]
 _TYPED = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
 _MAX_DEPTH = 32
 _MAX_DIMENSIONS = 32
-_MAX_ELEMENTS = 1 << 31  # of one value; more than could be recorded
+_MAX_ELEMENTS = 1 << 31  # of one value; more than a recorder can store
 _NATIVE: Literal["little", "big"] = sys.byteorder
 _FOREIGN: Literal["little", "big"] = "big" if sys.byteorder == "little" else "little"
 
 
 class Leaf:
-    """One column. dtype and shape are those of one value, or None for a column of MessagePack values."""
+    """One column. dtype and shape describe one value; dtype is None for a column of MessagePack values."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any] | None, shape: tuple[int, ...]):
         self.path = path
@@ -38,14 +38,14 @@ class Leaf:
 
     @property
     def column(self) -> str:
-        """What warnings call it."""
+        """The name of the column in warnings."""
         return "/".join(map(str, self.path))
 
     def leaves(self) -> Iterator[Leaf]:
         yield self
 
     def fits(self, value: Any) -> bool:
-        """Whether an array or scalar has the dtype and shape of this column."""
+        """Return True if value is an array or scalar with the dtype and shape of this column."""
         is_array = type(value) is np.ndarray or isinstance(value, np.generic)
         return is_array and value.dtype == self.dtype and value.shape == self.shape
 
@@ -57,12 +57,12 @@ class Leaf:
 
 
 def integers_fit(dtype: np.dtype[Any], low: int, high: int) -> bool:
-    """Whether integers from low to high can be of dtype, which is False unless that is an integer one."""
+    """Return True if dtype is an integer dtype that holds low to high."""
     return dtype.kind in "iu" and bool(np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
 
 
 def integer_bytes(dtype: np.dtype[Any], value: int) -> bytes | None:
-    """The bytes of an integer as one of dtype; None if it is not in it."""
+    """Return the bytes of an integer as dtype; None if it does not fit."""
     if dtype.kind not in "iu":
         return None
     try:
@@ -84,7 +84,7 @@ class Branch:
             yield from child.leaves()
 
     def split(self, value: Any) -> list[Any]:
-        """The values of the leaves, in their order. Raises LookupError if value has another structure."""
+        """Return the values of the leaves, in order. Raises LookupError if value has another structure."""
         if self.keys is None:
             if not isinstance(value, (tuple, list)) or len(value) != len(self.children):
                 raise LookupError
@@ -98,7 +98,7 @@ class Branch:
         return [leaf for child, part in zip(self.children, parts) for leaf in child.split(part)]
 
     def join(self, columns: Iterator[Any]) -> Any:
-        """The same structure of anything that columns yields, one for each leaf."""
+        """Build this structure from columns, which yields one item per leaf."""
         joined = [child.join(columns) for child in self.children]
         return tuple(joined) if self.keys is None else dict(zip(self.keys, joined))
 
@@ -107,16 +107,16 @@ Layout = Leaf | Branch
 
 
 def layout_of(space: PlainSpace, root: Path) -> Layout:
-    """The layout of a space given as plain data. Raises CorruptTrace if that is malformed."""
+    """Return the layout of a space given as plain data. Raises CorruptTrace if it is malformed."""
     try:
         return _layout(space, root, 0)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise CorruptTrace(f"the description of a space is malformed: {error!r:.100}") from error
+        raise CorruptTrace(f"malformed description of a space: {error!r:.100}") from error
 
 
 def _layout(space: PlainSpace, path: Path, depth: int) -> Layout:
     if depth > _MAX_DEPTH:
-        raise CorruptTrace("a space is nested too deep")
+        raise CorruptTrace(f"a space is nested deeper than {_MAX_DEPTH} levels")
     kind = space["type"]
     if kind in _TYPED:
         return Leaf(path, dtype_from(space["dtype"]), _shape(space.get("shape", ())))
@@ -133,16 +133,16 @@ def _layout(space: PlainSpace, path: Path, depth: int) -> Layout:
 def _shape(numbers: Any) -> tuple[int, ...]:
     shape = tuple(int(n) for n in numbers)
     if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0 or math.prod(shape) > _MAX_ELEMENTS:
-        raise CorruptTrace("a space has a shape that there cannot be")
+        raise CorruptTrace("a space has an invalid shape")
     return shape
 
 
 def taken_apart(layout: Layout, value: Any) -> list[Any]:
-    """The values of the leaves of one value. One of another structure goes whole into the first leaf, as a Misfit."""
+    """Split one value into its leaves. A value of another structure goes whole into the first leaf, as a Misfit."""
     if not isinstance(value, Misfit):
         try:
             return layout.split(value)
-        except Exception as error:  # of other people's mappings, too
+        except Exception as error:  # user-defined mappings may raise anything
             raise_if_of_signal(error)
             value = Misfit(value)
     leaves = sum(1 for _ in layout.leaves())
@@ -150,9 +150,9 @@ def taken_apart(layout: Layout, value: Any) -> list[Any]:
 
 
 def put_together(layout: Layout, columns: list[Array]) -> Any:
-    """One array a leaf becomes the array, dict or tuple that the space stands for.
+    """Join one array per leaf into the array, dict or tuple of the space.
 
-    Where rows did not have the structure of the space, the result is an array of objects, one exact value a row.
+    If some rows did not have the structure of the space, return an array of objects, one exact value per row.
     """
     if not columns:
         return layout.join(iter(()))
@@ -164,7 +164,7 @@ def put_together(layout: Layout, columns: list[Array]) -> Any:
 
 
 def to_array_map(array: Array) -> dict[str, Any]:
-    """An array as JSON-able data, bit for bit; one element stands for an array of equal bits."""
+    """Return an array as JSON-compatible data, bit for bit. An array of identical elements is stored as one."""
     array = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
     raw, width = array.tobytes(), array.dtype.itemsize
     if array.size and raw == raw[:width] * array.size:
@@ -173,16 +173,16 @@ def to_array_map(array: Array) -> dict[str, Any]:
 
 
 def from_array_map(plain: Mapping[str, Any], shape: tuple[int, ...]) -> Array:
-    """The array of the given shape that to_array_map was given. Raises CorruptTrace."""
+    """Return the array stored by to_array_map(), broadcast to shape. Raises CorruptTrace."""
     try:
         array = np.frombuffer(base64.b64decode(plain["data"]), dtype_from(plain["dtype"])).reshape(plain["shape"])
         return np.broadcast_to(array, shape).copy()
     except (LookupError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
-        raise CorruptTrace(f"the description of an array is malformed: {error!r:.100}") from error
+        raise CorruptTrace(f"malformed description of an array: {error!r:.100}") from error
 
 
 def as_kept(value: Any, leaf: Leaf) -> Any:
-    """A plain integer as a scalar of the leaf's dtype, if it fits; any other value as it is."""
+    """Convert a plain integer to a scalar of the leaf's dtype if it fits; return any other value unchanged."""
     if type(value) is int and leaf.dtype is not None and leaf.dtype.kind in "iu" and leaf.shape == ():
         limits = np.iinfo(leaf.dtype)
         if limits.min <= value <= limits.max:

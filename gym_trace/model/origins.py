@@ -1,4 +1,4 @@
-"""Writers whose files hold what others have recorded: who these were (docs/FORMAT.md, Origins)."""
+"""Origins: the writers that first recorded the episodes in another writer's files (docs/FORMAT.md, Origins)."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from gym_trace.model.packing import pack_lenient, unpack
 from gym_trace.model.schema import as_map
 
 ORIGINS = "origins"  # the key of the schema record
-ID_BITS = 40  # of an episode id in the fragment table that are the episode's own; those above are the origin's number
+ID_BITS = 40  # low bits of an id in the fragment table: the episode's own id; the high bits number the origin
 OWN_ID = (1 << ID_BITS) - 1
 MOST_ORIGINS = 1 << 12
 _FORMAT = [1, 2]
 _LEVEL = 9
-_MOST_BYTES, _MOST_GROWTH = 16 << 20, 1 << 10  # of the description of origins, and how many times the bytes it takes
+_MOST_BYTES, _MOST_GROWTH = 16 << 20, 1 << 10  # limits on unpacked origins: size, and ratio to packed size
 
 
 class Origin(NamedTuple):
-    """A writer whose episodes are in the files of another one.
+    """A writer whose episodes are in another writer's files.
 
     Attributes:
         writer: its id.
         schema: its schema record.
-        entries: the lines of its manifest, but for those that tell of the schema and of batches.
+        entries: the lines of its manifest, except schema and batch lines.
     """
 
     writer: str
@@ -36,11 +36,11 @@ class Origin(NamedTuple):
 
 
 def origins_of(schema: dict[str, Any], file: str) -> list[Origin | None]:
-    """The origins that a schema record tells of, of which nothing is trusted; none of a writer's own recording.
+    """Return the origins in an untrusted schema record; an empty list if the writer recorded its episodes itself.
 
-    None stands for one of which nothing is left, as its number goes on to be that of nobody.
+    A deleted origin leaves None, so that the numbers of the others stay valid.
 
-    file: the id of the writer in whose files they are, by which one is called that does not say its id.
+    file: the id of the writer that holds the files; it names an origin without an id.
 
     Raises CorruptTrace.
     """
@@ -64,7 +64,7 @@ def origins_of(schema: dict[str, Any], file: str) -> list[Origin | None]:
 
 
 def with_origins(origins: Iterable[Origin | None], writer: str) -> dict[str, Any]:
-    """The schema record of a writer whose files hold what these have recorded: the first one's, and what differs."""
+    """Return the schema record for files with these origins: the first origin's schema, and each later difference."""
     described: list[dict[str, Any] | None] = []
     schema: dict[str, Any] = {}
     before: dict[str, Any] = {}
@@ -91,19 +91,19 @@ def with_origins(origins: Iterable[Origin | None], writer: str) -> dict[str, Any
 
 
 def of_origins(schema: dict[str, Any], numbers: Container[int]) -> dict[str, Any]:
-    """The schema record of files that hold something of these of its origins alone: nothing is said of the others."""
+    """Return the schema record without the origins that are not in numbers."""
     origins = origins_of(schema, str(schema["writer"]))
     kept = [origin if number in numbers else None for number, origin in enumerate(origins)]
     return schema if kept == origins else with_origins(kept, str(schema["writer"]))
 
 
 def packed_origins(described: list[Any]) -> bytes:
-    """As a schema record has them: they are much alike."""
+    """Compress origins for a schema record; they are very similar."""
     return zstandard.ZstdCompressor(level=_LEVEL).compress(pack_lenient(described)[0])
 
 
 def unpacked_origins(packed: Any) -> list[Any]:
-    """What a schema record has, as maps. packed: as it is in a batch, or in a manifest. Raises CorruptTrace."""
+    """Decompress origins. packed: bytes (from a batch) or base64 text (from a manifest). Raises CorruptTrace."""
     try:
         frame = base64.b64decode(packed, validate=True) if isinstance(packed, str) else packed
         size = zstandard.frame_content_size(frame) if isinstance(frame, bytes) else -1
@@ -113,10 +113,10 @@ def unpacked_origins(packed: Any) -> list[Any]:
     except (ValueError, zstandard.ZstdError) as error:
         raise CorruptTrace("the origins of a schema are malformed") from error
     if not isinstance(described, list) or len(described) > MOST_ORIGINS:
-        raise CorruptTrace(f"the origins of a schema are no array of at most {MOST_ORIGINS}")
+        raise CorruptTrace(f"the origins of a schema are not an array of at most {MOST_ORIGINS}")
     return described
 
 
 def split_id(episode: int) -> tuple[int, int]:
-    """The number of the origin of an episode, and its own id, by its id in the fragment table."""
+    """Split an id of the fragment table into the number of the origin and the episode's own id."""
     return episode >> ID_BITS, episode & OWN_ID

@@ -1,4 +1,4 @@
-"""Any value a Gymnasium environment hands out, as MessagePack and back, exactly and without pickle.
+"""Convert any value of a Gymnasium environment to MessagePack and back, losslessly and without pickle.
 
 docs/FORMAT.md, section 6, lists the extension types.
 """
@@ -34,18 +34,18 @@ MAX_NESTING = 16  # of extension types: each level takes msgpack 45 kB of the C 
 
 
 def pack(value: Any) -> bytes:
-    """value as MessagePack. Raises UnstorableValue for what has no exact form."""
+    """Return value as MessagePack. Raises UnstorableValue if it has no lossless form."""
     return _Packing(lenient=False).packed(value)
 
 
 def pack_lenient(value: Any) -> tuple[bytes, list[str]]:
-    """value as MessagePack, with placeholders for what has no exact form, and a remark on each of these."""
-    if type(value) is str and len(value) <= _SHORT:  # such as the mission of each observation
+    """Return value as MessagePack, and a warning for each part that a placeholder replaces."""
+    if type(value) is str and len(value) <= _SHORT:  # common: the mission of each observation
         return _pack_plain(value), []
     packing = _Packing(lenient=True)
     try:
         return packing.packed(value), packing.remarks
-    except UnstorableValue:  # too deep, or a key that cannot be one
+    except UnstorableValue:  # too deep, or an invalid key
         return pack(unstored(value)), [*packing.remarks, _remark_on(value)]
 
 
@@ -54,17 +54,17 @@ def _remark_on(value: Any) -> str:
 
 
 class _Packing:
-    """A value on its way into MessagePack.
+    """Packs one value.
 
     Args:
-        lenient: whether Unstored takes the place of what has no exact form.
+        lenient: replace parts without a lossless form by Unstored, instead of raising.
     """
 
     def __init__(self, lenient: bool):
         self.remarks: list[str] = []
         self._lenient = lenient
         self._depth = -1
-        self._may_be_key = False  # whether something hashable is unpacked to what is not
+        self._may_be_key = False  # True if a hashable value unpacks to an unhashable one
 
     def packed(self, value: Any) -> bytes:
         packed = self._packed(value)
@@ -79,7 +79,7 @@ class _Packing:
         self._depth += 1
         try:
             if self._depth == MAX_NESTING:
-                raise UnstorableValue(f"a value of type {class_name(value)} cannot be stored: tuples too deep")
+                raise UnstorableValue(f"a value of type {class_name(value)} cannot be stored: nested too deep")
             packer = msgpack.Packer(
                 default=self._extension, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass"
             )
@@ -89,7 +89,7 @@ class _Packing:
             return packed
         except UnstorableValue:
             raise
-        except Exception as error:  # anything: it may be other people's mapping that is packed
+        except Exception as error:  # a user-defined mapping may raise anything
             raise_if_of_signal(error)
             text = " ".join(str(error).split())
             raise UnstorableValue(f"a value of type {class_name(value)} cannot be stored: {text}") from error
@@ -113,7 +113,7 @@ class _Packing:
         return form
 
     def _form(self, value: Any) -> Any:
-        """What msgpack does not know, as one of our extension types or as a plain value of its base class."""
+        """Convert a value unknown to msgpack to an extension type, or to a plain value of its base class."""
         if is_masked(value):
             if is_plain_dtype(value.dtype.str) or value.dtype == object:
                 mask = None if value._mask is np.ma.nomask else value._mask
@@ -163,11 +163,11 @@ class _Packing:
                 return self._form(array)
         raise UnstorableValue(
             f"a value of type {class_name(value)} cannot be stored; "
-            "give numbers, text, bytes, NumPy arrays, or lists, tuples and dicts of them"
+            "pass numbers, text, bytes, NumPy arrays, or lists, tuples and dicts of them"
         )
 
 
-# The plain value of an instance of a subclass, even if that overrides str() and the like.
+# Convert an instance of a subclass to its plain value, even if it overrides __str__() or similar.
 _BASES: tuple[tuple[type, Any], ...] = (
     (int, int.__int__),
     (float, float.__float__),
@@ -184,7 +184,7 @@ def _pack_plain(value: list[Any] | str) -> bytes:
 
 
 def _packed_scalars(values: dict[Any, Any], pack_one: Any) -> bytes:
-    """A map with NumPy scalars in it, such as the infos of many environments, without a callback for each scalar."""
+    """Pack a map with NumPy scalars, such as the infos of many environments, without a callback per scalar."""
     count = len(values)
     parts = [bytes([0x80 | count]) if count < 16 else b"\xdf" + count.to_bytes(4, "big")]
     for key, value in values.items():
@@ -193,12 +193,12 @@ def _packed_scalars(values: dict[Any, Any], pack_one: Any) -> bytes:
         if head is None:
             parts.append(pack_one(value))
         else:
-            parts += (head, value)  # joined by its buffer: tobytes() takes several times as long
+            parts += (head, value)  # join() reads the buffer: tobytes() is several times slower
     return b"".join(parts)
 
 
 def _head(dtype: np.dtype[Any]) -> bytes:
-    """The MessagePack of a scalar up to its bytes."""
+    """Return the MessagePack of a scalar without its bytes."""
     payload = _pack_plain([dtype.str, bytes(dtype.itemsize)])
     return bytes(msgpack.packb(msgpack.ExtType(SCALAR, payload))[: -dtype.itemsize])
 
@@ -208,9 +208,9 @@ _SCALARS = frozenset(_HEADS)
 
 
 def unpack(packed: bytes | memoryview, containers: Containers | None = None) -> Any:
-    """The value in packed, which is untrusted: no code of it is run, and memory is bounded. Raises CorruptTrace.
+    """Return the value in packed. packed is untrusted: none of its code runs, memory is bounded. Raises CorruptTrace.
 
-    containers: the count of lists and maps, if it is to be shared with other values.
+    containers: a container budget shared with other values.
     """
     if containers is None and len(packed) > MAX_CONTAINERS:
         containers = Containers()
@@ -218,8 +218,8 @@ def unpack(packed: bytes | memoryview, containers: Containers | None = None) -> 
 
 
 def is_readable(packed: bytes) -> bool:
-    """Whether a packed value has no more lists and maps than readers accept."""
-    if len(packed) <= MAX_CONTAINERS:  # each takes a byte at least
+    """Return True if a packed value has no more lists and maps than readers accept."""
+    if len(packed) <= MAX_CONTAINERS:  # each takes at least one byte
         return True
     try:
         unpack(packed)
@@ -232,7 +232,7 @@ def _unpack(packed: bytes | memoryview, depth: int, containers: Containers | Non
     if depth == len(_UNPACK_HOOKS):
         raise CorruptTrace("a value is nested too deep")
     try:
-        if containers is None:  # as a rule, and there may be a million of them
+        if containers is None:  # the usual case, for up to a million values
             return msgpack.unpackb(
                 packed,
                 ext_hook=_UNPACK_HOOKS[depth],
@@ -249,7 +249,7 @@ def _unpack(packed: bytes | memoryview, depth: int, containers: Containers | Non
         )
     except CorruptTrace:
         raise
-    except Exception as error:  # msgpack raises many kinds, and what our hook does with hostile data raises more
+    except Exception as error:  # msgpack and our hook raise many types on malicious data
         raise CorruptTrace(f"not a valid value: {error!s:.200}") from error
 
 
@@ -287,7 +287,7 @@ def _from_extension(code: int, payload: bytes, depth: int, containers: Container
     if code == RAW:
         name, data = _unpack(payload, depth, containers)
         if not isinstance(name, str) or not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not data.ndim:
-            raise CorruptTrace("an array of a dtype that NumPy lacks is malformed")
+            raise CorruptTrace("malformed array of a dtype that NumPy lacks")
         return RawArray(name, data)
     return msgpack.ExtType(code, payload)
 
@@ -301,15 +301,15 @@ _UNPACK_HOOKS = [_unpack_hook(depth) for depth in range(MAX_NESTING + 2)]
 
 def masked_array(data: Any, mask: Any, fill_value: Any) -> Any:
     if type(data) is not np.ndarray or (mask is not None and (mask.dtype != np.bool_ or mask.shape != data.shape)):
-        raise CorruptTrace("a masked array is malformed")
+        raise CorruptTrace("malformed masked array")
     array = np.ma.MaskedArray(data, np.ma.nomask if mask is None else mask)
     if fill_value is not None:
-        with contextlib.suppress(Exception), np.errstate(all="ignore"):  # NumPy's default fits not all integers
+        with contextlib.suppress(Exception), np.errstate(all="ignore"):  # NumPy's default does not fit all integers
             array.fill_value = fill_value
     return array
 
 
 def graph_of(nodes: Any, edges: Any, edge_links: Any) -> Any:
-    from gymnasium.spaces import GraphInstance  # here, so that reading other traces does not load gymnasium
+    from gymnasium.spaces import GraphInstance  # local: reading other traces must not import gymnasium
 
     return GraphInstance(nodes, edges, edge_links)

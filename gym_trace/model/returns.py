@@ -1,4 +1,4 @@
-"""What rewards are summed up as; returns while episodes are recorded. Rewards may be several numbers each."""
+"""Rewards as numbers, and returns of episodes while they are recorded. A reward may be several numbers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from gym_trace.model.tensors import plain_array
 from gym_trace.model.values import Array
 
-# The sum of rewards that are numbers, or of each objective of rewards that are several.
+# The sum of the rewards, or one sum per objective.
 Return = float | tuple[float, ...]
 _LATELY = 100
 
 
 def number_of(value: Any) -> float:
-    """A reward as what is summed up, NaN if it is no number: no real one, or one that only its own package knows."""
+    """Return a reward as a float; NaN if it is not a real number that NumPy understands."""
     if type(value) in (bool, int, float):
         try:
             return float(value)
@@ -30,7 +30,7 @@ def number_of(value: Any) -> float:
 
 
 def numbers_of(rewards: Array | list[Any]) -> Array:
-    """Rewards, one a row, as what is summed up to a return."""
+    """Return rewards, one per row, as numbers to sum; NaN for each that is not a number."""
     if isinstance(rewards, np.ndarray) and rewards.dtype != object:
         is_number = rewards.ndim == 1 and rewards.dtype.kind in "biuf"
         return rewards if is_number else np.full(len(rewards), np.nan)
@@ -38,7 +38,7 @@ def numbers_of(rewards: Array | list[Any]) -> Array:
 
 
 def as_return(total: Any) -> Return:
-    """A sum of rewards, whatever the environment has for them; NaN where they are no numbers."""
+    """Return a sum of rewards of any type as a Return; NaN if it is not a number."""
     try:
         array = np.asarray(total)
         if array.dtype.kind == "c":
@@ -50,7 +50,7 @@ def as_return(total: Any) -> Return:
 
 
 class LastReturns:
-    """Those of the last 100 complete episodes."""
+    """Returns of the last 100 complete episodes."""
 
     def __init__(self) -> None:
         self._returns: deque[Return] = deque(maxlen=_LATELY)
@@ -59,7 +59,7 @@ class LastReturns:
         self._returns.append(value)
 
     def summary(self) -> tuple[Return, Return, Return] | None:
-        """Mean, least and largest, of each objective by itself; None before there are any."""
+        """Return mean, min and max, per objective; None if there are no episodes yet."""
         if not self._returns:
             return None
         last = self._returns[-1]
@@ -82,7 +82,7 @@ class LaneReturns:
         self._totals: Array = np.zeros(lanes)
 
     def add(self, rewards: Any, lanes: Array) -> None:
-        """Adds the rewards of these lanes, a boolean array. rewards: a row a lane."""
+        """Add the rewards of these lanes, a boolean mask. rewards: one row per lane."""
         try:
             rows = np.asarray(rewards)
             if rows.ndim > self._totals.ndim and not self._totals.any():
@@ -92,7 +92,7 @@ class LaneReturns:
             self._totals[lanes] = math.nan
 
     def take(self, lanes: Array) -> list[Return]:
-        """The returns of these lanes, which begin anew."""
+        """Return the returns of these lanes and reset them to 0."""
         taken = [as_return(total) for total in self._totals[lanes]]
         self._totals[lanes] = 0.0
         return taken

@@ -1,4 +1,4 @@
-"""What a writer says of itself: the schema record (docs/FORMAT.md, section 4), parsed once."""
+"""The schema record of a writer (docs/FORMAT.md, section 4), parsed once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.model.layout import Layout, Leaf, layout_of
 from gym_trace.printable import shown
 
-IMPORTED_FROM = "imported_from"  # the option of the recorder that says so
+IMPORTED_FROM = "imported_from"  # a recorder option in the schema record
 _SPACES = ("observation_space", "action_space")
 
 
 class Layouts(NamedTuple):
-    """How the observations and actions of a writer are laid out as columns, and whether infos were to be recorded."""
+    """Column layouts of a writer's observations and actions; infos is True if infos were recorded."""
 
     observations: Layout
     actions: Layout
@@ -23,17 +23,16 @@ class Layouts(NamedTuple):
 
     @property
     def is_flat(self) -> bool:
-        """Whether observations and actions are one column each."""
+        """True if observations and actions have one column each."""
         return isinstance(self.observations, Leaf) and isinstance(self.actions, Leaf)
 
 
 @dataclass(frozen=True, eq=False)
 class WriterSchema:
-    """A schema record as its fields are used. Nobody vouches for a record: fields that are missing or of another type
-    are as if empty, but that layouts cannot do without the spaces.
+    """A parsed schema record. Records are untrusted: a missing or mistyped field counts as empty. Only layouts raises.
 
     Attributes:
-        raw: the record as it was read, with fields that are not known here.
+        raw: the record as read, with unknown fields.
         created: when the writer began, UTC ns; 0 if unknown.
         split: such as "train".
         environment, versions, recorder: maps, empty if unknown.
@@ -66,54 +65,54 @@ class WriterSchema:
     def layouts(self) -> Layouts:
         """Raises CorruptTrace if a space is missing or malformed."""
         if missing := [name for name in _SPACES if name not in self.raw]:
-            raise CorruptTrace(f"the schema does not say the {missing[0]}")
+            raise CorruptTrace(f"the schema has no {missing[0]}")
         observations, actions = (self.raw[name] for name in _SPACES)
         infos = self._is_set("record_infos")
         return Layouts(layout_of(observations, ("observations",)), layout_of(actions, ("actions",)), infos)
 
-    # -- how it recorded ----------------------------------------------------------------------------------------------
+    # -- recording options --------------------------------------------------------------------------------------------
 
     @property
     def has_all_infos(self) -> bool:
-        """Whether infos were recorded with all their keys."""
+        """True if infos were recorded with all their keys."""
         return self.recorder.get("record_infos") is True
 
     @property
     def is_vector(self) -> bool:
-        """Whether the environment was a vector environment."""
+        """True if the environment was a vector environment."""
         return "num_envs" in self.recorder
 
     @property
     def filters_frames(self) -> bool:
-        """Whether steps of recorded episodes may have been left out."""
+        """True if steps of recorded episodes may be missing."""
         return self._is_set("frame_filter") or self._is_set("reward_classes")
 
     @property
     def filters_episodes(self) -> bool:
-        """Whether whole episodes may have been left out."""
+        """True if whole episodes may be missing."""
         return self._is_set("episode_filter")
 
     @property
     def is_imported(self) -> bool:
-        """Whether it is what another package recorded (docs/FORMAT.md, Imported episodes)."""
+        """True if another package recorded the episodes (docs/FORMAT.md, Imported episodes)."""
         return IMPORTED_FROM in self.recorder
 
     @property
     def has_only_statistics(self) -> bool:
-        """Whether episodes have no steps, and begin after as many as they had (docs/FORMAT.md, Imported episodes)."""
+        """True if only statistics were imported: no steps, first_step is the length (FORMAT.md, Imported episodes)."""
         return self.recorder.get("statistics_only") is True
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What an import has said of the files that this is from; nothing, where it was not imported."""
+        """The import's description of its source files; empty if not imported."""
         return as_map(self.metadata) if self.is_imported else {}
 
     def _is_set(self, option: str) -> bool:
-        """Whether the recorder had an option. Arrays, which no recorder writes here, have no truth."""
+        """Return True if the recorder had an option. Other types, such as arrays, count as unset."""
         value = self.recorder.get(option)
         return isinstance(value, (bool, int, float, str, list, dict)) and bool(value)
 
 
 def as_map(value: Any) -> dict[str, Any]:
-    """value if it is a map, otherwise an empty one."""
+    """Return value if it is a map, otherwise an empty one."""
     return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""Arrays of other packages, such as tensors, as NumPy has them: nothing is cast, and no such package is imported."""
+"""Convert arrays of other packages, such as tensors, to NumPy, without casts and without importing the package."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gym_trace.errors import raise_if_of_signal
 
 @dataclass(frozen=True, eq=False)
 class RawArray:
-    """An array of a dtype that NumPy does not have by itself, such as bfloat16, or of records.
+    """An array of records, or of a dtype that NumPy lacks, such as bfloat16.
 
-    ``raw.data.view(dtype)[..., 0]`` is the array again, where the dtype is known.
+    ``raw.data.view(dtype)[..., 0]`` gives the array if the dtype is known.
 
     Attributes:
-        dtype: what it calls itself.
-        data: its bytes, uint8, of its shape and one axis more: the bytes of an element.
+        dtype: name of the dtype.
+        data: the bytes, uint8, of shape (*shape, bytes per element).
     """
 
     dtype: str
@@ -43,24 +43,24 @@ class RawArray:
 
     @classmethod
     def of(cls, array: Any) -> RawArray:
-        """A copy of a NumPy array, or scalar, without objects in it."""
+        """Copy a NumPy array or scalar that holds no objects."""
         data = np.frombuffer(array.tobytes(), np.uint8)
         return cls(str(array.dtype), data.reshape(*array.shape, array.dtype.itemsize))
 
 
 def is_masked(value: object) -> bool:
-    """Whether value is a masked array. numpy.ma, which takes a while to import, is there if one is."""
+    """Return True if value is a masked array. Never imports numpy.ma, which is slow: a masked array has imported it."""
     masked = sys.modules.get("numpy.ma")
     return masked is not None and isinstance(value, masked.MaskedArray)
 
 
 def plain_array(value: Any, remarks: list[str] | None = None) -> Any:
-    """The NumPy array in lazy frames, a tensor, or an array of a subclass; any other value as it is.
+    """Convert lazy frames, tensors and subclasses of arrays to a NumPy array; return any other value unchanged.
 
-    Masked arrays stay what they are. A tensor that NumPy has no dtype for becomes a RawArray.
+    Masked arrays stay masked. A tensor of a dtype that NumPy lacks becomes a RawArray.
 
     Args:
-        remarks: gets a sentence if it took more than to ask for the array.
+        remarks: receives a warning if the tensor had to be detached or copied.
     """
     if type(value) is np.ndarray or isinstance(value, np.generic) or is_masked(value):
         return value
@@ -68,27 +68,27 @@ def plain_array(value: Any, remarks: list[str] | None = None) -> Any:
         if not hasattr(value, "__array__"):
             return value
         array = np.asarray(value)
-    except Exception as error:  # anything: other people's code runs here
+    except Exception as error:  # user code may raise anything
         raise_if_of_signal(error)
         return _from_tensor(value, remarks)
     return value if array.dtype == object and not isinstance(value, np.ndarray) else array
 
 
 def _from_tensor(tensor: Any, remarks: list[str] | None) -> Any:
-    """What is in a tensor that does not become an array by itself: one that needs gradients, lies on a device, is
-    conjugate, or of a dtype that NumPy lacks. If it cannot be had the tensor as it is."""
+    """Convert a tensor that NumPy cannot convert: it needs gradients, is on a device, is conjugate, or has a dtype that
+    NumPy lacks. Return the tensor unchanged if that fails."""
     try:
         plain = tensor.detach()
         for name in ("cpu", "resolve_conj", "resolve_neg"):
             if hasattr(plain, name):
                 plain = getattr(plain, name)()
         array = _raw_array(plain) if _lacks_dtype(plain) else np.asarray(plain.numpy())
-    except Exception as error:  # as above, and there are sparse, quantised, and empty ones that stand for shapes
+    except Exception as error:  # also sparse, quantised and meta tensors
         raise_if_of_signal(error)
         return tensor
     if remarks is not None and not isinstance(array, RawArray):
         name = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
-        remarks.append(f"a {name} needs gradients, lies on a device or is lazy; each one is detached and copied")
+        remarks.append(f"a {name} needs gradients, is on a device or is lazy; each one is detached and copied")
     return array
 
 
@@ -101,7 +101,7 @@ def _lacks_dtype(tensor: Any) -> bool:
 
 
 def _raw_array(tensor: Any) -> RawArray:
-    """The bytes of a dense tensor of PyTorch, which must be loaded, since there is one."""
+    """Return the bytes of a dense PyTorch tensor. A tensor exists, so torch is imported."""
     if tensor.is_quantized or tensor.is_sparse:
         raise TypeError
     data = tensor.contiguous().reshape(-1).view(sys.modules["torch"].uint8).numpy()

@@ -1,4 +1,4 @@
-"""Values that Gymnasium environments hand out: their copies, dtypes and reprs, and placeholders for them."""
+"""Values returned by environments: their copies, dtypes and reprs, and their placeholders."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Misfit(NamedTuple):
 
 
 class Unstored(NamedTuple):
-    """Stands for a value that could not be stored: its class and its repr."""
+    """Placeholder of a value that could not be stored: its class and its repr."""
 
     class_name: str
     text: str
 
 
 class EnumMember(NamedTuple):
-    """Stands for a member of an Enum: its class, its name (of combined flags there may be none), and its value."""
+    """Placeholder of an Enum member: its class, name and value. Combined flags may have no name."""
 
     class_name: str
     name: str | None
@@ -40,7 +40,7 @@ class EnumMember(NamedTuple):
 
 
 class _Absent:
-    """The type of ABSENT, the placeholder of a row for which no value was given."""
+    """The type of ABSENT, the placeholder of a row without a value."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -50,12 +50,12 @@ ABSENT = _Absent()
 
 
 def is_plain_dtype(text: object) -> bool:
-    """Whether text names a dtype that is allowed in a trace; no objects, no structures, no nesting."""
+    """Return True if text names a dtype allowed in a trace: no objects, structures or nesting."""
     return isinstance(text, str) and _DTYPE.fullmatch(text) is not None
 
 
 def dtype_from(text: object) -> np.dtype[Any]:
-    """The dtype named in a file. Raises CorruptTrace."""
+    """Return the dtype named in a file. Raises CorruptTrace."""
     if not is_plain_dtype(text):
         raise CorruptTrace(f"not a dtype: {text!r:.60}")
     try:
@@ -65,11 +65,11 @@ def dtype_from(text: object) -> np.dtype[Any]:
 
 
 class Packed(bytes):
-    """A value that is MessagePack already, and so shares no memory with the caller's."""
+    """A value packed as MessagePack; it shares no memory with the caller's."""
 
 
 def copied(value: Any) -> Any:
-    """A deep copy of a value that came out of a trace, or of arrays."""
+    """Return a deep copy of a value from a trace, or of arrays."""
     kind = type(value)
     if is_masked(value):
         return value.copy()
@@ -80,7 +80,7 @@ def copied(value: Any) -> Any:
             return objects(list(map(copied, value.ravel()))).reshape(value.shape)
         return np.array(value, order="C", copy=True, subok=False)
     if kind in (list, tuple):
-        return kind(map(copied, value))  # map() adds no Python frame: values may be nested some 500 deep
+        return kind(map(copied, value))  # map() adds no Python frame: values may be nested 500 deep
     if isinstance(value, Mapping):
         return dict(zip(value, map(copied, value.values())))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -89,31 +89,31 @@ def copied(value: Any) -> Any:
 
 
 def unstored(value: Any) -> Unstored:
-    """The placeholder of a value that cannot be stored."""
+    """Return the placeholder of a value that cannot be stored."""
     return Unstored(class_name(value), shown(value))
 
 
 def shown(value: Any) -> str:
-    """The repr of a value, of 1,000 characters at most; says so if it raises."""
+    """Return the repr of a value, at most 1,000 characters, or a note if repr() raises."""
     try:
         return without_addresses(repr(value))[:1000]
-    except Exception as error:  # anything: other people's code runs here
+    except Exception as error:  # user code may raise anything
         raise_if_of_signal(error)
         return f"repr raised {type(error).__name__}"
 
 
 def without_addresses(text: str) -> str:
-    """A repr without memory addresses, which differ from run to run."""
+    """Remove memory addresses from a repr: they differ from run to run."""
     return _ADDRESS.sub("", text)
 
 
 def class_name(value: Any) -> str:
-    """The full name of a value's class."""
+    """Return the full name of a value's class."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def objects(items: list[Any]) -> Array:
-    """A one-dimensional array of dtype object that holds items as they are."""
+    """Return a one-dimensional array of dtype object that holds items unchanged."""
     array = np.empty(len(items), object)
     array[:] = items if not any(hasattr(item, "__len__") for item in items) else _one_by_one(items)
     return array
@@ -127,7 +127,7 @@ def _one_by_one(items: list[Any]) -> Array:
 
 
 def row_of(batch: Any, index: int) -> Any:
-    """One value of a batch of arrays, or dicts and tuples of them; its arrays are the caller's own."""
+    """Return one value of a batch of arrays, or of dicts and tuples of them; its arrays are copies."""
     if isinstance(batch, dict):
         return {key: row_of(value, index) for key, value in batch.items()}
     if isinstance(batch, tuple):

@@ -1,4 +1,4 @@
-"""The words of a trace: how episodes end, what fragments are, which columns there are."""
+"""The vocabulary of a trace: outcomes of episodes, flags of fragments, names of columns."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import IntEnum, IntFlag
 
 
 class Outcome(IntEnum):
-    """How an episode ended. Its number is that in the fragment table, its name in lower case what users see.
+    """Outcome of an episode. The fragment table stores its number; users see its name in lower case.
 
-    RUNNING is told by the lock of the writer, never by a file.
+    RUNNING is never stored: readers derive it from the lock of the writer.
     """
 
     LOST = 0
@@ -20,7 +20,7 @@ class Outcome(IntEnum):
 
     @property
     def word(self) -> str:
-        """Such as "terminated"."""
+        """The name that users see, such as "terminated"."""
         return self.name.lower()
 
 
@@ -28,7 +28,7 @@ OUTCOMES = tuple(outcome.word for outcome in Outcome)
 
 
 class FragmentFlag(IntFlag):
-    """What is true of a fragment: see docs/FORMAT.md, section 4."""
+    """Flags of a fragment (docs/FORMAT.md, section 4)."""
 
     STARTS = 1 << 0
     LEADS = 1 << 1
@@ -36,7 +36,7 @@ class FragmentFlag(IntFlag):
     TRUNCATED = 1 << 3
     STOPS = 1 << 4
     ENDS = 1 << 5
-    PLACEHOLDER = 1 << 6  # its last observation row: nobody knows what its last step led to
+    PLACEHOLDER = 1 << 6  # the last observation row is unknown: the import did not find it
 
 
 COLUMNS = ("observations", "actions", "rewards", "terminations", "truncations", "infos", "annotations")

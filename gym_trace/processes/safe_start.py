@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from gym_trace.errors import InvalidOption
 
 _SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11
-_OURS = "gym-trace"  # any text turns it on
+_OURS = "gym-trace"  # any text enables it
 
 
 @contextmanager

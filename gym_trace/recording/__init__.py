@@ -1,1 +1,1 @@
-"""From steps to the files of a trace: what both recording wrappers share, with a package for each of them."""
+"""Recording: the shared parts of both recording wrappers, and a package for each."""

@@ -1,4 +1,4 @@
-"""Writing what slabs hold: as chunks, in order, in threads; callers wait for it, pause it, close it."""
+"""Write slabs as chunks, in order, in background threads."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from gym_trace.ring.pending import Pending
 from gym_trace.ring.segment import Segment
 from gym_trace.storage.interrupts import held_back
 
-_HEADROOM = 32 << 20  # bytes of address space that have to be there for a thread
+_HEADROOM = 32 << 20  # bytes of address space needed to start a thread
 
 
 class _Job(NamedTuple):
-    """The content of a slab, to be written."""
+    """The content of a slab to write."""
 
     sequence: int
     segments: list[Segment]
-    pending: list[Any]  # the actions in it that are not answered yet, as metadata has them
+    pending: list[Any]  # descriptions of its pending actions, for the metadata
 
 
 class SlabWriter:
-    """Writes the contents of slabs, each in a thread of its own: signals, such as Ctrl-C, interrupt but the main one.
+    """Writes slabs in background threads. Signals such as Ctrl-C interrupt only the main thread.
 
-    The memory of a slab may be used again once .written has reached its sequence number. After a failure nothing more
-    is written: what could not be stays in the slabs.
+    A slab may be reused once .written has reached its sequence number. After a failure, writing stops and unwritten
+    steps stay in the slabs.
 
     Args:
-        notice: called from such a thread when the caller's should look at .failure.
+        notice: called from a background thread when the caller should look at .failure.
 
     Attributes:
-        failure: why nothing is written any more, if so.
-        is_finished: whether the files are closed.
-        submitted, written: the sequence numbers of the slabs that were submitted and written last.
+        failure: the error that stopped writing, or None.
+        is_finished: True if the files are closed.
+        submitted, written: sequence numbers of the latest submitted and written slabs.
     """
 
     def __init__(self, name: str, chunks: ChunkWriter, notice: Callable[[], None]):
@@ -50,17 +50,17 @@ class SlabWriter:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that was submitted is written."""
+        """True if every submitted slab is written."""
         return self.failure is None and self.written == self.submitted
 
     def submit(self, sequence: int, segments: list[Segment], pending: Iterable[Pending] = ()) -> None:
-        """Has the content of a slab written. Its arrays must not change before that. Doing it twice does no harm."""
+        """Queue the content of a slab. Its arrays must not change until written. Submitting it again is harmless."""
         self._jobs.append(_Job(sequence, segments, [action.described() for action in pending]))
         self.submitted = sequence
-        self._start(self._work)  # or, where that fails, wait() does the work
+        self._start(self._work)  # if no thread can start, wait() does the work
 
     def wait(self, sequence: int | None = None) -> None:
-        """Returns when that slab is written, None: all of them, or .failure is set. Ctrl-C may interrupt it."""
+        """Wait until this slab is written (None: all slabs) or .failure is set. Ctrl-C may interrupt it."""
         wanted = self.submitted if sequence is None else sequence
         while self.written < wanted and self.failure is None:
             thread = self._thread
@@ -70,21 +70,21 @@ class SlabWriter:
                 thread.join(0.1)
 
     def pause(self) -> None:
-        """Writes everything, so that no lock is held at a fork."""
+        """Write everything and end the thread, so that no lock is held at a fork."""
         self.wait()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def close(self, summary: Callable[[], dict[str, Any]]) -> None:
-        """Writes everything and seals the batch. summary: for the end of the manifest."""
+        """Write everything and seal the batch. summary: returns the last entry of the manifest."""
         self.pause()
         self._summary = summary
         if not self.is_finished:
             self._run(self._finish)
 
     def _run(self, target: Callable[[], None]) -> None:
-        """Runs it in a thread, and waits for that; Ctrl-C may interrupt the waiting."""
+        """Run target in a thread and wait for it; Ctrl-C may interrupt the wait."""
         thread = self._start(target)
         if thread is None:
             with held_back():
@@ -93,9 +93,9 @@ class SlabWriter:
             thread.join(0.1)
 
     def _start(self, target: Callable[[], None]) -> threading.Thread | None:
-        """A thread that runs it; None where there can be none, as when the interpreter is shutting down.
+        """Start a thread that runs target; return None if that is impossible, as at interpreter shutdown.
 
-        A thread that finds no memory when it begins dies, and start() waits for it for ever.
+        It checks for memory first: start() would wait forever for a thread that dies without memory.
         """
         thread = threading.Thread(target=target, name=self._name, daemon=True)
         with held_back():  # a thread whose start is interrupted may never run
@@ -108,12 +108,12 @@ class SlabWriter:
         return thread
 
     def abandon(self) -> None:
-        """Closes the files without writing, in a forked child: its parent owns them."""
+        """Close the files without writing, in a forked child: the parent owns them."""
         if self._chunks.writer is not None:
             self._chunks.writer.abandon()
 
     def fail(self, error: Exception) -> None:
-        """Stops recording: what was written stays, and what was not is left in the slabs."""
+        """Stop recording: written steps stay in the files, unwritten ones in the slabs."""
         self.failure = error
         if self._chunks.writer is not None:
             self._chunks.writer.fail((isinstance(error, OSError) and error.strerror) or str(error))
@@ -128,7 +128,7 @@ class SlabWriter:
                 if self.failure is None and job.sequence > self.written:
                     try:
                         self._chunks.write_slab(*job)
-                    except Exception as error:  # of any kind: the caller's thread reports it
+                    except Exception as error:  # of any type: reported in the caller's thread
                         self.fail(error)
                     else:
                         self.written = job.sequence

@@ -1,4 +1,4 @@
-"""What the C core does, where that was compiled, otherwise the same in pure Python, slower."""
+"""Select the compiled C core, or its slower twin in pure Python."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gym_trace.ring.row_slab import RowSlab
 
 __all__ = ["CORE", "RowSlab", "changed_words", "pcg64_state", "put_batches"]
 
-_ABI = 8  # of the compiled core that this version of the package knows
+_ABI = 8  # ABI of the compiled core that matches this version
 
 CORE = "pure"  # or "compiled"
 
 
 def pcg64_state(bit_generator: Any, parts: tuple[bytes, ...]) -> bytes | None:
-    """The state of a PCG64, NumPy's usual generator, in bytes with parts between its numbers; None: ask for .state."""
+    """Return the state of a PCG64 (NumPy's default generator) as bytes, parts between its numbers; None: use .state."""
     return None
 
 
 def _as_numpy_says(found: Callable[[Any, tuple[bytes, ...]], bytes | None]) -> bool:
-    """Whether the core finds the state of a generator where this version of NumPy has it."""
+    """Return True if the core reads the state of a generator correctly in this version of NumPy."""
     generator = np.random.Generator(np.random.PCG64(7))
-    generator.integers(9, dtype=np.uint32)  # leaves half of 64 bits for the next one
+    generator.integers(9, dtype=np.uint32)  # leaves 32 buffered bits
     state: Any = generator.bit_generator.state
     numbers = [state["state"][name].to_bytes(17, "little") for name in ("state", "inc")]
     last = bytes([state["has_uint32"]]) + state["uinteger"].to_bytes(4, "big")
@@ -40,7 +40,7 @@ if os.environ.get("GYM_TRACE_PURE", "0") in ("", "0"):
     except ImportError:  # not compiled, or for another interpreter
         pass
     else:
-        if _core.ABI == _ABI:  # else it was left over from another version
+        if _core.ABI == _ABI:  # otherwise a leftover of another version
             RowSlab = _core.RowSlab  # type: ignore[assignment, misc]
             changed_words, put_batches, CORE = _core.changed_words, _core.put_batches, "compiled"
             if _as_numpy_says(_core.pcg64_state):

@@ -1,4 +1,4 @@
-"""Which episodes and steps are kept."""
+"""Filters: choose the episodes and steps to record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FrameFilter = Callable[[int], bool]
 
 
 class Filters:
-    """What recording wrappers ask before they keep an episode or a step. Arguments as theirs."""
+    """The filters of a recording wrapper, with its arguments."""
 
     def __init__(
         self,
@@ -27,26 +27,26 @@ class Filters:
     ):
         if reward_classes is not None and frame_filter is not None:
             raise InvalidOption(
-                "reward_classes and frame_filter exclude each other: both choose the steps that are kept"
+                "reward_classes: cannot be combined with frame_filter, which also chooses steps; pass one of them"
             )
         self._episode_filter, self._frame_filter = episode_filter, frame_filter
         self._classes = None if reward_classes is None else RewardClasses(reward_classes)
         self._given = None if reward_classes is None else [float(value) for value in reward_classes]
-        self.steps = frame_filter is not None or reward_classes is not None  # whether single steps are left out
+        self.steps = frame_filter is not None or reward_classes is not None  # True if single steps may be skipped
         self.any = self.steps or episode_filter is not None
 
     def keeps_episode(self, episode: int) -> bool:
-        """Whether the episode that begins is recorded."""
+        """Return True if the episode that begins is recorded."""
         return self._episode_filter is None or bool(self._episode_filter(episode))
 
     def keeps_step(self, index: int, reward: Any) -> bool:
-        """Whether a step is recorded. index: its number in its episode. Rewards that are no numbers are kept."""
+        """Return True if a step is recorded. index: of the step in its episode. Non-numeric rewards are kept."""
         if self._frame_filter is not None:
             return bool(self._frame_filter(index))
         return self._classes is None or self._classes.keeps(number_of(reward))
 
     def described(self) -> dict[str, Any]:
-        """What the schema record is to say."""
+        """Return the description for the schema record."""
         return {
             "episode_filter": self._episode_filter is not None,
             "frame_filter": self._frame_filter is not None,
@@ -54,34 +54,33 @@ class Filters:
         }
 
     def summary(self) -> dict[str, Any]:
-        """What the manifest is to say at the end."""
+        """Return the summary for the end of the manifest."""
         return {} if self._classes is None else self._classes.summary()
 
 
 class RewardClasses:
-    """Keeps steps so that rare rewards are kept more often than common ones.
+    """Keeps steps with rare rewards more often than steps with common ones.
 
-    Each step belongs to the class nearest to its reward, the lower one of two equally near. It is kept with probability
-    (steps seen of the rarest class seen so far) / (steps seen of its own class), so that all classes end up equally
-    frequent in the trace. A reward that is no number, or NaN, belongs to no class: its step is kept. Taken from
-    gym_recording's reward classes.
+    A step belongs to the class nearest to its reward; a tie goes to the lower class. It is kept with probability
+    (steps seen of the rarest class so far) / (steps seen of its own class), which balances the classes in the trace.
+    A step whose reward is NaN or not a number belongs to no class and is kept. Source: gym_recording.
 
     Args:
-        classes: the reward values that stand for a class each, at least one.
-        seed: of the generator that decides; the environment's own is never touched.
+        classes: one reward value per class, at least one.
+        seed: of a private generator; the environment's generator is never used.
     """
 
     def __init__(self, classes: Sequence[float], seed: int = 0):
         values = sorted({float(value) for value in classes})
         if not values or not np.isfinite(values).all():
-            raise InvalidOption(f"reward_classes={list(classes)!r}: give one or more finite numbers")
+            raise InvalidOption(f"reward_classes={list(classes)!r}: pass one or more finite numbers")
         self.classes = values
         self.counts = [0] * len(values)
-        self._bounds = [low / 2 + high / 2 for low, high in pairwise(values)]  # between neighbouring classes
+        self._bounds = [low / 2 + high / 2 for low, high in pairwise(values)]  # midpoints between neighbouring classes
         self._random = np.random.default_rng(seed)
 
     def keeps(self, reward: float) -> bool:
-        """Counts a step with this reward, and says whether it is kept."""
+        """Count a step with this reward; return True if it is kept."""
         if reward != reward:
             return True
         nearest = bisect_left(self._bounds, reward)
@@ -90,5 +89,5 @@ class RewardClasses:
         return bool(self._random.random() * self.counts[nearest] < rarest)
 
     def summary(self) -> dict[str, list[float]]:
-        """What goes into the manifest."""
+        """Return the classes and their counts for the manifest."""
         return {"reward_classes": self.classes, "class_counts": [float(count) for count in self.counts]}

@@ -1,4 +1,4 @@
-"""Videos of scheduled episodes, made while they are recorded, as OpenAI Gym's Monitor made them."""
+"""Film scheduled episodes while recording, as OpenAI Gym's Monitor did."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gym_trace.storage.local import LocalStorage
 from gym_trace.storage.protocol import Storage
 from gym_trace.video.schedules import Schedule, schedule_of
 
-_DEFAULT_FPS = 30.0  # of environments that do not say how fast they are
+_DEFAULT_FPS = 30.0  # for environments without render_fps
 
 
 class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Lies between a recording wrapper and its environment, and films episodes into the trace directory.
+    """Film episodes into the trace directory; wraps the environment inside the recording wrapper.
 
-    Whatever goes wrong with a video costs that video and a warning, and nothing else.
+    A failed video is dropped with a warning; the recording continues.
 
     Args:
         env: with render_mode="rgb_array".
         video: "cubic", or a function of the episode id.
 
     Raises:
-        InvalidOption: env does not render pictures, or video is no schedule.
+        InvalidOption: env does not render images, or video is not a schedule.
         MissingExtra: PyAV is not installed.
     """
 
@@ -38,10 +38,9 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._schedule: Schedule = schedule_of(video)
         if env.render_mode != "rgb_array":
             raise InvalidOption(
-                f"video films what the environment renders, and its render_mode is {env.render_mode!r}: "
-                'make it with render_mode="rgb_array"'
+                f'video: render_mode is {env.render_mode!r}; make the environment with render_mode="rgb_array"'
             )
-        import gym_trace.video.writers  # here, because it needs an optional package, which is to be missed at once
+        import gym_trace.video.writers  # local: needs an optional package; raises here if missing
 
         self._writer_class: Any = gym_trace.video.writers.Mp4Writer
         super().__init__(env)
@@ -51,15 +50,15 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @property
     def spec(self) -> Any:  # type: ignore[override]
-        """That of the environment: whoever makes it again makes this through the recording wrapper."""
+        """The spec of the environment: the recording wrapper's spec rebuilds this wrapper."""
         return self.env.spec
 
     def expect(self, directory: Path, writer: str, episode: int) -> None:
-        """Says which episode the next reset begins. Those that are not announced are not filmed."""
+        """Announce the episode that the next reset begins. Unannounced episodes are not filmed."""
         self._next = (directory, writer, episode)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Ends the video of the episode before, and begins one if it is time to."""
+        """Finish the video of the previous episode; start one if the schedule says so."""
         self.finish()
         upcoming, self._next = self._next, None
         result = self.env.reset(seed=seed, options=options)
@@ -68,31 +67,31 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
         return result
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Steps the environment, and films what it renders."""
+        """Step the environment and film the rendered frame."""
         result = self.env.step(action)
-        if self._next is not None:  # it was a reset that the environment made itself
+        if self._next is not None:  # the environment has reset itself
             self.begin()
         elif self._film is not None:
-            if "final_observation" not in result[4]:  # otherwise what is rendered is of the next episode
+            if "final_observation" not in result[4]:  # otherwise the frame belongs to the next episode
                 self._take()
             if result[2] or result[3]:
                 self.finish()
         return result
 
     def begin(self) -> None:
-        """Begins the video of the episode that was announced, if it is time to."""
+        """Start a video of the announced episode if the schedule says so."""
         upcoming, self._next = self._next, None
         if upcoming is not None:
             self.finish()
             self._begin(*upcoming)
 
     def close(self) -> None:
-        """Ends the video, then closes the environment."""
+        """Finish the video, then close the environment."""
         self.finish()
         self.env.close()
 
     def finish(self) -> None:
-        """Ends the video that is being made, if there is one."""
+        """Finish the current video, if any."""
         film, self._film = self._film, None
         if film is not None:
             self._unlisted.append(film)
@@ -105,7 +104,7 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
                 return
             fps = (self.env.metadata or {}).get("render_fps") or _DEFAULT_FPS
             encoder = self._writer_class(directory / video_name(writer, episode), float(fps))
-        except Exception as error:  # other people's code, and whatever it has for metadata
+        except Exception as error:  # user code and user metadata may raise anything
             raise_if_of_signal(error)
             _warn(episode, error)
             return
@@ -126,11 +125,11 @@ class LiveVideo(gymnasium.Wrapper[Any, Any, Any, Any]):
             film.drop(error)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_film": None, "_unlisted": []}  # a copy does not go on with it
+        return {**self.__dict__, "_film": None, "_unlisted": []}  # a copy does not continue the video
 
 
 class _Film:
-    """A video that is being made of an episode."""
+    """The unfinished video of an episode."""
 
     def __init__(self, encoder: Any, storage: Storage, writer: str, episode: int):
         self.encoder = encoder
@@ -143,7 +142,7 @@ class _Film:
         return self._pid == os.getpid()
 
     def finish(self) -> bool:
-        """Gives the video its name, and has the manifest list it; False if there is no manifest yet."""
+        """Finish the file and add it to the manifest; return False if there is no manifest yet."""
         if not self.is_ours():  # a forked child leaves the video to its parent
             self.encoder.leave()
             return True
@@ -157,7 +156,7 @@ class _Film:
             append(self._storage, self._writer, {"type": "video", **entry, "frames": self.encoder.frames})
         except FileNotFoundError as error:
             if self._whole and self.encoder.path.exists():
-                return False  # writers that are copies make their files when there is something to write
+                return False  # copied writers create their files with the first step
             self.drop(error)
         except Exception as error:
             raise_if_of_signal(error)
@@ -165,11 +164,11 @@ class _Film:
         return True
 
     def drop(self, error: Exception) -> None:
-        """Removes what there is of the video."""
+        """Delete the unfinished video."""
         self._cancel()
         try:
             self.encoder.drop()
-            self.encoder.path.unlink(missing_ok=True)  # one that could not be listed
+            self.encoder.path.unlink(missing_ok=True)  # finished, but not in the manifest
         except Exception:  # it is broken already
             pass
         _warn(self._episode, error)
@@ -180,4 +179,4 @@ class _Film:
 
 
 def _warn(episode: int, error: Exception) -> None:
-    warnings.warn(f"the video of episode {episode} is dropped: {told(error)}", RuntimeWarning, stacklevel=2)
+    warnings.warn(f"video of episode {episode}: dropped: {told(error)}", RuntimeWarning, stacklevel=2)

@@ -37,31 +37,31 @@ class RecordingOptions:
     """The options of both recording wrappers, checked and copied.
 
     Args:
-        directory: where the trace goes; made if it is not there. None: a fresh directory under the system's temporary
-            one, whose name is logged and found in ``.directory``.
-        episode_filter: called with the episode id (0, 1, 2 …) when an episode starts, in vector environments lane by
-            lane; episodes for which it says False are not recorded.
-        frame_filter: called with the index of each step in its episode; steps for which it says False are left out.
-            Each run of kept steps comes back as a part of the episode, with the observation before it.
-        reward_classes: values of reward; rare classes of reward are kept more often (see filters.RewardClasses).
-            Not together with frame_filter.
-        record_infos: False, True for all infos, or the keys of those to record.
-        split: a word for what the episodes are for, such as "train" or "eval".
-        uid: the writer's id in file names; None makes a unique one.
-        on_exist: if the directory holds a trace: "error", "append" (a new writer beside the others), or "replace".
-            It is about earlier recordings: the wrappers of one SyncVectorEnv, AsyncVectorEnv, DummyVecEnv or
-            SubprocVecEnv share a directory in every case. So do all wrappers of a process that are made before any of
-            them is stepped, and those of worker processes of multiprocessing that record at the same time.
-        flush_seconds: after how many seconds steps are written to a batch, which is looked at when a step is recorded.
-            Others read them before, a kill does not lose them; a loss of power may.
-        level: zstd level, -7 to 22. At 1, columns that it makes hardly smaller than -1 does are compressed at -1.
-        fsync: whether each flush waits for the disk, so that a power loss loses no more than a kill.
-        metadata: anything that MessagePack can hold, stored with the trace.
-        on_error: "raise" a RecordingError at the next step when the disk is full, or "warn"; either way once, and the
-            environment can be stepped on unrecorded.
+        directory: output directory; created if missing. None: a new temporary directory; its path is logged and
+            available as ``.directory``.
+        episode_filter: called with the episode id (0, 1, 2 …) when an episode starts; in vector environments, lane by
+            lane. Return False to skip the episode.
+        frame_filter: called with the index of each step in its episode. Return False to skip the step. Each run of
+            kept steps becomes a part of the episode, with the observation before it.
+        reward_classes: reward values, one per class; steps of rare classes are kept more often (see
+            filters.RewardClasses). Not together with frame_filter.
+        record_infos: False, True for all infos, or the keys to record.
+        split: split of the episodes, such as "train" or "eval".
+        uid: the writer's id in file names; None generates a unique one.
+        on_exist: if the directory holds a trace: "error", "append" (adds a writer), or "replace". It applies to earlier
+            recordings only. The wrappers of one SyncVectorEnv, AsyncVectorEnv, DummyVecEnv or SubprocVecEnv always
+            share a directory. So do wrappers of one process that are made before any of them is stepped, and wrappers
+            of multiprocessing workers that record at the same time.
+        flush_seconds: interval after which steps are written to a batch, checked at each step. Readers see steps
+            before that. A kill does not lose them; a power loss may.
+        level: zstd level, -7 to 22. At 1, columns that compress about as well at -1 use -1.
+        fsync: wait for the disk at each flush, so that a power loss loses no more than a kill.
+        metadata: any value that MessagePack can hold, stored with the trace.
+        on_error: on a full disk, "raise" a RecordingError at the next step, or "warn". Either happens once; afterwards
+            the environment can be stepped unrecorded.
 
     Raises:
-        InvalidOption: an argument does not make sense.
+        InvalidOption: an argument is invalid.
         UnstorableValue: metadata cannot be stored.
     """
 
@@ -81,7 +81,7 @@ class RecordingOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.record_infos, str):
-            raise InvalidOption(f"record_infos={self.record_infos!r}: give True, False or a list of keys")
+            raise InvalidOption(f"record_infos={self.record_infos!r}: pass True, False or a list of keys")
         if not self.flush_seconds >= 0:
             raise InvalidOption(f"flush_seconds={self.flush_seconds!r}: pass a number of seconds, 0 or more")
         if not -7 <= self.level <= 22:
@@ -95,24 +95,24 @@ class RecordingOptions:
 
     @property
     def info_keys(self) -> tuple[str, ...] | None:
-        """The keys of infos to record; None: all, if any."""
+        """The keys of infos to record; None for all or no infos."""
         return None if isinstance(self.record_infos, bool) else tuple(self.record_infos)
 
     def filters(self) -> Filters:
-        """New filters. Raises InvalidOption."""
+        """Create the filters. Raises InvalidOption."""
         return Filters(self.episode_filter, self.frame_filter, self.reward_classes)
 
     def constructor_args(self) -> dict[str, Any]:
-        """The arguments for whoever makes the wrapper again from its spec: another writer of the same trace."""
+        """Return the arguments to rebuild the wrapper from its spec, as another writer of the same trace."""
         given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "uid"}
         directory = None if self.directory is None else str(Path(self.directory).absolute())
         return {**given, "directory": directory, "on_exist": "append"}
 
 
 def with_documented_options(wrapper: _Wrapper) -> _Wrapper:
-    """Puts what RecordingOptions says of its arguments into a wrapper's docstring, where that refers to it."""
+    """Copy the documentation of RecordingOptions into a wrapper's docstring, where the docstring refers to it."""
     text = inspect.getdoc(RecordingOptions)
-    if text and wrapper.__doc__:  # there are none under python -OO
+    if text and wrapper.__doc__:  # python -OO removes docstrings
         arguments = text.partition("Args:\n")[2].partition("\n\n")[0]
         reference = "    directory … on_error: see RecordingOptions."
         wrapper.__doc__ = inspect.cleandoc(wrapper.__doc__).replace(reference, arguments)
@@ -121,10 +121,10 @@ def with_documented_options(wrapper: _Wrapper) -> _Wrapper:
 
 @contextlib.contextmanager
 def opened_directory(directory: str | os.PathLike[str] | None, on_exist: str) -> Iterator[Path]:
-    """The directory of a trace, made ready to be written to; None: a fresh one, whose name is logged.
+    """Prepare the directory of a trace for writing; None creates a temporary one and logs its path.
 
-    It is absolute, so that it stays where it is when the process changes its working directory. A writer is begun
-    within the block: others that open the directory see it then, or not at all. Raises InvalidOption for a URL.
+    The path is absolute, so it stays valid if the process changes its working directory. Begin the writer inside the
+    block: other processes that open the directory then see it, or not at all. Raises InvalidOption for a URL.
     """
     if directory is None:
         path = Path(tempfile.mkdtemp(prefix="gym-trace-"))
@@ -147,14 +147,14 @@ def new_schema(
     action_space: Space[Any],
     recorder: dict[str, Any],
 ) -> dict[str, Any]:
-    """The schema record (docs/FORMAT.md, section 4) of a new writer.
+    """Return the schema record (docs/FORMAT.md, section 4) of a new writer.
 
     Args:
-        observation_space: of one lane; so is action_space.
-        recorder: what it is to say of the recorder beside record_infos.
+        observation_space, action_space: of one lane.
+        recorder: description of the recorder, in addition to record_infos.
     """
     origin = provenance.current()
-    imports = {"imports": origin.pop("imports")} if "imports" in origin else {}  # which making it again needs
+    imports = {"imports": origin.pop("imports")} if "imports" in origin else {}  # needed to rebuild the environment
     return {
         "format": [wire.MAJOR, wire.MINOR],
         "writer": trace_directory.check_writer_id(options.uid or trace_directory.new_writer_id()),
@@ -174,7 +174,7 @@ def new_schema(
 
 
 def copied_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema record of the writer of a copy of a wrapper, made from that of the original."""
+    """Return the schema record for the copy of a wrapper, from the original's record."""
     return {
         **schema,
         "writer": trace_directory.new_writer_id(),

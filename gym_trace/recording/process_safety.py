@@ -1,4 +1,4 @@
-"""Recorders of one process and its like: paused and restarted at forks, closed at exit, and which share a directory."""
+"""Recorders at process boundaries: paused and restarted at forks, closed at exit, sharing a directory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from gym_trace.format.directory import WriterFiles
 
 
 class Recording(Protocol):
-    """A recorder, as far as forks and exits are concerned.
+    """The part of a recorder that forks and exits need.
 
     Attributes:
-        manifest: the path of its manifest.
-        has_steps: whether any step was recorded, or may have been.
+        manifest: path of the manifest.
+        has_steps: True if a step may have been recorded.
     """
 
     @property
@@ -29,33 +29,33 @@ class Recording(Protocol):
     def has_steps(self) -> bool: ...
 
     def close(self) -> None:
-        """Saves everything."""
+        """Save everything."""
 
     def pause(self) -> None:
-        """Before a fork: writes everything and ends the thread, so that the child inherits no held lock."""
+        """Before a fork: write everything and end the thread, so that the child inherits no held lock."""
 
     def restart_in_child(self) -> None:
-        """After a fork, in the child: begins a new writer, because the files belong to the parent."""
+        """After a fork, in the child: begin a new writer, because the parent owns the files."""
 
 
 _live: weakref.WeakSet[Recording] = weakref.WeakSet()
 
 
 def watch(recorder: Recording) -> None:
-    """Registers a recorder for forks."""
+    """Register a recorder for forks."""
     _live.add(recorder)
 
 
 def forget(recorder: Recording) -> None:
-    """Unregisters a recorder that is closed."""
+    """Unregister a closed recorder."""
     _live.discard(recorder)
 
 
 def is_joined(files: WriterFiles) -> bool:
-    """Whether a new wrapper belongs with this writer: to the same vector environment, or to workers of one run.
+    """Return True if a new wrapper belongs with this writer: same vector environment, or workers of one run.
 
-    In the process of the writer that is so until its first step: the environments of SyncVectorEnv are made before they
-    are stepped, and a cell of a notebook is run again after that. Workers begin one by one while others are at work.
+    In the writer's own process this holds until its first step: SyncVectorEnv makes all environments before stepping
+    any, while a rerun notebook cell comes later. Worker processes may start while others are already recording.
     """
     where = os.path.realpath(files.where)
     for recorder in list(_live):
@@ -65,7 +65,7 @@ def is_joined(files: WriterFiles) -> bool:
 
 
 def _is_of_this_run(files: WriterFiles) -> bool:
-    """Whether the process of a writer is in the group of this one, as processes of multiprocessing are."""
+    """Return True if the writer's process is in this process group, as multiprocessing workers are."""
     try:
         entry = next(files.entries(), {})
         pid = entry.get("pid")
@@ -75,12 +75,12 @@ def _is_of_this_run(files: WriterFiles) -> bool:
 
 
 def close_with(owner: object, recorder: Recording) -> None:
-    """Closes recorder when owner is garbage-collected, or at exit, whichever comes first."""
+    """Close the recorder when owner is garbage-collected, or at exit."""
     Finalize(owner, _close_quietly, args=(recorder,), exitpriority=100)
 
 
 def _close_quietly(recorder: Recording) -> None:
-    """At exit and in garbage collection nobody can catch an error, so it becomes a warning."""
+    """Close a recorder; warn of an error, because at exit and in garbage collection no caller can catch it."""
     try:
         recorder.close()
     except RecordingError as error:

@@ -1,4 +1,4 @@
-"""Where a trace comes from: which command, policy and commit, and nothing that its user would not publish unasked."""
+"""Provenance of a trace: command, policy and commit; private data, such as arguments, only on request."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any
 
 import gym_trace
 
-_LONGEST = 1 << 20  # bytes of what git says, such as the uncommitted changes, that are kept
-_GIT_SECONDS = 2.0  # that recording waits for git, of a large repository on a slow disk, say
-_DIFF_SECONDS = 20.0  # where somebody asked for the diff
-# The settings of a repository, or of what poses as one, may name programs that git runs: none of them is.
+_LONGEST = 1 << 20  # bytes stored of a git answer, such as the diff
+_GIT_SECONDS = 2.0  # timeout of git, for large repositories on slow disks
+_DIFF_SECONDS = 20.0  # timeout if the user asked for the diff
+# The settings of an untrusted repository may name programs for git to run; these options disable them.
 _SETTINGS = ("core.fsmonitor=", f"core.hooksPath={os.devnull}", "safe.bareRepository=explicit")
 _INERT = ("--no-pager", *(word for setting in _SETTINGS for word in ("-c", setting)))
 _WITHOUT_FETCH = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": ""}
@@ -27,20 +27,20 @@ _known: ContextVar[dict[str, Any] | None] = ContextVar("provenance", default=Non
 
 
 def current() -> dict[str, Any]:
-    """What is to be written into the traces that are begun here: if nobody said anything else, the script's name."""
+    """Return the provenance for new traces: set by recorded_by(), otherwise that of this script."""
     known = _known.get()
     return dict(_of_this_process() if known is None else known)
 
 
 @lru_cache(maxsize=1)
 def _of_this_process() -> dict[str, Any]:
-    """Found out once: the code that a process runs is what it has loaded, and not what is committed later."""
+    """Return the provenance of this process, determined once: later commits do not change the loaded code."""
     return provenance_of(script_name())
 
 
 @contextlib.contextmanager
 def recorded_by(provenance: dict[str, Any] | None) -> Iterator[None]:
-    """Has traces that are begun within it say so."""
+    """Use this provenance for traces begun inside the block."""
     token = _known.set(provenance)
     try:
         yield
@@ -51,12 +51,14 @@ def recorded_by(provenance: dict[str, Any] | None) -> Iterator[None]:
 def provenance_of(
     command: str, policy: str | None = None, argv: bool = False, diff: bool = False, make_env: Any = None
 ) -> dict[str, Any]:
-    """command (its name), policy (its name, if known), gym_trace (version), and of the git repository that the current
-    directory is in, if it is in one, commit and dirty: whether files that it knows were changed since, if git can say
-    so without the filters of the repository.
+    """Return command, policy (if known), gym_trace (version), and commit and dirty of the current git repository.
 
-    make_env: what makes the environment; its attribute imported, if it has one, names the modules that it imports.
-    argv: as it is, on demand. diff: likewise the uncommitted changes, and diff_is_whole: whether these are all.
+    dirty is True if tracked files have changed; it is missing if git cannot tell without the repository's filters.
+
+    Args:
+        argv: also store the full command line.
+        diff: also store the uncommitted changes, and diff_is_whole: False if they are truncated or incomplete.
+        make_env: the environment factory; its attribute `imported`, if any, lists the modules that it imports.
     """
     found: dict[str, Any] = {"command": command, "policy": policy, "gym_trace": gym_trace.__version__}
     if policy is None:
@@ -70,7 +72,7 @@ def provenance_of(
 
 
 def script_name() -> str:
-    """What this process runs, without its directory: train.py, or the name of a module that was run with -m."""
+    """Return the script without its directory, such as train.py, or the name of a module run with -m."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     module = getattr(spec, "name", None)
     if isinstance(module, str):
@@ -80,7 +82,7 @@ def script_name() -> str:
 
 
 def policy_name(policy: Any) -> str:
-    """MODULE:NAME of a function or class, and a name as it is; of None that of the random one."""
+    """Return MODULE:NAME of a function or class, a name unchanged, or "random" for None."""
     if policy is None or isinstance(policy, str):
         return policy or "random"
     kind = policy if hasattr(policy, "__qualname__") else type(policy)
@@ -88,10 +90,10 @@ def policy_name(policy: Any) -> str:
 
 
 def _of_repository(diff: bool) -> dict[str, Any]:
-    """The commit, whether it is dirty, and the diff on demand; of these what git can say without running a program.
+    """Return commit, dirty and, on request, diff, as far as git can tell without running other programs.
 
-    A repository may be a stranger's, and its configuration may name programs that filter files, which git runs before
-    it compares them. They are turned off; of a changed file that has such a filter nothing can be said then.
+    The repository is untrusted. Its settings may name filter programs that git runs before it compares files. They are
+    disabled, so a changed file with such a filter cannot be compared.
     """
     deadline = time.monotonic() + (_DIFF_SECONDS if diff else _GIT_SECONDS)
     commit, settings = _Git("rev-parse", "HEAD"), _Git("config", "--list", "--name-only", "--null", most=_LONGEST)
@@ -123,19 +125,19 @@ def _of_repository(diff: bool) -> dict[str, Any]:
 
 
 def _filters_off(settings: bytes) -> tuple[str, ...] | None:
-    """Options of git that turn all filters off, given the names of its settings; None where they cannot be."""
+    """Return git options that disable all filters in these settings; None if a filter cannot be disabled."""
     names = [os.fsdecode(name) for name in settings.split(b"\0")]
     filters = {match[1] for name in names if (match := re.fullmatch(r"filter\.(.*)\.[^.]*", name, re.DOTALL))}
-    if any("=" in name for name in filters):  # which -c would take for the end of the name
+    if any("=" in name for name in filters):  # -c would end the name there
         return None
     values = ("clean=", "process=", "required=false")
     return tuple(word for name in sorted(filters) for value in values for word in ("-c", f"filter.{name}.{value}"))
 
 
 class _Git:
-    """A git that runs beside this process, which waits for it no longer than it likes to: not for a disk that hangs.
+    """A git command in a thread, so that the caller can stop waiting even if the disk hangs.
 
-    most: bytes of what it prints, after which one more is read and it is ended.
+    most: maximum bytes of output; git is killed when it prints more.
     """
 
     def __init__(self, *words: str, most: int = 1 << 10):
@@ -144,11 +146,11 @@ class _Git:
         self._process: subprocess.Popen[bytes] | None = None
         self._command = ["git", *_INERT, *words]
         self._thread = threading.Thread(target=self._run, name="gym-trace git", daemon=True)
-        with contextlib.suppress(RuntimeError):  # there may be no more threads, which costs the commit and nothing else
+        with contextlib.suppress(RuntimeError):  # without a thread, only the commit is unknown
             self._thread.start()
 
     def answer(self, deadline: float) -> bytes | None:
-        """What it prints; None where there is no git, no repository, or no answer in time (of time.monotonic())."""
+        """Return its output; None without git, without a repository, or past the deadline (of time.monotonic())."""
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():

@@ -33,15 +33,15 @@ from gym_trace.storage.interrupts import held_back
 from gym_trace.storage.protocol import Storage
 
 _UNMAPPED_SECONDS = 1.0
-_UNMAPPED = "no file can be mapped into memory whose pages are sure to outlive the process"
-_SHORTAGE = "no file descriptors are left for the ring; it is tried again each second"
+_UNMAPPED = "the file system has no safe memory-mapped files"
+_SHORTAGE = "no file descriptors left for the ring; retrying every second"
 _log = logging.getLogger("gym_trace")
 
 
 class Recorder(ABC):
-    """One writer of a trace, fed from one thread. Subclasses define what is in a slab, and how it is decoded."""
+    """One writer of a trace, used from one thread. Subclasses define the content of slabs and how to decode it."""
 
-    largest_value = wire.MAX_VALUES // 4  # bytes of one MessagePack value, so that a slab of them can be stored
+    largest_value = wire.MAX_VALUES // 4  # bytes of one MessagePack value: a slab of them fits a column
 
     def __init__(
         self,
@@ -68,60 +68,60 @@ class Recorder(ABC):
 
     @abstractmethod
     def _new_ring(self, slab_bytes: int) -> Ring:
-        """A ring for the recorder's slabs, of at least so many bytes each. Raises OSError."""
+        """Create a ring whose slabs have at least slab_bytes each. Raises OSError."""
 
     @abstractmethod
     def _submit(self) -> None:
-        """Has what the slab holds written."""
+        """Submit the content of the slab for writing."""
 
     @abstractmethod
     def _turn(self) -> None:
-        """Has what the slab holds written, and goes on in the next one. Ctrl-C may interrupt it; it can be repeated."""
+        """Submit the content of the slab and continue in the next one. Safe to repeat after a Ctrl-C."""
 
     @abstractmethod
     def _position(self) -> Any:
-        """What changes with each step, in memory of this process alone."""
+        """Return a value that changes with each step, from memory that only this process has."""
 
     @abstractmethod
     def _let_go(self) -> None:
-        """In a forked child: sees to it that nothing more is put into the slabs, which are the parent's."""
+        """In a forked child: stop writing to the slabs, which the parent owns."""
 
     @abstractmethod
     def end(self, outcome: Outcome) -> None:
-        """Ends the open episodes."""
+        """End the open episodes."""
 
     @property
     @abstractmethod
     def has_steps(self) -> bool:
-        """Whether any step was recorded, or may have been."""
+        """True if a step may have been recorded."""
 
     @abstractmethod
     def open_run(self) -> Any:
-        """What another recorder needs to continue the open episodes, or None."""
+        """Return the state that another recorder needs to continue the open episodes, or None."""
 
     @abstractmethod
     def continue_run(self, run: Any) -> None:
-        """Continues the episodes of another recorder; writes nothing before a step comes."""
+        """Continue the episodes of another recorder; write nothing before the first step."""
 
     # -----------------------------------------------------------------------------------------------------------------
 
     def _reset_state(self) -> None:
-        """Sets the state of a writer that has written nothing yet."""
+        """Set the state of a new writer."""
         self._complaints: dict[str, str] = {}  # by column
-        self._at_fork: tuple[Any, Any] = (None, None)  # position, and what to continue there
+        self._at_fork: tuple[Any, Any] = (None, None)  # position, and open_run() at that position
         self._chunks = ChunkWriter(self._open_writer, self._chunk_bytes)
         self._out = SlabWriter(f"gym-trace {self.writer_id}", self._chunks, self._notice)
         self._ring: Ring | None = None
         self._episodes = 0
         self._reported = self._said_unmapped = False
         self._complained: set[str] = set()
-        self.limit = 1  # 0: the caller's thread is to look at failures and complaints before the next step
-        self._is_due = False  # the slab is to be turned before the next step
+        self.limit = 1  # 0: check for failures and complaints before the next step
+        self._is_due = False  # call _turn() before the next step
         self._pid = os.getpid()
         self._thread = threading.get_ident()
 
     def _notice(self) -> None:
-        """Has the caller's thread look at failures and complaints soon. Any thread may call it."""
+        """Ask the caller's thread to check for failures and complaints. Any thread may call it."""
         self.limit = 0
 
     def _open_writer(self) -> TraceWriter:
@@ -129,9 +129,9 @@ class Recorder(ABC):
         return TraceWriter(self._storage, self._schema, self._options.level, self._options.fsync)
 
     def _open_ring(self, slab_bytes: int = 0) -> Ring | None:
-        """The ring, made if there is none yet; None if that fails, which ends the recording."""
+        """Return the ring, created on first use; None if that fails, which ends the recording."""
         if self._ring is None and not self.failed:
-            with held_back():  # files that are half made could not be made again
+            with held_back():  # an interrupt would leave half-made files
                 self._make_ring(slab_bytes)
         return self._ring
 
@@ -140,21 +140,21 @@ class Recorder(ABC):
             if self._chunks.writer is None:
                 self._chunks.writer = self._open_writer()
             self._ring = self._ring_of(slab_bytes)
-        except Exception as error:  # of any kind: reported at the next step
+        except Exception as error:  # of any type: reported at the next step
             self._out.fail(error)
 
     def _ring_of(self, slab_bytes: int) -> Ring:
-        """As _new_ring(), with a warning, once, where the ring does not outlive the process."""
+        """Create a ring; warn once if it does not survive the process."""
         ring = self._new_ring(slab_bytes)
         if not (ring.mapped or self._said_unmapped):
             self._said_unmapped = True
             why = _UNMAPPED if ring.shortage is None else f"{_SHORTAGE} ({ring.shortage.strerror})"
-            _log.warning("%s: a kill can lose the last second here: %s", self._storage.root, why)
+            _log.warning("%s: a kill can lose the last second: %s", self._storage.root, why)
         return ring
 
     @property
     def flush_seconds(self) -> float:
-        """Within which what is recorded goes into a batch: soon, where nothing else survives the process."""
+        """Interval of flushes; short if the ring does not survive the process."""
         mapped = self._ring is None or self._ring.mapped
         return self._options.flush_seconds if mapped else min(_UNMAPPED_SECONDS, self._options.flush_seconds)
 
@@ -170,7 +170,7 @@ class Recorder(ABC):
 
     @property
     def failed(self) -> bool:
-        """Whether nothing is recorded any more: writing has failed, or the files are closed."""
+        """True if recording has ended: writing has failed, or the files are closed."""
         return self._sealed or self._out.failure is not None
 
     @property
@@ -181,9 +181,9 @@ class Recorder(ABC):
     # -- flushing, closing, errors ------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Returns when all steps so far are in a batch. Raises RecordingError.
+        """Write all steps so far to a batch and wait for it. Raises RecordingError.
 
-        From another thread, or a signal handler that has interrupted the recorder, it only has the next step do that.
+        If called from another thread, or from a signal handler inside the recorder, the next step does it instead.
         """
         if self._pid != os.getpid() or self._sealed:
             return
@@ -198,7 +198,7 @@ class Recorder(ABC):
         self.report()
 
     def _is_busy(self) -> bool:
-        """Whether the caller may have interrupted the recorder: it is another thread, or in a signal handler."""
+        """Return True if the recorder may be in use: the caller is another thread, or in a signal handler."""
         if threading.get_ident() != self._thread and any(self._thread == t.ident for t in threading.enumerate()):
             return True
         frame = sys._getframe(2)
@@ -209,12 +209,12 @@ class Recorder(ABC):
         return False
 
     def secure(self) -> None:
-        """Returns when all steps so far survive this process: at once, where memory is a file. As flush()."""
+        """Make all steps so far survive this process; with a mapped ring they already do. Raises like flush()."""
         if self._ring is not None and not self._ring.mapped:
             self.flush()
 
     def close(self) -> None:
-        """Saves everything, seals the batch, ends the thread. Raises RecordingError if something could not be saved."""
+        """Save everything, seal the batch, end the thread. Raises RecordingError if steps could not be saved."""
         if self._sealed or self._pid != os.getpid():
             return
         self._closed = True
@@ -238,10 +238,10 @@ class Recorder(ABC):
             ring.remove()
         except OSError as error:
             raise_if_of_signal(error)
-            self.complain("ring", f"{error}; all that was in it is saved, remove the file yourself")
+            self.complain("ring", f"{error}; all its steps are saved, delete the file yourself")
 
     def save_at_exit(self, owner: object) -> None:
-        """Closes the recorder when owner is garbage-collected, or at exit, whichever comes first."""
+        """Close the recorder when owner is garbage-collected, or at exit."""
         self._owner = weakref.ref(owner)
         self._save_when_owner_goes()
 
@@ -251,33 +251,33 @@ class Recorder(ABC):
             forks.close_with(owner, self)
 
     def report(self) -> None:
-        """Raises the failure, or warns of it, the first time."""
+        """Raise the failure, or warn of it, once."""
         failure = self._out.failure
         if failure is None or self._reported:
             return
         self._reported = True
         message = (
-            f"recording to {self._storage.root} has stopped: {failure}; what was written before can be read, "
-            "the environment can go on without being recorded"
+            f"{self._storage.root}: recording has stopped: {failure}; earlier steps stay readable, "
+            "the environment continues unrecorded"
         )
         if self._options.on_error == "raise":
             raise RecordingError(message) from failure
         warnings.warn(message, RuntimeWarning, stacklevel=4)
 
     def warn_if_unrecorded(self) -> None:
-        """To be called before a reset: reports a failure to write, or that close() was called."""
+        """Call before a reset: report a failure to write, or warn that close() was called."""
         self.report()
         if self._closed:
-            self._warn_once("reset", "the recorder is closed: this episode is not recorded")
+            self._warn_once("reset", "the recorder is closed; this episode is not recorded")
 
     def prepare(self) -> None:
-        """To be called before a reset that is recorded: reports that there is no room for a ring."""
+        """Call before a recorded reset: open the ring, and report if that fails."""
         if not self._closed:
             self._open_ring()
             self.report()
 
     def complain(self, column: str, complaint: str) -> None:
-        """Gives a warning at the next step, once for each column."""
+        """Warn at the next step, once per column."""
         self._complaints.setdefault(column, complaint)
         if column not in self._complained:
             self._notice()
@@ -292,14 +292,14 @@ class Recorder(ABC):
         utc: int,
         monotonic: int,
     ) -> Start:
-        """The start of the next episode. options: packed. rng_state: of the generator before the reset."""
+        """Return the start of the next episode. options: packed. rng_state: of the generator before the reset."""
         kept, remarks = packed_start(seed, options, rng_state, reset_info)
         if remarks:
             self.complain("reset", remarks[0])
         return Start(self._episodes, lane, stored_seed(seed), kept, utc, monotonic)
 
     def packed_info(self, info: Any, keys: Sequence[str] | None) -> bytes:
-        """An info as MessagePack. keys: those to keep, if it is a map; None for all."""
+        """Return an info as MessagePack. keys: keys to keep, if it is a map; None for all."""
         if keys is not None and isinstance(info, Mapping):
             try:
                 info = {key: info[key] for key in keys if key in info}
@@ -308,7 +308,7 @@ class Recorder(ABC):
         return self.packed("infos", info)
 
     def packed(self, column: str, value: Any) -> bytes:
-        """A value of a column as MessagePack. What cannot be stored is replaced by its repr, with a warning."""
+        """Return a value of a column as MessagePack. Values that cannot be stored become their repr, with a warning."""
         packed, remarks = pack_lenient(value)
         if len(packed) > self.largest_value or not is_readable(packed):
             remarks = [f"a value of {len(packed)} bytes is too large to be stored; its repr is kept"]
@@ -318,7 +318,7 @@ class Recorder(ABC):
         return packed
 
     def plain(self, column: str, value: Any) -> Any:
-        """As plain_array(), with its remarks as warnings."""
+        """Convert like plain_array(), with its remarks as warnings."""
         remarks: list[str] = []
         value = plain_array(value, remarks)
         if remarks:
@@ -326,11 +326,11 @@ class Recorder(ABC):
         return value
 
     def snapshot(self, column: str, value: Any) -> Any:
-        """As segment.snapshot(), with a warning for what cannot be stored; never raises."""
+        """Copy like segment.snapshot(), with a warning for values that cannot be stored; never raises."""
         return snapshot(value, lambda other: self.packed(column, other))
 
     def _complain(self) -> None:
-        """Gives the warnings that the encoder has collected, in the caller's thread."""
+        """Issue the collected warnings in the caller's thread."""
         for column, complaint in list(self._complaints.items()):
             self._warn_once(column, complaint)
 
@@ -342,15 +342,15 @@ class Recorder(ABC):
     # -- forks ---------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Before a fork: waits for what is being written, ends the thread, and copies what a child begins with.
+        """Before a fork: finish writing, end the thread, and copy the state that the child starts with.
 
-        The slabs are the parent's, who may be using them again when the child gets to run.
+        The parent owns the slabs and may be reusing them when the child runs.
         """
         self._out.pause()
         self._at_fork = self._position(), self.open_run()
 
     def restart_in_child(self) -> None:
-        """After a fork, in the child: begins a new writer, which continues the open episodes."""
+        """After a fork, in the child: begin a new writer that continues the open episodes."""
         self._out.abandon()
         position, run = self._at_fork
         if position != self._position():  # another thread has taken a step since
@@ -365,9 +365,9 @@ class Recorder(ABC):
         register_after_fork(self, Recorder._save_when_owner_goes)  # multiprocessing clears the finalizers in a child
 
 
-_INNER: set[str] = {__file__}  # the files of what must not be interrupted to turn a slab
+_INNER: set[str] = {__file__}  # source files whose frames mean that the recorder is in use
 
 
 def not_to_be_interrupted(file: str) -> None:
-    """Has flush() leave a recorder alone while code of that file is at work on it."""
+    """Make flush() defer to the next step while code of this source file is using the recorder."""
     _INNER.add(file)

@@ -1,1 +1,1 @@
-"""What is recorded, from the moment it happens until it is in a batch, in memory that outlives the process."""
+"""The ring: every step as it happens, in memory that survives the process, until it is in a batch."""

@@ -1,4 +1,4 @@
-"""Segments joined to chunks."""
+"""Join segments into chunks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from gym_trace.model.values import ABSENT, Array
 from gym_trace.ring.segment import AnyRows, Columns, Rows, Segment
 from gym_trace.ring.splitting import decoded_bytes, most_bytes, most_rows, readable, rows_in
 
-SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes a chunk, without and with large values
-_CELL = wire.VALUE_SIZE + 24  # bytes that a small row counts when its column becomes one of MessagePack values
+SMALL_CHUNK, LARGE_CHUNK = 1 << 20, 24 << 20  # raw bytes per chunk, without and with large values
+_CELL = wire.VALUE_SIZE + 24  # memory estimate of a small row in a column of MessagePack values
 
 
 class _Form(NamedTuple):
-    """What the rows of a column are: dtype and shape of a row, or MessagePack values."""
+    """Dtype and shape of the rows of a column; dtype is None for MessagePack values."""
 
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ class _Form(NamedTuple):
 
 
 class ChunkWriter:
-    """Joins segments to chunks and writes them. Large rows, such as images, are encoded at once and not buffered.
+    """Joins segments into chunks and writes them. Large rows, such as images, are encoded immediately, not buffered.
 
     Args:
         open_writer: opens the writer's files; called with the first segment.
@@ -42,13 +42,13 @@ class ChunkWriter:
         self.writer: TraceWriter | None = None
         self._open_writer = open_writer
         self.chunk_bytes = chunk_bytes
-        self._slab = 0  # the sequence number of the slab that the chunk is of; 0: of none
+        self._slab = 0  # sequence number of the chunk's slab; 0 for none
         self._pieces: list[tuple[Array, Columns]] = []
         self._size = self._decoded = self._rows = 0
         self._forms: dict[Path, _Form] = {}  # of each column of the chunk
 
     def add(self, segment: Segment) -> None:
-        """Adds a segment to the chunk, and writes the chunk when it is full. Raises OSError."""
+        """Add a segment; write the chunk when it is full. Raises OSError."""
         for part in readable(segment):
             self._add(part)
 
@@ -57,7 +57,7 @@ class ChunkWriter:
         count, decoded = rows_in(segment), decoded_bytes(segment)
         is_full = self._size + segment.size > self.chunk_bytes or self._decoded + decoded > most_bytes()
         is_full = is_full or self._rows + count > most_rows()
-        if self._pieces and forms != self._forms:  # columns that differ become columns of MessagePack values
+        if self._pieces and forms != self._forms:  # columns of mixed forms become MessagePack values
             cells = (self._rows + count) * len({**forms, **self._forms})
             is_full = is_full or cells * _CELL > most_bytes() or self._cannot_join(forms)
         if is_full:
@@ -77,7 +77,7 @@ class ChunkWriter:
         self._rows += count
 
     def _cannot_join(self, forms: dict[Path, _Form]) -> bool:
-        """Whether a column would have large rows beside others, or where annotations are missing."""
+        """Return True if a column would mix large rows with other rows, or with missing annotations."""
         large, before = ({path: form for path, form in some.items() if form.large} for some in (forms, self._forms))
         shared = (
             path for path in {**large, **before} if path[0] == "annotations" or path in forms.keys() & self._forms
@@ -85,9 +85,9 @@ class ChunkWriter:
         return any(large.get(path) != before.get(path) for path in shared)
 
     def write_slab(self, sequence: int, segments: list[Segment], pending: Sequence[Any]) -> None:
-        """Writes all that a slab holds, and seals the batch if that is due. Raises OSError.
+        """Write the content of a slab; seal the batch if due. Raises OSError.
 
-        pending: actions that are not answered yet, as metadata has them.
+        pending: descriptions of the actions that are still running, for the metadata.
         """
         self._slab = sequence
         for segment in segments:
@@ -97,9 +97,9 @@ class ChunkWriter:
             self.writer.seal_if_due()
 
     def write(self, more: bool = False, pending: Sequence[Any] = ()) -> None:
-        """Writes what was added since the last chunk. Raises OSError.
+        """Write everything added since the last chunk. Raises OSError.
 
-        more: whether another chunk of the same slab follows. pending: see TraceWriter.write().
+        more: True if another chunk of the same slab follows. pending: see TraceWriter.write().
         """
         if self._pieces and self.writer is not None:
             fragments, columns = _joined(self._pieces)
@@ -118,14 +118,14 @@ def _form(rows: AnyRows) -> _Form:
 
 
 def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
-    """Consecutive pieces as one. A fragment that continues the last one of the piece before is joined to it."""
+    """Join consecutive pieces. A fragment that continues the previous piece's last fragment is merged into it."""
     if len(pieces) == 1:
         return pieces[0]
     table, totals = _joined_tables([fragments for fragments, _ in pieces])
     joined: Columns = {}
     for path in dict.fromkeys(path for _, columns in pieces for path in columns):
         parts = [columns.get(path) for _, columns in pieces]
-        if path[0] == "annotations":  # a piece that has steps may lack one that others have
+        if path[0] == "annotations":  # a piece with steps may lack an annotation of another piece
             missing = [[PACKED_ABSENT] * steps if steps else None for steps in totals]
             parts = [other if part is None else part for part, other in zip(parts, missing)]
         joined[path] = joined_rows([part for part in parts if part is not None])
@@ -133,12 +133,12 @@ def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
 
 
 def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
-    """The fragment tables as one, and how many steps each of them had."""
+    """Join fragment tables; return the table and the steps of each part."""
     table = wire.join_fragments(tables)
     ends = np.cumsum([len(piece) for piece in tables])
     steps = np.append(0, np.cumsum(table["steps"], dtype=np.int64))
     totals = np.diff(steps[ends], prepend=0).tolist()
-    begins = ends[:-1]  # of tables but the first one, each once, where they have rows; np.unique would load numpy.ma
+    begins = ends[:-1]  # starts of all nonempty tables but the first; np.unique would import numpy.ma
     begins = begins[(np.diff(ends) > 0) & (begins > 0)]
     before, after = table[begins - 1], table[begins]
     goes_on = (before["episode"] == after["episode"]) & (before["flags"] & wire.STOPS == 0)
@@ -158,7 +158,7 @@ def _joined_tables(tables: list[Array]) -> tuple[Array, list[int]]:
 
 
 def joined_rows(pieces: Sequence[Rows]) -> Rows:
-    """Rows of one column, joined: typed if all have one dtype and shape, otherwise one MessagePack value a row."""
+    """Join the rows of one column: typed if dtype and shape agree, otherwise one MessagePack value per row."""
     arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
     if len(arrays) == len(pieces):
         first = arrays[0]
@@ -171,7 +171,7 @@ def joined_rows(pieces: Sequence[Rows]) -> Rows:
 
 
 def _add_up(rewards: Rows | None, fragments: Array) -> None:
-    """Sets the reward sum of each fragment. rewards: of all their steps in order; None if they are large."""
+    """Set the reward sum of each fragment. rewards: of all steps in order; None if the rows are large."""
     filled = np.flatnonzero(fragments["steps"])
     if filled.size:
         steps = fragments["steps"].astype(np.int64)

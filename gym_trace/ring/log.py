@@ -1,4 +1,4 @@
-"""The log in a slab: entries one after the other, each complete once the number at its end is there."""
+"""The log in a slab: consecutive entries. An entry is complete once its mark, the number at its end, is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_trace.model.values import Array
 ENTRY = struct.Struct("<IIHHIqqqqQ")  # docs/FORMAT.md, section 8
 _COMMIT = struct.Struct("<Q")
 _COMMIT_AT = ENTRY.size - _COMMIT.size
-_SIZE, _put_entry, _put_commit = ENTRY.size, ENTRY.pack_into, _COMMIT.pack_into  # had sooner than attributes
+_SIZE, _put_entry, _put_commit = ENTRY.size, ENTRY.pack_into, _COMMIT.pack_into  # globals are faster than attributes
 _LENGTH_AND_MARK = struct.Struct("<4xI40xQ")
 _NAMES = ("row", "length", "kind", "flags", "column", "a", "b", "c", "d", "mark")
 HEADER = np.dtype(list(zip(_NAMES, ("<u4", "<u4", "<u2", "<u2", "<u4", "<i8", "<i8", "<i8", "<i8", "<u8"))))
@@ -22,16 +22,16 @@ HEADER = np.dtype(list(zip(_NAMES, ("<u4", "<u4", "<u2", "<u2", "<u4", "<i8", "<
 START, LEAD, FLAG, STOP, END, VALUE, CHANGES, WHOLE, REWARD_TYPE, CONTINUE = range(1, 11)
 HAS_LEAD = 1  # flag of a start: the next row leads the episode
 RUNNING, ENDED = 1, 2  # flags of a continue
-# Of those of lanes.
+# Kinds of entries of the slabs of lanes.
 ASK, STEP, RESET, INTERRUPTED, END_ALL, STATE = range(20, 26)
 
 
 class Entry(NamedTuple):
-    """An entry of a log. What a to d are depends on its kind."""
+    """An entry of a log. The meaning of a to d depends on kind."""
 
     at: int  # offset in the slab
     kind: int
-    row: int  # the number of rows, or of steps of lanes, before it
+    row: int  # number of rows, or of lane steps, before it
     flags: int
     column: int
     a: int
@@ -42,11 +42,11 @@ class Entry(NamedTuple):
 
 
 class LogFull(Exception):
-    """There is no room in the slab for an entry."""
+    """The slab has no space for an entry."""
 
 
 def size_of(payload: int) -> int:
-    """Bytes that an entry takes, given those of its payload."""
+    """Return the size in bytes of an entry with a payload of `payload` bytes."""
     return ENTRY.size + (payload + 7 & ~7)
 
 
@@ -55,7 +55,7 @@ class Log:
 
     Attributes:
         position: where the next entry goes.
-        count: of entries.
+        count: number of entries.
     """
 
     def __init__(self, memory: memoryview, begin: int, end: int, sequence: int):
@@ -75,7 +75,7 @@ class Log:
         c: int = 0,
         d: int = 0,
     ) -> None:
-        """Appends an entry, which others can read as soon as this returns. Raises LogFull."""
+        """Append an entry; readers see it as soon as this returns. Raises LogFull."""
         memory, at, length = self.memory, self.position, len(payload)
         following = at + size_of(length)
         if following + ENTRY.size > self.end:
@@ -85,23 +85,23 @@ class Log:
         _COMMIT.pack_into(memory, following + _COMMIT_AT, 0)
         count = self.count + 1
         ENTRY.pack_into(memory, at, row, length, kind, flags, column, a, b, c, d, self._commit | count)
-        self.position, self.count = following, count  # on one line: an interrupt comes before or after both
+        self.position, self.count = following, count  # in one statement: an interrupt cannot separate them
 
     def cut(self, at: int, count: int) -> None:
-        """Takes back the entries from an offset on; so many are left."""
+        """Remove the entries from offset `at` on; count entries remain."""
         _COMMIT.pack_into(self.memory, at + _COMMIT_AT, 0)
         self.position, self.count = at, count
 
 
 class LaneLog:
-    """The same for what happens to lanes.
+    """A log of the events of lanes.
 
     Attributes:
         position, end: where the next entry goes, and where the log ends.
-        events: what entries say, by their numbers, as objects.
-        steps: complete ones.
+        events: the content of entries as objects, by mark.
+        steps: number of complete steps.
 
-    All of these change at once with an entry, whatever interrupts the caller.
+    They change together with each entry, even if a signal interrupts the caller.
     """
 
     def __init__(self, memory: memoryview, begin: int, end: int, sequence: int):
@@ -110,11 +110,11 @@ class LaneLog:
         _COMMIT.pack_into(memory, begin + _COMMIT_AT, 0)
 
     def left(self) -> int:
-        """How many bytes there are for further entries."""
+        """Return the bytes left for further entries."""
         return self.end - self.position - ENTRY.size
 
     def ask(self) -> None:
-        """Appends that a step is asked for, all of whose actions are in their columns. Raises LogFull."""
+        """Append an ask entry: a step begins, and all its actions are in their columns. Raises LogFull."""
         memory, at, mark = self._memory, self.position, self._mark + 1
         following = at + _SIZE
         if following + _SIZE > self.end:
@@ -124,7 +124,7 @@ class LaneLog:
         self.position, self._mark = following, mark
 
     def step(self, event: Any, column: int, c: int, d: int) -> None:
-        """As append() of a step without a payload."""
+        """Append a step without a payload, like append()."""
         memory, at, mark, row = self._memory, self.position, self._mark + 1, self.steps
         following = at + _SIZE
         if following + _SIZE > self.end:
@@ -134,7 +134,7 @@ class LaneLog:
         self.events[mark], self.position, self._mark, self.steps = event, following, mark, row + 1
 
     def append(self, kind: int, payload: bytes, event: Any, column: int, a: int, c: int, d: int, steps: int) -> None:
-        """Appends an entry. event: what it says. steps: those that it completes. Raises LogFull."""
+        """Append an entry. event: its content. steps: number of steps that it completes. Raises LogFull."""
         memory, at, mark, row = self._memory, self.position, self._mark + 1, self.steps
         length = len(payload)
         following = at + ENTRY.size + (length + 7 & ~7)
@@ -148,7 +148,7 @@ class LaneLog:
 
 
 def places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> list[int]:
-    """The offsets of the complete entries of a log, in order."""
+    """Return the offsets of the complete entries of a log, in order."""
     at, mark, size, unpack, found = begin, sequence << 32, ENTRY.size, _LENGTH_AND_MARK.unpack_from, []
     while at + size <= end:
         length, at_end = unpack(memory, at)
@@ -162,17 +162,17 @@ def places(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> l
 
 
 def entry_at(memory: memoryview, at: int) -> Entry:
-    """The entry at an offset."""
+    """Return the entry at an offset."""
     row, length, kind, flags, column, a, b, c, d, _ = ENTRY.unpack_from(memory, at)
     return Entry(at, kind, row, flags, column, a, b, c, d, memory[at + ENTRY.size : at + ENTRY.size + length])
 
 
 def entries(memory: bytes | memoryview, begin: int, end: int, sequence: int) -> Iterator[Entry]:
-    """The complete entries of a log, in order."""
+    """Yield the complete entries of a log, in order."""
     view = memoryview(memory)
     return (entry_at(view, at) for at in places(view, begin, end, sequence))
 
 
 def headers(memory: memoryview, at: list[int]) -> Array:
-    """The entries at these offsets without their payloads, of dtype HEADER."""
+    """Return the entries at these offsets, without payloads, as an array of dtype HEADER."""
     return np.frombuffer(b"".join([memory[place : place + ENTRY.size] for place in at]), HEADER)

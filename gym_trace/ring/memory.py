@@ -1,4 +1,4 @@
-"""The ring file of a writer: slabs of memory that the operating system keeps when the process is killed."""
+"""The ring file of a writer: memory-mapped slabs that survive a kill of the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_trace.model.packing import pack, unpack
 from gym_trace.storage.protocol import NO_DESCRIPTORS, Mapping, Reader, Storage
 
 MAJOR, MINOR = 1, 0
-ROWS, LANES = 1, 2  # kinds of slabs: of a single environment, of a vector environment
+ROWS, LANES = 1, 2  # kinds of slabs: single environment, vector environment
 SLAB_HEADER = 64
 MOST_SLABS, MOST_SLAB_BYTES, MOST_LAYOUT = 16, 1 << 30, 64 << 20
 
@@ -27,7 +27,7 @@ _PAGE = 4096
 
 
 def _boot_id() -> bytes:
-    """Of this start of the operating system; zero where it does not say."""
+    """Return the boot id of the operating system; zeros if it has none."""
     with contextlib.suppress(OSError, ValueError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return bytes.fromhex(file.read().strip().replace("-", ""))
     return bytes(16)
@@ -37,21 +37,21 @@ BOOT_ID = _boot_id()
 
 
 class Ring:
-    """The slabs of a writer, in a new file, or where there can be none that is safe, in memory of this process alone.
+    """The slabs of a writer, in a new mapped file, or in private memory if the file system cannot map one safely.
 
-    A slab holds what came between two chunks. It is begun with the next sequence number, filled, written as chunks that
-    bear its number, and only then begun again. Raises OSError where there is no room for the file. Where there are no
-    file descriptors left it is in memory of this process alone, too: then another ring may be had later.
+    A slab holds the steps between two chunks. It is begun with the next sequence number, filled, written as chunks with
+    that number, and only then begun again. Raises OSError if the disk has no space for the file. Without free file
+    descriptors the ring uses private memory, too; the caller may open another ring later.
 
     Attributes:
-        slabs: their memory. Whoever fills one calls begin() before.
-        mapped: whether the memory outlives the process.
-        shortage: why it does not, if that may be over later.
+        slabs: their memory. Call begin() before filling one.
+        mapped: True if the memory survives the process.
+        shortage: the error behind a lack of descriptors, which may be temporary; otherwise None.
     """
 
     def __init__(self, storage: Storage, writer: str, kind: int, layout: dict[str, Any], slabs: int, slab_bytes: int):
         self._storage, self._name = storage, writer + RING
-        self.sequence = 0  # of the slab begun last
+        self.sequence = 0  # of the latest slab
         packed = pack(layout)
         first = -(-(_HEADER_BYTES + len(packed)) // _PAGE) * _PAGE
         slab_bytes = -(-slab_bytes // _PAGE) * _PAGE
@@ -83,18 +83,18 @@ class Ring:
         self.slabs = [memory[first + i * slab_bytes : first + (i + 1) * slab_bytes] for i in range(slabs)]
 
     def next_slab(self) -> tuple[memoryview, int]:
-        """The memory of the next slab, and the sequence number to begin it with."""
+        """Return the memory of the next slab and its new sequence number."""
         self.sequence += 1
         return self.slabs[self.sequence % len(self.slabs)], self.sequence
 
     def remove(self) -> None:
-        """Removes the file: all that was in it is in batches. Raises OSError."""
+        """Delete the file: all its content is in batches. Raises OSError."""
         self.abandon()
-        with contextlib.suppress(FileNotFoundError):  # or there is none; a ring before this one may have had it
+        with contextlib.suppress(FileNotFoundError):  # no file, or one from an earlier ring
             self._storage.remove(self._name)
 
     def abandon(self) -> None:
-        """Lets go of the file as it is. The memory is not given back before nobody refers to it."""
+        """Close the file without deleting it. The memory stays valid as long as it is referenced."""
         self.slabs = []
         if self._mapping is not None:
             self._mapping.close()
@@ -102,18 +102,18 @@ class Ring:
 
 
 def begin(slab: memoryview, sequence: int) -> None:
-    """Empties a slab, and gives it its sequence number, by which nothing that was in it before counts."""
-    slab[SLAB_HEADER : SLAB_HEADER + 64] = bytes(64)  # the first entry of a log; that of lanes clears its own
+    """Empty a slab and set its sequence number, which invalidates its old content."""
+    slab[SLAB_HEADER : SLAB_HEADER + 64] = bytes(64)  # clears the first entry of a log; a LaneLog clears its own
     _SEQUENCE.pack_into(slab, 0, sequence)
 
 
 class RingHeader(NamedTuple):
-    """What the header of a ring file says.
+    """Header of a ring file.
 
     Attributes:
         kind: ROWS or LANES.
-        slab_bytes: of each slab.
-        places: where the slabs begin.
+        slab_bytes: size of each slab.
+        places: offsets of the slabs.
     """
 
     kind: int
@@ -123,7 +123,7 @@ class RingHeader(NamedTuple):
 
 
 def read_header(file: Reader) -> RingHeader | None:
-    """The header of a ring file; None if it is to be left alone: its writer died at once, or the system went down.
+    """Read the header of a ring file; None if the ring is unusable: an empty header, or written before a reboot.
 
     Raises CorruptTrace, UnsupportedTrace.
     """
@@ -136,10 +136,10 @@ def read_header(file: Reader) -> RingHeader | None:
     if major != MAJOR or features or kind not in (ROWS, LANES):
         raise UnsupportedTrace(f"a ring of version {major}, features {features:#x}, kind {kind}; upgrade gym-trace")
     if count > MOST_SLABS or not SLAB_HEADER < slab_bytes <= MOST_SLAB_BYTES or length > MOST_LAYOUT:
-        raise CorruptTrace("a ring claims more than there can be")
+        raise CorruptTrace("a ring declares sizes beyond the limits")
     end = first + count * slab_bytes
     if first < _HEADER_BYTES + length or end > file.size:
-        raise CorruptTrace("a ring claims more bytes than there are")
+        raise CorruptTrace("ring larger than its file")
     if boot != BOOT_ID:
         return None
     packed = file.read(_HEADER_BYTES, length)
@@ -150,5 +150,5 @@ def read_header(file: Reader) -> RingHeader | None:
 
 
 def sequence_of(file: Reader, place: int) -> int:
-    """The sequence number of the slab that begins at a place of a ring file."""
+    """Return the sequence number of the slab at an offset of a ring file."""
     return int(_SEQUENCE.unpack(file.read(place, _SEQUENCE.size))[0])

@@ -1,4 +1,4 @@
-"""Actions with which an environment was stepped, and which it never answered."""
+"""Pending actions: the environment was stepped with them and has not returned."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from gym_trace.model.packing import pack_lenient, unpack
 from gym_trace.model.values import Misfit
 from gym_trace.printable import shown
 
-_MOST = 1 << 32  # what a step may be numbered, and a lane
+_MOST = 1 << 32  # limit of step and lane numbers
 _MOST_EPISODES = 1 << 63  # with the origin in the upper bits
 
 
 class Pending(NamedTuple):
-    """An action with which the environment was stepped, and which it never answered.
+    """An action whose step has not returned.
 
     Attributes:
-        episode: its id. step: the index in it of the step that was asked for.
-        leaves: the values of the leaves of the action space.
+        episode: id of the episode.
+        step: index of the step in the episode.
+        leaves: values of the leaves of the action space.
     """
 
     episode: int
@@ -27,23 +28,23 @@ class Pending(NamedTuple):
     leaves: list[Any]
 
     def described(self) -> list[Any]:
-        """As metadata has it (docs/FORMAT.md, section 4)."""
+        """Return the description for the metadata (docs/FORMAT.md, section 4)."""
         return [self.episode, self.lane, self.step, unpack(pack_lenient(self.leaves)[0])]
 
     def action(self, layout: Layout) -> Any:
-        """The action, with the structure of its space; None if that is not what it is."""
+        """Return the action with the structure of its space; None if the leaves do not match the space."""
         if self.leaves and isinstance(self.leaves[0], Misfit):
             return self.leaves[0].value
         return layout.join(iter(self.leaves)) if len(self.leaves) == len(list(layout.leaves())) else None
 
     def told(self, layout: Layout) -> str:
-        """Which it is, in words."""
+        """Return the action, episode, lane and step as text."""
         lane = f" (lane {self.lane})" if self.lane else ""
         return f"at the end of episode {self.episode}{lane}, in step {self.step}: {shown(self.action(layout), 200)}"
 
 
 def pending_in(described: Any) -> list[Pending]:
-    """The actions that metadata describes, of which nothing is trusted: those that are none are left out."""
+    """Parse the pending actions of untrusted metadata; skip invalid ones."""
     found = []
     for one in described if isinstance(described, list) else ():
         match one:

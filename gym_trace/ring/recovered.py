@@ -1,4 +1,4 @@
-"""What is in a ring and not yet in a batch, read as chunks that are like those of a batch."""
+"""Read the steps of a ring that are not yet in a batch, as chunks like those of a batch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from gym_trace.ring.segment import Segment
 from gym_trace.storage.memory import MemoryStorage
 from gym_trace.storage.protocol import ReadStorage
 
-_HOLES = 128 << 20  # bytes of a ring that was copied without its empty pages
-_LAST = (1 << 32) - 1  # sequence number that fits a mark
+_HOLES = 128 << 20  # bytes of empty pages accepted in a sparse copy of a ring
+_LAST = (1 << 32) - 1  # largest sequence number that fits into a mark
 _WRITER = "ring"  # in memory
 _PART = batch_name(_WRITER, 0) + PART
 
@@ -29,21 +29,21 @@ class Decoder(Protocol):
     """Decodes slabs of one kind."""
 
     def complete(self, sequence: int, slab: bytes | memoryview) -> tuple[int, int]:
-        """How many rows, or steps, of a slab are complete, and how many entries of its log."""
+        """Return the numbers of complete rows (or steps) and of complete log entries in a slab."""
 
     def decode(
         self, sequence: int, slab: bytes | memoryview, most: tuple[int, int] | None = None
     ) -> tuple[list[Segment], list[Pending]]:
-        """What a slab holds, and the actions that were asked and not answered.
+        """Return the segments of a slab, and its pending actions.
 
-        most: of how many rows, or steps, and entries, where there may be more by now, and of what is being asked.
+        most: decode at most this many rows (or steps) and entries, and no pending action: the slab may be changing.
         """
 
 
 class Slab(NamedTuple):
-    """What was in a slab when it was copied.
+    """Copy of a slab.
 
-    most: how many rows, or steps, and entries of the log were complete; None: all that are, nobody was changing it.
+    most: the rows (or steps) and log entries that were complete before the copy; None if no process was writing.
     """
 
     sequence: int
@@ -52,9 +52,9 @@ class Slab(NamedTuple):
 
 
 class RingImage(NamedTuple):
-    """What was in a ring when it was read: the slabs that were begun, in the order of their sequence numbers.
+    """Copy of a ring: the slabs in use, sorted by sequence number.
 
-    in_batches: the sequence number of a slab that is in a batch, because it was begun again while it was copied; or 0.
+    in_batches: sequence number of a slab that is in a batch now, because it was begun again during the copy; or 0.
     """
 
     kind: int
@@ -63,18 +63,18 @@ class RingImage(NamedTuple):
     in_batches: int = 0
 
     def after(self, sequence: int) -> RingImage:
-        """Only the slabs that came after this one."""
+        """Keep only the slabs after this sequence number."""
         return self._replace(slabs=[slab for slab in self.slabs if slab.sequence > sequence])
 
 
 def read_ring(storage: ReadStorage, writer: str, alive: bool, after: int = 0) -> RingImage | None:
-    """What the ring of a writer holds; None if there is none, or it is of another start of the system.
+    """Copy the ring of a writer; None if it does not exist or was written before a reboot.
 
-    To be called before the batches are read: a slab is begun again as soon as it is in a batch.
+    Call it before reading the batches: a slab is reused as soon as its steps are in a batch.
 
     Args:
-        alive: whether it may be changing.
-        after: slabs up to this sequence number are left out.
+        alive: True if the writer may be running.
+        after: skip slabs up to this sequence number.
 
     Raises CorruptTrace, UnsupportedTrace, OSError.
     """
@@ -90,7 +90,8 @@ def read_ring(storage: ReadStorage, writer: str, alive: bool, after: int = 0) ->
                 if sequence <= after or sequence > _LAST:
                     continue
                 if alive:
-                    # An entry is there before its row. Each is whole in a copy that begins after its mark was seen.
+                    # Entries are written before their rows, so count rows first. A copy that starts after a mark was
+                    # seen holds that row or entry whole.
                     rows, _ = decoder.complete(sequence, file.read(place, header.slab_bytes))
                     most = rows, decoder.complete(sequence, file.read(place, header.slab_bytes))[1]
                 content = file.read(place, header.slab_bytes)
@@ -108,7 +109,7 @@ def read_ring(storage: ReadStorage, writer: str, alive: bool, after: int = 0) ->
 
 
 def decoder_of(kind: int, layout: dict[str, Any]) -> Decoder:
-    """Of slabs of this kind. Raises CorruptTrace, UnsupportedTrace."""
+    """Return the decoder for slabs of this kind. Raises CorruptTrace, UnsupportedTrace."""
     if kind == ROWS:
         return RowDecoder(layout)
     if kind == LANES:
@@ -117,11 +118,11 @@ def decoder_of(kind: int, layout: dict[str, Any]) -> Decoder:
 
 
 class Recovered(NamedTuple):
-    """What is in a ring and in no batch.
+    """Steps of a ring that are in no batch.
 
     Attributes:
-        content: a batch that is not sealed, of a chunk or more for each slab; empty if there are none.
-        pending: the actions that were never answered, as metadata has them, packed.
+        content: an unsealed batch with one or more chunks per slab; empty without steps.
+        pending: packed descriptions of the pending actions.
     """
 
     content: bytes = b""
@@ -132,14 +133,14 @@ class Recovered(NamedTuple):
         return pending_in(unpack(self.pending))
 
     def open(self, storage: ReadStorage, writer: str) -> BatchReader | None:
-        """The chunks, which are as the writer makes them of the same slabs; None if there are none."""
+        """Open the chunks, which equal those that the writer makes of the same slabs; None without chunks."""
         if not self.content:
             return None
         return BatchReader(MemoryStorage(storage.path(writer + RING), {_PART: self.content}), _PART)
 
 
 def recovered(image: RingImage) -> Recovered:
-    """What there is in a ring. Raises CorruptTrace."""
+    """Decode the copy of a ring. Raises CorruptTrace."""
     decoder = decoder_of(image.kind, image.layout)
     storage = MemoryStorage("")
     writer = TraceWriter(storage, {"writer": _WRITER}, level=1, fsync=False)
@@ -147,13 +148,13 @@ def recovered(image: RingImage) -> Recovered:
     pending: list[Pending] = []
     for sequence, content, most in image.slabs:
         segments, asked = decoder.decode(sequence, content, most)
-        if segments or asked:  # or it is a slab that was only just begun
+        if segments or asked:  # skip a slab that was just begun
             pending = asked
         for segment in segments:
             chunks.add(segment)
         chunks.write()
     batches = [name for name in storage.names() if name.startswith(_PART.removesuffix(PART))]
     if batches not in ([], [_PART]):
-        raise CorruptTrace("a ring has more fragments than there can be")
+        raise CorruptTrace("too many fragments in a ring")
     described = pack([action.described() for action in pending])
     return Recovered(storage.content(_PART) if batches else b"", described)

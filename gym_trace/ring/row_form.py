@@ -1,4 +1,4 @@
-"""What a ring file says of the rows of its slabs (docs/FORMAT.md, section 8), of which nothing is trusted."""
+"""Parse the untrusted row layout of a ring file (docs/FORMAT.md, section 8)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARK = 8  # bytes of a mark, and of a reward
 
 
 class Column(NamedTuple):
-    """A leaf of the observation or action. dtype: None where its values are in the log; so is offset."""
+    """A leaf of the observation or action. dtype and offset are None if its values are in the log."""
 
     path: Path
     dtype: np.dtype[Any] | None
@@ -27,12 +27,12 @@ class Column(NamedTuple):
 
     @property
     def row_size(self) -> int:
-        """Bytes of a value; 0 where they differ."""
+        """Bytes of a value; 0 if the size varies."""
         return 0 if self.dtype is None else self.dtype.itemsize * math.prod(self.shape)
 
 
 class RowForm(NamedTuple):
-    """Where the parts of a row lie. See row_layout.RowLayout, which describes it."""
+    """Offsets of the parts of a row. See row_layout.RowLayout."""
 
     size: int
     asked: int
@@ -43,27 +43,25 @@ class RowForm(NamedTuple):
 
     @classmethod
     def of(cls, layout: dict[str, Any]) -> RowForm:
-        """The form that a layout describes. Raises CorruptTrace if it is malformed."""
+        """Parse a layout. Raises CorruptTrace if it is malformed."""
         try:
             numbers = {name: _number(layout[name]) for name in ("asked", "reward", "done", "observations")}
             form = cls(_number(layout["row"]), **numbers, columns=[_column(*column) for column in layout["columns"]])
         except (LookupError, TypeError, ValueError) as error:
-            raise CorruptTrace(f"the layout of a ring is malformed: {error!r:.100}") from error
+            raise CorruptTrace(f"invalid ring layout: {error!r:.100}") from error
         roots = ["observations" if i < form.observations else "actions" for i in range(len(form.columns))]
         if [column.path[0] for column in form.columns] != roots:
-            raise CorruptTrace(
-                "the layout of a ring is malformed: columns that are of neither observations nor actions"
-            )
+            raise CorruptTrace("invalid ring layout: a column belongs to neither observations nor actions")
         fixed = [(column.offset, column.row_size) for column in form.columns if column.offset is not None]
         ends = [form.asked + _MARK, form.reward + _MARK, form.done + _MARK, *map(sum, fixed)]
         if max(ends) > form.size or sum(size for _, size in fixed) + 3 * _MARK > form.size:
-            raise CorruptTrace("the layout of a ring is malformed: a row is larger than it says")
+            raise CorruptTrace("invalid ring layout: columns exceed the row")
         return form
 
 
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= MOST_SLAB_BYTES:
-        raise ValueError(f"{value!r:.40} is no size")
+        raise ValueError(f"{value!r:.40} is not a size")
     return value
 
 
@@ -72,7 +70,7 @@ def _column(path: Any, dtype: Any, shape: Any, offset: Any) -> Column:
     if offset is not None:
         _number(offset)
     if not is_path(found.path):
-        raise ValueError("a path that there cannot be")
+        raise ValueError("invalid path")
     if math.prod(found.shape) > MOST_SLAB_BYTES or len(found.shape) > wire.MAX_DIMENSIONS:
-        raise ValueError("a shape that there cannot be")
+        raise ValueError("invalid shape")
     return found

@@ -1,4 +1,4 @@
-"""Where the parts of a row lie in the slabs of a single environment."""
+"""Layout of a row in the slabs of a single environment."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 from gym_trace.format import wire
 from gym_trace.model.layout import Layout, Leaf
 
-DELTA_BYTES = wire.LARGE_ROW  # of values of this size the log has deltas, smaller ones are in the row
+DELTA_BYTES = wire.LARGE_ROW  # values of at least this size are deltas in the log; smaller ones are in the row
 
 
 class RowLayout:
-    """A row: the values of the action that are of fixed size, a mark that it was asked, the reward, the values of the
-    observation that are of fixed size, a mark that it is done. What is not of fixed size, or not as the space says, is
-    in the log. Columns are numbered: leaves of the observation, leaves of the action, then reward, info, annotations.
+    """Layout of a row: fixed-size action values, the asked mark, the reward, fixed-size observation values, the done
+    mark. Values of varying size, or outside their space, are in the log. Columns are numbered: leaves of the
+    observation, leaves of the action, then reward, info, annotations.
 
     Attributes:
         size: bytes of a row.
-        asked, reward, done: offsets in it.
-        offsets: of the leaves, in the order of their numbers; None for those that are in the log.
-        delta_leaves: whose values are large, so that the log has what has changed of them.
+        asked, reward, done: offsets in a row.
+        offsets: of the leaves, in the order of their numbers; None for leaves in the log.
+        delta_leaves: leaves with large values, stored as changes in the log.
     """
 
     def __init__(self, observation: Layout, action: Layout, use_deltas: bool = True):
@@ -39,16 +39,16 @@ class RowLayout:
 
     @property
     def action_bytes(self) -> int:
-        """Of the fixed values of an action, aligned."""
+        """Size of the fixed values of an action, aligned."""
         return self.asked
 
     @property
     def observation_bytes(self) -> int:
-        """Of the fixed values of an observation, aligned."""
+        """Size of the fixed values of an observation, aligned."""
         return self.done - self.reward - 8
 
     def described(self) -> dict[str, Any]:
-        """As the ring file has it."""
+        """Return the layout for the ring file."""
         columns = [
             [list(leaf.path), None if leaf.dtype is None else leaf.dtype.str, list(leaf.shape), offset]
             for leaf, offset in zip(self.leaves, self.offsets)
@@ -64,7 +64,7 @@ class RowLayout:
 
 
 def _packed(fixed: list[Leaf], leaves: list[Leaf], offset: int) -> tuple[dict[int, int], int]:
-    """The offsets of those leaves that are of fixed size, by identity, and the aligned end."""
+    """Return the offsets of the fixed-size leaves, by identity, and the aligned end."""
     places = {}
     for leaf in leaves:
         if leaf in fixed:

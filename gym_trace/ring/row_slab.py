@@ -1,4 +1,4 @@
-"""Rows and log of a single environment, put into a slab as they happen."""
+"""Write rows and log entries of a single environment into a slab as they happen."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from gym_trace.ring.log import ENTRY, FLAG, HAS_LEAD, START, Entry, Log, LogFull
 from gym_trace.ring.memory import SLAB_HEADER, begin
 from gym_trace.ring.row_layout import RowLayout
 
-_RESERVE = 4 * ENTRY.size  # bytes of the log that a row may take beside what it has room made for: its flag
+_RESERVE = 4 * ENTRY.size  # log bytes reserved per row for its flag
 _NEVER = 1 << 62
-_EXACT_INTEGERS = 1 << 53  # as floats
+_EXACT_INTEGERS = 1 << 53  # float64 holds integers up to this exactly
 _MARK = struct.Struct("<Q")
 
 
 class RowSlab:
-    """The slab that is being filled with rows.
+    """The slab being filled with rows.
 
-    ask(), answer() and start() know rows of one typed value of fixed size each for observation and action; all others
-    are put down by ask_packed(), answer_packed(), lead() and append(). _core.RowSlab is the same in C, and knows dicts
-    and tuples of such values, of large ones that it follows, and of texts, too.
+    ask(), answer() and start() are the fast path: one fixed-size value each for observation and action. Other rows go
+    through ask_packed(), answer_packed(), lead() and append(). _core.RowSlab is the C twin; its fast path also takes
+    dicts and tuples, large values that it follows, and text.
 
     Args:
-        asks, answers: whether ask() and answer() may do anything but decline.
-        room: bytes of the log that ask() leaves for the answer.
+        asks, answers: enable the fast path of ask() and answer().
+        room: log bytes that ask() reserves for the answer.
 
     Attributes:
-        ended: whether answer() has flagged the last row as the end of its episode.
-        logged: the number of rows that were there before the last entry of the log.
+        ended: True if answer() has flagged the last row as the end of its episode.
+        logged: number of rows before the last log entry.
         memory, sequence: of the slab.
     """
 
@@ -49,7 +49,7 @@ class RowSlab:
         self._lead = struct.Struct(f"<{layout.action_bytes}sQd{layout.observation_bytes}sQ").pack_into
         action, observation = _only(layout, layout.action), _only(layout, layout.observation)
         self._action, self._observation = action, observation
-        self._action_kind: Any = None  # of NumPy scalars that are integers
+        self._action_kind: Any = None  # the integer NumPy scalar of the action space
         if (
             action is not None
             and action.dtype is not None
@@ -65,7 +65,7 @@ class RowSlab:
         is_vector = observation is not None and len(observation.shape) == 1
         self._dtype = observation.dtype if observation is not None and is_vector else None
         self._vector_bytes = 0 if observation is None else observation.row_size
-        self._kind: Any = None  # of the rewards that need no look: the last one's
+        self._kind: Any = None  # type of the last accepted reward
         self._only_floats = True
         self.logged = -1
         self.ended = False
@@ -75,10 +75,10 @@ class RowSlab:
         self._floor = self._least = _NEVER
 
     def follow(self, column: int, before: Array, ready: Array, most: int) -> None:
-        """Has values of a large leaf be compared with the one before, as its deltas.DeltaPacker does: not here."""
+        """Compare values of a large leaf with the previous one, as deltas.DeltaPacker does; only the C twin does."""
 
     def begin(self, memory: memoryview, sequence: int) -> None:
-        """Goes on in an empty slab, and has ask() decline until release()."""
+        """Continue in an empty slab; ask() returns False until release()."""
         self._log = Log(memory, SLAB_HEADER, len(memory), sequence)
         begin(memory, sequence)
         self.memory, self.sequence = memory, sequence
@@ -90,33 +90,33 @@ class RowSlab:
 
     @property
     def rows(self) -> int:
-        """Complete ones."""
+        """Number of complete rows."""
         return (self._mark & 0xFFFFFFFF) - 1
 
-    # -- when ask() is to say no --------------------------------------------------------------------------------------
+    # -- when ask() returns False -------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Has ask() decline until release()."""
+        """Make ask() return False until release()."""
         self._least = self._floor = _NEVER
 
     def release(self, most_rows: int) -> None:
-        """Has ask() accept rows until there are so many, or no room for more."""
+        """Let ask() accept rows, up to most_rows or until the slab is full."""
         if self._asks:
             self._least = max(0, len(self.memory) - most_rows * self._size)
             self._floor = max(self._log.position + self._room, self._least)
 
     def has_room(self, log_bytes: int = 0) -> bool:
-        """Whether there is room for one more row, and that much in the log."""
+        """Return True if the slab has space for one more row and log_bytes of log."""
         return self._at >= self._log.position + _RESERVE + log_bytes
 
     def only_floats(self, only: bool) -> None:
-        """Whether the rewards of rows are float64, as answer() puts them down; otherwise it declines."""
+        """Set whether rewards are float64; otherwise answer() returns False."""
         self._only_floats, self._kind = only, None
 
     # -- rows of one value each ---------------------------------------------------------------------------------------
 
     def ask(self, action: Any) -> bool:
-        """Puts down that the environment is about to be stepped; False if it is not done and has to be otherwise."""
+        """Record that a step begins; return False, without recording, if the slow path must do it."""
         at = self._at
         if at < self._floor:
             return False
@@ -124,7 +124,7 @@ class RowSlab:
         if kind is self._action_kind or (kind is int and self._action_kind is not None):
             try:
                 self._ask_integer(self.memory, at, action, self._mark)
-            except struct.error:  # an integer that the space does not have
+            except struct.error:  # an integer outside the dtype
                 return False
             return True
         packed = _bytes_of(action, self._action)
@@ -134,10 +134,10 @@ class RowSlab:
         return True
 
     def answer(self, observation: Any, reward: Any, terminated: Any, truncated: Any) -> bool:
-        """Puts down what the step led to; False if it is not done and has to be otherwise."""
+        """Record the result of the step; return False, without recording, if the slow path must do it."""
         if type(reward) is not self._kind and not self._takes(reward):
             return False
-        # Inlined from _bytes_of: a vector, without .shape, which builds a tuple at each access.
+        # Inlined from _bytes_of for vectors, without .shape: it builds a tuple at each access.
         if not (
             type(observation) is np.ndarray
             and observation.dtype is self._dtype
@@ -156,7 +156,7 @@ class RowSlab:
         return True
 
     def _takes(self, reward: Any) -> bool:
-        """Whether a reward can be put down as float64."""
+        """Return True if float64 holds the reward exactly."""
         if not self._only_floats or not self._answers:
             return False
         kind = type(reward)
@@ -165,14 +165,14 @@ class RowSlab:
             return True
         return kind is int and -_EXACT_INTEGERS <= reward <= _EXACT_INTEGERS
 
-    # -- rows of any values -------------------------------------------------------------------------------------------
+    # -- the slow path: rows of any values ----------------------------------------------------------------------------
 
     def ask_packed(self, action: bytes) -> None:
-        """The same, with the fixed values of the action as they lie in a row."""
+        """Record that a step begins. action: its fixed values, laid out as in a row."""
         self._ask(self.memory, self._at, action, self._mark)
 
     def answer_packed(self, observation: bytes, reward: float, terminated: Any, truncated: Any) -> None:
-        """The same, with the fixed values of the observation as they lie in a row."""
+        """Record the result of a step. observation: its fixed values, laid out as in a row."""
         if terminated or truncated:
             self.flag(terminated, truncated)
         at, mark = self._at, self._mark
@@ -180,14 +180,14 @@ class RowSlab:
         self._at, self._mark = at - self._size, mark + 1
 
     def lead(self, observation: bytes) -> None:
-        """Puts down an observation that leads a run of steps."""
+        """Record the leading observation of a run of steps."""
         at, mark = self._at, self._mark
         self._lead(self.memory, at, b"", 0, 0.0, observation, mark)
         self._at, self._mark = at - self._size, mark + 1
         self.ended = False
 
     def start(self, episode: int, seed: int, utc: int, monotonic: int, kept: bytes, observation: Any) -> bool:
-        """Puts down that an episode starts, and its first observation; False if that is to be done otherwise."""
+        """Record the start of an episode and its first observation; return False if the slow path must do it."""
         packed = _bytes_of(observation, self._observation) if self._answers else None
         if packed is None or not self.has_room(size_of(len(kept))):
             return False
@@ -196,7 +196,7 @@ class RowSlab:
         return True
 
     def flag(self, terminated: Any, truncated: Any) -> None:
-        """Puts down that the episode ends with the next row."""
+        """Record that the episode ends with the next row."""
         said = wire.TERMINATED * bool(terminated) | wire.TRUNCATED * bool(truncated)
         outcome = _TERMINATED if terminated else _TRUNCATED
         self.append(FLAG, b"", said, 0, outcome, 0, time.time_ns(), time.monotonic_ns())
@@ -214,18 +214,18 @@ class RowSlab:
         c: int = 0,
         d: int = 0,
     ) -> None:
-        """Appends an entry to the log. Raises LogFull where that would leave no room for a row."""
+        """Append an entry to the log. Raises LogFull if no space would remain for a row."""
         log = self._log
         if log.position + size_of(len(payload)) + ENTRY.size > self._at:
             raise LogFull
-        self.logged = self.rows  # first: Ctrl-C may come after
+        self.logged = self.rows  # before append(): Ctrl-C may come in between
         log.append(kind, self.rows, payload, flags, column, a, b, c, d)
         self._floor = max(log.position + self._room, self._least)
 
-    # -- taking back --------------------------------------------------------------------------------------------------
+    # -- undo ---------------------------------------------------------------------------------------------------------
 
     def drop(self, count: int) -> None:
-        """Takes back all but so many entries of the log, and what there is of a row that is not complete."""
+        """Remove all log entries after the first `count`, and the incomplete row."""
         found = self.entries()
         at = found[count].at if count < len(found) else self._log.position
         self._log.cut(at, count)
@@ -236,7 +236,7 @@ class RowSlab:
                 _MARK.pack_into(self.memory, self._at + offset, 0)
 
     def asked(self) -> bytes | None:
-        """The fixed values of the action that was asked and not answered, if there is one."""
+        """Return the fixed values of the pending action, or None."""
         at = self._at
         if at < self._log.position + ENTRY.size:
             return None
@@ -244,33 +244,33 @@ class RowSlab:
         return bytes(self.memory[at : at + self._asked]) if mark == self._mark else None
 
     def last_row(self) -> bytes:
-        """The fixed values of the observation in the last row; nothing if there is none."""
+        """Return the fixed values of the observation in the last row; empty without rows."""
         at = self._at + self._size + self._reward + 8
         return bytes(self.memory[at : self._at + self._size + self._done]) if self.rows else b""
 
     def last_texts(self) -> dict[int, bytes]:
-        """What answer() or start() has put into the log of the observation in the last row, by column: nothing here."""
+        """Return the texts of the last observation that the fast path logged, by column; only the C twin has any."""
         return {}
 
     def entries(self) -> list[Entry]:
-        """All entries of the log."""
+        """Return all entries of the log."""
         return list(entries(self.memory, SLAB_HEADER, self._log.position, self.sequence))
 
     def orphan(self) -> None:
-        """Goes on in private memory: what a step that is under way adds concerns nobody but who looks here."""
-        if self.sequence:  # it was begun
+        """Continue in private memory, so that a step in progress no longer changes the shared slab."""
+        if self.sequence:  # not before begin()
             self.memory = memoryview(bytearray(self.memory))
             self._log.memory = self.memory
 
 
 def _only(layout: RowLayout, tree: Layout) -> Leaf | None:
-    """The only leaf of an observation or action, if it is of fixed size in the row."""
+    """Return the only leaf of an observation or action if it has a fixed size in the row; otherwise None."""
     fixed = isinstance(tree, Leaf) and tree.dtype is not None and tree not in layout.delta_leaves
     return tree if fixed and isinstance(tree, Leaf) else None
 
 
 def _bytes_of(value: Any, leaf: Leaf | None) -> bytes | None:
-    """The bytes of a value that is exactly as its space says; None of any other."""
+    """Return the bytes of a value with the exact dtype and shape of its space; None for any other."""
     if leaf is None:
         return None
     kind = type(value)

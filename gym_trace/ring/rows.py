@@ -1,4 +1,4 @@
-"""What the slabs of a single environment hold: decoded to segments of fragments and columns."""
+"""Decode the slabs of a single environment into segments of fragments and columns."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class RowDecoder:
     """Decodes slabs of rows.
 
     Args:
-        layout: what the ring file says of its slabs (docs/FORMAT.md, section 8). Raises CorruptTrace if malformed.
+        layout: the row layout of the ring file (docs/FORMAT.md, section 8). Raises CorruptTrace if malformed.
 
     Attributes:
-        complaints: by column, a warning about values that cannot be stored.
+        complaints: warnings about values that cannot be stored, by column.
     """
 
     def __init__(self, layout: dict[str, Any]):
@@ -57,18 +57,18 @@ class RowDecoder:
         form = RowForm.of(layout)
         self._size, self._asked, self._reward, self._done = form.size, form.asked, form.reward, form.done
         self._columns, self._observations = form.columns, form.observations
-        self._decoded = sum(column.row_size for column in form.columns)  # bytes of the columns of a row
+        self._decoded = sum(column.row_size for column in form.columns)  # bytes of a row's columns
 
     def complete(self, sequence: int, slab: bytes | memoryview) -> tuple[int, int]:
-        """How many rows of a slab are complete, and how many entries of its log."""
+        """Return the numbers of complete rows and of complete log entries in a slab."""
         return self._count(sequence, self._rows(slab)), len(places(slab, SLAB_HEADER, len(slab), sequence))
 
     def decode(
         self, sequence: int, slab: bytes | memoryview, most: tuple[int, int] | None = None
     ) -> tuple[list[Segment], list[Pending]]:
-        """What a slab holds, if anything, and the action that was asked and not answered, if there is one.
+        """Return the segment of a slab, if any, and its pending action, if any.
 
-        most: of how many rows and entries, where there may be more by now.
+        most: decode at most this many rows and entries; the slab may be changing.
         """
         rows = self._rows(slab)
         count = self._count(sequence, rows)
@@ -76,9 +76,9 @@ class RowDecoder:
         log = places(slab, SLAB_HEADER, len(slab), sequence)
         if most is not None:
             count, log = min(count, most[0]), log[: most[1]]
-        # Few bytes must not become very many: honest slabs have room for what they hold, and for one chunk of it.
+        # Limit the expansion of malicious slabs: valid content fits in the slab and in one chunk.
         if len(self._columns) * count > len(slab) or (count > 1 and self._decoded * count > wire.CHUNK_BYTES):
-            raise CorruptTrace("a slab of a ring claims more than there can be")
+            raise CorruptTrace("a ring slab declares more rows than it can hold")
         content = _Content(self._columns, self._observations, slab, log, count, self.complaints)
         pending: list[Pending] = []
         if most is None and content.running and count < len(rows):
@@ -92,13 +92,13 @@ class RowDecoder:
         return [Segment(table, columns, table.nbytes + sum(map(size_of, columns.values())))], pending
 
     def _rows(self, slab: bytes | memoryview) -> Array:
-        """All rows there is room for, the first one first."""
+        """Return all rows that fit in the slab, in order, complete or not."""
         most = (len(slab) - SLAB_HEADER) // self._size
         raw = np.frombuffer(slab, np.uint8, most * self._size, len(slab) - most * self._size)
         return raw.reshape(most, self._size)[::-1]
 
     def _count(self, sequence: int, rows: Array) -> int:
-        """How many rows are complete. Most of those there is room for are the log, so they are not all looked at."""
+        """Return the number of complete rows. It stops at the first incomplete one: the rest is mostly log."""
         count, some = 0, 1024
         while count < len(rows):
             marks = rows[count : count + some, self._done : self._done + 8].copy().view("<u8")[:, 0]
@@ -114,7 +114,7 @@ class _Content:
 
     Attributes:
         fragments: the fragment table.
-        running: whether a run of steps is open at its end.
+        running: True if a run of steps is open at the end.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class _Content:
             if kind == REWARD_TYPE:
                 dtype = dtype_from(bytes(entry.payload).decode("ascii", "replace"))
                 if dtype.itemsize > 8:
-                    raise CorruptTrace("a reward of a ring has more bytes than there is room for")
+                    raise CorruptTrace("ring reward type larger than 8 bytes")
                 self._reward_types.append((entry.row, dtype))
             elif kind == CONTINUE:
                 self._start = Start(entry.a, wire.NO_SEED, entry.c, entry.d)
@@ -158,7 +158,7 @@ class _Content:
         self.fragments = self._fragments(marks)
 
     def _take_values(self, slab: memoryview, table: Array, at: Array) -> None:
-        """Takes the values that are in the log. table: of their entries, at: where these are."""
+        """Collect the values in the log. table: their entries. at: offsets of the entries."""
         begins = at + ENTRY.size
         ends = begins + table["length"]
         payloads = [bytes(slab[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist())]
@@ -168,16 +168,16 @@ class _Content:
             self._values[column] = dict(zip(table["row"][of].tolist(), [values[i] for i in of.tolist()]))
 
     def _whole_episodes(self, slab: memoryview, log: list[int], marks: Array) -> Array | None:
-        """As _fragments(), for many episodes at once: of logs of starts and ends in turn; None of others.
+        """Vectorized _fragments() for logs of alternating starts and ends; None for other logs.
 
-        marks: the entries of the log, without payloads.
+        marks: the log entries, without payloads.
         """
         end = self._end
         goes_on = len(marks) > 0 and marks["kind"][0] == CONTINUE
         before = marks[:1] if goes_on and marks["flags"][0] == RUNNING else marks[:0]
         marks = marks[int(goes_on) :]
         if len(marks) and marks["row"][-1] == end and _needs_row(entry_at(slab, log[-1])):
-            marks = marks[:-1]  # of a row that is not there
+            marks = marks[:-1]  # its row is incomplete
         first = len(before)
         starts, ends = marks[first::2], marks[1 - first :: 2]
         is_flag = ends["kind"] == FLAG
@@ -217,15 +217,15 @@ class _Content:
         self._leads = leads
         start, first_step, cursor, flags = self._start, self._next_step, 0, 0
         ends_of_marks = [mark.row for mark in marks[1:]] + [self._end]
-        if not self.running:  # rows that nothing speaks of: there are none in honest slabs
+        if not self.running:  # only malicious slabs have rows outside episodes
             cursor = marks[0].row if marks else self._end
             if cursor and any(mark.row < self._end for mark in marks[:1]):
-                raise CorruptTrace("rows of a ring belong to no episode")
+                raise CorruptTrace("ring rows without an episode")
         for mark, following in zip(marks, ends_of_marks):
             row, kind = mark.row, mark.kind
             if following < row or row < cursor:
-                raise CorruptTrace("the log of a ring is not in order")
-            if kind in (START, LEAD) and cursor < row:  # the run was not stopped: another one begins
+                raise CorruptTrace("ring log out of order")
+            if kind in (START, LEAD) and cursor < row:  # a new run without a stop of the old one
                 steps = row - cursor - (flags & LEADS != 0)
                 table.append(packed_fragment(start, first_step, steps, flags | STOPS, 0, 0, 0))
                 cursor = row
@@ -257,7 +257,7 @@ class _Content:
         return np.frombuffer(b"".join(table), wire.FRAGMENT).copy()
 
     def columns(self, rows: Array, reward: int) -> dict[Path, AnyRows]:
-        """The columns of the rows of the slab. reward: its offset in a row."""
+        """Return the columns of the slab's rows. reward: offset of the reward in a row."""
         columns: dict[Path, AnyRows] = {}
         if self.starts:
             columns["starts",] = list(self.starts)
@@ -280,7 +280,7 @@ class _Content:
         return columns
 
     def pending(self, row: Array) -> Pending:
-        """The action in the row after the last one."""
+        """Return the pending action, in the row after the last complete one."""
         leaves: list[Any] = []
         for number, column in enumerate(self._columns[self._observations :], self._observations):
             entry = self._values.get(number, {}).get(self._end)
@@ -321,17 +321,17 @@ class _Content:
         for row in of.tolist():
             entry = entries_of.get(row)
             if entry is None or (not slots and entry[0] == CHANGES):
-                raise CorruptTrace("a value of a ring is missing")
+                raise CorruptTrace("ring value missing")
             kind, count, payload = entry
             if kind == VALUE:
                 odd = True
             elif len(payload) != (size if kind == WHOLE else count * (4 + word)) or count < 0:
-                raise CorruptTrace("a value of a ring has another size than it should")
+                raise CorruptTrace("ring value of the wrong size")
             else:
                 slots.append(payload if kind == WHOLE else (payload[: 4 * count], payload[4 * count :]))
         changes = [slot for slot in slots if isinstance(slot, tuple)]
         if int(joined_changes(changes, word_of(size))[0].max(initial=0)) * word >= size:
-            raise CorruptTrace("the changes of a value of a ring do not fit it")
+            raise CorruptTrace("ring value changes out of range")
         fitting = DeltaRows(dtype, column.shape, slots, None)
         if not odd:
             return fitting
@@ -379,7 +379,7 @@ def _value(entry: _Value) -> Any:
 
 
 def _plain(value: Any, packed: Packed | None = None) -> Any:
-    """A value that may go into a typed column as it is, any other as MessagePack."""
+    """Return numbers and numeric arrays unchanged, any other value as MessagePack."""
     kind = type(value)
     if kind in ATOMS or (kind is np.ndarray and value.dtype.kind in "biufc"):
         return value
@@ -387,7 +387,7 @@ def _plain(value: Any, packed: Packed | None = None) -> Any:
 
 
 def _needs_row(mark: Entry) -> bool:
-    """Whether a mark does not count before the next row is there."""
+    """Return True if a mark counts only once the next row is complete."""
     return mark.kind in (LEAD, FLAG) or (mark.kind == START and bool(mark.flags & HAS_LEAD))
 
 

@@ -1,4 +1,4 @@
-"""What encoders make of recorded rows: segments of fragments and columns. Snapshots of single values."""
+"""Segments: decoded rows as fragments and columns. Snapshots of single values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gym_trace.model.packing import pack
 from gym_trace.model.values import Array, Packed, unstored
 
 _NUMPY_SCALARS = {np.dtype(code).type for code in "?bhilqBHILQefdgFD"}
-ATOMS = frozenset({bool, int, float, *_NUMPY_SCALARS})  # immutable, so that no copy is needed
+ATOMS = frozenset({bool, int, float, *_NUMPY_SCALARS})  # immutable: no copy needed
 
-Rows = Array | list[bytes]  # of a column: typed, or one MessagePack value a row
+Rows = Array | list[bytes]  # rows of a column: typed, or one MessagePack value per row
 AnyRows = Rows | DeltaRows
 Columns = dict[Path, Rows]
 
@@ -32,14 +32,14 @@ class Segment(NamedTuple):
 
 
 def size_of(rows: AnyRows) -> int:
-    """The approximate size of rows in bytes."""
+    """Return the approximate size of rows in bytes."""
     if isinstance(rows, DeltaRows):
         return len(rows) * rows.row_size
     return rows.nbytes if isinstance(rows, np.ndarray) else sum(map(len, rows))
 
 
 def snapshot(value: Any, pack_one: Callable[[Any], bytes]) -> Any:
-    """An immutable or own copy of any value: numbers as they are, numeric arrays copied, all else as Packed."""
+    """Return a value that no longer changes: numbers unchanged, numeric arrays copied, all others as Packed."""
     kind = type(value)
     if kind in ATOMS or kind is Packed:
         return value
@@ -49,7 +49,7 @@ def snapshot(value: Any, pack_one: Callable[[Any], bytes]) -> Any:
 
 
 def typed_or_values(path: Path, values: list[Any], complaints: dict[str, str]) -> Rows:
-    """A typed array where all values have one NumPy dtype and shape, otherwise one MessagePack value a row."""
+    """Return a typed array if all values share dtype and shape, otherwise one MessagePack value per row."""
     kinds = set(map(type, values))
     if len(kinds) == 1:
         kind = kinds.pop()
@@ -63,14 +63,14 @@ def typed_or_values(path: Path, values: list[Any], complaints: dict[str, str]) -
     packed = [value if type(value) is Packed else pack(value) for value in values]
     for i, value in enumerate(packed):
         if len(value) + wire.LENGTH.itemsize > wire.MAX_VALUES:
-            complaint = f"a value of {len(value)} bytes is too large to be stored among others; its repr is kept"
+            complaint = f"a value of {len(value)} bytes is too large for a column; its repr is kept"
             complaints["/".join(map(str, path)) + ", as it is stored"] = complaint
             packed[i] = pack(unstored(values[i]))
     return packed
 
 
 class Start(NamedTuple):
-    """What is known of an episode when it starts."""
+    """Start of an episode."""
 
     episode: int
     seed: int  # as the fragment table has it
@@ -81,7 +81,7 @@ class Start(NamedTuple):
 def packed_fragment(
     start: Start, first_step: int, steps: int, flags: int, outcome: int, utc: int, monotonic: int
 ) -> bytes:
-    """A row of the fragment table. utc, monotonic: of the end of the episode, if the flags say that it ends."""
+    """Return a row of the fragment table. utc, monotonic: end of the episode, used if the ENDS flag is set."""
     episode, seed, start_utc, start_monotonic = start
     offset = start_utc - start_monotonic
     duration = drift = 0
@@ -97,4 +97,4 @@ def packed_fragment(
             episode, first_step, steps, 0, flags, outcome, 0.0, seed, start_utc, offset, duration, drift
         )
     except wire.OutOfRange as error:
-        raise CorruptTrace("the log of a ring says what cannot be") from error
+        raise CorruptTrace("ring log value out of range") from error

@@ -1,4 +1,4 @@
-"""Segments cut to what a reader takes (docs/FORMAT.md, section 9)."""
+"""Split segments to fit the limits of readers (docs/FORMAT.md, section 9)."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _DIMENSIONS = 32  # of a row
 
 
 def most_rows() -> int:
-    """Rows that a chunk may have, fragments without rows included: few enough for any column of it."""
+    """Return the limit of rows in a chunk, including fragments without rows."""
     return min(wire.MAX_TABLE, wire.MAX_ROWS) // 2
 
 
 def most_bytes() -> int:
-    """Bytes that a chunk of several rows may have: whatever its columns become, each can be read."""
+    """Return the limit of bytes in a chunk of several rows: low enough for every column encoding."""
     return min(wire.MAX_VALUES // 2, wire.MAX_COLUMN // 8, wire.CHUNK_BYTES // 4)
 
 
 def decoded_bytes(segment: Segment) -> int:
-    """What a segment counts towards that: a value is more than its bytes."""
+    """Return the bytes of a segment for that limit, with the overhead per value."""
     return segment.size + wire.VALUE_SIZE * sum(len(r) for r in segment.columns.values() if isinstance(r, list))
 
 
 def rows_in(segment: Segment) -> int:
-    """Rows and fragments of a segment, at most."""
+    """Return an upper bound on the rows and fragments of a segment."""
     return len(segment.fragments) + max(map(len, segment.columns.values()), default=0)
 
 
 def readable(segment: Segment) -> Iterator[Segment]:
-    """The same steps in segments of which each may be a chunk: whole, if it is small enough."""
+    """Split a segment into segments that each fit a chunk; yield it unchanged if it is small enough."""
     if any(isinstance(rows, np.ndarray) and rows.ndim > _DIMENSIONS + 1 for rows in segment.columns.values()):
         columns = {path: _as_values(rows) for path, rows in segment.columns.items()}
         segment = segment._replace(columns=columns)
@@ -66,7 +66,7 @@ class _Atoms:
         first = self._within == 0
         lead = first & (self._leads != 0)[self._owners]
         step = ~lead & (table["steps"] != 0)[self._owners]
-        # How many rows of each kind there are before each of them.
+        # Number of rows of each kind before each atom.
         self._starts = _before(first & (table["flags"] & STARTS != 0)[self._owners])
         self._observations, self._steps = _before(lead | step), _before(step)
         sizes = first * wire.FRAGMENT.itemsize
@@ -75,7 +75,7 @@ class _Atoms:
         self._sizes = _before(sizes)
 
     def segments(self) -> Iterator[Segment]:
-        """Segments of as many of them as there may be."""
+        """Yield segments of as many atoms as fit."""
         begin, count = 0, len(self._owners)
         while begin < count:
             end = int(np.searchsorted(self._sizes, self._sizes[begin] + most_bytes(), "right")) - 1
@@ -98,7 +98,7 @@ class _Atoms:
         first, last = int(self._owners[begin]), int(self._owners[end - 1])
         table = self._fragments[first : last + 1].copy()
         done, left = int(self._within[begin]), int(self._counts[last] - 1 - self._within[end - 1])
-        if left:  # what is said of its end is said where it ends
+        if left:  # the data of its end goes to the part with the end
             table["steps"][-1] -= left
             table["flags"][-1] &= ~np.uint32(TERMINATED | TRUNCATED | STOPS | ENDS | PLACEHOLDER)
             for name in ("outcome", "duration", "clock_drift"):
@@ -118,7 +118,7 @@ def _before(numbers: Array) -> Array:
 
 
 def _sizes(rows: AnyRows) -> Array:
-    """Bytes of each row."""
+    """Return the bytes of each row."""
     if isinstance(rows, list):
         return np.fromiter(map(len, rows), np.int64, len(rows)) + wire.VALUE_SIZE
     size = rows.row_size if isinstance(rows, DeltaRows) else rows.nbytes // max(1, len(rows))

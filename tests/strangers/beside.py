@@ -1,7 +1,7 @@
-"""A log kept beside the recorder, by wrappers around it that know nothing of how it works.
+"""An independent log, kept by wrappers around the recorder, to compare with its trace.
 
-What reset and step returned is copied by copy.deepcopy, taken apart by lane and by episode here, in the plainest way,
-and compared with what a trace says: every value bit for bit, with its dtype and shape.
+The wrappers deep-copy the results of reset and step and split them by lane and episode in the simplest way. Each value
+must match the trace bit for bit, with its dtype and shape.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FINALS = ("final_obs", "final_info")
 
 @dataclass
 class Told:
-    """An episode of a lane, as its caller was told of it."""
+    """An episode of a lane, as its caller saw it."""
 
     lane: int
     observations: list[Any]
@@ -41,12 +41,12 @@ class Told:
 
 
 class Log:
-    """Episodes of all lanes, in the order in which each lane had them."""
+    """Episodes of all lanes, in order per lane."""
 
     def __init__(self) -> None:
         self.told: list[Told] = []
         self._current: dict[int, Told] = {}
-        self.broken: set[int] = set()  # ids of episodes in which something was raised
+        self.broken: set[int] = set()  # ids of episodes in which reset or step raised
 
     def began(self, lane: int, observation: Any, info: Any, seed: int | None) -> None:
         self._current[lane] = episode = Told(lane, [observation], info, seed)
@@ -54,7 +54,7 @@ class Log:
 
     def stepped(self, lane: int, action: Any, observation: Any, reward: Any, ends: tuple[Any, Any], info: Any) -> None:
         episode = self._current.get(lane)
-        if episode is not None and episode.over:  # stepped on without a reset: what that is, is not compared
+        if episode is not None and episode.over:  # steps after the end are not compared
             self.broken.add(id(episode))
         elif episode is not None:
             episode.observations.append(observation)
@@ -64,7 +64,7 @@ class Log:
         return lane in self._current and self._current[lane].over
 
     def lose(self) -> None:
-        """Something was raised in reset or step: nobody knows what the lanes have done."""
+        """Mark open episodes as broken: reset or step raised, so the state of the lanes is unknown."""
         self.broken |= {id(episode) for episode in self._current.values()}
         self._current.clear()
 
@@ -74,7 +74,7 @@ class Log:
 
 
 def of_lane(infos: Any, lane: int, count: int) -> Any:
-    """The info of one lane, as Gymnasium's documentation says: what has a mask is its own where the mask says so."""
+    """Return the info of one lane, as Gymnasium documents it: a masked key belongs to the lanes in its mask."""
     if isinstance(infos, (list, tuple)):
         return {key: value for key, value in infos[lane].items() if key not in FINALS}
     own = {}
@@ -100,7 +100,7 @@ def has_rows(value: Any, count: int) -> bool:
 
 
 class Beside(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps the log of a single environment."""
+    """Keep the log of a single environment."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]):
         super().__init__(env)
@@ -120,17 +120,17 @@ class Beside(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class VectorLog(Log):
-    """The log of a vector environment, which is told whole batches."""
+    """The log of a vector environment, filled from whole batches."""
 
     def __init__(self, envs: Any):
         super().__init__()
         self.count = envs.num_envs
-        names = ("observation_space", "action_space")  # SuperSuit has only those of a lane, and calls them so
+        names = ("observation_space", "action_space")  # SuperSuit uses these names for the spaces of a lane
         self.spaces = tuple(getattr(envs, f"single_{name}", getattr(envs, name, None)) for name in names)
         mode = (getattr(envs, "metadata", None) or {}).get("autoreset_mode", "NextStep")
         self.mode = str(getattr(mode, "value", mode))
         kinds = (vector.SyncVectorEnv, vector.AsyncVectorEnv)
-        self.seed_step = int(isinstance(getattr(envs, "unwrapped", None), kinds))  # others are seeded as a whole
+        self.seed_step = int(isinstance(getattr(envs, "unwrapped", None), kinds))  # others use one seed for all lanes
 
     def _lanes(self, space: Any, batch: Any) -> list[Any]:
         return rows_of_batch(space, batch, self.count)
@@ -140,7 +140,7 @@ class VectorLog(Log):
         mask = None if options is None else options.get("reset_mask")
         if seed is None or isinstance(seed, int):
             seed = [None if seed is None else seed + lane * self.seed_step for lane in range(self.count)]
-        told = infos.get("env_id") if isinstance(infos, Mapping) else None  # of EnvPool: whose rows there are
+        told = infos.get("env_id") if isinstance(infos, Mapping) else None  # EnvPool: the lane of each row
         lanes = list(range(self.count)) if told is None else told.tolist()
         rows = rows_of_batch(self.spaces[0], observations, len(lanes))
         for lane in range(self.count) if mask is None else np.flatnonzero(mask).tolist():
@@ -164,7 +164,7 @@ class VectorLog(Log):
                 self.stepped(lane, acted[lane], rows[lane], rewards[lane], ends, info)
 
     def _final(self, infos: Any, lane: int) -> tuple[Any, Any]:
-        """The last observation and info of a lane that was reset in the same step; ALE tells one info of both."""
+        """Return the last observation and info of a lane reset in the same step; ALE has one info for both."""
         if isinstance(infos, (list, tuple)):
             return infos[lane]["final_obs"], infos[lane].get("final_info", {})
         finals, info = infos["final_obs"], of_lane(infos.get("final_info", infos), lane, self.count)
@@ -173,7 +173,7 @@ class VectorLog(Log):
 
 
 class BesideVector(vector.VectorWrapper):
-    """Keeps the log of a vector environment."""
+    """Keep the log of a vector environment."""
 
     def __init__(self, envs: Any):
         super().__init__(envs)
@@ -193,7 +193,7 @@ class BesideVector(vector.VectorWrapper):
 
 
 def rows_of_batch(space: Any, batch: Any, count: int) -> list[Any]:
-    """One value a lane, from a batch of values of the space of one lane."""
+    """Split a batch into one value per lane. space: of one lane."""
     if isinstance(space, gymnasium.spaces.Dict) and isinstance(batch, Mapping):
         columns = {key: rows_of_batch(space.spaces.get(key), part, count) for key, part in batch.items()}
         return [{key: column[lane] for key, column in columns.items()} for lane in range(count)]
@@ -207,10 +207,10 @@ def rows_of_batch(space: Any, batch: Any, count: int) -> list[Any]:
 
 
 def exact(value: Any) -> Any:
-    """A form of a value that is equal only for the same structure, dtypes, shapes and bits.
+    """Convert a value to a form that is equal only for the same structure, dtypes, shapes and bits.
 
-    Tensors and lazy frames are the arrays they hold, members of an IntEnum the integers they are; a plain number is the
-    NumPy scalar that it makes; a list in a tuple's place and a mapping of another kind are the same.
+    Tensors and lazy frames become arrays, IntEnum members integers, plain numbers NumPy scalars. Lists equal
+    tuples, and all kinds of mappings are equal.
     """
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
@@ -232,7 +232,7 @@ def exact(value: Any) -> Any:
 
 
 def first_difference(said: Any, kept: Any, place: str, kept_by_repr: list[str]) -> str | None:
-    """Where a logged value and a recorded one differ, or None. Recorded by repr is not different, but counted."""
+    """Describe where a logged and a recorded value differ, or return None. Values kept by repr count as equal."""
     if isinstance(kept, Unstored):
         kept_by_repr.append(kept.class_name)
         plain = (bool, int, float, str, bytes, type(None), np.generic)
@@ -256,14 +256,14 @@ def kind(value: Any) -> str:
 
 
 def row(columns: Any, i: int) -> Any:
-    """Row i of an episode's observations or actions."""
+    """Return row i of an episode's observations or actions."""
     if isinstance(columns, Mapping):
         return {key: row(column, i) for key, column in columns.items()}
     return tuple(row(column, i) for column in columns) if isinstance(columns, tuple) else columns[i]
 
 
 def reward_matches(said: Any, kept: Any) -> bool:
-    """Rewards of Python and NumPy floats and integers are kept as float64 where that holds them exactly."""
+    """Return True if rewards match; floats and integers may be stored as float64 if that is exact."""
     if exact(said) == exact(kept):
         return True
     said = np.asarray(said.detach().cpu() if hasattr(said, "detach") else said)
@@ -273,7 +273,7 @@ def reward_matches(said: Any, kept: Any) -> bool:
 
 @dataclass
 class Comparison:
-    """What came out of comparing a log with a trace."""
+    """Result of comparing a log with a trace."""
 
     episodes: int = 0
     steps: int = 0
@@ -281,7 +281,7 @@ class Comparison:
 
 
 def compare(log: Log, directory: Path, infos: bool = True) -> Comparison:
-    """Raises AssertionError, which names the first place where the trace does not say what the log says."""
+    """Compare a log with a trace. Raises AssertionError at the first difference."""
     trace, result = open_trace(directory), Comparison()
     report = check_trace(directory)
     assert (report.damages, report.remarks) == ([], [])
@@ -293,7 +293,7 @@ def compare(log: Log, directory: Path, infos: bool = True) -> Comparison:
         told.setdefault(episode.lane, []).append(episode)
     for lane, said in told.items():
         kept = lanes.pop(lane, [])
-        if log.broken:  # what there is until something was raised; from then on nobody knows
+        if log.broken:  # compare only up to the first error
             end = next((i for i, episode in enumerate(said) if id(episode) in log.broken), len(said))
             said, kept = said[:end], kept[:end]
         assert len(kept) == len(said), f"lane {lane}: {len(said)} episodes, recorded {len(kept)}"
@@ -304,7 +304,7 @@ def compare(log: Log, directory: Path, infos: bool = True) -> Comparison:
             assert difference is None, f"{place}, {difference}"
             result.episodes += 1
             result.steps += len(one.steps)
-    assert not lanes, f"recorded lanes that there were not: {sorted(lanes)}"
+    assert not lanes, f"recorded lanes without a log: {sorted(lanes)}"
     return result
 
 
@@ -331,13 +331,13 @@ def _differences(told: Told, episode: Any, infos: bool, kept_by_repr: list[str])
         yield f"outcome {outcome} came back as {episode.outcome}"
 
 
-# -- what a test does -------------------------------------------------------------------------------------------------
+# -- helpers of tests -------------------------------------------------------------------------------------------------
 
 Make = Callable[[], Any]
 
 
 def verify(directory: Path, make: Make | None, **options: Any) -> None:
-    """All episodes come out as recorded when they are played again."""
+    """Assert that every replayed episode is identical."""
     verdicts = list(verify_trace(directory, make_env=make, **options))
     assert verdicts
     bad = [verdict for verdict in verdicts if verdict.verdict != "identical"]
@@ -347,7 +347,7 @@ def verify(directory: Path, make: Make | None, **options: Any) -> None:
 def record_single(
     make: Make, directory: Path, steps: int = 120, act: Callable[[Any, Any], Any] | None = None
 ) -> Comparison:
-    """Records an environment, two episodes seeded and the others not, and one reset in the middle of an episode."""
+    """Record an environment: two seeded episodes, then unseeded ones, with one reset within an episode."""
     env = Beside(TraceRecordingWrapper(make(), directory, record_infos=True))
     env.action_space.seed(7)
     observation, over, episodes = None, True, 0
@@ -363,7 +363,7 @@ def record_single(
 
 
 def record_vector(make: Make, directory: Path, steps: int = 120, act: Callable[[Any], Any] | None = None) -> Comparison:
-    """Records a vector environment; lanes that do not reset themselves are reset by their mask."""
+    """Record a vector environment; without autoreset, lanes are reset by mask."""
     env = BesideVector(TraceRecordingVectorWrapper(make(), directory, record_infos=True))
     env.action_space.seed(7)
     env.reset(seed=11)

@@ -1,4 +1,4 @@
-"""Which package each file is about, and the table at the end."""
+"""Print a table of results per package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _WORTH = {"passed": 0, "skipped": 1, "failed": 2}
-_results: dict[str, tuple[str, str]] = {}  # by test: outcome, why
+_results: dict[str, tuple[str, str]] = {}  # by test: outcome, reason
 
 
 def pytest_collectreport(report: Any) -> None:
@@ -43,7 +43,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         package = file.rpartition("/")[2].removeprefix("test_").removesuffix(".py").replace("_", "-")
         packages.setdefault(package, []).append((test, outcome, why))
     write = terminalreporter.write_line
-    terminalreporter.section("other people's code")
+    terminalreporter.section("third-party packages")
     write(f"{'package':20} {'version':10} {'passed':>6} {'failed':>6} {'skipped':>7}")
     for package, rows in sorted(packages.items()):
         count = Counter(outcome for _, outcome, _ in rows)

@@ -1,7 +1,7 @@
-"""A pytest plugin: Gymnasium's own tests, with a recorder around each environment that they step.
+"""A pytest plugin that runs Gymnasium's own tests with a recorder around each environment.
 
-The outermost reset and step go through a recorder around the environment called, which stays the object that the
-test has. At the end of a test each trace is compared with a log kept beside.
+Outermost calls of reset and step go through a recorder around the environment; the test keeps its own object. After
+each test, every trace is compared with an independent log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from beside import Log, VectorLog, compare
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper
 
 _main = os.getpid()
-_inside = threading.local()  # .busy: whether a recorder is at work above
+_inside = threading.local()  # .busy: True inside a recorder call
 _watched: dict[int, Watched] = {}
 _directories: Callable[[], Path]
 _refused: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""EnvPool: vector environments in C++, which reset a lane at the step after its end."""
+"""EnvPool: vector environments in C++ that reset a lane in the step after its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pool(name: str, **options: Any) -> Any:
 
 
 def act(envs: Any) -> Any:
-    """Actions for all lanes, of the dtype that EnvPool wants, which is not that of its space."""
+    """Return actions for all lanes, in EnvPool's dtype, which differs from that of its space."""
     actions = np.array([envs.single_action_space.sample() for _ in range(envs.num_envs)])
     return actions.astype(np.int32) if actions.dtype == np.int64 else actions
 
@@ -56,7 +56,7 @@ def test_lanes_are_reset_by_a_mask(tmp_path: Path, name: str) -> None:
     assert compare(env.log, tmp_path).episodes >= 40
 
 
-def test_the_asynchronous_mode_is_refused(tmp_path: Path) -> None:
+def test_the_asynchronous_mode_raises(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="batch_size=num_envs"):
         TraceRecordingVectorWrapper(pool("CartPole-v1", batch_size=2), tmp_path / "t")
     assert not (tmp_path / "t").exists()

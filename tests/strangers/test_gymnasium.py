@@ -42,7 +42,7 @@ def test_vector(tmp_path: Path, name: str, way: str, mode: Any) -> None:
     verify(tmp_path, None)
 
 
-def test_cartpole_that_steps_all_lanes_at_once(tmp_path: Path) -> None:
+def test_vectorized_cartpole(tmp_path: Path) -> None:
     record_vector(lambda: gymnasium.make_vec("CartPole-v1", 5, "vector_entry_point"), tmp_path)
 
 
@@ -87,7 +87,7 @@ REMEMBERS = {"NormalizeObservation", "NormalizeReward", "RecordEpisodeStatistics
 @pytest.mark.parametrize("name", SINGLE_WRAPPERS)
 def test_wrapper(tmp_path: Path, name: str) -> None:
     record_single(SINGLE_WRAPPERS[name], tmp_path)
-    if name not in REMEMBERS:  # running means go on over episodes, times are of the clock
+    if name not in REMEMBERS:  # running means span episodes; times come from the clock
         verify(tmp_path, SINGLE_WRAPPERS[name])
 
 
@@ -98,7 +98,7 @@ def test_numpy_to_torch(tmp_path: Path) -> None:
     verify(tmp_path, lambda: gymnasium.make("Pendulum-v1"))
 
 
-def test_an_environment_of_jax(tmp_path: Path) -> None:
+def test_a_jax_environment(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     from gymnasium.envs.phys2d.cartpole import CartPoleJaxEnv
 
@@ -147,7 +147,7 @@ TENSORS = {
 @pytest.mark.parametrize("infos", [False, True], ids=["bare", "statistics"])
 @pytest.mark.parametrize("name", TENSORS)
 def test_vector_of_tensors(tmp_path: Path, name: str, infos: bool, mode: Any) -> None:
-    """Not in the mode that resets in the same step, whose last observations Gymnasium cannot make tensors of."""
+    """Skip same-step autoreset: Gymnasium cannot convert its final observations to tensors."""
     torch = pytest.importorskip("torch")
 
     def make() -> Any:
@@ -159,7 +159,7 @@ def test_vector_of_tensors(tmp_path: Path, name: str, infos: bool, mode: Any) ->
 
 @pytest.mark.parametrize("target", ["NumPy", "PyTorch"])
 def test_vector_of_jax(tmp_path: Path, target: str) -> None:
-    """An environment that is JAX's own, under what turns it into NumPy's or PyTorch's."""
+    """A JAX environment under a wrapper that converts to NumPy or PyTorch."""
     pytest.importorskip("jax")
     torch = pytest.importorskip("torch")
     from gymnasium.envs.phys2d.cartpole import CartPoleJaxVectorEnv
@@ -176,7 +176,7 @@ def test_vector_of_jax(tmp_path: Path, target: str) -> None:
 
 
 class Checked(Beside, RecordConstructorArgs):
-    """check_env makes the environment again, which takes the arguments of each wrapper."""
+    """A log wrapper with constructor arguments: check_env rebuilds the environment from those of each wrapper."""
 
     def __init__(self, env: Any):
         RecordConstructorArgs.__init__(self)
@@ -184,7 +184,7 @@ class Checked(Beside, RecordConstructorArgs):
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
-def test_the_checker_of_environments(tmp_path: Path, name: str) -> None:
+def test_check_env_passes_on_a_recorded_environment(tmp_path: Path, name: str) -> None:
     inner = Checked(gymnasium.make(name))
     env = TraceRecordingWrapper(inner, tmp_path, record_infos=True)
     check_env(env, skip_render_check=True)
@@ -192,7 +192,7 @@ def test_the_checker_of_environments(tmp_path: Path, name: str) -> None:
     assert compare(inner.log, tmp_path).episodes >= 5
 
 
-def test_the_wrappers_of_cleanrl(tmp_path: Path) -> None:
+def test_the_wrappers_that_cleanrl_uses(tmp_path: Path) -> None:
     inner = Beside(
         TraceRecordingWrapper(
             wrappers.RecordEpisodeStatistics(wrappers.FlattenObservation(gymnasium.make("Pendulum-v1"))),
@@ -207,12 +207,12 @@ def test_the_wrappers_of_cleanrl(tmp_path: Path) -> None:
     for _ in range(450):
         envs.step(envs.action_space.sample())
     envs.close()
-    assert compare(inner.log, tmp_path).steps == 448  # the step after an end is a reset
+    assert compare(inner.log, tmp_path).steps == 448  # two of the 450 steps are autoresets
     verify(tmp_path, None, ignore=("infos",))
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
-def test_statistics_of_vectors_around_and_below(tmp_path: Path, mode: Any) -> None:
+def test_vector_statistics_above_and_below_the_recorder(tmp_path: Path, mode: Any) -> None:
     below = vector_wrappers.RecordEpisodeStatistics(cartpoles(mode), stats_key="below")
     inner = BesideVector(TraceRecordingVectorWrapper(below, tmp_path, record_infos=True))
     env = vector_wrappers.RecordEpisodeStatistics(inner)

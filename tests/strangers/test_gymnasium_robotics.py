@@ -13,7 +13,7 @@ gymnasium.register_envs(gymnasium_robotics)
 
 
 def newest(name: str) -> str:
-    """The newest version of an environment that is registered."""
+    """Return the id of the newest registered version of an environment."""
     found = [spec for spec in gymnasium.registry.values() if spec.name == name and spec.version is not None]
     if not found:
         pytest.skip(f"{name} is not registered")

@@ -1,6 +1,6 @@
 """highway-env: kinematic, grid, image and goal observations, one and several agents.
 
-The info of a reset has an action in it that is sampled without a seed, so that infos are not verified.
+The reset info holds an action sampled without a seed, so infos are not verified.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from highway_env.vehicle.behavior import IDMVehicle
 
 @pytest.fixture(autouse=True)
 def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its intersections change how all cars of the process drive, of which those in other processes know nothing."""
+    """Restore class attributes that intersections change for all cars of the process."""
     for name in ("DISTANCE_WANTED", "COMFORT_ACC_MAX", "COMFORT_ACC_MIN"):
         monkeypatch.setattr(IDMVehicle, name, getattr(IDMVehicle, name))
 

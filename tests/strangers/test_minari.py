@@ -1,4 +1,4 @@
-"""Minari's DataCollector above and below the recorder: both must have seen the same."""
+"""Minari's DataCollector above and below the recorder: both must record the same."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_both_record_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
 
 
 def zoo() -> Any:
-    """The environments of Minari's tests, from a checkout."""
+    """Return the module with the environments of Minari's tests, from a checkout."""
     file = Path(os.environ.get("SOURCES") or "nowhere") / "Minari" / "tests" / "common.py"
     if not file.exists():
-        pytest.skip("what Minari uploads to PyPI has not its tests' environments; SOURCES=DIR names a checkout")
+        pytest.skip("Minari's package on PyPI lacks its test environments; set SOURCES=DIR to a checkout")
     spec = importlib.util.spec_from_file_location("minari_tests_common", file)
     assert spec is not None
     assert spec.loader is not None
@@ -59,7 +59,7 @@ def zoo() -> Any:
     return module
 
 
-def test_the_environments_of_its_tests(tmp_path: Path) -> None:
+def test_the_environments_of_minaris_tests(tmp_path: Path) -> None:
     kinds = [kind for name, kind in vars(zoo()).items() if name.startswith("Dummy") and name.endswith("Env")]
     assert kinds
     for kind in kinds:
@@ -67,5 +67,5 @@ def test_the_environments_of_its_tests(tmp_path: Path) -> None:
 
 
 def plainly(value: Any) -> Any:
-    """Numbers without their dtype, which Minari's storage changes for some spaces."""
+    """Drop the dtype of numbers: Minari's storage changes it for some spaces."""
     return [plainly(part) for part in value] if isinstance(value, tuple) else np.asarray(value).tolist()

@@ -28,7 +28,7 @@ def test_single(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 def test_vector(tmp_path: Path, way: str) -> None:
-    """Gymnasium knows no batch of missions, so that lanes are without them."""
+    """Gymnasium cannot batch missions, so the lanes have none."""
     kind = gymnasium.vector.SyncVectorEnv if way == "sync" else gymnasium.vector.AsyncVectorEnv
 
     def make() -> Any:
@@ -44,7 +44,7 @@ WRAPPERS = [
     "DirectionObsWrapper", "SymbolicObsWrapper", "StochasticActionWrapper", "NoDeath",
 ]  # fmt: skip
 OPTIONS: dict[str, dict[str, Any]] = {"NoDeath": {"no_death_types": ("lava",), "death_cost": -1.0}}
-REMEMBERS = {"ActionBonus", "PositionBonus", "ReseedWrapper"}  # counts and seeds go on over episodes
+REMEMBERS = {"ActionBonus", "PositionBonus", "ReseedWrapper"}  # counts and seeds span episodes
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
@@ -58,9 +58,7 @@ def test_wrapper(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ImgObsWrapper", "FullyObsWrapper"])
-def test_wrappers_that_keep_no_arguments_are_verified_from_the_trace_or_said_to_be_missing(
-    tmp_path: Path, name: str
-) -> None:
+def test_wrappers_without_stored_arguments_are_verified_or_reported_as_unavailable(tmp_path: Path, name: str) -> None:
     from gym_trace import verify_trace
     from gym_trace.errors import EnvironmentUnavailable
 

@@ -24,10 +24,10 @@ ENVIRONMENTS = [
 def test_single(tmp_path: Path, name: str) -> None:
     record_single(lambda: mo_gymnasium.make(name), tmp_path, steps=60)
     rewards = open_trace(tmp_path)[0].rewards
-    if name != "breakable-bottles-v0":  # whose rewards are lists
+    if name != "breakable-bottles-v0":  # its rewards are lists
         assert rewards.ndim == 2
         assert rewards.dtype != object
-    verify(tmp_path, None, ignore=["infos"] if "highway" in name else [])  # see there
+    verify(tmp_path, None, ignore=["infos"] if "highway" in name else [])  # see test_highway_env.py
 
 
 def test_linear_reward(tmp_path: Path) -> None:

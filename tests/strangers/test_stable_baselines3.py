@@ -1,4 +1,4 @@
-"""Stable-Baselines3 learns in recorded environments."""
+"""Train Stable-Baselines3 in recorded environments."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_make_vec_env_and_monitors_around(tmp_path: Path) -> None:
 
 
 class Processes:
-    """Makes an environment in a worker process; all workers record into one directory."""
+    """Make an environment in a worker process; all workers record into one directory."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -92,7 +92,7 @@ class Processes:
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
-def test_processes_of_their_own(tmp_path: Path, start: str) -> None:
+def test_subproc_vec_env(tmp_path: Path, start: str) -> None:
     envs = SubprocVecEnv([Processes(tmp_path)] * 2, start_method=start)
     stable_baselines3.PPO("MlpPolicy", envs, seed=5, n_steps=64).learn(256)
     envs.close()

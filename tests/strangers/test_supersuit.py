@@ -1,4 +1,4 @@
-"""SuperSuit: PettingZoo's environments as vector environments, one agent a lane, and its wrappers."""
+"""SuperSuit: its wrappers, and PettingZoo environments as vector environments with one agent per lane."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pistons(copies: int) -> Any:
 
 @pytest.mark.parametrize("copies", [0, 1, 2], ids=["bare", "one", "two"])
 def test_agents_as_lanes(tmp_path: Path, copies: int) -> None:
-    """These have no batched space, a list of infos, and the last observations of lanes that they reset in it."""
+    """No batched space; infos are a list with the final observations of reset lanes."""
     envs = TraceRecordingVectorWrapper(pistons(copies), tmp_path, record_infos=True)
     count, random = envs.num_envs, np.random.default_rng(3)
     episodes: list[list[dict[str, Any]]] = [[] for _ in range(count)]

@@ -1,4 +1,4 @@
-"""ViZDoom: dicts of pictures, game variables, audio and text."""
+"""ViZDoom: dicts of images, game variables, audio and text."""
 
 from __future__ import annotations
 
