@@ -179,7 +179,7 @@ def test_files_that_appear_during_an_export_are_not_overwritten(traces: dict[str
         (tmp_path / "out").mkdir(exist_ok=True)
         (tmp_path / "out" / "mine").write_text("mine")
 
-    with pytest.raises(TraceExists, match="meanwhile"):
+    with pytest.raises(TraceExists, match="created by another process"):
         export(traces["vectors"], tmp_path / "out", PlainExporter(), on_progress=put)
     assert left_in(tmp_path) == ["out"]
     assert left_in(tmp_path / "out") == ["mine"]

@@ -225,6 +225,24 @@ def test_where_no_git_can_be_asked_recording_goes_on(here: Path, monkeypatch: py
         assert time.monotonic() - begin < 5
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_no_git_is_left_that_waits_for_a_pipe(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git("init", "-q")
+    os.mkfifo(".git/pipe")
+    git("config", "include.path", "pipe")
+    started, popen = [], subprocess.Popen
+
+    def opened(*args: Any, **options: Any) -> Any:
+        started.append(popen(*args, **options))
+        return started[-1]
+
+    monkeypatch.setattr(provenance.subprocess, "Popen", opened)
+    monkeypatch.setattr(provenance, "_GIT_SECONDS", 0.5)
+    assert "commit" not in provenance.provenance_of("test")
+    assert len(started) == 2
+    assert all(process.wait(5) for process in started)
+
+
 def test_a_trace_of_collect_names_its_policy(tmp_path: Path) -> None:
     collect(CARTPOLE, Seeded, tmp_path, episodes=2, seed=1)
     assert said_of(tmp_path)["command"] == "gym_trace.collect"

@@ -289,7 +289,7 @@ def test_invalid_selection_arguments_raise_and_are_quoted(tmp_path: Path) -> Non
         with pytest.raises(InvalidOption, match="pass "):
             trace.select(**words)
     for index in (None, "a", 1.5):
-        with pytest.raises(TypeError, match="give a place"):
+        with pytest.raises(TypeError, match="pass an index"):
             trace[index]
     with pytest.raises(IndexError, match="no episode -3; the trace has 2"):
         trace[-3]

@@ -97,11 +97,10 @@ def _of_repository(diff: bool) -> dict[str, Any]:
     """
     deadline = time.monotonic() + (_DIFF_SECONDS if diff else _GIT_SECONDS)
     commit, settings = _Git("rev-parse", "HEAD"), _Git("config", "--list", "--name-only", "--null", most=_LONGEST)
-    name = commit.answer(deadline)
+    name, known = commit.answer(deadline), settings.answer(deadline)  # both: what hangs is ended there
     if not name:
         return {}
     found: dict[str, Any] = {"commit": name.decode(errors="replace").strip()}
-    known = settings.answer(deadline)
     off = None if known is None or len(known) > _LONGEST else _filters_off(known)
     if off is None:
         return found
