@@ -59,7 +59,7 @@ def test_a_url_is_no_directory_to_write_to(tmp_path: Path, monkeypatch: pytest.M
         lambda: open_trace(url),
         lambda: gym_trace.import_trace(url, "new"),
     ):
-        with pytest.raises(InvalidOption, match="URLs are not supported; give a local path"):
+        with pytest.raises(InvalidOption, match="URLs are not supported; pass a local path"):
             write()
     assert not any(here.iterdir())
 

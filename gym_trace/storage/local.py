@@ -292,11 +292,12 @@ def _file_system(directory: str) -> str:
 
 
 def refuse_url(path: str | os.PathLike[str]) -> None:
-    """Raises InvalidOption for a URL, which the system would take for a local directory, called s3: or the like."""
+    """Raise InvalidOption for a URL, which would become a local directory called "s3:"."""
     given = os.fspath(path)
     if _URL.match(given):
+        url = given if "://" in given else given.replace(":/", "://", 1)
         raise InvalidOption(
-            f"{given}: URLs are not supported; give a local path (an absolute one, if a directory here has this name)"
+            f"{url}: URLs are not supported; pass a local path (an absolute one if it looks like a URL)"
         )
 
 
