@@ -297,7 +297,7 @@ def refuse_url(path: str | os.PathLike[str]) -> None:
     if _URL.match(given):
         url = given if "://" in given else given.replace(":/", "://", 1)
         raise InvalidOption(
-            f"{url}: URLs are not supported; pass a local path (an absolute one if it looks like a URL)"
+            f"{url}: URLs are not supported; pass a local path (absolute if it looks like a URL)"
         )
 
 
