@@ -296,9 +296,7 @@ def refuse_url(path: str | os.PathLike[str]) -> None:
     given = os.fspath(path)
     if _URL.match(given):
         url = given if "://" in given else given.replace(":/", "://", 1)
-        raise InvalidOption(
-            f"{url}: URLs are not supported; pass a local path (absolute if it looks like a URL)"
-        )
+        raise InvalidOption(f"{url}: URLs are not supported; pass a local path (absolute if it looks like a URL)")
 
 
 def directories_in(path: str | os.PathLike[str]) -> list[str]:
