@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import os
 import pickle
 import signal
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import asking
+import gymnasium
 import numpy as np
 import pytest
 from asking import TellingEnv, look_at, tried
@@ -23,7 +25,7 @@ from zoo import small_blocks
 
 import gym_trace
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
-from gym_trace.errors import TraceError
+from gym_trace.errors import CorruptTrace, TraceError
 from gym_trace.model import deltas
 from gym_trace.ring import log, row_slab
 
@@ -295,3 +297,48 @@ def _look_at_interrupted(directory: Path) -> list[tuple[int, int, list[int]]]:
         seen |= steps
         parts.append((part.episode_id, part.first_step, part.actions.tolist()))
     return parts
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_a_signal_while_a_slab_is_decoded_is_not_mistaken_for_damage(
+    lanes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lanes:
+        pytest.importorskip("gymnasium", minversion="1.1")
+    module = "gym_trace.recording.vector.recorder" if lanes else "gym_trace.ring.rows"
+    target = importlib.import_module(module) if lanes else importlib.import_module(module).RowDecoder
+    name = "encoded" if lanes else "decode"
+    decode, alarms = getattr(target, name), []
+
+    def interrupted(*arguments: Any) -> Any:
+        if not alarms:
+            alarms.append(True)
+            try:  # as a library that is interrupted
+                signal.raise_signal(signal.SIGALRM)
+            except TimeoutError as error:
+                raise CorruptTrace("not a valid value") from error
+        return decode(*arguments)
+
+    def time_out(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(target, name, interrupted)
+    before = signal.signal(signal.SIGALRM, time_out)
+    try:
+        env: Any = (
+            gym_trace.TraceRecordingVectorWrapper(gymnasium.make_vec("CartPole-v1", num_envs=2), tmp_path)
+            if lanes
+            else TraceRecordingWrapper(gymnasium.make("CartPole-v1"), tmp_path)
+        )
+        env.reset(seed=0)
+        actions = [np.full(2, step % 2) if lanes else step % 2 for step in range(8)]
+        for action in actions[:5]:
+            env.step(action)
+        with pytest.raises(TimeoutError):
+            env.flush()
+        for action in actions[5:]:
+            env.step(action)
+        env.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert open_trace(tmp_path).episodes["steps"].sum() == 8 * (1 + lanes)

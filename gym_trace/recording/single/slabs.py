@@ -167,7 +167,8 @@ class SlabFiller(Recorder):
         self._is_open = False
         if slab.sequence > self._out.submitted:
             try:
-                segments, pending = self._decoder.decode(slab.sequence, slab.memory)
+                with held_back():  # libraries turn the exception of a signal handler into one of theirs
+                    segments, pending = self._decoder.decode(slab.sequence, slab.memory)
             except Exception as error:  # of any kind: reported at the next step
                 raise_if_of_signal(error)
                 self._out.fail(error)

@@ -99,7 +99,8 @@ class LaneRecorder(Recorder):
         if slab is None or self.failed or slab.sequence <= self._out.submitted:
             return
         try:
-            segments, state = self._encoded(slab)
+            with held_back():  # libraries turn the exception of a signal handler into one of theirs
+                segments, state = self._encoded(slab)
         except Exception as error:  # of any kind: told like one of writing
             raise_if_of_signal(error)
             self._out.fail(error)
