@@ -60,7 +60,7 @@ _LARGEST = {
 # Names of one thing: steps per step, and frames in a row, whose product counts over all wrappers.
 _SAME = {"frame_skip": "skip", "num_repeats": "skip", "num_stack": "stack_size"}
 _WIDENING = frozenset(("FlattenObservation", "FrameStack", "FrameStackObservation"))
-# Of arguments of environments: a number alone, the sizes of an array together, and a step of time or space.
+# Limits on environment arguments: a single number, the elements of a shape, and a step of time or space.
 _LARGEST_NUMBER, _MOST_ELEMENTS, _SMALLEST = 1 << 12, 1 << 24, 1e-7
 _MOST_SHOWN = 1 << 14  # characters of what a trace would bring about
 _NAME = re.compile(r"[\w.:/-]+", re.ASCII)
@@ -190,7 +190,7 @@ def asked_of_sizes(wrappers: Iterable[tuple[str, Arguments | None]]) -> list[str
 def asked_of_width(env: Any, wrapper: str, arguments: Arguments | None) -> str:
     """In words, that a harmless wrapper would make very large observations of those of env; or nothing.
 
-    Discrete(n) is flattened to n numbers; a stack has as many observations as it is told.
+    Discrete(n) is flattened to n numbers; a stack repeats the observation stack_size times.
     """
     module, _, kind = wrapper.partition(":")
     if not (is_of_gymnasium(module) and kind in _WIDENING):
@@ -281,5 +281,5 @@ def shown(value: Any, plain: bool = False) -> str:
 
 
 def is_of_gymnasium(module: str) -> bool:
-    """Whether a module has wrappers of Gymnasium's own."""
+    """Return True for the module of a wrapper of Gymnasium itself."""
     return module == "gymnasium.wrappers" or module.startswith("gymnasium.wrappers.")

@@ -121,7 +121,7 @@ def _imports(description: Mapping[str, Any]) -> list[str]:
 
 
 def _is_of_python(module: str) -> bool:
-    """Whether a module is one of Python's own, or a script: none registers environments, and some act when imported."""
+    """Return True for a module of Python itself or a script: none registers environments, and some act on import."""
     top, *inner = module.split(".")
     return top in sys.stdlib_module_names or "__main__" in (top, *inner)
 

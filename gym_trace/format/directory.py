@@ -154,7 +154,7 @@ def prepare(storage: Storage, on_exist: str, joins: Callable[[WriterFiles], bool
 
 
 def _closed_without_steps(files: WriterFiles) -> bool:
-    """Whether there is nothing to lose: AsyncVectorEnv makes an environment for its spaces alone, and closes it."""
+    """Return True if the writer lost nothing: AsyncVectorEnv creates one for its spaces and closes it."""
     try:
         return any(entry.get("type") == "closed" and entry.get("steps") == 0 for entry in files.entries())
     except (TraceError, OSError):

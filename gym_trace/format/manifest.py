@@ -170,7 +170,7 @@ def _entry(raw: bytes) -> dict[str, Any] | None:
 
 
 def json_of(text: str | bytes, **options: Any) -> Any:
-    """What JSON says, unless that would take many times its memory. options: of json.loads.
+    """Parse JSON, unless the result would take many times its memory. options: arguments of json.loads.
 
     Raises ValueError, RecursionError.
     """

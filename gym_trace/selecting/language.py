@@ -76,7 +76,7 @@ class Node(NamedTuple):
 
 
 def names(node: Node, column: str) -> bool:
-    """Whether it speaks of a column."""
+    """Return True if the expression names a column."""
     return (node.kind == "column" and node.value[0] == column) or any(names(part, column) for part in node.parts)
 
 

@@ -215,7 +215,7 @@ class _File:
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Whether the header of a record batch says so (Message.fbs of Arrow: Message.header, RecordBatch.compression)."""
+    """Return True if a record batch is compressed (Message.fbs of Arrow: Message.header, RecordBatch.compression)."""
 
     def number(at: int, size: int = 4, signed: bool = False) -> int:
         return int.from_bytes(metadata[at : at + size], "little", signed=signed)

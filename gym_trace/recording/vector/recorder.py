@@ -354,7 +354,7 @@ class BatchPacker:
         return self._rows(leaf, part, None, self._count)
 
     def has_rows(self, value: Any, count: int) -> bool:
-        """Whether each leaf of a batch has so many rows."""
+        """Return True if each leaf of a batch has count rows."""
         try:
             parts = self._layout.split(value)
             return len(parts) > 0 and all(len(part) == count for part in parts)
