@@ -39,7 +39,7 @@ tried() { # version of gymnasium, python; says how it went
             requirements+=("numpy==1.26.*")
             ;;
         newest) requirements=(gymnasium numpy) ;;
-        *) for name in "${between[@]}"; do files+=("tests/$name.py"); done ;;
+        *) for name in "${between[@]}"; do files+=($(find tests -name "$name.py")); done ;;
     esac
     local directory=".venv-compat-$version-$short"
     echo "== gymnasium $version, Python $short" >&2

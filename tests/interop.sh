@@ -44,7 +44,8 @@ for name in $only; do
             .venv-interop-ci/bin/mypy || failed=1
             suite ci -n 2 tests/interop/test_{train_*,minari,parquet,adapters,torch,torchrl}.py "$@"
             .venv-interop-ci/bin/python -m pytest -q -n 2 \
-                tests/test_{public_api,readme,layers,train,train_options,vector_tensors,interop_rerun,interop_strangers}.py || failed=1
+                tests/test_{public_api,readme,layers}.py tests/training \
+                tests/recording/test_vector_tensors.py tests/formats/test_{rerun,hostile}_files.py || failed=1
         } || failed=1
         ;;
     main)

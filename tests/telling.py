@@ -193,3 +193,25 @@ def look_at(trace: Any, dead: bool = False) -> Counter[tuple[int, int, int]]:
         assert part.outcome in ("truncated" if cut else "terminated", *(() if over else ("cut", "closed", "lost")))
         steps.update((lane, number, t) for t in times[:-1])
     return steps
+
+
+class Saying(vector.VectorEnv):  # type: ignore[type-arg]
+    """Return given values at each step, for three lanes."""
+
+    metadata: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, **said: Any):
+        self.num_envs = 3
+        self.single_observation_space, self.single_action_space = SPACES["box"], spaces.Discrete(2)
+        self.observation_space = vector.utils.batch_space(self.single_observation_space, 3)
+        self.action_space = vector.utils.batch_space(self.single_action_space, 3)
+        flags = np.zeros(3, np.bool_)
+        self.said = {"obs": np.zeros((3, 2), np.float32), "rewards": np.zeros(3), "ends": flags, "infos": {}, **said}
+        self.steps = 0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
+        return np.zeros((3, 2), np.float32), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, Any]:
+        self.steps += 1
+        return self.said["obs"], self.said["rewards"], self.said["ends"], np.zeros(3, np.bool_), self.said["infos"]

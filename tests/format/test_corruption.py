@@ -1,0 +1,514 @@
+"""Reading damaged or malicious files gives correct values or a TraceError: no wrong value, no hang, no memory bomb.
+
+With GYM_TRACE_LONG=1 the tests try every byte; otherwise a sample, and the bytes around chunk boundaries.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fuzz_reader
+import msgpack
+import numpy as np
+import pytest
+import zstandard
+from forgery import Forgery, Record, taken_apart
+from longer import LONG
+from runs import batch_reader
+from telltale import all_steps, record, skimmed, steps_of
+
+from gym_trace import check_trace, open_trace
+from gym_trace.errors import TraceError
+from gym_trace.format import wire
+
+STRIDE = 1 if LONG else 131  # coprime to the alignment of 8
+
+
+@pytest.fixture(params=["sealed", "open"])
+def batch(request, tmp_path) -> Path:
+    """The batch file of a small trace: closed, or of a dead writer."""
+    return record(tmp_path / "t", closed=request.param == "sealed")
+
+
+def chunk_steps(batch: Path) -> list[tuple[int, int, set[tuple[int, int]]]]:
+    """Return (begin, end, steps) of each chunk, in bytes."""
+    reader, first, found = batch_reader(batch), 0, []
+    for offset, length, count, _ in reader.chunks.tolist():
+        rows = reader.fragments[first : first + count][["episode", "first_step", "steps"]].tolist()
+        first += count
+        found.append((offset, offset + length, {(e, f + s) for e, f, steps in rows for s in range(steps)}))
+    return found
+
+
+def places(size: int, chunks: list[tuple[int, int, set[tuple[int, int]]]]) -> list[int]:
+    """Return offsets to try: every STRIDE bytes, and around chunk boundaries."""
+    edges = {end + near for _, end, _ in chunks[:: 1 if LONG else 3] for near in (-1, 0, 1)}
+    return sorted({*range(0, size, STRIDE), *(edge for edge in edges if edge < size)})
+
+
+def read_strictly(directory: Path) -> set[tuple[int, int]] | None:
+    """Return the steps read, or None if reading raises a TraceError."""
+    try:
+        trace = open_trace(directory)
+        found = steps_of(trace)
+        assert steps_of(trace[i] for i in range(len(trace))) == found
+    except TraceError:
+        return None
+    return found
+
+
+@pytest.mark.parametrize("mask", [1, 128, 255] if LONG else [4])
+def test_a_flipped_byte_loses_at_most_one_chunk_and_check_locates_it(batch, mask):
+    whole = batch.read_bytes()
+    chunks = chunk_steps(batch)
+    for place in places(len(whole), chunks):
+        batch.write_bytes(whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1 :])
+        context = f"byte {place} of {len(whole)}"
+
+        assert read_strictly(batch.parent) in (None, all_steps()), context
+
+        left = steps_of(skimmed(batch.parent), damaged=True)
+        lost = next((steps for start, end, steps in chunks if start <= place < end), set())
+        # The step after a lost one is lost, too: its first observation is missing.
+        assert all_steps() - left <= lost | {(e, s + 1) for e, s in lost}, context
+
+        damages = check_trace(batch.parent).damages
+        assert any(damage.start <= place < damage.end for damage in damages), context
+
+
+def test_a_truncated_batch_keeps_exactly_its_complete_chunks(batch):
+    whole = batch.read_bytes()
+    chunks = chunk_steps(batch)
+    for length in places(len(whole), chunks):
+        batch.write_bytes(whole[:length])
+        context = f"{length} of {len(whole)} bytes"
+        complete = set().union(*(steps for _, end, steps in chunks if end <= length))
+        assert steps_of(skimmed(batch.parent)) == complete, context
+        report = check_trace(batch.parent)
+        assert report.steps == len(complete), context
+        if batch.suffix == ".part":  # as after a killed writer
+            assert read_strictly(batch.parent) == complete, context
+            assert report.damages == [], context
+        else:
+            assert read_strictly(batch.parent) is None, context
+            assert report.damages, context
+
+
+def test_bytes_at_the_end_of_a_sealed_batch_are_damage(tmp_path):
+    batch = record(tmp_path / "t")
+    batch.write_bytes(batch.read_bytes() + b"\0" * 64)
+    assert check_trace(tmp_path / "t").damages
+    assert read_strictly(tmp_path / "t") is None
+    assert steps_of(skimmed(tmp_path / "t")) == all_steps()
+
+
+def test_zeros_at_the_end_of_an_open_batch_are_not_damage(tmp_path):
+    batch = record(tmp_path / "t", closed=False)
+    batch.write_bytes(batch.read_bytes() + bytes(5000))
+    assert read_strictly(tmp_path / "t") == all_steps()
+    assert check_trace(tmp_path / "t").damages == []
+
+
+# -- malicious files --------------------------------------------------------------------------------------------------
+
+HUGE = (1 << 31) - 1
+FRAGMENTS, REWARDS, INFOS = ("fragments",), ("rewards",), ("infos",)
+_hostile: dict[str, Callable[[Forgery], Any]] = {}
+
+
+def hostile(change: Callable[[Forgery], Any]) -> Callable[[Forgery], Any]:
+    _hostile[change.__name__] = change
+    return change
+
+
+def _first(forgery: Forgery) -> Record:
+    """Return the first chunk with steps."""
+    return next(chunk for chunk in forgery.chunks if REWARDS in chunk.columns)
+
+
+@functools.cache
+def _bomb(size: int) -> bytes:
+    """Return a small zstd frame that declares its size and inflates to it."""
+    return zstandard.ZstdCompressor(level=3).compress(bytes(size))
+
+
+@hostile
+def rows_beyond_any_limit(forgery):
+    for path in _first(forgery).columns:
+        _first(forgery).describe(path, rows=1 << 40)
+
+
+@hostile
+def constant_rows_that_fill_the_memory(forgery):
+    _first(forgery).describe(REWARDS, rows=1 << 28, encoding=8, raw=8)
+
+
+@hostile
+def a_constant_chunk_that_fits_its_absurd_fragments(forgery):
+    chunk, steps = _first(forgery), wire.MAX_ROWS // 8
+    chunk.change_fragments(lambda table: _set(table[:1], flags=wire.LEADS, steps=steps))
+    del chunk.metadata["columns"][1:], chunk.blobs[1:]
+    for path, dtype, shape, raw in [
+        (["observations"], "<f4", [3], 12),
+        (["actions"], "<i8", [], 8),
+        (["rewards"], "<f8", [], 8),
+    ]:
+        chunk.metadata["columns"].append([path, dtype, shape, steps + (path[0] == "observations"), 8, 0, raw, 0])
+        chunk.blobs.append(b"")
+        chunk.store(tuple(path), bytes(raw))
+
+
+@hostile
+def a_zstd_bomb(forgery):
+    _first(forgery).store(REWARDS, _bomb(1 << 30), encoding=1)
+
+
+@hostile
+def a_zstd_bomb_that_is_declared(forgery):
+    _first(forgery).store(REWARDS, _bomb(1 << 30), encoding=1, raw=1 << 30, rows=1 << 27)
+
+
+@hostile
+def a_zstd_frame_without_its_size(forgery):
+    frame = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 20))
+    _first(forgery).store(REWARDS, frame, encoding=1)
+
+
+@hostile
+def a_truncated_zstd_frame(forgery):
+    chunk = _first(forgery)
+    rows = chunk.metadata["columns"][chunk.columns[REWARDS]][3]
+    frame = zstandard.ZstdCompressor().compress(np.random.default_rng(0).bytes(8 * rows))
+    chunk.store(REWARDS, frame[:-3], encoding=1)
+
+
+@hostile
+def two_zstd_frames(forgery):
+    chunk = _first(forgery)
+    rows = chunk.metadata["columns"][chunk.columns[REWARDS]][3]
+    chunk.store(REWARDS, zstandard.compress(bytes(8 * rows)) * 2, encoding=1)
+
+
+@hostile
+def a_zstd_frame_of_a_huge_window(forgery):
+    options = zstandard.ZstdCompressionParameters.from_level(3, window_log=30)
+    frame = zstandard.ZstdCompressor(compression_params=options).compress(bytes(100))
+    _first(forgery).store(REWARDS, frame, encoding=1)
+
+
+@hostile
+def a_msgpack_bomb(forgery):
+    _put_value(_first(forgery), b"\xdd" + (1 << 15).to_bytes(4, "big") + b"\x90" * (1 << 15))
+
+
+@hostile
+def a_larger_msgpack_bomb_than_any_limit(forgery):
+    _put_value(_first(forgery), b"\xdd" + (1 << 26).to_bytes(4, "big") + b"\x90" * (1 << 26))
+
+
+@hostile
+def a_msgpack_value_that_claims_more_than_there_is(forgery):
+    _put_value(_first(forgery), b"\xdd\xff\xff\xff\xff")
+
+
+@hostile
+def msgpack_values_nested_deep(forgery):
+    _put_value(_first(forgery), b"\x91" * 100_000 + b"\xc0")
+
+
+@hostile
+def extension_types_nested_deep(forgery):
+    value = b"\xc0"
+    for _ in range(3000):
+        value = msgpack.packb(msgpack.ExtType(4, b"\x91" + value))
+    _put_value(_first(forgery), value)
+
+
+@hostile
+def an_array_of_a_shape_that_is_too_large(forgery):
+    array = msgpack.packb(["<f8", [1 << 40], b""])
+    _put_value(_first(forgery), msgpack.packb(msgpack.ExtType(1, array)))
+
+
+@hostile
+def an_array_of_negative_shape(forgery):
+    array = msgpack.packb(["<f8", [-1, -1], bytes(8)])
+    _put_value(_first(forgery), msgpack.packb(msgpack.ExtType(1, array)))
+
+
+@hostile
+def an_object_array(forgery):
+    _put_value(_first(forgery), msgpack.packb(msgpack.ExtType(1, msgpack.packb(["|O", [1], bytes(8)]))))
+
+
+@hostile
+def a_column_of_objects(forgery):
+    _first(forgery).describe(REWARDS, dtype="O")
+
+
+@hostile
+def a_column_of_structures(forgery):
+    _first(forgery).describe(REWARDS, dtype="<i4,<f4")
+
+
+@hostile
+def a_column_of_a_wrong_shape(forgery):
+    _first(forgery).describe(("observations",), shape=[4])
+
+
+@hostile
+def a_column_of_negative_shape(forgery):
+    _first(forgery).describe(("observations",), shape=[-1, -3])
+
+
+@hostile
+def negative_rows(forgery):
+    _first(forgery).describe(REWARDS, rows=-1)
+
+
+@hostile
+def a_column_that_reaches_out_of_its_record(forgery):
+    _first(forgery).describe(REWARDS, stored=1 << 30)
+
+
+@hostile
+def the_same_column_twice(forgery):
+    chunk = _first(forgery)
+    chunk.metadata["columns"].append(chunk.metadata["columns"][-1])
+    chunk.blobs.append(chunk.blobs[-1])
+
+
+@hostile
+def a_chunk_without_rewards(forgery):
+    chunk = _first(forgery)
+    place = chunk.columns[REWARDS]
+    del chunk.metadata["columns"][place], chunk.blobs[place]
+
+
+@hostile
+def columns_that_are_no_list(forgery):
+    _first(forgery).metadata = {"columns": {"rewards": 1}}
+    _first_any(forgery).blobs.clear()
+
+
+@hostile
+def fragments_of_four_billion_steps(forgery):
+    for chunk in forgery.chunks:
+        chunk.change_fragments(lambda table: _set(table, steps=0xFFFFFFFF))
+
+
+@hostile
+def a_million_fragments_in_a_constant_column(forgery):
+    chunk = _first(forgery)
+    row = chunk.table("fragments", wire.FRAGMENT)[:1].copy()
+    row["steps"], row["flags"] = 0, wire.LEADS
+    chunk.store(FRAGMENTS, row.tobytes(), rows=1 << 24, encoding=8, raw=80)
+
+
+@hostile
+def fragments_that_overflow_their_counters(forgery):
+    for chunk in forgery.chunks:
+        chunk.change_fragments(lambda table: _set(table, first_step=(1 << 64) - 1, episode=(1 << 64) - 1))
+
+
+@hostile
+def outcomes_and_flags_that_there_are_not(forgery):
+    for chunk in forgery.chunks:
+        chunk.change_fragments(lambda table: _set(table, flags=0xFFFFFFFF, outcome=0xFFFFFFFF, start_time=-(1 << 63)))
+
+
+@hostile
+def a_schema_of_a_huge_space(forgery):
+    forgery.records[0].metadata["observation_space"]["shape"] = [1 << 31, 1 << 31]
+
+
+@hostile
+def a_schema_of_a_space_of_negative_shape(forgery):
+    forgery.records[0].metadata["observation_space"]["shape"] = [-3]
+
+
+@hostile
+def a_schema_of_a_space_of_too_many_dimensions(forgery):
+    forgery.records[0].metadata["observation_space"]["shape"] = [1] * 100
+
+
+@hostile
+def a_schema_of_a_space_nested_deep(forgery):
+    space = forgery.records[0].metadata["observation_space"]
+    for _ in range(200):
+        space = {"type": "Tuple", "spaces": [space]}
+    forgery.records[0].metadata["observation_space"] = space
+
+
+@hostile
+def a_schema_of_nothing(forgery):
+    forgery.records[0].metadata = {}
+
+
+@hostile
+def a_schema_that_names_another_directory(forgery):
+    forgery.records[0].metadata["writer"] = "../../escaped"
+
+
+@hostile
+def a_record_that_claims_to_be_huge(forgery):
+    _first(forgery).claims = {"body_length": 1 << 62}
+
+
+@hostile
+def a_record_with_metadata_beyond_the_file(forgery):
+    _first(forgery).claims = {"metadata_length": 0xFFFFFFFF}
+
+
+@hostile
+def a_record_of_an_unknown_required_type(forgery):
+    _first(forgery).claims = {"type": 77}
+
+
+def _set(table: Any, **values: Any) -> Any:
+    table = table.copy()
+    for name, value in values.items():
+        table[name] = value
+    return table
+
+
+def _first_any(forgery: Forgery) -> Record:
+    return next(chunk for chunk in forgery.chunks if "columns" in chunk.metadata)
+
+
+def _put_value(chunk: Record, value: bytes) -> None:
+    """Replace all infos of a chunk with one packed value."""
+    rows = chunk.metadata["columns"][chunk.columns[INFOS]][3]
+    raw = np.full(rows, len(value), "<u4").tobytes() + value * rows
+    chunk.store(INFOS, zstandard.compress(raw), raw=len(raw), encoding=1)
+
+
+def _index_cases(forgery: Forgery) -> Iterator[tuple[str, bytes]]:
+    """Yield batches whose index contradicts the chunks."""
+    chunks = forgery.index.table("chunks", wire.CHUNK_ENTRY)
+    fragments = forgery.index.table("fragments", wire.FRAGMENT)
+    for name, change in [
+        ("index_of_chunks_elsewhere", {"offset": chunks["offset"] + 8}),
+        ("index_of_chunks_behind_the_file", {"offset": chunks["offset"] + (1 << 63)}),
+        ("index_of_chunks_in_another_order", {"offset": chunks["offset"][::-1]}),
+        ("index_of_more_fragments", {"fragments": chunks["fragments"] + 1}),
+        ("index_of_fragments_that_overflow", {"fragments": np.uint64((1 << 64) - 1)}),
+    ]:
+        forgery.index.put_table("chunks", _set(chunks, **change))
+        yield name, forgery.data(reindexed=False)
+    forgery.index.put_table("chunks", chunks)
+    for name, change in [
+        ("index_of_other_steps", {"steps": 0xFFFFFFFF}),
+        ("index_of_other_episodes", {"episode": fragments["episode"] + 1}),
+    ]:
+        forgery.index.put_table("fragments", _set(fragments, **change))
+        yield name, forgery.data(reindexed=False)
+    forgery.index.put_table("fragments", np.repeat(fragments, 3))
+    forgery.index.put_table("chunks", np.repeat(chunks, 3))
+    yield "index_that_lists_all_three_times", forgery.data(reindexed=False)
+
+
+def _manifests(first: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    batch = {"type": "batch", "bytes": 1, "crc32": 2, "episodes": 3, "steps": 4}
+    for name, file in [
+        ("manifest_that_names_a_file_elsewhere", "../../../../etc/passwd"),
+        ("manifest_that_names_an_absolute_file", "/etc/passwd"),
+        ("manifest_that_names_no_text", ["x"]),
+        ("manifest_with_a_nul", "w.000001.gtb\0"),
+    ]:
+        yield name, (json.dumps(first) + "\n" + json.dumps({**batch, "file": file}) + "\n").encode()
+    yield "manifest_nested_deep", b"[" * 100_000 + b"\n"
+    yield "manifest_of_nothing", b"\n\n\n{}\n[]\nnull\n"
+    yield "manifest_of_absurd_numbers", (json.dumps({**first, "created": 10**400}) + "\n").encode()
+    yield "manifest_that_is_no_text", bytes(range(256)) + b"\n"
+
+
+@pytest.fixture(scope="module")
+def hostile_traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One directory per malicious trace, by name."""
+    root = tmp_path_factory.mktemp("above") / "hostile"
+    batch = record(root / "sound", record_infos=True)
+    manifest = (root / "sound" / "w.manifest.jsonl").read_bytes()
+    cases = []
+    for name, change in _hostile.items():
+        for kind in ("sealed", "open"):
+            forgery = taken_apart(batch)
+            change(forgery)
+            if kind == "open":
+                forgery.without_index()
+            suffix = "" if kind == "sealed" else ".part"
+            cases.append((f"{name}-{kind}", f"w.000000.gtb{suffix}", forgery.data(), manifest))
+    cases += [(name, "w.000000.gtb", data, manifest) for name, data in _index_cases(taken_apart(batch))]
+    first = json.loads(manifest.splitlines()[0])
+    cases += [(name, "w.000000.gtb", batch.read_bytes(), lines) for name, lines in _manifests(first)]
+    for name, file, data, lines in cases:
+        (root / name).mkdir()
+        (root / name / file).write_bytes(data)
+        (root / name / "w.manifest.jsonl").write_bytes(lines)
+    return {name: root / name for name, *_ in cases}
+
+
+_READER = """
+import json, resource, sys
+from pathlib import Path
+import fuzz_reader, gymnasium
+base = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limit = base + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+for name in json.loads(sys.argv[3]):
+    directory = Path(sys.argv[1], name)
+    try:
+        said = dict(fuzz_reader.read_everything(directory, Path(sys.argv[1], "repaired")))
+    except BaseException as error:
+        said = {"failed": repr(error)}
+    print(json.dumps([name, said]), flush=True)
+print(json.dumps(["peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the memory of a process")
+def test_malicious_files_raise_only_trace_errors_in_bounded_memory(hostile_traces):
+    names = list(hostile_traces)
+    root = hostile_traces[names[0]].parent
+    if not LONG:  # each case as sealed or as open only, in turn
+        names = [
+            name for number, name in enumerate(names) if not name.endswith(("-sealed", "-open")) or number % 4 in (0, 3)
+        ]
+    room = 2 << 30
+    process = subprocess.run(
+        [sys.executable, "-W", "error", "-c", _READER, str(root), str(room), json.dumps(names)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))},
+        check=False,
+    )
+    said = dict(json.loads(line) for line in process.stdout.splitlines())
+    assert process.returncode == 0, (process.stderr, list(said)[-1:])
+    said.pop("peak")
+    assert {name: outcome for name, outcome in said.items() if "failed" in outcome} == {}
+    assert list(said) == names
+    assert not list(root.parent.glob("escaped*"))
+
+
+def test_check_reports_malicious_files(hostile_traces):
+    harmless = ("a_schema_that_names_another_directory", "outcomes_and_flags", "fragments_that_overflow")
+    harmless += ("a_constant_chunk", "a_schema_of", "a_msgpack_bomb", "a_record_of_an_unknown")
+    for name, directory in hostile_traces.items():
+        if not name.startswith(harmless) and not name.endswith("-open"):
+            assert check_trace(directory).damages, name
+
+
+def test_a_short_run_of_the_fuzzer_finds_nothing(tmp_path):
+    inputs = 1000 if LONG else 80
+    outcomes = fuzz_reader.fuzz(inputs, 7, tmp_path)
+    assert outcomes["open: fine"] > 0.6 * inputs
+    assert outcomes["skip: fine"] > 0.6 * inputs
+    assert outcomes["scan: CorruptTrace"] > 0.02 * inputs

@@ -1,0 +1,252 @@
+"""Recordings that are killed or crash in every way: no answered step is lost or wrong.
+
+GYM_TRACE_LONG=1 python -m pytest -n 2 tests/recording/test_crashes.py makes a thousand crashes
+and prints what became of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from longer import LONG
+
+pytest.importorskip("resource")
+
+import inquest
+import mortals
+import shell
+from crashes import FAILED, HERE, Crash, Undertaker, small_memory
+from gymnasium import vector
+from inquest import Verdict
+
+from gym_trace import Trace, TraceRecordingVectorWrapper, TraceRecordingWrapper, open_trace
+
+ROUNDS = 5 if LONG else 1
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a ring, fork and signals")
+
+
+def ways(chance: random.Random, lanes: bool) -> dict[str, dict[str, Any]]:
+    """Ways for a recording to end, by name."""
+    most = 0.3 if LONG else 0.02 if lanes else 0.08  # seconds, whose steps all are judged
+    at, rows = chance.randrange(1, 30 if lanes and not LONG else 300), chance.randrange(1, 6)
+    found: dict[str, dict[str, Any]] = {
+        "killed": {"seconds": chance.uniform(0, most)},
+        "killed-while-turning": {"near": True, "line": chance.randrange(1, 1500), "rows": rows},
+        "killed-anywhere": {"line": chance.randrange(1, 12000), "rows": rows},
+        "killed-in-small-slabs": {"seconds": chance.uniform(0, most), "rows": rows},
+        "segfault-in-step": {"death": "segfault", "where": "step", "at": at},
+        "exit": {"death": "exit", "where": "step", "at": at},
+        "memory": {"death": "memory", "where": "step", "at": at},
+        "short-of-files": {"seconds": chance.uniform(0, most), "is_short": True},
+    }
+    if not lanes:
+        found |= {
+            "segfault-in-reset": {"death": "segfault", "where": "reset", "at": chance.randrange(1, 4)},
+            "segfault-in-render": {"death": "segfault", "where": "render", "at": chance.randrange(1, 40)},
+            "abort-after-step": {"death": "abort", "where": "late step", "at": at},
+            "forked": {"seconds": chance.uniform(0, 0.1), "fork": chance.randrange(1, 12)},
+            "forked-while-turning": {"line": chance.randrange(1, 6000), "fork": chance.randrange(1, 9), "rows": rows},
+            "forked-late": {
+                "seconds": chance.uniform(0.05, 0.1),
+                "fork": chance.randrange(1, 9),
+                "rows": rows,
+                "late": chance.uniform(0.005, 0.03),
+            },
+            "alarmed": {"seconds": chance.uniform(0.05, 0.3), "alarms": chance.choice([0.001, 0.01]), "rows": rows},
+            "full-disk": {"most_bytes": chance.randrange(150_000, 1_500_000)},
+        }
+    return found
+
+
+SINGLE, LANES = list(ways(random.Random(), False)), list(ways(random.Random(), True))
+PLAN = [(kind, way) for kind in mortals.KINDS for way in SINGLE if way != "full-disk" or kind in ("frames", "noise")]
+if hasattr(vector, "AutoresetMode"):
+    PLAN += [(f"lanes-{mode}", way) for mode in mortals.MODES for way in LANES]
+SOME = {"compiled": PLAN if LONG else [*PLAN[::7], ("noise", "full-disk")], "pure": PLAN if LONG else PLAN[1::13]}
+
+
+@pytest.fixture(scope="module", params=["compiled", "pure"])
+def undertaker(request: pytest.FixtureRequest) -> Iterator[Undertaker]:
+    """A process that makes crashes, with the C core and without."""
+    found = Undertaker(request.param == "pure")
+    if found.core != request.param:
+        found.close()
+        pytest.skip("the C core is not compiled")
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def cgroup() -> Iterator[str | None]:
+    with small_memory(96) as place:
+        yield place
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest, undertaker: Undertaker) -> Callable[[str, Verdict], None]:
+    """Report a verdict; it must show no loss."""
+
+    def told(way: str, verdict: Verdict) -> None:
+        request.node.user_properties.append(("crash", (undertaker.core, way, *vars(verdict).values())))
+        assert verdict.is_clean, verdict
+
+    return told
+
+
+@pytest.mark.parametrize("number", range(ROUNDS))
+@pytest.mark.parametrize(
+    ("undertaker", "kind", "way"),
+    [(core, *case) for core, cases in SOME.items() for case in cases],
+    indirect=["undertaker"],
+)
+def test_no_way_of_dying_loses_a_step(
+    undertaker: Undertaker,
+    tell: Callable[[str, Verdict], None],
+    cgroup: str | None,
+    kind: str,
+    way: str,
+    number: int,
+    tmp_path: Path,
+) -> None:
+    chance = random.Random(f"{kind} {way} {number} {undertaker.core}")
+    lanes = kind.startswith("lanes-")
+    if kind == "cheetah":
+        pytest.importorskip("mujoco")
+    fields = ways(chance, lanes)[way]
+    crash = Crash(
+        kind,
+        str(tmp_path / "t"),
+        str(tmp_path / "diary"),
+        seed=chance.randrange(1000),
+        options={"uid": "w"},
+        cgroup=cgroup if way == "memory" else None,
+        **fields,
+    )
+    (status,) = undertaker(crash)
+    assert status != FAILED
+    assert os.WIFSIGNALED(status) or way == "exit"
+    diaries = {"w": tmp_path / "diary"} | ({"child": tmp_path / "diary.child"} if "fork" in fields else {})
+    tell(way, inquest.inquire(tmp_path / "t", diaries, kind, tmp_path / "r"))
+    if number % 3 == 0:
+        for name in ("t", "r") if (tmp_path / "r").exists() else ("t",):  # repair keeps no trace without episodes
+            go_on(tmp_path / name, kind)
+            assert inquest.judged(open_trace(tmp_path / name), diaries, kind).is_clean
+
+
+def go_on(directory: Path, kind: str) -> None:
+    """Append an episode to a trace."""
+    before = sum(map(len, open_trace(directory)))
+    options: dict[str, Any] = {"uid": inquest.NOBODY, "on_exist": "append"}
+    if kind.startswith("lanes-"):
+        makers: Any = [lambda lane=lane: mortals.Lane(lane) for lane in range(mortals.LANES)]
+        mode = vector.AutoresetMode(kind.removeprefix("lanes-"))
+        env: Any = TraceRecordingVectorWrapper(vector.SyncVectorEnv(makers, autoreset_mode=mode), directory, **options)
+    else:
+        env = TraceRecordingWrapper(mortals.made(kind), directory, record_infos=kind == "things", **options)
+    env.action_space.seed(1)
+    env.reset(seed=1)
+    env.step(env.action_space.sample())
+    env.close()
+    steps = mortals.LANES if kind.startswith("lanes-") else 1
+    assert sum(map(len, open_trace(directory))) == before + steps
+
+
+@pytest.mark.parametrize("number", range(20 if LONG else 1))
+def test_four_writers_in_one_directory_lose_nothing(
+    undertaker: Undertaker, tell: Callable[[str, Verdict], None], number: int, tmp_path: Path
+) -> None:
+    chance = random.Random(f"four {number}")
+    crashes = []
+    for writer in range(4):
+        options = {"uid": f"w{writer}", "on_exist": "append"}
+        way = chance.choice([{"seconds": chance.uniform(0, 0.1)}, {"line": chance.randrange(1, 9000), "rows": 3}])
+        place = str(tmp_path / "t"), str(tmp_path / f"diary{writer}")
+        crashes.append(Crash("things", *place, seed=writer, options=options, **way))
+    (tmp_path / "t").mkdir()
+    assert all(map(os.WIFSIGNALED, undertaker(*crashes)))
+    diaries = {f"w{writer}": tmp_path / f"diary{writer}" for writer in range(4)}
+    tell("four writers", inquest.inquire(tmp_path / "t", diaries, "things", tmp_path / "r"))
+
+
+@pytest.mark.parametrize("number", range(10 if LONG else 1))
+def test_workers_that_are_killed_lose_nothing_and_the_run_can_be_resumed(
+    undertaker: Undertaker, tell: Callable[[str, Verdict], None], number: int, tmp_path: Path
+) -> None:
+    if undertaker.core == "pure" and not LONG:
+        pytest.skip("GYM_TRACE_LONG=1 does it without the C core, too")
+    diaries = tmp_path / "diaries"
+    diaries.mkdir()
+    path = os.pathsep.join([HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
+    pure = str(int(undertaker.core == "pure"))
+    variables = {**os.environ, "GYM_TRACE_DIARIES": str(diaries), "PYTHONPATH": path, "GYM_TRACE_PURE": pure}
+    command = ["record", "--make", "mortals:Diarist", "-o", tmp_path / "t", "--episodes", 40, "--seed", 3]
+    command += ["-j", 2, "--quiet"]
+    chance = random.Random(f"workers {number}")
+    run = shell.process(*command, env=variables)
+    try:
+        shell.wait_for(lambda: len(list(diaries.iterdir())) == 2)
+        time.sleep(chance.uniform(0.1, 0.5))
+        (worker, _) = sorted(int(diary.name) for diary in diaries.iterdir())
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+        shell.wait_for(lambda: len(list(diaries.iterdir())) == 3 or run.poll() is not None)
+        time.sleep(chance.uniform(0, 0.3))
+    finally:
+        run.kill()
+        run.communicate()
+    for diary in diaries.iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(diary.name), signal.SIGKILL)
+    time.sleep(0.1)
+    tell("workers", _of_workers(tmp_path / "t", diaries))
+    done = shell.process(*command, "--resume", env=variables)
+    said = done.communicate(timeout=100)
+    assert done.returncode == 0, said
+    # A worker may have had the time to close its trace.
+    outcomes = [part.outcome for part in open_trace(tmp_path / "t")]
+    assert outcomes.count("terminated") + outcomes.count("truncated") == 40
+
+
+def _of_workers(directory: Path, diaries: Path) -> Verdict:
+    """The episodes of a worker are found in its diary, which is called as the process was, by what they began with."""
+    trace = open_trace(directory)
+    parts = {(_pid(trace, i), mortals.canon(part.observations[0])): part for i, part in enumerate(trace)}
+    verdict = Verdict()
+    for diary in diaries.iterdir():
+        lives = [life for life in inquest.lives(diary) if life.observations]
+        for life in lives:
+            if life is lives[-1] and len(life.steps) == len(life.actions) and life.steps:
+                life.steps.pop()  # whether the recorder lived to see it nobody knows
+                life.observations.pop()
+            part = parts.get((diary.name, life.observations[0]))
+            if part is None:
+                verdict.lost += len(life.steps) + (life is not lives[-1])
+            else:
+                verdict += inquest.of_episode(trace, part, life, life is lives[-1])
+    return verdict
+
+
+def _pid(trace: Trace, index: int) -> str:
+    return str(trace.writer_of(index).schema["pid"])
+
+
+def test_the_inquest_detects_lost_and_wrong_steps(undertaker: Undertaker, tmp_path: Path) -> None:
+    crash = Crash("cartpole", str(tmp_path / "t"), str(tmp_path / "diary"), "kill", "step", 40)
+    undertaker(crash)
+    told = inquest.lives(tmp_path / "diary")
+    trace = open_trace(tmp_path / "t")
+    assert inquest.compared(trace, trace, told) == Verdict(recovered=39, pending=1)
+    assert inquest.compared(trace, list(trace)[:-1], told).lost > 0
+    told[0].observations[3] = told[0].observations[4]
+    told[-1].actions[-1] = mortals.canon(7)
+    assert inquest.compared(trace, trace, told) == Verdict(recovered=39, wrong=1, unknown=1)

@@ -1,0 +1,306 @@
+"""A full disk: one clear error or warning; earlier steps stay readable and the run can continue."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cradle
+import mortals
+import pytest
+import shell
+import victim
+from zoo import CountingEnv
+
+from gym_trace import TraceRecordingWrapper, check_trace, open_trace, repair_trace
+from gym_trace.errors import RecordingError
+from gym_trace.format.batch_writer import BatchWriter
+from gym_trace.format.trace_writer import TraceWriter
+from gym_trace.statistics.describe import describe
+from gym_trace.storage.local import LocalStorage
+
+resource = pytest.importorskip("resource")
+
+# Records frames until an error comes, goes on without being recorded, and tells what it has seen; with one limit after
+# the other.
+_SCRIPT = """
+import json, resource, sys, warnings
+from gym_trace import TraceRecordingWrapper
+from gym_trace.errors import RecordingError
+import victim
+from zoo import small_blocks
+
+directory, limits, options, how = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
+if how != "ring":  # one that is smaller than the disk
+    small = small_blocks(rows=40, chunk=200_000, values=100_000)
+    small.__enter__()
+
+def record(directory, limit):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit or resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    told = {"errors": [], "steps": 0, "after": 0}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        env = TraceRecordingWrapper(victim.make("frames"), directory, uid="w", **options)
+        run = victim.play(env)
+        while told["after"] < 300 and told["steps"] < 5_000:
+            try:
+                told["after" if told["errors"] else "steps"] += len(next(run)) > 1
+                if how == "close":
+                    if told["steps"] == 100:
+                        break
+                elif told["steps"] % 20 == 0:
+                    env.flush()
+            except RecordingError as error:
+                told["errors"].append(str(error))
+                run = victim.play(env)
+        try:
+            env.close()
+        except RecordingError as error:
+            told["errors"].append(str(error))
+        env.close()
+    told["warnings"] = [str(warning.message) for warning in warned]
+    return told
+
+if len(limits) == 1:
+    found = [record(directory, limits[0])]
+else:
+    found = [record(directory + "-" + str(number), limit) for number, limit in enumerate(limits)]
+print(json.dumps(found))
+"""
+
+
+def record_until_full(directory: Path, *limits: int, how: str = "step", **options: Any) -> list[dict[str, Any]]:
+    """What each run told: one into the directory, several each into one whose number is appended to its name."""
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(__file__))}
+    command = [sys.executable, "-c", _SCRIPT, str(directory), json.dumps(limits), json.dumps(options), how]
+    process = cradle.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
+    assert process.stderr == ""
+    found: list[dict[str, Any]] = json.loads(process.stdout)
+    return found
+
+
+def assert_readable_up_to_the_error(directory: Path, steps: int, spare: Path) -> None:
+    """Assert that the trace is a nonempty prefix of the run."""
+    report = check_trace(directory)
+    assert report.damages == []
+    trace = open_trace(directory)
+    run = victim.play(victim.make("frames"))
+    kept = 0
+    for episode in trace:
+        rows = [next(run)[0].tobytes()] + [next(run)[1].tobytes() for _ in range(len(episode))]
+        assert episode.observations.tobytes() == b"".join(rows)
+        kept += len(episode)
+    assert 0 < kept <= steps
+    assert repair_trace(directory, spare).steps == kept
+    assert check_trace(spare).damages == []
+
+
+@pytest.fixture(params=["limit", "tmpfs"])
+def small_disk(request, tmp_path) -> Iterator[tuple[Path, int]]:
+    """A place where no more than 600 kB can be written, and the limit of a file's size if it is that which does it."""
+    if request.param == "limit":
+        yield tmp_path / "t", 600_000
+        return
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)]
+    if not sys.platform.startswith("linux") or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("cannot mount a tmpfs")
+    yield disk / "t", 0
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_raises_once_at_a_step_and_the_run_continues(small_disk, tmp_path):
+    directory, limit = small_disk
+    (told,) = record_until_full(directory, limit, flush_seconds=0.05)
+    (error,) = told["errors"]
+    assert str(directory) in error
+    assert "earlier steps stay readable" in error
+    assert told["after"] == 300
+    assert told["warnings"] == []
+    assert_readable_up_to_the_error(directory, told["steps"], tmp_path / "r")
+
+
+def test_a_full_disk_warns_once_with_on_error_warn(small_disk, tmp_path):
+    directory, limit = small_disk
+    (told,) = record_until_full(directory, limit, flush_seconds=0.05, on_error="warn")
+    assert told["errors"] == []
+    assert told["steps"] == 5_000
+    (warning,) = told["warnings"]
+    assert str(directory) in warning
+    assert_readable_up_to_the_error(directory, told["steps"], tmp_path / "r")
+
+
+def test_a_disk_without_space_for_the_ring_raises_once_before_the_first_step(small_disk):
+    directory, limit = small_disk
+    (told,) = record_until_full(directory, limit, how="ring")
+    (error,) = told["errors"]
+    assert str(directory) in error
+    assert told["after"] == 300
+    assert told["steps"] <= 1
+    assert not list(directory.glob("*.ring*"))
+    assert check_trace(directory).damages == []
+    assert len(open_trace(directory)) == 0
+
+
+def test_steps_that_did_not_fit_on_the_disk_are_read_from_the_ring(small_disk):
+    directory, limit = small_disk
+    (told,) = record_until_full(directory, limit, how="close", flush_seconds=1000.0)
+    assert len(told["errors"]) == 1
+    assert check_trace(directory).damages == []
+    assert told["steps"] - 1 <= sum(map(len, open_trace(directory))) <= told["steps"]
+
+
+def test_a_disk_that_is_full_at_the_index_keeps_all_steps_or_raises(tmp_path):
+    """For any limit in the last kilobytes (chunk, index, footer), all steps are readable or an error is raised."""
+    (whole,) = record_until_full(tmp_path / "whole", 0, how="close")
+    assert whole["errors"] == []
+    size = (tmp_path / "whole" / "w.000000.gtb").stat().st_size
+    shorts = (1, 63, 64, 65, 400, 700)
+    runs = record_until_full(tmp_path / "short", *(size - short for short in shorts), how="close")
+    for number, (short, told) in enumerate(zip(shorts, runs)):
+        # The size of stored times varies by a few bytes, so a limit one byte lower may suffice.
+        assert len(told["errors"]) == 1 or (short == 1 and told["errors"] == [])
+        assert check_trace(tmp_path / f"short-{number}").damages == []
+        kept = sum(map(len, open_trace(tmp_path / f"short-{number}")))
+        assert kept == 100 or (kept == 0 and told["errors"])
+
+
+def test_after_a_failure_the_recorder_uses_no_cpu_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    env = TraceRecordingWrapper(CountingEnv(length=10**6), tmp_path, flush_seconds=0.02, on_error="warn")
+    monkeypatch.setattr(TraceWriter, "write", full)
+    env.reset()
+    env.step(0)
+    time.sleep(0.1)
+    with pytest.warns(RuntimeWarning, match="no space left"):
+        deque(map(env.step, [0] * 20))
+    begin = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - begin < 0.25
+    env.close()
+
+
+@pytest.mark.parametrize("at", ["reset", "after an exception"])
+def test_an_error_is_raised_before_the_environment_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    inner = CountingEnv(length=10**6)
+    env = TraceRecordingWrapper(inner, tmp_path, flush_seconds=0.02)
+    env.reset()
+    if at != "reset":
+        with monkeypatch.context() as patch:
+            patch.setattr(inner, "step", lambda action: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                env.step(0)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(TraceWriter, "write", full)
+    with pytest.raises(RecordingError, match="no space left"):
+        env._recorder.flush()
+    env._recorder._reported = False
+    calls = list(inner.calls)
+    with pytest.raises(RecordingError, match="no space left"):
+        _ = env.reset() if at == "reset" else env.step(0)
+    assert inner.calls == calls
+    env.reset()
+    env.step(0)
+    env.close()
+
+
+def full_after(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+    """Leaves room for so many records of a batch."""
+    original, left = BatchWriter._append, iter(range(writes))
+
+    def append(writer: BatchWriter, *args: Any) -> None:
+        if isinstance(writer._storage, LocalStorage) and next(left, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(writer, *args)
+
+    monkeypatch.setattr(BatchWriter, "_append", append)
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("writes", [2, 3, 5])
+def test_no_step_of_large_frames_is_lost_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, filtered: bool
+) -> None:
+    full_after(monkeypatch, writes)
+    options: dict[str, Any] = {"frame_filter": lambda index: True} if filtered else {}
+    env = TraceRecordingWrapper(mortals.made("noise"), tmp_path / "t", flush_seconds=1000.0, **options)
+    told: list[bytes] = []
+
+    def play() -> None:
+        for step in range(1000):
+            if step % 60 == 0:
+                env.reset(seed=1)
+            told.append(env.step(step % 6)[0].tobytes())
+
+    with pytest.raises(RecordingError, match="No space left"):
+        play()
+    env.close()
+    trace = open_trace(tmp_path / "t")
+    steps = [row.tobytes() for episode in trace for row in episode.observations[1:]]
+    assert steps == told
+    assert trace[-1].pending_action is None
+
+
+def test_a_recording_ended_by_a_full_disk_reports_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_after(monkeypatch, 2)
+    env = TraceRecordingWrapper(CountingEnv(), tmp_path / "t", uid="w")
+    env.reset()
+    env.step(0)
+    with pytest.raises(RecordingError, match="No space left"):
+        env.close()
+    monkeypatch.undo()
+    (writer,) = describe(tmp_path / "t")["writers"]
+    assert (writer["state"], writer["problem"], writer["steps"]) == ("failed", "No space left on device", 1)
+    remarks = check_trace(tmp_path / "t").remarks
+    assert any("recording stopped: No space left on device" in remark for remark in remarks)
+    assert not any("killed" in remark for remark in remarks)
+    assert "writer w stopped recording: No space left on device" in shell.ok("info", tmp_path / "t").output
+    for command in (["info"], ["check"], ["repair", "-o", tmp_path / "r"]):
+        assert "killed" not in shell.ok(*command, tmp_path / "t").output
+    assert sum(map(len, open_trace(tmp_path / "r"))) == 1
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+def test_missing_space_for_a_ring_raises_before_the_environment_is_reset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_error: str, lanes: bool
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    inner, env = CountingEnv(), None
+    if lanes:
+        from gymnasium import vector
+
+        from gym_trace import TraceRecordingVectorWrapper
+
+        env = TraceRecordingVectorWrapper(vector.SyncVectorEnv([lambda: inner]), tmp_path, on_error=on_error)
+    env = env or TraceRecordingWrapper(inner, tmp_path, on_error=on_error)
+    monkeypatch.setattr(LocalStorage, "map", full)
+    before = list(inner.calls)
+    if on_error == "warn":
+        with pytest.warns(RuntimeWarning, match="No space left"):
+            env.reset()
+    else:
+        with pytest.raises(RecordingError, match="No space left"):
+            env.reset()
+        assert inner.calls == before
+        env.reset()
+    env.step([0] if lanes else 0)
+    env.close()

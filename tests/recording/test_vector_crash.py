@@ -1,0 +1,414 @@
+"""Vector runs that are killed, truncated or interrupted: recorded steps are correct, and lanes stay in step."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import cradle
+import numpy as np
+import pytest
+from gymnasium import vector
+from longer import LONG
+from runs import batch_reader
+from telling import COUNT, MODES, SPACES, TellingEnv, batched_actions, expected, look_at, made
+from zoo import bits
+
+import gym_trace
+from gym_trace import TraceRecordingVectorWrapper, check_trace, open_trace, repair_trace
+from gym_trace.errors import TraceError
+
+modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
+NEXT_STEP, SAME_STEP, DISABLED = MODES
+
+# -- killed -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_killed_vector_run_is_an_exact_prefix(tmp_path: Path, kind: str) -> None:
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import numpy as np
+import time
+from telling import *
+env = made({kind!r}, vector.AutoresetMode.NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
+env = TraceRecordingVectorWrapper(env, {str(tmp_path / "t")!r}, record_infos=True, flush_seconds=0.05)
+actions = batched_actions(env, 100000)
+env.reset(seed=11)
+print("ready", flush=True)
+for action in actions:
+    env.step(action)
+    time.sleep(0.002)
+"""
+    process = cradle.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(0.6)
+        process.send_signal(signal.SIGKILL)
+    space, action_space = SPACES["box"], SPACES["discrete"]
+    env = made("sync", vector.AutoresetMode.NEXT_STEP, True, space, action_space)
+    trace = open_trace(tmp_path / "t")
+    episodes = sorted(trace, key=lambda episode: episode.episode_id)
+    assert len(episodes) > COUNT
+    actions = batched_actions(env, 2 * sum(map(len, episodes)) // COUNT)
+    lanes = expected(vector.AutoresetMode.NEXT_STEP, space, action_space, actions, env.action_space)
+    for lane, told in enumerate(lanes):
+        for episode, real in zip((e for e in episodes if e.lane == lane), told):
+            assert episode.rewards.tolist() == [step[1] for step in real["steps"][: len(episode)]]
+            assert bits(episode.observations) == bits(np.array(real["observations"][: len(episode) + 1]))
+            assert len(episode) == len(real["steps"]) or episode.outcome == "lost"
+
+
+# -- a full disk ------------------------------------------------------------------------------------------------------
+
+# Record frames until an error, continue unrecorded, and report the errors.
+_SCRIPT = f"""
+import json, resource, sys, warnings
+sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
+from telling import *
+from gym_trace.errors import RecordingError
+
+directory, limit, options, how = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4]
+told = dict(errors=[], steps=0, after=0)
+with warnings.catch_warnings(record=True) as warned:
+    warnings.simplefilter("always")
+    env = made("sync", vector.AutoresetMode.SAME_STEP, True, SPACES["frames"], SPACES["discrete"])
+    env = TraceRecordingVectorWrapper(env, directory, uid="w", record_infos=True, **options)
+    env.reset(seed=11)
+    if limit:  # after the ring is there
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    while told["after"] < 100 and told["steps"] < (20 if how == "close" else 500):
+        try:
+            env.step(np.zeros(COUNT, np.int64))
+            told["after" if told["errors"] else "steps"] += 1
+            if told["steps"] == 10 or (how == "flush" and told["steps"] % 10 == 0):
+                env.flush()
+        except RecordingError as error:
+            told["errors"].append(str(error))
+    try:
+        env.close()
+    except RecordingError as error:
+        told["errors"].append(str(error))
+    env.close()
+told["warnings"] = [str(warning.message) for warning in warned]
+print(json.dumps(told))
+"""
+
+
+def record_until_full(directory: Path, limit: int, how: str, **options: Any) -> dict[str, Any]:
+    pytest.importorskip("resource")
+    command = [sys.executable, "-c", _SCRIPT, str(directory), str(limit), json.dumps(options), how]
+    ended = cradle.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.stderr == ""
+    told: dict[str, Any] = json.loads(ended.stdout)
+    return told
+
+
+@pytest.mark.parametrize("on_error", ["raise", "warn"])
+@pytest.mark.parametrize("how", ["step", "flush"])
+def test_a_full_disk_is_reported_once_and_the_run_continues(tmp_path: Path, how: str, on_error: str) -> None:
+    told = record_until_full(tmp_path / "t", 600_000, how, on_error=on_error, flush_seconds=0.05)
+    (said,) = told["errors"] + told["warnings"]
+    assert (len(told["warnings"]), told["after"] + told["steps"]) == ((0, told["steps"] + 100), (1, 500))[
+        on_error == "warn"
+    ]
+    assert str(tmp_path / "t") in said
+    assert "earlier steps stay readable" in said
+    steps = look_at(open_trace(tmp_path / "t"), dead=True)
+    assert set(steps.values()) == {1}
+    assert 0 < len(steps) <= COUNT * told["steps"]
+    assert repair_trace(tmp_path / "t", tmp_path / "r").steps == len(steps)
+    assert look_at(open_trace(tmp_path / "r"), dead=True) == steps
+
+
+def test_a_disk_that_is_full_at_the_index_keeps_all_steps_or_raises(tmp_path: Path) -> None:
+    whole = record_until_full(tmp_path / "whole", 0, "close")
+    assert whole["errors"] == []
+    size = (tmp_path / "whole" / "w.000000.gtb").stat().st_size
+    for short in (200, 700):  # the size of stored times varies by a few bytes
+        told = record_until_full(tmp_path / f"{short}", size - short, "close")
+        assert len(told["errors"]) == 1
+        assert len(look_at(open_trace(tmp_path / f"{short}"), dead=True)) in (0, COUNT * 20)
+
+
+# -- bytes that are gone ----------------------------------------------------------------------------------------------
+
+
+def record_small(directory: Path, mode: Any, **options: Any) -> Any:
+    env = made("sync", mode, True, SPACES["box"], SPACES["discrete"])
+    wrapped = TraceRecordingVectorWrapper(env, directory, uid="w", record_infos=True, flush_seconds=1000.0, **options)
+    wrapped.reset(seed=11)
+    for t in range(9):
+        *_, terminations, truncations, _ = wrapped.step(np.zeros(COUNT, np.int64))
+        over = terminations | truncations
+        if mode == DISABLED and over.any():
+            wrapped.reset(options={"reset_mask": over})
+        if t % 2:
+            wrapped.flush()
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("mode", "state", "filtered"),
+    [
+        (mode, state, filtered)
+        for number, mode in enumerate(MODES)
+        for state in ("sealed", "open")
+        for filtered in (False, True)
+        if LONG or filtered is ((number + (state == "open")) % 2 == 1)
+    ],
+)
+def test_a_truncated_batch_keeps_exactly_its_complete_chunks(
+    tmp_path: Path, mode: Any, state: str, filtered: bool
+) -> None:
+    env = record_small(tmp_path / "t", mode, frame_filter=(lambda step: step != 1) if filtered else None)
+    if state == "open":
+        env.flush()
+        batch = next((tmp_path / "t").glob("*.part"))
+        whole = batch.read_bytes()
+        env.close()
+        for path in (tmp_path / "t").glob("*.gtb"):
+            path.unlink()
+    else:
+        env.close()
+        batch = next((tmp_path / "t").glob("*.gtb"))
+        whole = batch.read_bytes()
+    batch.write_bytes(whole)
+    trace = open_trace(tmp_path / "t")
+    numbers = {part.episode_id: (part.lane, int(part.reset_info["began"])) for part in trace}
+    every, chunks, first = look_at(trace, dead=True), [], 0
+    reader = batch_reader(batch)
+    for offset, length, count, _ in reader.chunks.tolist():
+        table = reader.fragments[first : first + count][["episode", "first_step", "steps"]].tolist()
+        first += count
+        steps = {(*numbers[e], f + s) for e, f, number in table for s in range(number)}
+        chunks.append((offset + length, steps))
+    assert set(every) == set().union(*(steps for _, steps in chunks))
+    assert len(chunks) > 3
+    edges = {end + near for end, _ in chunks for near in (-1, 0)}
+    for length in range(len(whole)) if LONG else sorted(edges | set(range(0, len(whole), 701))):
+        batch.write_bytes(whole[:length])
+        complete = set().union(*(steps for end, steps in chunks if end <= length))
+        if state == "sealed":
+            assert check_trace(tmp_path / "t").damages
+            with pytest.raises(TraceError):
+                list(open_trace(tmp_path / "t"))
+            kept = repair_trace(tmp_path / "t", tmp_path / str(length)).writers
+            found = look_at(open_trace(tmp_path / str(length)), dead=True) if kept else {}
+        else:
+            found = look_at(open_trace(tmp_path / "t"), dead=True)
+        assert (set(found), set(found.values()) - {1}) == (complete, set()), f"{length} of {len(whole)} bytes"
+
+
+# -- interrupted ------------------------------------------------------------------------------------------------------
+
+HOUSE = os.path.dirname(gym_trace.__file__)
+NAMES = ("vector/wrapper", "vector/recorder", "vector/filters", "recorder", "background")
+SLABS = ("lanes/slab", "lanes/encoder", "log", "memory")
+HOT = {
+    os.path.join(HOUSE, room, f"{name}.py") for room, names in (("recording", NAMES), ("ring", SLABS)) for name in names
+}
+assert all(map(os.path.exists, HOT))
+
+
+class InterruptsAt:
+    """A signal whose handler raises, when a line of the recorder is about to be run for the nth time, all counted.
+
+    No garbage is collected meanwhile: an earlier recorder that is would be closed, and what is raised in there is lost.
+    """
+
+    def __init__(self, number: int, raises: type[BaseException] = KeyboardInterrupt):
+        self.left, self.line, self._raises = number, "", raises
+
+    def __enter__(self) -> InterruptsAt:
+        gc.disable()
+        self._before = sys.gettrace()
+        self._handler = signal.signal(signal.SIGALRM, self._handle)
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+        signal.signal(signal.SIGALRM, self._handler)
+        gc.enable()
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in HOT or threading.current_thread() is not threading.main_thread():
+            return None
+        if event == "line" and not self.line:
+            self.left -= 1
+            if self.left < 0:
+                self.line = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+                signal.raise_signal(signal.SIGALRM)
+        return self._trace
+
+    def _handle(self, *_: object) -> None:
+        raise self._raises
+
+
+@modes
+@pytest.mark.parametrize("raises", [KeyboardInterrupt, TimeoutError])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_signal_exception_at_any_line_of_the_recorder_corrupts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, filtered: bool, raises: type[BaseException]
+) -> None:
+    monkeypatch.setattr("gym_trace.recording.vector.recorder._MOST_BYTES", 300)  # a block is full after a few steps
+    monkeypatch.setattr("gym_trace.recording.vector.recorder._AHEAD", 0)  # and waited for
+    options: dict[str, Any] = {"frame_filter": lambda step: step != 1} if filtered else {}
+    first = 13 * (2 * list(MODES).index(mode) + filtered)  # each at other lines of what they have in common
+    number, lines = 0 if LONG else first, set()
+    while True:
+        env = made("sync", mode, True, SPACES["box"], SPACES["discrete"])
+        directory = tmp_path / str(number)
+        wrapped = TraceRecordingVectorWrapper(env, directory, record_infos=True, flush_seconds=1000.0, **options)
+        wrapped.reset(seed=11)
+        interrupts = InterruptsAt(number, raises)
+        for t in range(14):
+            try:
+                if t == 4:
+                    with interrupts:
+                        for _ in range(3):
+                            step(wrapped)
+                else:
+                    step(wrapped)
+            except raises:
+                if mode == DISABLED:
+                    wrapped.reset()
+        assert not wrapped._recorder.failed, interrupts.line
+        wrapped.close()
+        steps = look_at(open_trace(directory))
+        assert set(steps.values()) == {1}, interrupts.line
+        ids = [part.episode_id for part in open_trace(directory) if part.first_step == 0]
+        assert len(ids) == len(set(ids)), interrupts.line
+        assert {lane for lane, *_ in steps} == set(range(COUNT))
+        if not interrupts.line:
+            break
+        lines.add(interrupts.line)
+        number += 1 if LONG else 127
+    assert len(lines) > 5
+    assert not LONG or {line.split(",")[0] for line in lines} >= {
+        "step",
+        "ready",
+        "_turn",
+        "_begin",
+        "_submit",
+        "wait",
+        "add",
+    }
+
+
+def step(env: Any) -> None:
+    *_, terminations, truncations, _ = env.step(np.zeros(COUNT, np.int64))
+    over = terminations | truncations
+    if env.metadata["autoreset_mode"] == DISABLED and over.any():
+        env.reset(options={"reset_mask": over})
+
+
+@pytest.mark.parametrize(
+    ("mode", "lane", "when", "at"),
+    [
+        case
+        for number, case in enumerate(itertools.product(MODES, range(COUNT), ["before", "after"], [1, 3, 4]))
+        if LONG or number % 5 in (0, 2)  # which goes through all pairs
+    ],
+)
+def test_ctrl_c_between_two_lanes_keeps_their_step_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any, lane: int, when: str, at: int
+) -> None:
+    calls = 0
+    original = TellingEnv.step
+
+    def interrupted(self: Any, action: Any) -> Any:
+        nonlocal calls
+        calls += self.lane == lane
+        stops = self.lane == lane and calls == at
+        if stops and when == "before":
+            raise KeyboardInterrupt
+        result = original(self, action)
+        if stops:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(TellingEnv, "step", interrupted)
+    env = made("sync", mode, True, SPACES["box"], SPACES["discrete"])
+    wrapped = TraceRecordingVectorWrapper(env, tmp_path, record_infos=True)
+    wrapped.reset(seed=11)
+    interruptions = 0
+    for _ in range(24):
+        try:
+            step(wrapped)
+        except KeyboardInterrupt:
+            interruptions += 1
+            if mode == DISABLED:
+                wrapped.reset()
+    wrapped.close()
+    assert interruptions == 1
+    steps = look_at(open_trace(tmp_path))
+    assert set(steps.values()) == {1}
+    assert min(Counter(lane for lane, *_ in steps).values()) > 8
+    assert {part.outcome for part in open_trace(tmp_path)} >= {"cut", "terminated", "truncated"}
+
+
+def test_after_an_error_recording_resumes_with_the_next_episodes(tmp_path: Path) -> None:
+    class Failing(vector.SyncVectorEnv):
+        def step(self, actions: Any) -> Any:
+            if (actions == 5).all():
+                raise ValueError("no such action")
+            return super().step(actions)
+
+    makers = [lambda lane=lane: TellingEnv(lane, SPACES["box"], SPACES["discrete"]) for lane in range(COUNT)]
+    env = TraceRecordingVectorWrapper(Failing(makers), tmp_path, record_infos=True)
+    env.reset(seed=11)
+    step(env)
+    with pytest.raises(ValueError, match="no such action"):
+        env.step(np.full(COUNT, 5))
+    for _ in range(9):
+        step(env)
+    env.close()
+    trace = open_trace(tmp_path)
+    assert set(look_at(trace).values()) == {1}
+    firsts = [next(part for part in trace if part.lane == lane) for lane in range(COUNT)]
+    assert [(len(part), part.outcome) for part in firsts] == [(1, "terminated"), (1, "cut"), (1, "terminated")]
+    assert Counter(part.lane for part in trace if len(part)) == {0: 3, 1: 3, 2: 3}
+
+
+def test_closing_the_recorder_during_a_step_does_not_stop_the_environment(tmp_path: Path) -> None:
+    env = made("sync", NEXT_STEP, True, SPACES["box"], SPACES["discrete"])
+    wrapped, told = TraceRecordingVectorWrapper(env, tmp_path, record_infos=True), env.step
+    wrapped.reset(seed=11)
+    step(wrapped)
+
+    def step_and_close(actions: Any) -> Any:
+        said = told(actions)
+        wrapped._recorder.close()
+        return said
+
+    env.step = step_and_close
+    step(wrapped)
+    step(wrapped)
+    assert look_at(open_trace(tmp_path)) == {(lane, 0, 0): 1 for lane in range(COUNT)}
+
+
+def test_after_closing_the_environment_continues_unrecorded_with_one_warning(tmp_path: Path) -> None:
+    env = record_small(tmp_path, NEXT_STEP)
+    env.close()
+    size = len(open_trace(tmp_path))
+    with pytest.warns(UserWarning, match="closed"):
+        env.reset()
+    step(env)
+    env.reset()  # a second warning would be an error
+    env.close()
+    assert len(open_trace(tmp_path)) == size

@@ -1,0 +1,170 @@
+"""gym-trace train, as far as it goes without PyTorch: what it is told, what it refuses, what it documents."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from gym_trace_cli.environments import NamedEnvironment
+from gym_trace_cli.training.named import environment_of, trust_of
+from gymnasium import spaces
+from shell import run
+
+import gym_trace
+from gym_trace.errors import InvalidOption, MissingExtra
+from gym_trace.training import Run, Settings
+from gym_trace.training.network.forms import ActionForm, leaves_of
+from gym_trace.training.settings import settings_from
+
+TRAINING = (Path(__file__).parents[2] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+
+def test_the_table_of_settings_is_that_of_the_code() -> None:
+    told = re.findall(r"^\| `(\w+)` \| (\S+) \|", TRAINING, re.M)
+    given = Settings().plain() | {"hidden": "64,64"}
+    assert told[: len(given)] == [(name, str(value)) for name, value in given.items()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "pass one of ENV_ID"),
+        (["CartPole-v1", "--resume", "d"], "pass one of ENV_ID"),
+        (["CartPole-v1", "--make", "os:getcwd", "--steps", 5], "pass one of ENV_ID"),
+        (["CartPole-v1"], "no limit; pass"),
+        (["--resume", "d", "--steps", 5], "--resume: --steps cannot change"),
+        (["--verify", "d", "--seed", 5], "--verify: --seed cannot change"),
+        (["CartPole-v1", "--steps", 5, "--learner-threads", 2], "is a setting; pass --set learner_threads=VALUE"),
+        (["CartPole-v1", "--steps", 5, "--set", "seed=1"], "--set seed: is an option; pass --seed VALUE"),
+        (["CartPole-v1", "--set", "steps=5"], "--set steps: is an option; pass --steps VALUE"),
+        (["CartPole-v1", "--steps", 5, "--set", "niceness=1"], "--set niceness: is an option; pass --nice VALUE"),
+        (["CartPole-v1", "--steps", 5, "--set", "quiet=true"], "--set quiet: is an option; pass --quiet"),
+        (["CartPole-v1", "--steps", 5, "--no-such-thing"], "no such option"),
+        (["CartPole-v1", "--steps", 5, "--lag", 2], "--lag"),
+        (["CartPole-v1", "--steps", 5, "--cpus", "one"], "write 0,1,2"),
+    ],
+)
+def test_invalid_options_of_train_are_usage_errors(arguments: list[object], said: str) -> None:
+    refused = run("train", *arguments)
+    assert refused.exit_code == 2
+    assert said in refused.output
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lerning_rate": 1}, "did you mean learning_rate?"),
+        ({"learning_rate": "fast"}, "pass a number"),
+        ({"target_kl": "small"}, "pass a number or None"),
+        ({"anneal": 7}, "pass true or false"),
+        ({"hidden": "wide"}, "pass numbers such as 64,64"),
+    ],
+)
+def test_settings_that_are_none_are_refused_in_plain_words(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOption, match=re.escape(said)):
+        settings_from(given)
+
+
+TEXT, WHOLE = spaces.Text(5), spaces.Box(0, 5, (2,), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("find", "space", "said"),
+    [
+        (leaves_of, TEXT, "the observation is Text, which no network here takes"),
+        (leaves_of, spaces.Dict(seen=WHOLE, told=spaces.Tuple([TEXT])), "the observation, told/0, is Text"),
+        (ActionForm, TEXT, "the action is Text"),
+        (ActionForm, WHOLE, "the action is a Box of int64"),
+    ],
+)
+def test_a_space_that_no_network_takes_is_named(find: Any, space: Any, said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        find(space)
+
+
+def test_an_environment_is_said_as_it_was_named() -> None:
+    named = NamedEnvironment("ALE/Pong-v5", None, {"frameskip": 4}, ("ale_py",), ("my:Grey",), 99)
+    assert named.command_line() == (
+        "ALE/Pong-v5 --import ale_py --env-arg frameskip=4 --wrapper my:Grey --max-episode-steps 99"
+    )
+    assert NamedEnvironment(None, "my:make", {}).command_line() == "--make my:make"
+    assert trust_of(named) == trust_of(NamedEnvironment(None, "my:make", {})) == " --trust"
+    assert trust_of(NamedEnvironment("CartPole-v1", None, {})) == ""
+
+
+def test_a_run_that_is_resumed_shows_every_argument_of_a_call_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = {"environment": {"make": "subprocess:call", "kwargs": {"args": ["sh", "-c", "echo"]}}}
+    monkeypatch.setattr("gym_trace.training.run.runs_in", lambda directory: [SimpleNamespace(about=about)])
+    with pytest.raises(InvalidOption) as caught:
+        environment_of("somewhere", trust=False)
+    assert "call subprocess:call(args=['sh', '-c', 'echo'])" in str(caught.value)
+    assert environment_of("somewhere", trust=True)[0].factory == "subprocess:call"
+
+
+def test_a_run_with_a_large_number_needs_trust_to_be_resumed() -> None:
+    assert trust_of(NamedEnvironment("CartPole-v1", None, {"size": 8})) == ""
+    assert trust_of(NamedEnvironment("CartPole-v1", None, {"size": 20_000})) == " --trust"
+
+
+def test_options_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('environment = "CartPole-v1"\nset = {lerning_rate = 1}\nlag = "2"\n')
+    refused = run("train", "--config", tmp_path / "run.toml", "--steps", 5)
+    assert refused.exit_code == 2
+    assert "lag" in refused.output
+
+
+@pytest.mark.skipif(HAS_TORCH, reason="PyTorch is there")
+def test_without_pytorch_it_says_what_to_install(tmp_path: Path) -> None:
+    for refused in (
+        run("train", "CartPole-v1", "-o", tmp_path / "r", "--steps", 5),
+        run("train", "--verify", tmp_path),
+        run("record", "CartPole-v1", "-o", tmp_path / "t", "--policy", "run:r"),
+    ):
+        assert refused.exit_code == 1
+        assert "pip install 'gym-trace[train]'" in refused.output
+    with pytest.raises(MissingExtra):
+        _ = gym_trace.train
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (None, "resume=True"),
+        ({"id": "CartPole-v1", "kwargs": {}, "imports": ["evil"]}, "import evil"),
+        ({"id": "evil:Env-v0", "kwargs": {}}, "import evil"),
+        ({"id": None, "kwargs": {}, "make": "evil:make"}, "call evil:make"),
+        ({"id": "CartPole-v1", "kwargs": {"path": "/etc/passwd"}}, "pass path="),
+        ({"id": 7, "kwargs": {}}, "invalid environment in run.json"),
+        ({"id": "CartPole-v1", "kwargs": [], "more": 1}, "invalid environment in run.json"),
+    ],
+)
+def test_an_untrusted_run_is_not_resumed_without_trust(tmp_path: Path, environment: Any, said: str) -> None:
+    Run(tmp_path / "r").create(Settings(), 1, environment=environment)
+    refused = run("train", "--resume", tmp_path / "r")
+    assert refused.exit_code in (1, 2, 5)
+    assert said in refused.output
+
+
+def test_a_model_of_a_stranger_is_not_imported_unasked(tmp_path: Path) -> None:
+    Run(tmp_path / "r").create(settings_from({"model": "evil:make"}), 1)
+    with pytest.raises(InvalidOption, match="evil:make"):
+        Run(tmp_path / "r").trusted_settings(trust=False)
+    assert Run(tmp_path / "r").trusted_settings(trust=True).model == "evil:make"
+
+
+def test_what_was_not_learnt_is_not_gone_on_with(tmp_path: Path) -> None:
+    Run(tmp_path / "r").create(Settings(), 1, learn=False)
+    with pytest.raises(InvalidOption, match="nothing was learnt"):
+        Run(tmp_path / "r").to_resume(None, trust=False)
+
+
+def test_the_settings_can_be_stored_as_json() -> None:
+    assert json.loads(json.dumps(Settings().plain())) == Settings().plain()
