@@ -35,7 +35,7 @@ lint: $(VENV)/.dev
 
 setup: $(VENV)/.dev
 
-$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard gym_trace/recording/c_core/*)
+$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard gym_trace/*/c_*/*)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
 	touch $@
@@ -97,5 +97,5 @@ bench-training: .venv-bench/.installed
 	touch $@
 
 clean:
-	rm -f gym_trace/recording/_core*.so
+	rm -f gym_trace/*/_*.so
 	rm -rf $(VENV) .venv-bench* .venv-strangers* .venv-interop* $(DEMO) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

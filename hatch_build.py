@@ -1,6 +1,6 @@
-"""Compiles the C core where that is possible. Where it is not the wheel is pure Python, and does the same, slower.
+"""Compile the C modules where possible. Elsewhere the wheel is pure Python: the same results, slower.
 
-python hatch_build.py FOLDER compiles it for this interpreter and puts it there, with what CFLAGS and LDFLAGS say.
+python hatch_build.py FOLDER compiles them for this interpreter into FOLDER, with CFLAGS and LDFLAGS.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent
-HOME = ROOT / "gym_trace" / "recording"
-SOURCE = HOME / "c_core" / "core.c"
-FILE = "_core" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so")
+# Each module, and its source, below gym_trace.
+MODULES = {"recording/_core": "recording/c_core/core.c", "format/_kernels": "format/c_kernels/kernels.c"}
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -25,31 +25,34 @@ except ImportError:  # run by itself
 
 
 class CoreBuildHook(BuildHookInterface):
-    """Adds the compiled core to a wheel, or puts it beside its source for an editable install."""
+    """Add the compiled modules to a wheel, or put them beside their sources for an editable install."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        in_place = HOME / FILE
+        places = {name: f"gym_trace/{name}{SUFFIX}" for name in MODULES}
         if version == "editable":
-            in_place.unlink(missing_ok=True)
+            for place in places.values():
+                (ROOT / place).unlink(missing_ok=True)
         try:
             built = compiled(tempfile.mkdtemp(prefix="gym-trace-core-"))
         except Unavailable as reason:
             self.app.display_warning(f"gym-trace: no C core ({reason}); pure Python does the same, slower")
             return
-        if version == "editable":
-            os.replace(_beside(built, in_place), in_place)  # a process may be using the one of before
-        else:
+        for name, place in places.items():
+            if version == "editable":  # a process may be using the old one
+                os.replace(_beside(built[name], ROOT / place), ROOT / place)
+            else:
+                build_data["force_include"][str(built[name])] = place
+        if version != "editable":
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
-            build_data["force_include"][str(built)] = f"gym_trace/recording/{FILE}"
 
 
 class Unavailable(Exception):
     """Why there is no C core."""
 
 
-def compiled(folder: str) -> Path:
-    """The shared library, compiled into a folder. Raises Unavailable."""
+def compiled(folder: str) -> dict[str, Path]:
+    """Compile the modules into a folder; return the shared library of each. Raises Unavailable."""
     if os.environ.get("GYM_TRACE_PURE", "0") not in ("", "0"):
         raise Unavailable("GYM_TRACE_PURE is set")
     if platform.python_implementation() != "CPython" or sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -63,17 +66,17 @@ def compiled(folder: str) -> Path:
         raise Unavailable(str(error)) from error
     if int(numpy.__version__.partition(".")[0]) < 2:
         raise Unavailable("the headers of NumPy 2 are needed; they serve all versions from 1.24 on")
-    extension = Extension(
-        "_core", [str(SOURCE)], include_dirs=[numpy.get_include()], extra_compile_args=["-fvisibility=hidden", "-g0"]
-    )
-    build = Distribution({"name": "gym-trace-core", "ext_modules": [extension]}).get_command_obj("build_ext")
+    options = {"include_dirs": [numpy.get_include()], "extra_compile_args": ["-fvisibility=hidden", "-g0", "-O3"]}
+    sources = {Path(name).name: str(ROOT / "gym_trace" / source) for name, source in MODULES.items()}
+    extensions = [Extension(name, [source], **options) for name, source in sources.items()]
+    build = Distribution({"name": "gym-trace-core", "ext_modules": extensions}).get_command_obj("build_ext")
     build.build_lib, build.build_temp = folder, os.path.join(folder, "objects")
     try:
         build.ensure_finalized()
         build.run()
     except (Exception, SystemExit) as error:  # of any kind, such as that there is no compiler
         raise Unavailable(" ".join(str(error).split()) or type(error).__name__) from error
-    return Path(folder, FILE)
+    return {name: Path(folder, Path(name).name + SUFFIX) for name in MODULES}
 
 
 def _beside(built: Path, target: Path) -> Path:
@@ -86,6 +89,6 @@ def _beside(built: Path, target: Path) -> Path:
 
 if __name__ == "__main__":
     try:
-        print(compiled(os.path.abspath(sys.argv[1])))
+        print(*compiled(os.path.abspath(sys.argv[1])).values(), sep="\n")
     except Unavailable as reason:
         sys.exit(f"no C core: {reason}")

@@ -63,8 +63,10 @@ def compile_core(checkout: Path, package: Path) -> None:
     if sources and importlib.import_module("gym_trace.recording.core").CORE == "compiled":
         for source in sources:
             shutil.copy(source, checkout / "gym_trace" / source.relative_to(package))
-        folder = package / "recording"
-        subprocess.run([sys.executable, checkout / "hatch_build.py", folder], check=True, stdout=sys.stderr)
+        build = [sys.executable, checkout / "hatch_build.py", package / "recording"]
+        subprocess.run(build, check=True, stdout=sys.stderr)
+        for kernels in (package / "recording").glob("_kernels*"):  # since there is a second module
+            kernels.rename(package / "format" / kernels.name)
 
 
 def taken(call: Callable[[], Any]) -> float:

@@ -12,11 +12,12 @@ rm -rf "$copy"
 mkdir -p "$copy"
 cp -r gym_trace cli tests sample_traces examples hatch_build.py pyproject.toml README.md CHANGELOG.md docs "$copy"
 cd "$copy"
-rm -f gym_trace/recording/_core*.so
+rm -f gym_trace/*/_*.so
 
 sanitizers="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 CFLAGS="$sanitizers -fno-omit-frame-pointer -O1 -UNDEBUG" LDFLAGS="$sanitizers" "$PYTHON" hatch_build.py "$copy/objects"
 cp objects/_core*.so gym_trace/recording/
+cp objects/_kernels*.so gym_trace/format/
 
 cc=${CC:-cc}
 LD_PRELOAD="$($cc -print-file-name=libasan.so) $($cc -print-file-name=libubsan.so)"
@@ -24,6 +25,6 @@ export LD_PRELOAD PYTHONPATH=$copy:$copy/cli PYTHONMALLOC=malloc # or Python wou
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 "$PYTHON" -c 'from gym_trace.recording import core, _core; assert core.CORE == "compiled"; print(_core.__file__)'
 tests=("$@")
-[ $# -gt 0 ] || tests=(tests/recording/test_{core,core_trees,text_rows,roundtrip,any_value,gaps,infos_and_annotations,episode_ends,fork,frames}.py)
+[ $# -gt 0 ] || tests=(tests/recording/test_{core,core_trees,text_rows,roundtrip,any_value,gaps,infos_and_annotations,episode_ends,fork,frames}.py tests/format/test_{codec,kernels,limits}.py)
 "$PYTHON" -m pytest -q -p no:cacheprovider --capture=sys "${tests[@]}"
 "$PYTHON" tests/recording/fuzz_core.py "${FUZZ:-60}"

@@ -59,7 +59,8 @@ def libraries_in(wheel: Path) -> list[str]:
 def test_the_wheel_has_the_core_where_it_can_be_compiled(wheel: Path) -> None:
     libraries = libraries_in(wheel)
     if core.CORE == "compiled":
-        assert libraries == [f"gym_trace/recording/_core{sysconfig.get_config_var('EXT_SUFFIX')}"]
+        suffix = sysconfig.get_config_var("EXT_SUFFIX")
+        assert sorted(libraries) == [f"gym_trace/{name}{suffix}" for name in ("format/_kernels", "recording/_core")]
         assert f"-cp{sys.version_info[0]}{sys.version_info[1]}-" in wheel.name
     else:
         assert libraries == [] or "-py3-none-any" not in wheel.name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from gym_trace.errors import CorruptTrace, UnsupportedTrace
 from gym_trace.format import wire
 from gym_trace.format.column_decoder import decode, decode_rows, packed_values
 from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, parse_column
+from gym_trace.format.kernels import crc32
 from gym_trace.format.tables import Index, SlabLedger, TableRoom, are_apart, totals_of
 from gym_trace.model.packing import unpack
 from gym_trace.model.values import Array

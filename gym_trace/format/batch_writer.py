@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import Column, Path, Piece, parse_column
+from gym_trace.format.kernels import crc32
 from gym_trace.model.origins import ORIGINS
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import Array

@@ -8,7 +8,7 @@ import numpy as np
 import zstandard
 
 from gym_trace.errors import CorruptTrace
-from gym_trace.format import transforms, wire
+from gym_trace.format import kernels, transforms, wire
 from gym_trace.format.columns import CHANGES, CONSTANT, MSGPACK, SHUFFLE, XOR, ZSTD, Column, item_size
 from gym_trace.model.containers import MAX_CONTAINERS, Containers
 from gym_trace.model.packing import unpack
@@ -34,7 +34,7 @@ def decode(column: Column, blob: bytes | memoryview) -> Array:
 
 def decode_rows(column: Column, blob: bytes | memoryview, begin: int, out: Array) -> None:
     """Decode rows, starting at begin, of a column with encoding CHANGES into out. Raises CorruptTrace."""
-    transforms.undo_changes(_inflated(column, blob), column.rows, begin, transforms.as_bytes(out))
+    kernels.undo_changes(_inflated(column, blob), column.rows, begin, transforms.as_bytes(out))
 
 
 def packed_values(column: Column, blob: bytes | memoryview) -> list[bytes]:
@@ -56,12 +56,12 @@ def _decode_typed(column: Column, blob: bytes | memoryview) -> Array:
     if column.encoding & (SHUFFLE | CHANGES):
         transformed, flat = flat, np.empty((kept, row_size), np.uint8)
         if column.encoding & CHANGES:
-            transforms.undo_changes(transformed, rows, 0, flat)
+            kernels.undo_changes(transformed, rows, 0, flat)
         else:
-            transforms.undo_shuffle(transformed, flat, item_size(column.dtype))
+            kernels.undo_shuffle(transformed, flat, item_size(column.dtype), bool(column.encoding & XOR))
+    elif column.encoding & XOR:
+        kernels.undo_xor(flat.reshape(kept, row_size))
     flat = flat.reshape(kept, row_size)
-    if column.encoding & XOR:
-        transforms.undo_xor(flat)
     if column.encoding & CONSTANT:
         row, flat = flat, np.empty((rows, row_size), np.uint8)
         flat[:] = row

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import zstandard
 
 from gym_trace.errors import UnstorableValue
-from gym_trace.format import transforms, wire
+from gym_trace.format import kernels, transforms, wire
 from gym_trace.format.columns import CHANGES, CONSTANT, MSGPACK, SHUFFLE, XOR, ZSTD, Column, Path, Piece
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.values import Array
@@ -148,7 +147,7 @@ class ColumnEncoder:
     ) -> Column:
         crc = 0
         for piece in pieces:
-            crc = crc32(piece, crc)
+            crc = kernels.crc32(piece, crc)
         return Column(self._path, dtype, shape, rows, encoding, sum(map(len, pieces)), raw, crc)
 
     def _choice(self, rows: Array | DeltaRows, row_size: int) -> int:
@@ -228,7 +227,7 @@ def _filter(flat: Array, encoding: int, item_size: int) -> Array:
     """Apply the transforms of encoding to flat; return the bytes."""
     if encoding & XOR:
         flat = transforms.xor(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat))
-    return transforms.shuffle(flat, item_size) if encoding & SHUFFLE else flat.reshape(-1)
+    return kernels.shuffle(flat, item_size) if encoding & SHUFFLE else flat.reshape(-1)
 
 
 class _Stream:
@@ -278,7 +277,7 @@ class _Stream:
         else:
             if self.encoding & XOR:
                 piece = transforms.xor(piece, before, scratch)
-            result = transforms.shuffle(piece, self.dtype.itemsize) if self.encoding & SHUFFLE else piece
+            result = kernels.shuffle(piece, self.dtype.itemsize) if self.encoding & SHUFFLE else piece
         before[:] = last
         return result
 

@@ -64,17 +64,23 @@ def shuffle(flat: Array, item_size: int) -> Array:
     return out
 
 
-def undo_shuffle(planes: Array, out: Array, item_size: int) -> None:
-    """Undo shuffle(): write the bytes of planes to out, (rows, row size), in their original order."""
-    if out.size:
-        groups = _groups(out)
-        elements, sources = out.reshape(groups, -1, item_size), planes.reshape(groups, item_size, -1)
-        if item_size > _NARROW:
-            for part in _parts(elements.shape[1], item_size):
-                elements[:, part] = sources[:, :, part].transpose(0, 2, 1)
-            return
+def undo_shuffle(planes: Array, out: Array, item_size: int, with_xor: bool = False) -> None:
+    """Undo shuffle(): write the bytes of planes to out, (rows, row size), in their original order.
+
+    with_xor: then undo_xor().
+    """
+    if not out.size:
+        return
+    groups = _groups(out)
+    elements, sources = out.reshape(groups, -1, item_size), planes.reshape(groups, item_size, -1)
+    if item_size > _NARROW:
+        for part in _parts(elements.shape[1], item_size):
+            elements[:, part] = sources[:, :, part].transpose(0, 2, 1)
+    else:
         for j in range(item_size):  # one strided pass per byte is several times faster than one transposing copy
             elements[:, :, j] = sources[:, j]
+    if with_xor:
+        undo_xor(out)
 
 
 def _parts(count: int, item_size: int) -> list[slice]:
@@ -143,6 +149,8 @@ def undo_changes(data: Array, rows: int, begin: int, out: Array) -> None:
     Raises CorruptTrace.
     """
     word = word_of(out.shape[1])
+    if len(data) < out.shape[1]:
+        raise CorruptTrace("the changes of a column end early")
     frame, words = data[: out.shape[1]].copy().view(word), out.view(word)  # the previous row, and the rows wanted
     width, gap_type = words.shape[1], _gap_type(words.shape[1])
     offset, i, end_row = out.shape[1], 1, begin + len(out)

@@ -1,0 +1,567 @@
+/* The inner loops of gym_trace/format in C: checksums, and the transforms of gym_trace/format/transforms.py.
+ *
+ * gym_trace/format/kernels.py documents them, and has the same functions in Python. Arguments are buffers whose sizes
+ * are checked here; nothing else is read or written. The interpreter lock is released for large ones.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#define ABI 1 /* must equal the number in gym_trace/format/kernels.py */
+#define LARGE (1 << 15) /* bytes worth releasing the interpreter lock for */
+#define AT_ONCE (1 << 15) /* bytes of rows per pass, which stay in the cache of a core */
+
+#if defined(__GNUC__) && defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
+#define FOR_EACH_CPU __attribute__((target_clones("avx2", "default")))
+#else
+#define FOR_EACH_CPU
+#endif
+#if defined(__GNUC__) && defined(__x86_64__)
+#define HAS_FOLDING 1
+#include <immintrin.h>
+#endif
+
+/* -- CRC-32 -------------------------------------------------------------------------------------------------------- */
+
+static uint32_t crc_table[8][256];
+
+static void make_crc_table(void)
+{
+    for (uint32_t byte = 0; byte < 256; byte++) {
+        uint32_t crc = byte;
+        for (int bit = 0; bit < 8; bit++) {
+            crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+        }
+        crc_table[0][byte] = crc;
+    }
+    for (int slice = 1; slice < 8; slice++) {
+        for (int byte = 0; byte < 256; byte++) {
+            uint32_t before = crc_table[slice - 1][byte];
+            crc_table[slice][byte] = before >> 8 ^ crc_table[0][before & 255];
+        }
+    }
+}
+
+/* crc is the register, inverted, here and below. */
+static uint32_t crc_by_table(const uint8_t *data, size_t size, uint32_t crc)
+{
+    for (; size >= 8; data += 8, size -= 8) {
+        uint64_t word;
+        memcpy(&word, data, 8);
+        word ^= crc;
+        crc = 0;
+        for (int slice = 0; slice < 8; slice++) {
+            crc ^= crc_table[7 - slice][word >> 8 * slice & 255];
+        }
+    }
+    for (; size > 0; data++, size--) {
+        crc = crc >> 8 ^ crc_table[0][(crc ^ *data) & 255];
+    }
+    return crc;
+}
+
+#ifdef HAS_FOLDING
+/* Folding by carry-less multiplication: Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ",
+ * Intel 2009. Constants are powers of x modulo the reflected polynomial. size: a multiple of 16, at least 64. */
+__attribute__((target("pclmul,sse4.1"))) static uint32_t crc_by_folding(const uint8_t *data, size_t size, uint32_t crc)
+{
+    const __m128i by_four = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
+    const __m128i by_one = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+    const __m128i to_64 = _mm_set_epi64x(0, 0x0163cd6124);
+    const __m128i barrett = _mm_set_epi64x(0x01f7011641, 0x01db710641);
+    const __m128i low = _mm_setr_epi32(~0, 0, ~0, 0);
+    __m128i part[4];
+    for (int i = 0; i < 4; i++) {
+        part[i] = _mm_loadu_si128((const __m128i *)data + i);
+    }
+    part[0] = _mm_xor_si128(part[0], _mm_cvtsi32_si128((int)crc));
+    data += 64;
+    size -= 64;
+    for (; size >= 64; data += 64, size -= 64) {
+        for (int i = 0; i < 4; i++) {
+            __m128i folded = _mm_clmulepi64_si128(part[i], by_four, 0x00);
+            part[i] = _mm_xor_si128(_mm_clmulepi64_si128(part[i], by_four, 0x11), folded);
+            part[i] = _mm_xor_si128(part[i], _mm_loadu_si128((const __m128i *)data + i));
+        }
+    }
+    __m128i sum = part[0];
+    for (int i = 1; i < 4 || size >= 16; i++) {
+        __m128i next = part[i & 3];
+        if (i >= 4) {
+            next = _mm_loadu_si128((const __m128i *)data);
+            data += 16;
+            size -= 16;
+        }
+        __m128i folded = _mm_clmulepi64_si128(sum, by_one, 0x00);
+        sum = _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(sum, by_one, 0x11), folded), next);
+    }
+    sum = _mm_xor_si128(_mm_srli_si128(sum, 8), _mm_clmulepi64_si128(sum, by_one, 0x10));
+    __m128i rest = _mm_srli_si128(sum, 4);
+    sum = _mm_xor_si128(_mm_clmulepi64_si128(_mm_and_si128(sum, low), to_64, 0x00), rest);
+    rest = _mm_clmulepi64_si128(_mm_and_si128(sum, low), barrett, 0x10);
+    rest = _mm_clmulepi64_si128(_mm_and_si128(rest, low), barrett, 0x00);
+    return (uint32_t)_mm_extract_epi32(_mm_xor_si128(sum, rest), 1);
+}
+#endif
+
+static int can_fold;
+
+static uint32_t crc_of(const uint8_t *data, size_t size, uint32_t crc)
+{
+    crc = ~crc;
+#ifdef HAS_FOLDING
+    if (can_fold && size >= 64) {
+        size_t folded = size & ~(size_t)15;
+        crc = crc_by_folding(data, folded, crc);
+        data += folded;
+        size -= folded;
+    }
+#endif
+    return ~crc_by_table(data, size, crc);
+}
+
+static PyObject *crc32_(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    Py_buffer data;
+    unsigned long crc = 0;
+    if (count < 1 || count > 2) {
+        PyErr_SetString(PyExc_TypeError, "crc32(data, value=0)");
+        return NULL;
+    }
+    if (count == 2) {
+        crc = PyLong_AsUnsignedLongMask(args[1]);
+        if (PyErr_Occurred()) {
+            return NULL;
+        }
+    }
+    if (PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0) {
+        return NULL;
+    }
+    uint32_t found;
+    if (data.len < LARGE) {
+        found = crc_of(data.buf, (size_t)data.len, (uint32_t)crc);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        found = crc_of(data.buf, (size_t)data.len, (uint32_t)crc);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(found);
+}
+
+/* -- bytes grouped by their position in the element ---------------------------------------------------------------- */
+
+/* Elements begin to end of planes that have `all` elements each, to out. */
+FOR_EACH_CPU static void unshuffle(const uint8_t *restrict planes, uint8_t *restrict out, size_t all, size_t begin,
+                                   size_t end, size_t width)
+{
+    const uint8_t *p = planes + begin;
+    size_t n = end - begin;
+    if (width == 1) {
+        memcpy(out, p, n);
+    } else if (width == 2) {
+        for (size_t i = 0; i < n; i++) {
+            uint16_t word = (uint16_t)(p[i] | p[all + i] << 8);
+            memcpy(out + 2 * i, &word, 2);
+        }
+    } else if (width == 4) {
+        for (size_t i = 0; i < n; i++) {
+            uint32_t word = p[i] | (uint32_t)p[all + i] << 8 | (uint32_t)p[2 * all + i] << 16 | (uint32_t)p[3 * all + i] << 24;
+            memcpy(out + 4 * i, &word, 4);
+        }
+    } else if (width == 8) {
+        for (size_t i = 0; i < n; i++) {
+            uint64_t word = 0;
+            for (size_t j = 0; j < 8; j++) {
+                word |= (uint64_t)p[j * all + i] << 8 * j;
+            }
+            memcpy(out + 8 * i, &word, 8);
+        }
+    } else {
+        for (size_t i = 0; i < n; i += 64) {
+            size_t some = n - i < 64 ? n - i : 64;
+            for (size_t j = 0; j < width; j++) {
+                const uint8_t *source = p + j * all + i;
+                uint8_t *target = out + i * width + j;
+                for (size_t k = 0; k < some; k++) {
+                    target[k * width] = source[k];
+                }
+            }
+        }
+    }
+}
+
+/* Transpose 8 x 8 bytes: byte j of word i becomes byte i of word j. */
+static inline void transpose(uint64_t *word)
+{
+    for (int i = 0; i < 4; i++) {
+        uint64_t swap = (word[i] >> 32 ^ word[i + 4]) & 0x00000000FFFFFFFFu;
+        word[i] ^= swap << 32;
+        word[i + 4] ^= swap;
+    }
+    for (int i = 0; i < 8; i += i & 1 ? 3 : 1) {
+        uint64_t swap = (word[i] >> 16 ^ word[i + 2]) & 0x0000FFFF0000FFFFu;
+        word[i] ^= swap << 16;
+        word[i + 2] ^= swap;
+    }
+    for (int i = 0; i < 8; i += 2) {
+        uint64_t swap = (word[i] >> 8 ^ word[i + 1]) & 0x00FF00FF00FF00FFu;
+        word[i] ^= swap << 8;
+        word[i + 1] ^= swap;
+    }
+}
+
+/* width: a constant where it is inlined. */
+static inline __attribute__((always_inline)) size_t shuffle_eights(const uint8_t *restrict elements, uint8_t *restrict p,
+                                                                   size_t all, size_t n, size_t width)
+{
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint64_t word[8] = {0};
+        for (size_t k = 0; k < 8; k++) {
+            memcpy(&word[k], elements + (i + k) * width, width);
+        }
+        transpose(word);
+        for (size_t j = 0; j < width; j++) {
+            memcpy(p + j * all + i, &word[j], 8);
+        }
+    }
+    return i;
+}
+
+FOR_EACH_CPU static void shuffle(const uint8_t *restrict elements, uint8_t *restrict planes, size_t all, size_t width)
+{
+    size_t i = 0;
+    if (width == 1) {
+        memcpy(planes, elements, all);
+        return;
+    } else if (width == 8) {
+        i = shuffle_eights(elements, planes, all, all, 8);
+    } else if (width == 4) {
+        for (; i < all; i++) {
+            uint32_t word;
+            memcpy(&word, elements + 4 * i, 4);
+            planes[i] = (uint8_t)word;
+            planes[all + i] = (uint8_t)(word >> 8);
+            planes[2 * all + i] = (uint8_t)(word >> 16);
+            planes[3 * all + i] = (uint8_t)(word >> 24);
+        }
+    } else if (width == 2) {
+        for (; i < all; i++) {
+            planes[i] = elements[2 * i];
+            planes[all + i] = elements[2 * i + 1];
+        }
+    }
+    for (; i < all; i += 64) {
+        size_t some = all - i < 64 ? all - i : 64;
+        for (size_t j = 0; j < width; j++) {
+            for (size_t k = 0; k < some; k++) {
+                planes[j * all + i + k] = elements[(i + k) * width + j];
+            }
+        }
+    }
+}
+
+/* -- XOR with the row before --------------------------------------------------------------------------------------- */
+
+/* words: a constant where it is inlined; a row is that many. */
+#define UNDO_XOR_OF_WORDS(type, words)                                                                                  \
+    do {                                                                                                                \
+        type sum[words];                                                                                                \
+        memcpy(sum, rows + (begin - 1) * sizeof sum, sizeof sum);                                                       \
+        for (size_t i = begin; i < end; i++) {                                                                          \
+            type next[words];                                                                                           \
+            memcpy(next, rows + i * sizeof sum, sizeof sum);                                                            \
+            for (size_t k = 0; k < words; k++) {                                                                        \
+                sum[k] ^= next[k];                                                                                      \
+            }                                                                                                           \
+            memcpy(rows + i * sizeof sum, sum, sizeof sum);                                                             \
+        }                                                                                                               \
+    } while (0)
+
+FOR_EACH_CPU static void undo_xor_rows(uint8_t *restrict rows, size_t begin, size_t end, size_t row_size)
+{
+    switch (row_size) {
+    case 1: UNDO_XOR_OF_WORDS(uint8_t, 1); return;
+    case 2: UNDO_XOR_OF_WORDS(uint16_t, 1); return;
+    case 4: UNDO_XOR_OF_WORDS(uint32_t, 1); return;
+    case 8: UNDO_XOR_OF_WORDS(uint64_t, 1); return;
+    case 16: UNDO_XOR_OF_WORDS(uint64_t, 2); return;
+    case 32: UNDO_XOR_OF_WORDS(uint64_t, 4); return;
+    }
+    for (size_t i = begin; i < end; i++) {
+        uint8_t *row = rows + i * row_size;
+        const uint8_t *before = row - row_size; /* the two do not overlap */
+#pragma GCC ivdep
+        for (size_t k = 0; k < row_size; k++) {
+            row[k] ^= before[k];
+        }
+    }
+}
+
+/* -- changed words only -------------------------------------------------------------------------------------------- */
+
+static const char *const ENDS_EARLY = "the changes of a column end early";
+
+static uint32_t number_at(const uint8_t *data)
+{
+    uint32_t number;
+    memcpy(&number, data, 4);
+    return number;
+}
+
+/* Put the changes of one row into it; row: NULL to check them only. Returns a problem, or NULL. */
+static inline __attribute__((always_inline)) const char *put_changes(uint8_t *row, const uint8_t *words,
+                                                                     const uint8_t *gaps, size_t count, size_t width,
+                                                                     size_t word_size, size_t gap_size)
+{
+    size_t place = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t gap = 0;
+        memcpy(&gap, gaps + i * gap_size, gap_size);
+        place += gap;
+        if (place >= width) {
+            return "a change of a column is outside its row";
+        }
+        if (row != NULL) {
+            memcpy(row + place * word_size, words + i * word_size, word_size);
+        }
+    }
+    return NULL;
+}
+
+/* Rows of data, from begin on, to out. before: room for a row. Returns a problem, or NULL. */
+static const char *changed_rows(const uint8_t *data, size_t size, size_t rows, size_t begin, uint8_t *out, size_t wanted,
+                                size_t row_size, uint8_t *before)
+{
+    size_t word = row_size % 8 == 0 ? 8 : row_size % 4 == 0 ? 4 : row_size % 2 == 0 ? 2 : 1, width = row_size / word;
+    size_t gap = width <= 1 << 16 ? 2 : 4, at = row_size, end = begin + wanted, row = 1;
+    uint8_t *last = begin == 0 && wanted > 0 ? out : before;
+    if (size < row_size) {
+        return ENDS_EARLY;
+    }
+    memcpy(last, data, row_size);
+    while (row < end) {
+        if (size - at < 4) {
+            return ENDS_EARLY;
+        }
+        size_t count = number_at(data + at);
+        if (count == 0 || count > rows - row) {
+            return "the changes of a column do not match its rows";
+        }
+        const uint8_t *counts = data + at + 4;
+        at += 4;
+        if ((size - at) / 4 < count) {
+            return ENDS_EARLY;
+        }
+        at += 4 * count;
+        uint64_t total = 0;
+        for (size_t i = 0; i < count; i++) {
+            total += number_at(counts + 4 * i);
+        }
+        if (total > (size - at) / (word + gap)) {
+            return ENDS_EARLY;
+        }
+        const uint8_t *words = data + at, *gaps = words + total * word;
+        at += total * (word + gap);
+        for (size_t i = 0; i < count; i++, row++) {
+            size_t changes = number_at(counts + 4 * i);
+            uint8_t *target = row >= end ? NULL : row >= begin ? out + (row - begin) * row_size : before;
+            if (target != NULL && target != last) {
+                memcpy(target, last, row_size);
+            }
+            const char *problem = changes > width ? "a change of a column is outside its row"
+                                  : word == 8 && gap == 2 ? put_changes(target, words, gaps, changes, width, 8, 2)
+                                                          : put_changes(target, words, gaps, changes, width, word, gap);
+            if (problem != NULL) {
+                return problem;
+            }
+            last = target != NULL ? target : last;
+            words += changes * word;
+            gaps += changes * gap;
+        }
+    }
+    return row >= rows && at != size ? "excess bytes after the changes of a column" : NULL;
+}
+
+/* -- what Python calls --------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    size_t rows, row_size, width, in_a_group; /* elements of a group are shuffled together */
+} Form;
+
+static int form_of(Form *form, Py_ssize_t bytes, Py_ssize_t row_size, Py_ssize_t width, int in_rows)
+{
+    if (row_size < 1 || width < 1 || row_size % width || bytes % row_size) {
+        PyErr_SetString(PyExc_ValueError, "rows of another size");
+        return -1;
+    }
+    form->rows = (size_t)(bytes / row_size);
+    form->row_size = (size_t)row_size;
+    form->width = (size_t)width;
+    form->in_a_group = (size_t)((in_rows ? row_size : bytes) / width);
+    return 0;
+}
+
+static void decoded(const uint8_t *planes, uint8_t *out, const Form *form, int is_xor)
+{
+    size_t each = form->row_size / form->width, at_once = AT_ONCE / form->row_size;
+    if (at_once == 0 || form->in_a_group == each) {
+        at_once = 1;
+    }
+    for (size_t row = 0; row < form->rows; row += at_once) {
+        size_t end = row + at_once < form->rows ? row + at_once : form->rows;
+        if (form->in_a_group == each) {
+            unshuffle(planes + row * form->row_size, out + row * form->row_size, each, 0, each, form->width);
+        } else {
+            unshuffle(planes, out + row * form->row_size, form->in_a_group, row * each, end * each, form->width);
+        }
+        if (is_xor) {
+            undo_xor_rows(out, row ? row : 1, end, form->row_size);
+        }
+    }
+}
+
+/* undo_shuffle(planes, out, row_size, width, in_rows, is_xor) */
+static PyObject *undo_shuffle(PyObject *self, PyObject *args)
+{
+    Py_buffer planes, out;
+    Py_ssize_t row_size, width;
+    int in_rows, is_xor;
+    Form form;
+    if (!PyArg_ParseTuple(args, "y*w*nnpp", &planes, &out, &row_size, &width, &in_rows, &is_xor)) {
+        return NULL;
+    }
+    int fault = planes.len != out.len;
+    if (fault) {
+        PyErr_SetString(PyExc_ValueError, "buffers of two sizes");
+    } else {
+        fault = form_of(&form, out.len, row_size, width, in_rows);
+    }
+    if (!fault) {
+        Py_BEGIN_ALLOW_THREADS
+        decoded(planes.buf, out.buf, &form, is_xor);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&planes);
+    PyBuffer_Release(&out);
+    if (fault) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* shuffle(elements, planes, row_size, width, in_rows) */
+static PyObject *shuffle_(PyObject *self, PyObject *args)
+{
+    Py_buffer elements, planes;
+    Py_ssize_t row_size, width;
+    int in_rows;
+    Form form;
+    if (!PyArg_ParseTuple(args, "y*w*nnp", &elements, &planes, &row_size, &width, &in_rows)) {
+        return NULL;
+    }
+    int fault = elements.len != planes.len;
+    if (fault) {
+        PyErr_SetString(PyExc_ValueError, "buffers of two sizes");
+    } else {
+        fault = form_of(&form, elements.len, row_size, width, in_rows);
+    }
+    if (!fault) {
+        Py_BEGIN_ALLOW_THREADS
+        size_t group = form.in_a_group * form.width;
+        for (size_t at = 0; at < (size_t)elements.len; at += group) {
+            shuffle((uint8_t *)elements.buf + at, (uint8_t *)planes.buf + at, form.in_a_group, form.width);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&elements);
+    PyBuffer_Release(&planes);
+    if (fault) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* undo_xor(rows, row_size) */
+static PyObject *undo_xor(PyObject *self, PyObject *args)
+{
+    Py_buffer rows;
+    Py_ssize_t row_size;
+    Form form;
+    if (!PyArg_ParseTuple(args, "w*n", &rows, &row_size)) {
+        return NULL;
+    }
+    int fault = form_of(&form, rows.len, row_size, 1, 0);
+    if (!fault && form.rows > 1) {
+        Py_BEGIN_ALLOW_THREADS
+        undo_xor_rows(rows.buf, 1, form.rows, form.row_size);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&rows);
+    if (fault) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* undo_changes(data, rows, begin, out, row_size): raises ValueError for damaged data. */
+static PyObject *undo_changes(PyObject *self, PyObject *args)
+{
+    Py_buffer data, out;
+    Py_ssize_t rows, begin, row_size;
+    const char *problem = NULL;
+    Form form;
+    if (!PyArg_ParseTuple(args, "y*nnw*n", &data, &rows, &begin, &out, &row_size)) {
+        return NULL;
+    }
+    uint8_t *before = row_size > 0 ? PyMem_Malloc((size_t)row_size) : NULL;
+    if (form_of(&form, out.len, row_size, 1, 0) < 0) {
+    } else if (begin < 0 || rows < 1 || begin > rows || form.rows > (size_t)(rows - begin)) {
+        PyErr_SetString(PyExc_ValueError, "rows that the column does not have");
+    } else if (before == NULL) {
+        PyErr_NoMemory();
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        problem = changed_rows(data.buf, (size_t)data.len, (size_t)rows, (size_t)begin, out.buf, form.rows,
+                               (size_t)row_size, before);
+        Py_END_ALLOW_THREADS
+        if (problem != NULL) {
+            PyErr_SetString(PyExc_ValueError, problem);
+        }
+    }
+    PyMem_Free(before);
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"crc32", (PyCFunction)(void (*)(void))crc32_, METH_FASTCALL, NULL},
+    {"shuffle", shuffle_, METH_VARARGS, NULL},
+    {"undo_shuffle", undo_shuffle, METH_VARARGS, NULL},
+    {"undo_xor", undo_xor, METH_VARARGS, NULL},
+    {"undo_changes", undo_changes, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_kernels", .m_size = -1, .m_methods = functions};
+
+PyMODINIT_FUNC PyInit__kernels(void)
+{
+    make_crc_table();
+#ifdef HAS_FOLDING
+    __builtin_cpu_init();
+    can_fold = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+#endif
+    PyObject *kernels = PyModule_Create(&module);
+    if (kernels == NULL || PyModule_AddIntConstant(kernels, "ABI", ABI) < 0) {
+        Py_XDECREF(kernels);
+        return NULL;
+    }
+    return kernels;
+}

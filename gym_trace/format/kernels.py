@@ -1,0 +1,69 @@
+"""Select the inner loops of the format: compiled (c_kernels/), or their slower twins in Python."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Any
+
+import numpy as np
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import transforms, wire
+from gym_trace.model.values import Array
+
+__all__ = ["COMPILED", "crc32", "shuffle", "undo_changes", "undo_shuffle", "undo_xor"]
+
+_ABI = 1  # ABI of the compiled module that matches this version
+
+COMPILED = False
+
+crc32 = zlib.crc32
+shuffle = transforms.shuffle
+undo_changes = transforms.undo_changes
+undo_shuffle = transforms.undo_shuffle
+undo_xor = transforms.undo_xor
+
+
+def _select(kernels: Any) -> None:
+    """Use the compiled functions. Arrays are C-contiguous and (rows, row size), of bytes."""
+    global COMPILED, crc32, shuffle, undo_changes, undo_shuffle, undo_xor
+
+    def compiled_shuffle(flat: Array, item_size: int) -> Array:
+        planes = np.empty(flat.size, np.uint8)
+        if flat.size:
+            kernels.shuffle(flat, planes, flat.shape[1], item_size, flat.shape[1] >= wire.LARGE_ROW)
+        return planes
+
+    def compiled_undo_shuffle(planes: Array, out: Array, item_size: int, with_xor: bool = False) -> None:
+        if out.size:
+            kernels.undo_shuffle(planes, out, out.shape[1], item_size, out.shape[1] >= wire.LARGE_ROW, with_xor)
+
+    def compiled_undo_xor(flat: Array) -> None:
+        if flat.size:
+            kernels.undo_xor(flat, flat.shape[1])
+
+    def compiled_undo_changes(data: Array, rows: int, begin: int, out: Array) -> None:
+        try:
+            kernels.undo_changes(data, rows, begin, out, out.shape[1])
+        except ValueError as error:
+            raise CorruptTrace(str(error)) from error
+
+    COMPILED, crc32, shuffle = True, kernels.crc32, compiled_shuffle
+    undo_changes, undo_shuffle, undo_xor = compiled_undo_changes, compiled_undo_shuffle, compiled_undo_xor
+
+
+def _is_right(kernels: Any) -> bool:
+    """Return True if the module belongs to this version, and this processor computes checksums correctly."""
+    data = bytes(range(256)) * 3 + b"tail"
+    return bool(kernels.ABI == _ABI and kernels.crc32(data, 7) == zlib.crc32(data, 7))
+
+
+if os.environ.get("GYM_TRACE_PURE", "0") in ("", "0"):
+    try:
+        from gym_trace.format import _kernels
+    except ImportError:  # not compiled, or for another interpreter
+        pass
+    else:
+        if _is_right(_kernels):
+            _select(_kernels)

@@ -1,0 +1,122 @@
+"""The compiled inner loops give the results of their twins in Python, for any input."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zlib
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gym_trace.errors import CorruptTrace
+from gym_trace.format import kernels, transforms
+
+compiled = pytest.importorskip("gym_trace.format._kernels", reason="the C modules were not compiled")
+
+SEEDS = st.integers(0, 1 << 32)
+
+
+@given(data=st.binary(max_size=400), value=st.integers(0, (1 << 32) - 1), begin=st.integers(0, 20))
+@example(data=bytes(range(256)) * 300, value=0, begin=1)
+def test_checksums_are_those_of_zlib(data: bytes, value: int, begin: int) -> None:
+    assert kernels.crc32(data, value) == zlib.crc32(data, value)
+    assert kernels.crc32(memoryview(data)[begin:]) == zlib.crc32(data[begin:])
+
+
+@given(
+    rows=st.integers(1, 70),
+    item=st.sampled_from([1, 2, 3, 4, 8, 16, 32, 80]),
+    width=st.one_of(st.integers(1, 40), st.sampled_from([511, 512, 513, 1024, 4096])),
+    seed=SEEDS,
+)
+def test_shuffling_and_xor_are_undone_like_in_python(rows: int, item: int, width: int, seed: int) -> None:
+    flat = np.random.default_rng(seed).integers(0, 256, (rows, item * width), np.uint8)
+    planes = transforms.shuffle(flat, item)
+    assert np.array_equal(kernels.shuffle(flat, item), planes)
+    out = np.empty_like(flat)
+    kernels.undo_shuffle(planes, out, item)
+    assert np.array_equal(out, flat)
+    differences = transforms.xor(flat, np.zeros(flat.shape[1], np.uint8), np.empty_like(flat))
+    kernels.undo_shuffle(transforms.shuffle(differences, item), out, item, True)
+    assert np.array_equal(out, flat)
+    kernels.undo_xor(differences)
+    assert np.array_equal(differences, flat)
+
+
+def changing(chance: np.random.Generator, rows: int, row_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows with few changes, and their changes, packed in several groups."""
+    flat = np.repeat(chance.integers(0, 256, (1, row_size), np.uint8), rows, 0)
+    for row in range(1, rows):
+        flat[row] = flat[row - 1]
+        count = int(chance.integers(0, 9))
+        flat[row, chance.integers(0, row_size, count)] = chance.integers(0, 256, count)
+    cuts = sorted({1, rows, *chance.integers(1, rows + 1, 2).tolist()})
+    scratch = np.empty(flat.size, np.bool_)
+    groups = [transforms.changes(flat[a:b], flat[a - 1], scratch) for a, b in pairwise(cuts)]
+    return flat, np.frombuffer(flat[0].tobytes() + b"".join(groups), np.uint8).copy()
+
+
+ROW_SIZES = [4096, 4098, 4100, 4101, 66_000, 66_000 * 8, 70_001]  # words of 8, 2, 4 and 1 bytes, gaps of 2 and 4
+
+
+@pytest.mark.parametrize("row_size", ROW_SIZES)
+@given(seed=SEEDS)
+def test_changes_are_undone_from_any_row_on(row_size: int, seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    rows = int(chance.integers(1, 7))
+    flat, data = changing(chance, rows, row_size)
+    begin = int(chance.integers(0, rows))
+    out = np.empty((int(chance.integers(0, rows - begin + 1)), row_size), np.uint8)
+    kernels.undo_changes(data, rows, begin, out)
+    assert np.array_equal(out, flat[begin : begin + len(out)])
+
+
+@pytest.mark.parametrize("row_size", ROW_SIZES[:4])
+@given(seed=SEEDS)
+def test_damaged_changes_raise_the_same_error_or_give_the_same_rows(row_size: int, seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    rows = int(chance.integers(2, 7))
+    _, data = changing(chance, rows, row_size)
+    at = int(chance.integers(row_size - 4, len(data)))
+    if chance.random() < 0.3:
+        data = data[:at]
+    else:
+        data[at : at + 4] = chance.choice([0, 1, 255, int(chance.integers(256))])
+    found = []
+    for undo in (kernels.undo_changes, transforms.undo_changes):
+        out = np.empty((rows, row_size), np.uint8)
+        try:
+            undo(data, rows, 0, out)
+        except CorruptTrace as error:
+            found.append(error.problem)
+        else:
+            found.append(out.tobytes())
+    assert found[0] == found[1]
+
+
+def test_wrong_sizes_raise() -> None:
+    room = np.empty(8, np.uint8)
+    for call in (
+        lambda: compiled.undo_shuffle(bytes(7), room, 8, 1, False, False),
+        lambda: compiled.undo_shuffle(bytes(8), room, 8, 3, False, False),
+        lambda: compiled.shuffle(bytes(8), room, 0, 1, False),
+        lambda: compiled.undo_xor(room, 3),
+        lambda: compiled.undo_changes(bytes(8), 1, 1, room, 8),
+        lambda: compiled.undo_changes(bytes(8), 1, -1, room, 8),
+        lambda: compiled.undo_changes(bytes(8), 1, 0, room, -8),
+    ):
+        with pytest.raises(ValueError, match=r"size|rows"):
+            call()
+
+
+def test_gym_trace_pure_selects_the_functions_in_python() -> None:
+    code = "from gym_trace.format import kernels as k, transforms as t; print(k.COMPILED, k.undo_xor is t.undo_xor)"
+    for pure, said in (("1", "False True"), ("", "True False")):
+        environ = {**os.environ, "GYM_TRACE_PURE": pure}
+        ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+        assert ran.stdout.strip() == said
