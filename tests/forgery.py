@@ -131,6 +131,7 @@ def taken_apart(path: Path) -> Forgery:
         record = Record(raw.type, metadata, blobs, raw.flags)
         if raw.type == wire.CHUNK:
             record.fragments = record.table("fragments", wire.FRAGMENT)
-        records.append(record)
+        if raw.type != wire.PARITY:  # that of other bytes
+            records.append(record)
         offset = raw.end
     return Forgery(header.file_id, header.batch, records, offset < len(data))

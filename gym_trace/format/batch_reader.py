@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from gym_trace.format import wire
 from gym_trace.format.column_decoder import decode, decode_rows, packed_values
 from gym_trace.format.columns import CHANGES, MSGPACK, Column, Path, Piece, parse_column
 from gym_trace.format.kernels import crc32
+from gym_trace.format.parity import HealedReader, heal, stored_parity
 from gym_trace.format.tables import Index, SlabLedger, TableRoom, are_apart, totals_of
 from gym_trace.model.packing import unpack
 from gym_trace.model.values import Array
@@ -124,34 +126,49 @@ class BatchReader:
         chunks: offset, length, number of fragments and observation rows of each chunk (wire.CHUNK_ENTRY).
         totals: raw and stored bytes of each column.
         slabs: the slabs of the ring that these chunks come from.
-        damage: damage found so far. A torn end of an unsealed batch is not damage.
+        damage: damage found so far. A torn end of an unsealed batch is not damage, nor is what parity has restored.
+        healed: damaged ranges that are read as they were recorded, because parity has restored them.
         torn: bytes of an incomplete record at the end of an unsealed batch.
     """
 
-    def __init__(self, storage: ReadStorage, name: str, room: TableRoom | None = None):
-        """room: row limit shared by the tables of several batches; None: a limit for this batch alone."""
+    def __init__(self, storage: ReadStorage, name: str, room: TableRoom | None = None, heals: bool = True):
+        """Open a batch.
+
+        room: row limit shared by the tables of several batches; None: a limit for this batch alone.
+        heals: restore damaged bytes from the parity of the batch, and warn of them once.
+        """
         self.name = name
+        self.healed: list[Damage] = []
+        self._heals = heals
+        self._restored: dict[int, bytes] = {}  # blocks by their offset
         self._storage = storage
         self._room = TableRoom() if room is None else room
         self._known: dict[int, list[tuple[Column, int]]] = {}  # by chunk offset: its columns and their offsets
+        with self._open() as file:
+            self.size = file.size
+            self._room.grant(self.size)
+            self._load(file)
+        if self.damage and self._heal():
+            with self._open() as file:
+                self._room.grant(self.size)
+                self._load(file)
+
+    def _load(self, file: Reader) -> None:
         self.damage: list[Damage] = []
         self.torn = 0
         self.sealed = False
-        self.ended = not name.endswith(PART)
+        self.ended = not self.name.endswith(PART)
         self.slabs = SlabLedger()
         self.schema: dict[str, Any] | None = None
         self.totals: dict[Path, list[int]] = {}
         self.fragments: Array = np.empty(0, wire.FRAGMENT)
         self.chunks: Array = np.empty(0, wire.CHUNK_ENTRY)
         self._walked = wire.HEADER_SIZE
-        with self._open() as file:
-            self.size = file.size
-            self._room.grant(self.size)
-            self.header = self._file_header(file)
-            if not self._read_index(file):
-                self._walk(file)
-            else:
-                self._read_schema(file)
+        self.header = self._file_header(file)
+        if not self._read_index(file):
+            self._walk(file)
+        else:
+            self._read_schema(file)
 
     def refresh(self) -> None:
         """Read records appended since the last read; does nothing for a sealed batch."""
@@ -166,10 +183,37 @@ class BatchReader:
         """Read the wanted columns of a chunk and verify their checksums. Raises CorruptTrace."""
         offset, length = (int(self.chunks[name][number]) for name in ("offset", "length"))
         try:
-            with self._open() as file:
-                return self._chunk_at(file, offset, length, wanted)
+            before = self._restored
+            try:
+                with self._open() as file:
+                    return self._chunk_at(file, offset, length, wanted)
+            except CorruptTrace:
+                if not self._heal() and self._restored is before:
+                    raise
+                with self._open() as file:
+                    return self._chunk_at(file, offset, length, wanted)
         except CorruptTrace as error:
             raise error if error.path else error.located(self.path, offset) from error
+
+    def _heal(self) -> bool:
+        """Restore damaged bytes from the parity, on the first call; return True if there were any."""
+        if not self._heals:
+            return False
+        self._heals = False
+        with self._open() as file:
+            found = stored_parity(file, self.header.file_id)
+            blocks = heal(file, found).blocks if found is not None else {}
+        self._restored = blocks
+        for offset, block in sorted(blocks.items()):
+            self.healed.append(Damage(self.path, offset, offset + len(block), "restored from parity"))
+        if blocks:
+            warnings.warn(
+                f"{self.path}: damaged, and read as it was recorded by its parity ({len(blocks)} blocks); "
+                "'gym-trace repair --in-place' writes the original bytes back",
+                UserWarning,
+                stacklevel=2,
+            )
+        return bool(blocks)
 
     # -- reading records ----------------------------------------------------------------------------------------------
 
@@ -181,19 +225,23 @@ class BatchReader:
     def _open(self) -> Reader:
         name = self.name  # another thread may change it
         try:
-            return self._storage.open(name)
+            file = self._storage.open(name)
         except FileNotFoundError:
-            if name.endswith(PART):  # sealed since: same bytes, followed by an index
-                self.name = name.removesuffix(PART)
-                return self._storage.open(self.name)
-            raise
+            if not name.endswith(PART):
+                raise
+            self.name = name.removesuffix(PART)  # sealed since: same bytes, followed by an index
+            file = self._storage.open(self.name)
+        return HealedReader(file, self._restored) if self._restored else file
 
     def _file_header(self, file: Reader) -> wire.FileHeader:
         try:
             return wire.unpack_file_header(file.read(0, wire.HEADER_SIZE))
         except CorruptTrace as error:
-            # The first record holds the file id, too: the other records stay readable.
+            # The first record and the footer hold the file id, too: the other records stay readable.
             file_id = wire.file_id_of(file.read(wire.HEADER_SIZE, wire.HEADER_SIZE), wire.HEADER_SIZE)
+            if file_id is None:
+                end = file.read(max(0, self.size - wire.HEADER_SIZE), wire.HEADER_SIZE)
+                file_id = wire.file_id_of_footer(end, self.size)
             if file_id is None:
                 raise error.located(self.path, 0) from error
             self._damaged(0, wire.HEADER_SIZE, error.problem)

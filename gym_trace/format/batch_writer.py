@@ -14,6 +14,7 @@ from gym_trace.format.batch_reader import PART, BatchReader
 from gym_trace.format.column_encoder import ColumnEncoder, Workspace
 from gym_trace.format.columns import Column, Path, Piece, parse_column
 from gym_trace.format.kernels import crc32
+from gym_trace.format.parity import changed_parity, parity_of, parity_record, shape_for, stored_parity
 from gym_trace.model.origins import ORIGINS
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import Array
@@ -86,19 +87,23 @@ def copy_batch(
             crc, at = 0, 0
             while block := file.read(at, _BLOCK):
                 at, crc = at + len(block), crc32(block, crc)
-        copy = target.create(name + PART)
+        changes = [(0, old, new)]
+        if new != old and (stored := stored_parity(file, batch.header.file_id)) is not None:
+            changes.append(changed_parity(file, stored, new))
+        copy, at = target.create(name + PART), 0
         try:
-            if new == old:
-                copy.copy(file, 0, batch.size)
-            else:
-                copy.write(new)
-                copy.copy(file, len(new), batch.size - len(new))
+            for start, before, after in changes if new != old else ():
+                copy.copy(file, at, start - at)
+                copy.write(after)
+                at = start + len(after)
+                crc = wire.replaced_crc(crc, before, after, batch.size - at)
+            copy.copy(file, at, batch.size - at)
             copy.sync()
         finally:
             copy.close()
     target.rename(name + PART, name)
     target.sync()
-    return wire.replaced_crc(crc, old, new, batch.size - len(new))
+    return crc
 
 
 def features_of(schema: dict[str, Any]) -> int:
@@ -238,7 +243,10 @@ class BatchWriter:
         metadata = pack(described)
         index_offset = self.size
         self._record(wire.INDEX, metadata, [[blob] for _, blob in columns])
-        self._append([wire.pack_footer(index_offset, self.size + wire.HEADER_SIZE, self._file_id)])
+        shape = shape_for(self.size)
+        with self._storage.open(self.name + PART) as file:
+            self._append([parity_record(shape, parity_of(file, shape), index_offset, self._sequence, self._file_id)])
+        self._append([wire.pack_footer(index_offset, self.size + wire.HEADER_SIZE, self._file_id, shape)])
         self._file.sync()
         self._file.close()
         self._storage.rename(self.name + PART, self.name)

@@ -13,7 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from gym_trace.errors import CorruptTrace
+from gym_trace.format import wire
+from gym_trace.format.columns import Column
 from gym_trace.format.kernels import crc32
+from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader
 
@@ -21,6 +24,8 @@ LARGEST_BLOCK, SMALLEST_BLOCK = 4096, 64  # bytes; a sector of a disk, and a hea
 _STRIPES = 48  # stripes of a large batch: its parity takes 1/48 of its size
 _FEWEST_GROUPS = 4
 CHECKSUM = np.dtype("<u4")
+_MOST_BLOCKS = 1 << 22
+_NEAR = 64 << 10  # bytes at the end of a batch in which its parity record is looked for
 
 
 class Shape(NamedTuple):
@@ -46,6 +51,11 @@ class Shape(NamedTuple):
         return self.block * self.groups
 
     @property
+    def turn(self) -> int:
+        """Bytes by which parity blocks are turned; see Parity."""
+        return self.blocks % self.groups * self.block
+
+    @property
     def stretch(self) -> int:
         """Length of the longest damaged stretch that can be restored wherever it begins."""
         return (self.groups - 1) * self.block + 1
@@ -53,7 +63,11 @@ class Shape(NamedTuple):
     def is_plausible(self, size: int) -> bool:
         """Return True if a batch of this size can have parity of this shape. The numbers are untrusted."""
         sound = 0 < self.covered <= size and SMALLEST_BLOCK <= self.block <= LARGEST_BLOCK and self.groups > 0
-        return sound and self.stripe + self.blocks * CHECKSUM.itemsize <= size - self.covered
+        return (
+            sound
+            and self.blocks <= _MOST_BLOCKS
+            and self.stripe + self.blocks * CHECKSUM.itemsize <= size - self.covered
+        )
 
 
 def shape_for(covered: int) -> Shape:
@@ -83,7 +97,89 @@ def parity_of(file: Reader, shape: Shape) -> Parity:
     for stripe in _stripes(file, shape):
         _xor(total, stripe)
         checksums += [crc32(stripe[at : at + shape.block].data) for at in range(0, len(stripe), shape.block)]
-    return Parity(np.roll(total, -(shape.blocks % shape.groups) * shape.block), np.array(checksums, CHECKSUM))
+    return Parity(np.roll(total, -shape.turn), np.array(checksums, CHECKSUM))
+
+
+class Stored(NamedTuple):
+    """The parity record of a batch, and the footer that belongs behind it."""
+
+    shape: Shape
+    parity: Parity
+    footer: bytes
+
+
+def stored_parity(file: Reader, file_id: bytes) -> Stored | None:
+    """Find the parity record of a sealed batch, by its footer or by itself; None: there is none, or it is damaged."""
+    raw = file.read(file.size - wire.HEADER_SIZE, wire.HEADER_SIZE)
+    footer = wire.unpack_footer(raw, file.size, file_id)
+    if footer is None:
+        footer = _footer_by_record(file, file_id)
+    shape = Shape(*footer.parity)
+    if not shape.is_plausible(file.size):
+        return None
+    header = wire.unpack_record_header(file.read(shape.covered, wire.HEADER_SIZE), shape.covered, file_id)
+    # If the header is damaged, the lengths of all that follows it are known.
+    length = shape.stripe + wire.aligned(shape.blocks * CHECKSUM.itemsize)
+    body = file.read(header.body_offset if header else file.size - wire.HEADER_SIZE - length, length)
+    if len(body) < length:
+        return None
+    checksums = np.frombuffer(body, CHECKSUM, shape.blocks, shape.stripe)
+    packed = wire.pack_footer(footer.index_offset, file.size, file_id, shape)
+    return Stored(shape, Parity(np.frombuffer(body, np.uint8, shape.stripe), checksums), packed)
+
+
+def _footer_by_record(file: Reader, file_id: bytes) -> wire.Footer:
+    """Return what a damaged footer said, from the parity record, which is near the end; zeros if it is not found."""
+    begin = max(0, file.size - max(_NEAR, file.size >> 4)) & ~7
+    tail = file.read(begin, file.size - begin)
+    for at in reversed(wire.places_of_headers(tail, begin, file_id)):
+        header = wire.unpack_record_header(tail[at : at + wire.HEADER_SIZE], begin + at, file_id)
+        if header is None or header.type != wire.PARITY or header.end + wire.HEADER_SIZE != file.size:
+            continue
+        raw = file.read(header.offset + wire.HEADER_SIZE, min(header.metadata_length, _NEAR))
+        match unpack(raw) if crc32(raw) == header.metadata_crc else None:
+            case {"block": int(block), "groups": int(groups), "index": int(index)}:
+                return wire.Footer(index, file.size, (header.offset, block, groups))
+    return wire.Footer(0, 0)
+
+
+def parity_record(shape: Shape, parity: Parity, index_offset: int, sequence: int, file_id: bytes) -> bytes:
+    """Pack the parity record, which follows the bytes that it protects."""
+    columns = [
+        Column((name,), rows.dtype.str, (), len(rows), 0, rows.nbytes, rows.nbytes, crc32(rows.data)).descriptor()
+        for name, rows in (("parity", parity.blocks), ("checksums", parity.checksums))
+    ]
+    metadata = pack({"columns": columns, "block": shape.block, "groups": shape.groups, "index": index_offset})
+    blobs = [[rows.tobytes()] for rows in parity]
+    record = wire.pack_record(wire.PARITY, metadata, blobs, shape.covered, sequence, file_id, wire.OPTIONAL)
+    return b"".join(record)
+
+
+def changed_parity(file: Reader, stored: Stored, start: bytes) -> tuple[int, bytes, bytes]:
+    """Return the offset of the parity record, its bytes, and those for a batch whose first bytes are replaced by start.
+
+    Raises CorruptTrace if the record is damaged.
+    """
+    shape, parity, footer = stored
+    offset = shape.covered
+    header = wire.unpack_record_header(file.read(offset, wire.HEADER_SIZE), offset, file_id := footer[24:40])
+    if header is None:
+        raise CorruptTrace("checksum mismatch in the header of the parity record")
+    data, whole = parity.blocks.copy(), -(-len(start) // shape.block)
+    old = np.frombuffer(file.read(0, min(whole * shape.block, offset)), np.uint8)
+    new = old.copy()
+    new[: len(start)] = np.frombuffer(start, np.uint8)
+    turned = np.roll(data, shape.turn)
+    for at in range(0, len(old), shape.stripe):
+        part = old[at : at + shape.stripe] ^ new[at : at + shape.stripe]
+        turned[: len(part)] ^= part
+    checksums = parity.checksums.copy()
+    checksums[:whole] = [crc32(new[at : at + shape.block].data) for at in range(0, len(new), shape.block)]
+    index_offset = wire.unpack_footer(footer, file.size, file_id)
+    assert index_offset is not None  # it was packed by stored_parity()
+    changed = Parity(np.roll(turned, -shape.turn), checksums)
+    record = parity_record(shape, changed, index_offset.index_offset, header.sequence, file_id)
+    return offset, file.read(offset, len(record)), record
 
 
 class Healed(NamedTuple):
@@ -98,9 +194,10 @@ class Healed(NamedTuple):
     hopeless: list[int]
 
 
-def heal(file: Reader, shape: Shape, parity: Parity) -> Healed:
+def heal(file: Reader, stored: Stored) -> Healed:
     """Find the damaged blocks of a batch and restore them. Takes memory for the restored blocks and a few stripes."""
-    bad = [
+    shape, parity, footer = stored
+    bad: list[int] = [
         number
         for first, stripe in zip(range(0, shape.blocks, shape.groups), _stripes(file, shape))
         for number, at in enumerate(range(0, len(stripe), shape.block), first)
@@ -109,10 +206,11 @@ def heal(file: Reader, shape: Shape, parity: Parity) -> Healed:
     alone = {number % shape.groups: number for number in bad}
     counts = np.bincount([number % shape.groups for number in bad], minlength=shape.groups)
     hopeless = [number for number in bad if counts[number % shape.groups] > 1]
-    total = np.roll(parity.blocks, (shape.blocks % shape.groups) * shape.block)
+    total = np.roll(parity.blocks, shape.turn)
     for stripe in _stripes(file, shape) if len(hopeless) < len(bad) else ():
         _xor(total, stripe)
-    blocks = {}
+    end = file.size - len(footer)
+    blocks = {} if file.read(end, len(footer)) == footer else {end: footer}
     for group, number in alone.items():
         if counts[group] > 1:
             continue

@@ -36,12 +36,12 @@ SYNC = b"\xf7GTREC\r\n"
 FOOTER_MAGIC = b"\x89GTBEND\n"
 RING_MAGIC = b"\x89GTRNG\r\n"  # gym_trace.ring reads and writes the rest of a ring
 
-SCHEMA, CHUNK, INDEX = 1, 2, 3
+SCHEMA, CHUNK, INDEX, PARITY = 1, 2, 3, 4
 OPTIONAL = 1
 
 _FILE = struct.Struct("<8sHHI16sI24x")
 _RECORD = struct.Struct("<8sHHIQQQ16sI")
-_FOOTER = struct.Struct("<8sQQ16s20x")
+_FOOTER = struct.Struct("<8sQQ16sQII4x")
 _CRC = struct.Struct("<I")
 _POLYNOMIAL = 0xEDB88320  # CRC-32, lowest bit first
 LENGTH = np.dtype("<u4")  # length of a value in a msgpack column
@@ -96,8 +96,11 @@ class FileHeader(NamedTuple):
 
 
 class Footer(NamedTuple):
+    """parity: offset of the parity record, bytes of a block, and number of groups; zeros: there is none."""
+
     index_offset: int
     file_length: int
+    parity: tuple[int, int, int] = (0, 0, 0)
 
 
 def aligned(length: int) -> int:
@@ -126,12 +129,12 @@ def joined_crc(first: int, second: int, length: int) -> int:
 
 
 def replaced_crc(crc: int, old: bytes, new: bytes, rest: int) -> int:
-    """Return the CRC of a file after its start is replaced.
+    """Return the CRC of a file after a part of it is replaced.
 
     Args:
         crc: CRC of the file before.
-        old, new: start of the file before and after, of equal length.
-        rest: number of bytes after the start.
+        old, new: the part before and after, of equal length.
+        rest: number of bytes after the part.
     """
     return crc ^ _shifted(crc32(old) ^ crc32(new), rest)
 
@@ -247,18 +250,23 @@ def file_id_of(raw: bytes, offset: int) -> bytes | None:
     return raw[40:56] if header is not None and header.type == SCHEMA else None
 
 
-def pack_footer(index_offset: int, file_length: int, file_id: bytes) -> bytes:
-    return _sealed(_FOOTER.pack(FOOTER_MAGIC, index_offset, file_length, file_id))
+def pack_footer(index_offset: int, file_length: int, file_id: bytes, parity: tuple[int, int, int] = (0, 0, 0)) -> bytes:
+    return _sealed(_FOOTER.pack(FOOTER_MAGIC, index_offset, file_length, file_id, *parity))
 
 
 def unpack_footer(raw: bytes, file_length: int, file_id: bytes) -> Footer | None:
     """Parse a footer; return None if raw is not the footer of this file at this length."""
     if not _is_valid(raw):
         return None
-    magic, index_offset, length, file = _FOOTER.unpack_from(raw)
+    magic, index_offset, length, file, *parity = _FOOTER.unpack_from(raw)
     if magic != FOOTER_MAGIC or length != file_length or file != file_id:
         return None
-    return Footer(index_offset, length)
+    return Footer(index_offset, length, (parity[0], parity[1], parity[2]))
+
+
+def file_id_of_footer(raw: bytes, file_length: int) -> bytes | None:
+    """Return the file id in raw if raw is the footer of a file of this length; otherwise None."""
+    return raw[24:40] if unpack_footer(raw, file_length, raw[24:40]) is not None else None
 
 
 def pack_floats(values: Sequence[float]) -> bytes:

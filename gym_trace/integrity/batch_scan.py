@@ -27,7 +27,7 @@ class BatchInspector(BatchReader):
         self._data_start = wire.HEADER_SIZE
         self._data_end: int | None = None  # where the index begins, once that is known
         self._padding: set[Damage] = set()
-        super().__init__(storage, name)
+        super().__init__(storage, name, heals=False)
         if self.index is not None and not self._agrees(self.index):
             self._damaged(self._data_end or 0, self.size, "the index does not agree with the chunks")
 
