@@ -12,6 +12,7 @@ from gym_trace.model.values import dtype_from
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16  # encoding bits
 MSGPACK = "msgpack"
+STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # roots of the columns with one row per step
 _TOO_LARGE = 1 << 32  # for any number in a descriptor; the checksum may have 32 bits
 
 Path = tuple[str | int, ...]

@@ -13,6 +13,7 @@ from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
 from gym_trace.format.column_decoder import decode
+from gym_trace.format.columns import STEP_COLUMNS
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.integrity.batch_scan import BatchInspector
 from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, is_there
@@ -29,7 +30,6 @@ from gym_trace.storage.protocol import ReadStorage
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _MOST_TOLD = 8  # of the actions that were never answered, one a lane
-STEP_COLUMNS = ("actions", "rewards", "infos", "annotations")  # columns with one row per step
 
 
 class LostSteps(NamedTuple):

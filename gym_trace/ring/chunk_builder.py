@@ -9,6 +9,7 @@ import numpy as np
 
 from gym_trace.format import wire
 from gym_trace.format.column_encoder import is_large
+from gym_trace.format.columns import STEP_COLUMNS
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.layout import Path
@@ -35,13 +36,15 @@ class ChunkWriter:
 
     Args:
         open_writer: opens the writer's files; called with the first segment.
-        chunk_bytes: the raw size at which a chunk is written.
+        chunk_bytes: the raw size at which a chunk is written; None: by the size of the rows in it.
+        is_edit: segments are parts of chunks: fragments, sums of rewards and types of columns stay as they are.
     """
 
-    def __init__(self, open_writer: Callable[[], TraceWriter], chunk_bytes: int):
+    def __init__(self, open_writer: Callable[[], TraceWriter], chunk_bytes: int | None, is_edit: bool = False):
         self.writer: TraceWriter | None = None
         self._open_writer = open_writer
-        self.chunk_bytes = chunk_bytes
+        self._chunk_bytes = chunk_bytes
+        self._is_edit = is_edit
         self._slab = 0  # sequence number of the chunk's slab; 0 for none
         self._pieces: list[tuple[Array, Columns]] = []
         self._size = self._decoded = self._rows = 0
@@ -49,15 +52,17 @@ class ChunkWriter:
 
     def add(self, segment: Segment) -> None:
         """Add a segment; write the chunk when it is full. Raises OSError."""
-        for part in readable(segment):
+        for part in [segment] if self._is_edit else readable(segment):
             self._add(part)
 
     def _add(self, segment: Segment) -> None:
         forms = {path: _form(rows) for path, rows in segment.columns.items()}
         count, decoded = rows_in(segment), decoded_bytes(segment)
-        is_full = self._size + segment.size > self.chunk_bytes or self._decoded + decoded > most_bytes()
+        is_full = self._size + segment.size > self._most_for(forms) or self._decoded + decoded > most_bytes()
         is_full = is_full or self._rows + count > most_rows()
-        if self._pieces and forms != self._forms:  # columns of mixed forms become MessagePack values
+        if self._is_edit:
+            is_full = is_full or not self._are_alike(forms)
+        elif self._pieces and forms != self._forms:  # columns of mixed forms become MessagePack values
             cells = (self._rows + count) * len({**forms, **self._forms})
             is_full = is_full or cells * _CELL > most_bytes() or self._cannot_join(forms)
         if is_full:
@@ -75,6 +80,19 @@ class ChunkWriter:
         self._size += segment.size
         self._decoded += decoded
         self._rows += count
+
+    def _most_for(self, forms: dict[Path, _Form]) -> int:
+        """Return the raw size at which a chunk with such columns is full."""
+        if self._chunk_bytes is not None:
+            return self._chunk_bytes
+        is_large = any(form.large for some in (forms, self._forms) for form in some.values())
+        return LARGE_CHUNK if is_large else SMALL_CHUNK
+
+    def _are_alike(self, forms: dict[Path, _Form]) -> bool:
+        """Return True if all columns have the same types. Pieces without steps have no columns of steps."""
+        ours, theirs = ({path for path in some if path[0] in STEP_COLUMNS} for some in (self._forms, forms))
+        is_same = not (ours and theirs) or ours == theirs
+        return is_same and all(self._forms.get(path, form) == form for path, form in forms.items())
 
     def _cannot_join(self, forms: dict[Path, _Form]) -> bool:
         """Return True if a column would mix large rows with other rows, or with missing annotations."""
@@ -102,11 +120,14 @@ class ChunkWriter:
         more: True if another chunk of the same slab follows. pending: see TraceWriter.write().
         """
         if self._pieces and self.writer is not None:
-            fragments, columns = _joined(self._pieces)
+            fragments, columns = _joined(self._pieces, self._is_edit)
             self._pieces, self._forms = [], {}
             self._size = self._decoded = self._rows = 0
-            _add_up(columns.get(("rewards",)), fragments)
+            if not self._is_edit:
+                _add_up(columns.get(("rewards",)), fragments)
             self.writer.write(fragments, columns, (self._slab, more) if self._slab else None, pending)
+            if self._is_edit:
+                self.writer.seal_if_due()
 
 
 def _form(rows: AnyRows) -> _Form:
@@ -117,11 +138,12 @@ def _form(rows: AnyRows) -> _Form:
     return _Form(rows.dtype, rows.shape[1:], is_large(rows))
 
 
-def _joined(pieces: list[tuple[Array, Columns]]) -> tuple[Array, Columns]:
+def _joined(pieces: list[tuple[Array, Columns]], is_edit: bool) -> tuple[Array, Columns]:
     """Join consecutive pieces. A fragment that continues the previous piece's last fragment is merged into it."""
     if len(pieces) == 1:
         return pieces[0]
-    table, totals = _joined_tables([fragments for fragments, _ in pieces])
+    tables = [fragments for fragments, _ in pieces]
+    table, totals = (wire.join_fragments(tables), [0] * len(pieces)) if is_edit else _joined_tables(tables)
     joined: Columns = {}
     for path in dict.fromkeys(path for _, columns in pieces for path in columns):
         parts = [columns.get(path) for _, columns in pieces]

@@ -292,7 +292,7 @@ def test_a_hash_of_the_seed_decides_the_part_of_an_episode_however_much_is_recor
         ({"fractions": {"a": 0.5, "b": 0.4}}, r"add up to 0\.9"),
         ({"fractions": {"a": 1.5, "b": -0.5}}, "at most 1"),
         ({"fractions": {"..": 0.5, "b": 0.5}}, "directory"),
-        ({"fractions": {"a": 0.5, "A": 0.5}}, "capitals"),
+        ({"fractions": {"a": 0.5, "A": 0.5}}, "differ only in capitals"),
         ({"fractions": {"a": 1 - 1e-9, "b": 1e-9}}, "part 'b' would have no episode"),
     ],
 )
