@@ -34,7 +34,7 @@ from hostile_forgeries import FORGERIES, Place, outside_of, sound_trace
 
 from gym_trace import import_trace, open_trace, verify_trace
 from gym_trace.errors import MissingExtra, TraceError
-from gym_trace.format import column_decoder as decoding
+from gym_trace.format import columns as decoding
 from gym_trace.format import manifest, wire
 from gym_trace.formats.registry import importer_named, importers
 from gym_trace.model import containers, packing

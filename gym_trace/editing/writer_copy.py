@@ -13,7 +13,6 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, UnstorableValue, UnsupportedTrace
 from gym_trace.format import manifest, wire
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk
-from gym_trace.format.batch_writer import stored_chunk
 from gym_trace.format.columns import MSGPACK, STEP_COLUMNS
 from gym_trace.format.columns import Path as ColumnPath
 from gym_trace.format.directory import video_name
@@ -186,7 +185,7 @@ class WriterCopy:
                 self._advance(int(batch.chunks["length"][place]), int(fragments["steps"].sum()))
 
     def _add_chunk(self, fragments: Array, batch: BatchReader, place: int, file: Reader | None) -> None:
-        stored = None if file is None or self._start_of is not None else stored_chunk(file, batch, place)
+        stored = None if file is None or self._start_of is not None else batch.stored_chunk(file, place)
         if stored is not None and all(self._wanted(column.path) for column in stored.columns):
             self._writer.copy_chunk(fragments, stored)
             self._last_pending = stored.pending

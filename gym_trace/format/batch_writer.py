@@ -4,56 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader
-from gym_trace.format.column_encoder import ColumnEncoder, Workspace
-from gym_trace.format.columns import Column, Path, Piece, parse_column
+from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk, add_totals, observation_rows
+from gym_trace.format.columns import Column, ColumnEncoder, Path, Piece, Workspace
 from gym_trace.model.origins import ORIGINS
-from gym_trace.model.packing import pack, unpack
+from gym_trace.model.packing import pack
 from gym_trace.model.values import Array
-from gym_trace.storage.protocol import Reader, ReadStorage, Storage
+from gym_trace.storage.protocol import ReadStorage, Storage
 
 _LARGE_PIECE = 64 << 10  # bytes; smaller pieces are joined before a write
 _NO_CRCS: Mapping[int, int] = {}
 _BLOCK = 1 << 20  # bytes per read of a checksum
-_USUAL_METADATA = 2048  # bytes; most record headers with their metadata fit
-
-
-class StoredChunk(NamedTuple):
-    """A chunk as stored in a batch: its record header and metadata, without the bytes of its columns.
-
-    pending: pending actions: steps that were never answered.
-    """
-
-    file: Reader
-    header: wire.RecordHeader
-    columns: list[Column]
-    pending: Any
-
-
-def stored_chunk(file: Reader, batch: BatchReader, number: int) -> StoredChunk:
-    """Return a chunk of a batch. file: the open batch. Raises CorruptTrace."""
-    offset, length = (int(batch.chunks[name][number]) for name in ("offset", "length"))
-    start = file.read(offset, min(length, _USUAL_METADATA))
-    header = wire.unpack_record_header(start[: wire.HEADER_SIZE], offset, batch.header.file_id)
-    if header is None or header.type != wire.CHUNK or header.end != offset + length:
-        raise CorruptTrace("checksum mismatch in the header of a record", batch.path, offset)
-    raw = start[wire.HEADER_SIZE :][: header.metadata_length]
-    if len(raw) < header.metadata_length:
-        raw = file.read(offset + wire.HEADER_SIZE, header.metadata_length)
-    metadata = unpack(raw) if crc32(raw) == header.metadata_crc else None
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("columns"), list):
-        raise CorruptTrace("checksum mismatch in the metadata of a record", batch.path, offset)
-    columns = list(map(parse_column, metadata["columns"]))
-    if sum(wire.aligned(column.stored) for column in columns) > header.body_length:
-        raise CorruptTrace("column larger than its record", batch.path, offset)
-    return StoredChunk(file, header, columns, metadata.get("pending"))
 
 
 def copy_batch(
@@ -153,7 +120,7 @@ class BatchWriter:
                 self.size, self.crc = self.size + len(block), crc32(block, self.crc)
             self._sequence = 1
             if self._chunks:
-                self._sequence += stored_chunk(reader, begun, len(self._chunks) - 1).header.sequence
+                self._sequence += begun.stored_chunk(reader, len(self._chunks) - 1).header.sequence
 
     def has_room(self, fragments: int) -> bool:
         """Return True if the index has space for one more chunk with this number of fragments."""
@@ -162,7 +129,6 @@ class BatchWriter:
     def write_chunk(
         self,
         fragments: Array,
-        observation_rows: int,
         columns: list[tuple[Column, Sequence[Piece]]],
         slab: tuple[int, bool] | None,
         pending: Sequence[Any] = (),
@@ -188,9 +154,9 @@ class BatchWriter:
         if slab is not None:
             known = self._slab
             self._slab = (*slab, 1 + (known[2] if known is not None and known[0] == slab[0] else 0))
-        self._indexed(offset, fragments, observation_rows, [column for column, _ in columns])
+        self._indexed(offset, fragments, [column for column, _ in columns])
 
-    def copy_chunk(self, fragments: Array, observation_rows: int, chunk: StoredChunk) -> None:
+    def copy_chunk(self, fragments: Array, chunk: StoredChunk) -> None:
         """Append a chunk of another batch as stored, without reading its columns."""
         offset, header = self.size, chunk.header
         packed = wire.pack_record_header(header._replace(offset=offset, sequence=self._sequence), self._file_id)
@@ -210,17 +176,14 @@ class BatchWriter:
         self.size += wire.HEADER_SIZE + length
         self._sequence += 1
         self._pending = chunk.pending or ()
-        self._indexed(offset, fragments, observation_rows, chunk.columns)
+        self._indexed(offset, fragments, chunk.columns)
 
-    def _indexed(self, offset: int, fragments: Array, observation_rows: int, columns: Sequence[Column]) -> None:
+    def _indexed(self, offset: int, fragments: Array, columns: Sequence[Column]) -> None:
         """Add the appended chunk to the index."""
         self._fragments.append(fragments)
-        self._chunks.append((offset, self.size - offset, len(fragments), observation_rows))
+        self._chunks.append((offset, self.size - offset, len(fragments), observation_rows(fragments)))
         self.fragments += len(fragments)
-        for column in columns:
-            total = self._totals.setdefault(column.path, [0, 0])
-            total[0] += column.full_size
-            total[1] += column.stored
+        add_totals(self._totals, columns)
 
     def seal(self, workspace: Workspace) -> None:
         """Write index and footer, sync the file, and rename it to its final name."""

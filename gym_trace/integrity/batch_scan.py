@@ -7,8 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader, Damage
-from gym_trace.format.tables import Index, SlabLedger, TableRoom
+from gym_trace.format.batch_reader import PART, BatchReader, Damage, Index, SlabLedger, TableRoom
 from gym_trace.model.values import Array
 from gym_trace.storage.protocol import Reader, ReadStorage
 

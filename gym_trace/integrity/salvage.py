@@ -8,9 +8,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import BatchReader, Chunk
-from gym_trace.format.column_decoder import decode
-from gym_trace.format.column_encoder import ColumnEncoder, Workspace
-from gym_trace.format.columns import MSGPACK, Column, Path, Piece
+from gym_trace.format.columns import MSGPACK, Column, ColumnEncoder, Path, Piece, Workspace, decode
 from gym_trace.model.packing import pack
 from gym_trace.model.values import ABSENT, dtype_from
 

@@ -12,8 +12,7 @@ import numpy as np
 from gym_trace.errors import CorruptTrace, TraceNotFound
 from gym_trace.format import wire
 from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
-from gym_trace.format.column_decoder import decode
-from gym_trace.format.columns import STEP_COLUMNS
+from gym_trace.format.columns import STEP_COLUMNS, decode
 from gym_trace.format.directory import WriterFiles, batch_name, find_writers
 from gym_trace.integrity.batch_scan import BatchInspector
 from gym_trace.integrity.manifest_check import MISSING, ManifestCheck, is_there

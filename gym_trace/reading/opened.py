@@ -10,9 +10,8 @@ from threading import Lock
 from typing import Any
 
 from gym_trace.errors import CorruptTrace, TraceError, TraceNotFound
-from gym_trace.format.batch_reader import Damage
+from gym_trace.format.batch_reader import Damage, TableRoom
 from gym_trace.format.directory import find_writers
-from gym_trace.format.tables import TableRoom
 from gym_trace.reading.assembly import Piece, assemble, cut_down
 from gym_trace.reading.chunk_cache import ChunkCache
 from gym_trace.reading.episode_table import Parts

@@ -12,10 +12,9 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage
+from gym_trace.format.batch_reader import PART, BatchReader, Chunk, Damage, TableRoom
 from gym_trace.format.columns import Column
 from gym_trace.format.directory import WriterFiles
-from gym_trace.format.tables import TableRoom
 from gym_trace.model.schema import Layouts, WriterSchema
 from gym_trace.model.values import Array, copied
 from gym_trace.reading.assembly import Piece, cut_down

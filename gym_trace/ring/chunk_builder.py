@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.format import wire
-from gym_trace.format.column_encoder import is_large
-from gym_trace.format.columns import STEP_COLUMNS
+from gym_trace.format.columns import STEP_COLUMNS, is_large
 from gym_trace.format.trace_writer import TraceWriter
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.layout import Path

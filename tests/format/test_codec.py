@@ -15,9 +15,7 @@ from zoo import bits
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
-from gym_trace.format.column_decoder import decode, packed_values
-from gym_trace.format.column_encoder import ColumnEncoder, Workspace
-from gym_trace.format.columns import Column, parse_column
+from gym_trace.format.columns import Column, ColumnEncoder, Workspace, decode, packed_values, parse_column
 from gym_trace.model.deltas import DeltaRows
 from gym_trace.model.packing import pack
 

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from gym_trace import TraceRecordingWrapper, open_trace
 from gym_trace.errors import CorruptTrace
 from gym_trace.format import transforms
-from gym_trace.format.column_decoder import decode
-from gym_trace.format.column_encoder import ColumnEncoder, Workspace
-from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, parse_column
+from gym_trace.format.columns import CHANGES, SHUFFLE, XOR, ZSTD, ColumnEncoder, Workspace, decode, parse_column
 from gym_trace.model.deltas import DeltaPacker, DeltaRows
 from gym_trace.model.layout import Leaf
 from gym_trace.recording.single import slabs

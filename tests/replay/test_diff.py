@@ -19,8 +19,7 @@ from test_verification import Inner, record
 
 from gym_trace import TraceRecordingWrapper, diff_traces, open_trace, verify_trace
 from gym_trace.errors import InvalidOption
-from gym_trace.format.column_decoder import decode
-from gym_trace.format.columns import parse_column
+from gym_trace.format.columns import decode, parse_column
 
 
 def differences(a: Path, b: Path, **options: Any) -> list[tuple[int, int | None, str]]:

@@ -6,9 +6,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import Chunk
-from gym_trace.format.column_decoder import decode_rows, unpacked
-from gym_trace.format.column_encoder import ColumnEncoder, Workspace
-from gym_trace.format.columns import MSGPACK, Column, Path, Piece
+from gym_trace.format.columns import MSGPACK, Column, ColumnEncoder, Path, Piece, Workspace, decode_rows, unpacked
 from gym_trace.model.values import Array, dtype_from
 
 _LEVEL = 3
