@@ -494,6 +494,14 @@ def _checked(file: Reader, offset: int, column: Column) -> Piece:
     return blob
 
 
+def size_and_crc(file: Reader) -> tuple[int, int]:
+    """Read a whole file; return its size and CRC. Raises OSError."""
+    size = crc = 0
+    while block := file.read(size, _SCAN_BLOCK):
+        size, crc = size + len(block), crc32(block, crc)
+    return size, crc
+
+
 def observation_rows(fragments: Array) -> int:
     return int(fragments["steps"].sum()) + int(np.count_nonzero(fragments["flags"] & wire.LEADS))
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import wire
-from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk, add_totals, observation_rows
+from gym_trace.format.batch_reader import PART, BatchReader, StoredChunk, add_totals, observation_rows, size_and_crc
 from gym_trace.format.columns import Column, ColumnEncoder, Path, Piece, Workspace
 from gym_trace.model.origins import ORIGINS
 from gym_trace.model.packing import pack
@@ -20,7 +20,6 @@ from gym_trace.storage.protocol import ReadStorage, Storage
 
 _LARGE_PIECE = 64 << 10  # bytes; smaller pieces are joined before a write
 _NO_CRCS: Mapping[int, int] = {}
-_BLOCK = 1 << 20  # bytes per read of a checksum
 
 
 def copy_batch(
@@ -50,9 +49,7 @@ def copy_batch(
         if len(new) != len(old):
             raise UnstorableValue(f"{batch.path}: number {number} would change the length of the batch")
         if crc is None:
-            crc, at = 0, 0
-            while block := file.read(at, _BLOCK):
-                at, crc = at + len(block), crc32(block, crc)
+            _, crc = size_and_crc(file)
         copy = target.create(name + PART)
         try:
             if new == old:
@@ -116,8 +113,7 @@ class BatchWriter:
         self._pending = begun.slabs.pending or ()
         self.fragments = len(begun.fragments)
         with self._storage.open(begun.name) as reader:
-            while block := reader.read(self.size, _BLOCK):
-                self.size, self.crc = self.size + len(block), crc32(block, self.crc)
+            self.size, self.crc = size_and_crc(reader)
             self._sequence = 1
             if self._chunks:
                 self._sequence += begun.stored_chunk(reader, len(self._chunks) - 1).header.sequence

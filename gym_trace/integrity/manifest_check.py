@@ -1,21 +1,18 @@
-"""Compare a writer's manifest with its batches."""
+"""Compare the manifest of a writer with its batches."""
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_right
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from gym_trace.errors import CorruptTrace
-from gym_trace.format.batch_reader import Damage
+from gym_trace.format.batch_reader import Damage, size_and_crc
 from gym_trace.format.directory import WriterFiles, batch_number
 from gym_trace.format.manifest import Line, as_json, read_lines
 from gym_trace.integrity.batch_scan import BatchInspector
-from gym_trace.storage.protocol import ReadStorage
 
 MISSING = "this batch is missing"
-_BLOCK = 1 << 20  # bytes
 
 
 class _Seen(NamedTuple):
@@ -35,8 +32,8 @@ class ManifestCheck:
         schema: of the batches, or None.
         missing: numbers of batches that are known to be missing already.
         damages: lines of the manifest that are damaged or wrong.
-        lost: what the manifest lists and is not there, batches or their ends.
-        remarks: what is worth knowing and no damage.
+        lost: listed batches, or ends of them, that are missing.
+        remarks: notes that are not about damage.
     """
 
     def __init__(self, files: WriterFiles):
@@ -123,14 +120,15 @@ class ManifestCheck:
             # Damaged beyond reading, not sealed when we looked, or sealed since: not an error of this line.
             after = bisect_right(self.missing, number, key=lambda numbers: numbers.start)
             known = number in self._files.batches or (after > 0 and number in self.missing[after - 1])
-            if not known and not is_there(storage, name):
+            if not known and not self._files.is_there(name):
                 self.lost.append(Damage(storage.path(name), 0, size, MISSING))
             return None
         if not seen.clean:
             if seen.bytes < size:
                 self.lost.append(Damage(storage.path(name), seen.bytes, size, "the end of the file is missing"))
             return None
-        crc = _checksum_of(storage, name)
+        with storage.open(name) as file:
+            _, crc = size_and_crc(file)
         facts = {"bytes": seen.bytes, "crc32": crc, "episodes": seen.episodes, "steps": seen.steps}
         wrong = [key for key, value in facts.items() if entry.get(key) != value]
         return f"says other {' and '.join(wrong)} of {name} than it has" if wrong else None
@@ -144,23 +142,6 @@ class ManifestCheck:
         if complete and any(entry.get(key) != value for key, value in sums.items()):
             return "says other numbers of episodes or steps than the batches have"
         return None
-
-
-def is_there(storage: ReadStorage, name: str) -> bool:
-    try:
-        storage.size(name)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _checksum_of(storage: ReadStorage, name: str) -> int:
-    """The CRC of a whole file. Raises CorruptTrace, OSError."""
-    at = crc = 0
-    with storage.open(name) as file:
-        while block := file.read(at, _BLOCK):
-            at, crc = at + len(block), crc32(block, crc)
-    return crc
 
 
 def _canonical(value: Any) -> str:
