@@ -37,7 +37,7 @@ from gym_trace.errors import MissingExtra, TraceError
 from gym_trace.format import columns as decoding
 from gym_trace.format import manifest, wire
 from gym_trace.formats.registry import importer_named, importers
-from gym_trace.model import containers, packing
+from gym_trace.model import packing
 
 MEMORY, SECONDS = 3 << 30, 20  # of a process, and of the processor for one thing that it does
 EXIT_CODES = (0, 1, 3, 4, 5)
@@ -152,7 +152,7 @@ def _read(place: Place, sound: Path, lines: tuple[tuple[str, ...], ...]) -> list
     signal.signal(signal.SIGPROF, _too_slow)
     # A million episodes, or lists, take their time, honest or not: limits are a fraction here, and so is the time.
     wire.TABLE_ROWS >>= 4
-    for module in (containers, decoding, manifest, packing):
+    for module in (decoding, manifest, packing):
         module.MAX_CONTAINERS >>= 6  # type: ignore[attr-defined]
     sys.stdin = open(os.devnull)  # noqa: SIM115
     failures: list[str] = []

@@ -1,4 +1,4 @@
-"""Where edits write to: a new directory, or the place of the trace, which is replaced atomically."""
+"""Destinations of edits: a new directory, or the place of the trace, which is replaced atomically."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 
 from gym_trace.editing.writer_copy import EditReport
 from gym_trace.errors import InvalidOption, RecordingError, TraceError, TraceNotFound
-from gym_trace.format.directory import WriterFiles, find_writers
+from gym_trace.format.batch_reader import PART
+from gym_trace.format.directory import find_writers
 from gym_trace.format.facts import agreed, write_facts
 from gym_trace.playback.trace import Trace
 from gym_trace.storage.exchange import exchange
@@ -185,17 +186,11 @@ def _files_of_writers(storage: LocalStorage) -> dict[str, list[int]]:
     for files in writers:
         if files.is_alive():
             raise TraceError(f"{files.where}: this writer is still recording; edit in place when it has ended")
-    there = set(storage.names())
-    names = {name for files in writers for name in _names(files)}
-    return {name: _status(Path(storage.path(name))) for name in sorted(names & there)}
-
-
-def _names(files: WriterFiles) -> Iterator[str]:
-    yield from ([] if files.manifest is None else [files.manifest])
-    for name in files.batches.values():
-        whole = name.removesuffix(".part")
-        yield from (whole, f"{whole}.part")
-    yield from (files.ring, f"{files.ring}.part")
+    names: set[str] = set()
+    for files in writers:
+        whole = [files.ring, *(name.removesuffix(PART) for name in files.batches.values())]
+        names |= {files.manifest or files.ring, *whole, *(name + PART for name in whole)}
+    return {name: _status(Path(storage.path(name))) for name in sorted(names & set(storage.names()))}
 
 
 def _status(path: Path) -> list[int]:
@@ -209,9 +204,8 @@ def _tree(place: Path) -> _Seen:
     for folder, _, _ in os.walk(place):
         for entry in os.scandir(folder):
             if not entry.is_dir(follow_symlinks=False):
-                path = Path(entry.path)
                 with contextlib.suppress(FileNotFoundError):
-                    seen[os.path.relpath(path, place)] = _status(path)
+                    seen[os.path.relpath(entry.path, place)] = _status(Path(entry.path))
     return seen
 
 

@@ -134,14 +134,9 @@ class BatchWriter:
         Args:
             columns: the fragment table, then the data, the bytes of each in pieces.
         """
-        offset = self.size
-        described: dict[str, Any] = {"columns": [column.descriptor() for column, _ in columns]}
-        if slab is not None:
-            described["slab"] = list(slab)
-        if pending:
-            described["pending"] = list(pending)
-        metadata = pack(described)
-        short = -(-len(fragments) // wire.ROWS_A_BYTE) - sum(column.stored for column, _ in columns)
+        offset, described = self.size, [column for column, _ in columns]
+        metadata = _metadata(described, slab, pending)
+        short = -(-len(fragments) // wire.ROWS_A_BYTE) - sum(column.stored for column in described)
         blobs = [pieces for _, pieces in columns]
         if short > 0:  # pad: a reader rejects chunks with too many fragments for their bytes
             blobs.append([bytes(short)])
@@ -150,7 +145,7 @@ class BatchWriter:
         if slab is not None:
             known = self._slab
             self._slab = (*slab, 1 + (known[2] if known is not None and known[0] == slab[0] else 0))
-        self._indexed(offset, fragments, [column for column, _ in columns])
+        self._indexed(offset, fragments, described)
 
     def copy_chunk(self, fragments: Array, chunk: StoredChunk) -> None:
         """Append a chunk of another batch as stored, without reading its columns."""
@@ -189,12 +184,7 @@ class BatchWriter:
         }
         columns = [ColumnEncoder(path, workspace).encode(table) for path, table in tables.items()]
         totals = [[list(path), *sizes] for path, sizes in self._totals.items()]
-        described: dict[str, Any] = {"columns": [column.descriptor() for column, _ in columns], "totals": totals}
-        if self._slab is not None:
-            described["slab"] = list(self._slab)
-        if self._pending:
-            described["pending"] = list(self._pending)
-        metadata = pack(described)
+        metadata = _metadata([column for column, _ in columns], self._slab, self._pending, totals=totals)
         index_offset = self.size
         self._record(wire.INDEX, metadata, [[blob] for _, blob in columns])
         self._append([wire.pack_footer(index_offset, self.size + wire.HEADER_SIZE, self._file_id)])
@@ -232,6 +222,14 @@ class BatchWriter:
             self._file.truncate(start)  # remove the torn record, so that later records can follow
             raise
         self.size, self.crc = size, crc
+
+
+def _metadata(columns: Sequence[Column], slab: Sequence[int] | None, pending: Sequence[Any], **more: Any) -> bytes:
+    """Return the metadata of a chunk or an index."""
+    described = {"columns": [column.descriptor() for column in columns], **more}
+    described |= {} if slab is None else {"slab": list(slab)}
+    described |= {"pending": list(pending)} if pending else {}
+    return pack(described)
 
 
 def _gathered(pieces: Sequence[Piece]) -> Iterator[Piece]:

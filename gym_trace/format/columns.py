@@ -13,9 +13,8 @@ import zstandard
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
 from gym_trace.format import transforms, wire
-from gym_trace.model.containers import MAX_CONTAINERS, Containers
 from gym_trace.model.deltas import DeltaRows
-from gym_trace.model.packing import unpack
+from gym_trace.model.packing import MAX_CONTAINERS, Containers, unpack
 from gym_trace.model.values import Array, dtype_from, objects
 
 ZSTD, SHUFFLE, XOR, CONSTANT, CHANGES = 1, 2, 4, 8, 16  # encoding bits
@@ -134,9 +133,12 @@ def decode(column: Column, blob: bytes | memoryview) -> Array:
     Raises CorruptTrace. Memory is bounded by the limits of parse_column.
     """
     try:
-        if column.dtype == MSGPACK:
-            return _decode_values(column, blob)
-        return _decode_typed(column, blob)
+        if column.dtype != MSGPACK:
+            return _decode_typed(column, blob)
+        view, bounds = _value_bounds(column, blob)
+        containers = Containers() if column.full_size > MAX_CONTAINERS else None
+        # Equal values are unpacked again: they must not share memory.
+        return objects([unpack(view[a:b], containers) for a, b in bounds])
     except MemoryError as error:
         raise CorruptTrace(f"column declares {column.full_size} bytes, more than the available memory") from error
 
@@ -198,13 +200,6 @@ def _inflated(column: Column, blob: bytes | memoryview) -> Array:
         return out
     except zstandard.ZstdError as error:
         raise CorruptTrace(f"decompressing a column failed: {error}") from error
-
-
-def _decode_values(column: Column, blob: bytes | memoryview) -> Array:
-    view, bounds = _value_bounds(column, blob)
-    containers = Containers() if column.full_size > MAX_CONTAINERS else None
-    # Equal values are unpacked again: they must not share memory.
-    return objects([unpack(view[a:b], containers) for a, b in bounds])
 
 
 def _value_bounds(column: Column, blob: bytes | memoryview) -> tuple[memoryview, list[tuple[int, int]]]:
@@ -367,7 +362,8 @@ class ColumnEncoder:
     def _try(self, habit: _Habit, sample: Array, item_size: int) -> None:
         """Choose the encoding with the smallest sample."""
         sizes: dict[int, int] = {}
-        for candidate in _candidates(sample, item_size):
+        is_large, shuffles = _is_large(sample.shape[1]), [SHUFFLE, SHUFFLE | XOR] if item_size > 1 else []
+        for candidate in [*([CHANGES] if is_large else []), 0, XOR, *shuffles]:
             sizes[candidate] = self._size_under(candidate, sample, item_size)
             if candidate == CHANGES and self._changes_little:  # clearly the best
                 break
@@ -376,7 +372,7 @@ class ColumnEncoder:
         habit.compressible = sizes[best] < _WORTHWHILE * sample.nbytes
         habit.encoding = best if habit.compressible else 0
         quick = self._workspace.compress_quickly
-        if not _is_large(sample.shape[1]) and sample.nbytes >= _LEAST_QUICK_SAMPLE:
+        if not is_large and sample.nbytes >= _LEAST_QUICK_SAMPLE:
             filtered = _filter(sample, habit.encoding, item_size)
             habit.quick = len(quick(filtered)) <= _QUICK_SIZE * sizes[best]
 
@@ -401,12 +397,6 @@ def _squeezed(
         if len(blob) < size:
             return blob, encoding | ZSTD
     return plain.tobytes() if isinstance(plain, np.ndarray) else plain, 0
-
-
-def _candidates(flat: Array, item_size: int) -> list[int]:
-    """Return the encodings to try."""
-    shuffles = [SHUFFLE, SHUFFLE | XOR] if item_size > 1 else []
-    return [*([CHANGES] if _is_large(flat.shape[1]) else []), 0, XOR, *shuffles]
 
 
 def _all_rows_equal(flat: Array) -> bool:

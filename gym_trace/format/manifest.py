@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.errors import CorruptTrace, UnstorableValue
-from gym_trace.model.containers import MAX_CONTAINERS
+from gym_trace.model.packing import MAX_CONTAINERS
 from gym_trace.model.values import shown
 from gym_trace.storage.protocol import Appender, Reader, ReadStorage, Storage
 

@@ -261,11 +261,6 @@ def unpack_footer(raw: bytes, file_length: int, file_id: bytes) -> Footer | None
     return Footer(index_offset, length)
 
 
-def pack_floats(values: Sequence[float]) -> bytes:
-    """Pack Python floats as float64; twice as fast as NumPy."""
-    return struct.pack(f"{len(values)}d", *values)
-
-
 def join_fragments(tables: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Concatenate fragment tables. tables: C-contiguous."""
     # Join bytes, because NumPy copies structured rows field by field.

@@ -10,15 +10,13 @@ from gym_trace.errors import CorruptTrace
 from gym_trace.format.batch_reader import Damage, size_and_crc
 from gym_trace.format.directory import WriterFiles, batch_number
 from gym_trace.format.manifest import Line, as_json, read_lines
-from gym_trace.integrity.batch_scan import BatchInspector
 
 MISSING = "this batch is missing"
 
 
-class _Seen(NamedTuple):
-    """A sealed batch that was read; clean: no byte of it was found damaged."""
+class Seen(NamedTuple):
+    """A sealed batch that was read: if its bytes are undamaged, and the episodes that end in it."""
 
-    name: str
     bytes: int
     clean: bool
     episodes: int
@@ -31,6 +29,7 @@ class ManifestCheck:
     Attributes:
         schema: of the batches, or None.
         missing: numbers of batches that are known to be missing already.
+        seen: the sealed batches that were read, by name; damaged chunks count.
         damages: lines of the manifest that are damaged or wrong.
         lost: listed batches, or ends of them, that are missing.
         remarks: notes that are not about damage.
@@ -43,14 +42,9 @@ class ManifestCheck:
         self.lost: list[Damage] = []
         self.remarks: list[str] = []
         self._files = files
-        self._seen: dict[str, _Seen] = {}
+        self.seen: dict[str, Seen] = {}
         self._listed: set[str] = set()
         self._closed = False
-
-    def saw(self, batch: BatchInspector, clean: bool, episodes: int, steps: int) -> None:
-        """Report a batch: the episodes that end in it and its steps, damaged chunks included."""
-        if batch.has_end_name:
-            self._seen[batch.name] = _Seen(batch.name, batch.size, clean, episodes, steps)
 
     def compare(self, alive: bool) -> None:
         storage, name = self._files.storage, self._files.manifest
@@ -115,7 +109,7 @@ class ManifestCheck:
             return f"lists {name} again"
         self._listed.add(name)
         size = size if isinstance(size, int) else 0
-        storage, seen = self._files.storage, self._seen.get(name)
+        storage, seen = self._files.storage, self.seen.get(name)
         if seen is None:
             # Damaged beyond reading, not sealed when we looked, or sealed since: not an error of this line.
             after = bisect_right(self.missing, number, key=lambda numbers: numbers.start)
@@ -134,11 +128,11 @@ class ManifestCheck:
         return f"says other {' and '.join(wrong)} of {name} than it has" if wrong else None
 
     def _closed_line(self, entry: dict[str, Any]) -> str | None:
-        unlisted = next((name for name in self._seen if name not in self._listed), None)
+        unlisted = next((name for name in self.seen if name not in self._listed), None)
         if unlisted is not None:
             return f"says closed, but does not list {unlisted}"
-        complete = self._listed == set(self._seen) and all(seen.clean for seen in self._seen.values())
-        sums = {key: sum(getattr(seen, key) for seen in self._seen.values()) for key in ("episodes", "steps")}
+        complete = self._listed == set(self.seen) and all(seen.clean for seen in self.seen.values())
+        sums = {key: sum(getattr(seen, key) for seen in self.seen.values()) for key in ("episodes", "steps")}
         if complete and any(entry.get(key) != value for key, value in sums.items()):
             return "says other numbers of episodes or steps than the batches have"
         return None

@@ -84,7 +84,7 @@ def test_a_trace_in_memory_can_be_replaced_and_its_damage_is_located(tmp_path: P
     recorded(tmp_path / "t", uid="second", on_exist="replace")
     storage = MemoryStorage(tmp_path / "t")
     assert sorted(storage.names()) == ["second.000000.gtb", "second.manifest.jsonl"]
-    storage.files["second.000000.gtb"][-100] ^= 1
+    storage._files["second.000000.gtb"][-100] ^= 1
     (damage, *_) = check_trace(storage).damages
     assert damage.path == storage.path("second.000000.gtb")
 

@@ -19,7 +19,7 @@ from gymnasium import Space, spaces
 
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.formats.parquet.tables import parquet_file
-from gym_trace.model.containers import Containers
+from gym_trace.model.packing import Containers
 from gym_trace.model.values import Array, is_plain_dtype
 
 
