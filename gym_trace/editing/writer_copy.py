@@ -252,7 +252,8 @@ def part_of(chunk: Chunk, fragments: Array, kept: Array, bare: Array) -> Segment
         if mask.any() and column.dtype == MSGPACK:
             columns[path] = [value for value, is_kept in zip(chunk.packed(path), mask.tolist()) if is_kept]
         elif mask.any():
-            columns[path] = chunk.array(path)[mask]
+            rows = chunk.array(path)
+            columns[path] = rows if mask.all() else rows[mask]
     if _STARTS not in columns and masks["starts"].any():  # a chunk may have none, and be joined to one that has
         columns[_STARTS] = [pack({})] * int(np.count_nonzero(masks["starts"]))
     table = fragments.copy()
