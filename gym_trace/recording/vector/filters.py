@@ -9,7 +9,7 @@ import numpy as np
 from gym_trace.model.values import Array
 from gym_trace.recording.filters import Filters
 from gym_trace.ring.lanes.autoreset import after_step
-from gym_trace.ring.lanes.events import LANE, LaneState
+from gym_trace.ring.lanes.entries import LANE, LaneState
 
 
 class LaneFilters:

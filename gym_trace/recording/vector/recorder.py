@@ -18,12 +18,11 @@ from gym_trace.recording.filters import Filters
 from gym_trace.recording.options import RecordingOptions
 from gym_trace.recording.recorder import Recorder, not_to_be_interrupted
 from gym_trace.recording.vector.filters import LaneFilters
-from gym_trace.ring.lanes.decoder import pending_of
-from gym_trace.ring.lanes.encoder import encoded, left_open, no_lanes
-from gym_trace.ring.lanes.entries import packed_state
-from gym_trace.ring.lanes.events import LANE, End, Interrupted, LaneState, Observed, Reset, Step
+from gym_trace.ring.lanes.contents import Contents
+from gym_trace.ring.lanes.decoder import decoded, pending_of
+from gym_trace.ring.lanes.entries import LANE, End, LaneState, Observed, Reset
 from gym_trace.ring.lanes.layout import LaneLayout, row_bytes
-from gym_trace.ring.lanes.slab import LaneSlab, Rooms, log_bytes_for, rooms_of_no_slab
+from gym_trace.ring.lanes.slab import LaneSlab, Rooms, Step, log_bytes_for, rooms_of_no_slab
 from gym_trace.ring.log import LogFull
 from gym_trace.ring.memory import LANES, MOST_SLAB_BYTES, Ring
 from gym_trace.ring.segment import Rows, Segment
@@ -100,7 +99,7 @@ class LaneRecorder(Recorder):
             return
         try:
             with held_back():  # libraries turn the exception of a signal handler into one of theirs
-                segments, state = self._encoded(slab)
+                segments, state = self._decoded(slab)
         except Exception as error:  # of any kind: told like one of writing
             raise_if_of_signal(error)
             self._out.fail(error)
@@ -112,9 +111,10 @@ class LaneRecorder(Recorder):
         self._next_state = state
         self._out.submit(slab.sequence, segments, pending_of(self.asked(), state.lanes))
 
-    def _encoded(self, slab: LaneSlab) -> tuple[list[Segment], LaneState]:
+    def _decoded(self, slab: LaneSlab) -> tuple[list[Segment], LaneState]:
         """What a slab holds, and the state of the lanes after it."""
-        return encoded(self._layout, self._state or no_lanes(self._count), *slab.recorded())
+        contents = Contents(self._layout, slab.sequence, slab.memory)
+        return decoded(self._layout, contents, self._state or LaneState.initial(self._count))
 
     def _turn(self) -> None:
         if self._slab is not None and not self._slab.is_empty:
@@ -124,7 +124,7 @@ class LaneRecorder(Recorder):
     def _begin(self, log_bytes: int) -> None:
         """Goes on in the next slab, whose log has room for an entry of so many bytes."""
         before, state = self._slab, self._next_state
-        packed = b"" if state is None else packed_state(state, self._layout.filtered)
+        packed = b"" if state is None else state.packed(self._layout.filtered)
         if before is not None:
             log_bytes += before.asked_bytes
         size = self._layout.log + log_bytes_for(packed) + log_bytes
@@ -191,7 +191,7 @@ class LaneRecorder(Recorder):
             return False
         if self.expecting:
             self._asked = None
-            self._put(LaneSlab.mark, Interrupted(time.time_ns(), time.monotonic_ns()))
+            self._put(LaneSlab.end, End(None, time.time_ns(), time.monotonic_ns()))
             if self.filters is not None:
                 self.filters.lose_track()
             self.expecting = False
@@ -277,7 +277,7 @@ class LaneRecorder(Recorder):
     def end(self, outcome: int) -> None:
         self._asked = None
         if self._slab is not None:
-            self._put(LaneSlab.mark, End(outcome, time.time_ns(), time.monotonic_ns()))
+            self._put(LaneSlab.end, End(outcome, time.time_ns(), time.monotonic_ns()))
 
     # -- forks and copies ---------------------------------------------------------------------------------------------
 
@@ -294,11 +294,11 @@ class LaneRecorder(Recorder):
         slab, state = self._slab, self._next_state
         if slab is not None and slab.sequence > self._out.submitted:
             try:
-                _, state = self._encoded(slab)
+                _, state = self._decoded(slab)
             except Exception as error:  # of any kind: it is met again, and told, when the slab is full
                 raise_if_of_signal(error)
                 return None
-        return None if state is None else left_open(state)
+        return None if state is None else state.left_open()
 
     def continue_run(self, run: LaneState | None) -> None:
         """Takes over the episodes of another recorder when the next step comes; writes nothing if none comes."""

@@ -31,7 +31,8 @@ from gym_trace.recording.options import (
 from gym_trace.recording.vector.infos import infos_by_lane, last_of
 from gym_trace.recording.vector.recorder import BatchPacker, LaneRecorder
 from gym_trace.ring.lanes.autoreset import SAME_STEP
-from gym_trace.ring.lanes.events import Reset, Step
+from gym_trace.ring.lanes.entries import More, Reset
+from gym_trace.ring.lanes.slab import Step
 from gym_trace.ring.segment import Rows
 from gym_trace.storage.local import LocalStorage
 
@@ -255,23 +256,9 @@ class TraceRecordingVectorWrapper(_Wrapper):
         except Exception as error:
             self._cannot_tell("observations and infos of a step", error)
             return result
-        recorder.add(
-            Step(
-                utc,
-                monotonic,
-                packed_observations,
-                recorder.asked() or [],
-                packed_rewards,
-                terminated,
-                truncated,
-                finals,
-                step_infos,
-                reset_infos,
-                notes or {},  # the other one may get those of the next step
-                ids,
-                kept,
-            )
-        )
+        more = More({}, None, finals, step_infos, reset_infos, notes or {}, ids, kept)  # the next notes are not this {}
+        asked = recorder.asked() or []
+        recorder.add(Step(utc, monotonic, packed_observations, asked, packed_rewards, terminated, truncated, more))
         return result
 
     def close(self, **kwargs: Any) -> None:
