@@ -8,7 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import vector
-from telling import MODES, SPACES, STEPS, Saying, batched_actions, check, expected, made, plain, record
+from telling import (
+    DISABLED,
+    NEXT_STEP,
+    SPACES,
+    STEPS,
+    Saying,
+    batched_actions,
+    check,
+    expected,
+    made,
+    modes,
+    plain,
+    record_and_check,
+)
 from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
@@ -16,7 +29,6 @@ from gym_trace.errors import InvalidOption
 from gym_trace.model.values import Unstored
 
 vector_wrappers = pytest.importorskip("gymnasium.wrappers.vector")
-modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 
 
 class Tensor:
@@ -85,7 +97,7 @@ def test_tensors_are_split_by_lane(tmp_path: Path, name: str, mode: Any) -> None
     for action in actions:
         *_, terminations, truncations, _ = wrapped.step(as_tensors(action))
         over = np.asarray(terminations) | np.asarray(truncations)
-        if mode == vector.AutoresetMode.DISABLED and over.any():
+        if mode == DISABLED and over.any():
             wrapped.reset(options={"reset_mask": Tensor(over), "level": 3})
     wrapped.close()
     check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
@@ -94,7 +106,7 @@ def test_tensors_are_split_by_lane(tmp_path: Path, name: str, mode: Any) -> None
 def test_torch_tensors_are_split_by_lane(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("array_api_compat")
-    mode, space, action_space = vector.AutoresetMode.NEXT_STEP, SPACES["dict"], SPACES["box"]
+    mode, space, action_space = NEXT_STEP, SPACES["dict"], SPACES["box"]
     env = made("sync", mode, True, space, action_space)
     actions, batch = batched_actions(env, STEPS), env.action_space
     wrapped = TraceRecordingVectorWrapper(vector_wrappers.NumpyToTorch(env), tmp_path / "t", record_infos=True)
@@ -107,11 +119,8 @@ def test_torch_tensors_are_split_by_lane(tmp_path: Path) -> None:
 
 @modes
 def test_a_list_of_infos_has_one_info_per_lane(tmp_path: Path, mode: Any) -> None:
-    space, action_space = SPACES["box"], SPACES["discrete"]
-    env = made("sync", mode, True, space, action_space)
-    actions, batch = batched_actions(env, STEPS), env.action_space
-    record(vector_wrappers.DictInfoToList(env), tmp_path / "t", actions)
-    check(tmp_path / "t", expected(mode, space, action_space, actions, batch), space, action_space)
+    around = vector_wrappers.DictInfoToList
+    record_and_check(tmp_path / "t", mode, SPACES["box"], SPACES["discrete"], around=around)
 
 
 def infos_of(directory: Path, infos: Any) -> list[Any]:

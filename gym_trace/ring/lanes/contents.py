@@ -56,14 +56,14 @@ class Steps(NamedTuple):
 
 
 class Contents:
-    """What a slab holds. The arrays may be views of the slab. Raises like gym_trace.ring.lanes.entries.
+    """The events in a slab. Arrays may be views of the slab. Raises like gym_trace.ring.lanes.entries.
 
     Args:
         most: number of log entries to read; None: all.
 
     Attributes:
         events: what happened, in order.
-        asked: the actions without an answer, one entry per leaf, with one row per lane; None if there are none.
+        asked: the actions without an answer, one entry per leaf, with one row per lane, or None.
     """
 
     def __init__(self, layout: LaneLayout, sequence: int, slab: memoryview, most: int | None = None):

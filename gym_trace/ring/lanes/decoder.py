@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,12 +34,13 @@ class LaneDecoder:
     """
 
     def __init__(self, layout: dict[str, Any]):
-        self._layout = lane_layout(layout, MOST_SLAB_BYTES)
+        with _malformed_is_corrupt("layout"):
+            self._layout = lane_layout(layout, MOST_SLAB_BYTES)
 
     def complete(self, sequence: int, slab: bytes | memoryview) -> tuple[int, int]:
         """Return the number of complete steps in a slab, and of complete entries in its log."""
-        log = [entry.kind for entry in entries(slab, self._layout.log, len(slab), sequence)]
-        return log.count(STEP), len(log)
+        kinds = [entry.kind for entry in entries(slab, self._layout.log, len(slab), sequence)]
+        return kinds.count(STEP), len(kinds)
 
     def decode(
         self, sequence: int, slab: bytes | memoryview, most: tuple[int, int] | None = None
@@ -50,12 +53,18 @@ class LaneDecoder:
 
         Raises CorruptTrace.
         """
-        try:
+        with _malformed_is_corrupt("slab"):
             contents = Contents(self._layout, sequence, memoryview(slab), None if most is None else most[1])
             segments, state = decoded(self._layout, contents, contents.state())
             return segments, [] if most else pending_of(contents.asked, state.lanes)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise CorruptTrace(f"malformed ring slab: {error!r:.100}") from error
+
+
+@contextlib.contextmanager
+def _malformed_is_corrupt(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise CorruptTrace(f"malformed ring {what}: {error!r:.100}") from error
 
 
 def pending_of(asked: list[Rows] | None, lanes: Array) -> list[Pending]:

@@ -1,4 +1,4 @@
-"""What the log of a slab of lanes holds: each kind of entry is written and read here (docs/FORMAT.md, section 8).
+"""The entries in the log of a slab of lanes, each with its writer and its reader (docs/FORMAT.md, section 8).
 
 Everything that is not in the columns is MessagePack. Malformed entries raise CorruptTrace, LookupError, TypeError,
 ValueError or AttributeError.
@@ -110,7 +110,7 @@ class More(NamedTuple):
     kept: Array | None = None  # with filters: True for lanes whose step is kept
 
     def packed(self) -> bytes:
-        """Pack the parts; empty if there are none."""
+        """Pack the parts; empty without any."""
         given: dict[str, Any] = {}
         if self.observations:
             given["observations"] = dict(self.observations)

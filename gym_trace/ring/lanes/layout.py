@@ -119,14 +119,7 @@ def row_bytes(leaves: list[Leaf]) -> int:
 
 
 def lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
-    """Parse the layout stored in a ring file. Raises CorruptTrace."""
-    try:
-        return _lane_layout(plain, slab_bytes)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise CorruptTrace(f"malformed ring layout: {error!r:.100}") from error
-
-
-def _lane_layout(plain: dict[str, Any], slab_bytes: int) -> LaneLayout:
+    """Parse the layout stored in a ring file. Raises like gym_trace.ring.lanes.entries if it is malformed."""
     lanes, times, log = (plain[name] for name in ("lanes", "times", "log"))
     if not all(type(number) is int and 0 < number <= slab_bytes for number in (lanes, times, log)):
         raise CorruptTrace("number out of range in a ring layout")

@@ -123,7 +123,7 @@ class LaneSlab:
 
     @property
     def position(self) -> int:
-        """Where the log ends."""
+        """The end of the log."""
         return self._log.position
 
     def rooms(self) -> Rooms | None:
@@ -229,7 +229,7 @@ class LaneSlab:
         self._log.append(kind, payload, column, 0, utc, monotonic)
 
     def _foresee(self, payloads: tuple[int, int]) -> None:
-        """Has the slab be full where there is no room for such payloads; half of the log is used in any case."""
+        """Count the slab as full without room for such payloads; half of the log is used in any case."""
         self.payloads = payloads
         room = min(sum(size_of(payload) for payload in payloads if payload), (self._log.end - self._layout.log) // 2)
         self._last_start = self._log.end - 2 * _RESERVE - ENTRY.size - room
