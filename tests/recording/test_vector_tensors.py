@@ -21,6 +21,7 @@ from telling import (
     modes,
     plain,
     record_and_check,
+    said,
 )
 from zoo import bits
 
@@ -124,11 +125,7 @@ def test_a_list_of_infos_has_one_info_per_lane(tmp_path: Path, mode: Any) -> Non
 
 
 def infos_of(directory: Path, infos: Any) -> list[Any]:
-    env = TraceRecordingVectorWrapper(Saying(infos=infos), directory, record_infos=True)
-    env.reset()
-    env.step(np.zeros(3, np.int64))
-    env.close()
-    return [plain(episode.infos[0]) for episode in open_trace(directory)]
+    return [plain(episode.infos[0]) for episode in said(directory, True, infos=infos)]
 
 
 def test_info_values_without_one_row_per_lane_go_whole_to_each_lane(tmp_path: Path) -> None:
@@ -156,7 +153,7 @@ def test_info_values_with_one_row_per_lane_are_split_in_any_container(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "said",
+    "values",
     [
         {"ends": np.zeros((3, 2), np.bool_)},
         {"ends": np.zeros(2, np.bool_)},
@@ -165,14 +162,14 @@ def test_info_values_with_one_row_per_lane_are_split_in_any_container(tmp_path: 
         {"obs": np.zeros((2, 2), np.float32)},
         {"obs": None},
     ],
-    ids=lambda said: "-".join(said),
+    ids="-".join,
 )
-def test_steps_of_the_wrong_shape_are_skipped_without_false_data(tmp_path: Path, said: Any) -> None:
+def test_steps_of_the_wrong_shape_are_skipped_without_false_data(tmp_path: Path, values: Any) -> None:
     envs = Saying()
     env = TraceRecordingVectorWrapper(envs, tmp_path / "t")
     env.reset()
     env.step(np.zeros(3, np.int64))
-    usual, envs.said = envs.said, {**envs.said, **said}
+    usual, envs.said = envs.said, {**envs.said, **values}
     env.step(np.zeros(3, np.int64))
     with pytest.warns(UserWarning, match="not one a lane"):
         env.step(np.zeros(3, np.int64))
@@ -224,12 +221,9 @@ def test_an_unknown_autoreset_mode_raises(tmp_path: Path) -> None:
 def test_infos_that_cannot_be_split_lose_no_step(tmp_path: Path) -> None:
     infos: dict[str, Any] = {}
     infos["itself"] = infos
-    env = TraceRecordingVectorWrapper(Saying(infos=infos), tmp_path / "t", record_infos=True)
-    env.reset()
-    env.step(np.zeros(3, np.int64))
     with pytest.warns(UserWarning, match="infos: a value of type builtins.dict cannot be stored"):
-        env.close()
-    found = [(len(episode), type(episode.infos[0])) for episode in open_trace(tmp_path / "t")]
+        episodes = said(tmp_path / "t", True, infos=infos)
+    found = [(len(episode), type(episode.infos[0])) for episode in episodes]
     assert found == [(1, Unstored)] * 3
 
 
@@ -261,11 +255,7 @@ def test_a_reset_mask_may_be_a_tensor(tmp_path: Path) -> None:
 
 def test_rewards_of_varying_shapes_are_kept(tmp_path: Path) -> None:
     rewards = [np.zeros(2), np.zeros(3), 1.0]
-    env = TraceRecordingVectorWrapper(Saying(rewards=rewards), tmp_path / "t")
-    env.reset()
-    env.step(np.zeros(3, np.int64))
-    env.close()
-    kept = [episode.rewards[0] for episode in open_trace(tmp_path / "t")]
+    kept = [episode.rewards[0] for episode in said(tmp_path / "t", rewards=rewards)]
     assert [bits(np.asarray(reward)) for reward in kept] == [bits(np.asarray(reward)) for reward in rewards]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,13 +36,8 @@ class BatchPacker:
         """Return the rows of all lanes at a step. rooms: output arrays, one per leaf; returned if all rows fit."""
         try:
             parts = self._layout.split(value)
-            for part, (dtype, shape), room in zip(parts, self._usual, rooms):
-                if room is None or type(part) is not np.ndarray or part.dtype != dtype or part.shape != shape:
-                    break
-                room[...] = part
-            else:
-                return rooms
-            return [self._of_step(*given) for given in zip(self._leaves, parts, self._usual, rooms)]
+            rows = [self._of_step(*given) for given in zip(self._leaves, parts, self._usual, rooms)]
+            return rooms if all(map(operator.is_, rows, rooms)) else rows
         except Exception as error:  # a batch of another structure, or of other people's making
             raise_if_of_signal(error)
             return self.single(self._one_per_lane(value))
