@@ -21,6 +21,8 @@ if not hasattr(vector, "AutoresetMode"):
 from gym_trace import TraceRecordingVectorWrapper
 
 MODES = list(vector.AutoresetMode)
+NEXT_STEP, SAME_STEP, DISABLED = MODES
+modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 COUNT, STEPS = 3, 22
 SPACES: dict[str, spaces.Space[Any]] = {
     "hollow": spaces.Box(-1, 1, (0,), np.float32),
@@ -87,13 +89,36 @@ def record(env: Any, directory: Path, actions: list[Any], flush_every: int = 7, 
     wrapped = TraceRecordingVectorWrapper(env, directory, record_infos=True, **options)
     wrapped.reset(seed=11, options={"level": 2})
     for t, action in enumerate(actions):
-        *_, terminations, truncations, _ = wrapped.step(action)
+        step_lanes(wrapped, action, level=3)
         if t % flush_every == flush_every - 1:
             wrapped.flush()
-        over = terminations | truncations
-        if env.metadata["autoreset_mode"] == vector.AutoresetMode.DISABLED and over.any():
-            wrapped.reset(options={"reset_mask": over, "level": 3})
     wrapped.close()
+
+
+def step_lanes(env: Any, actions: Any = None, **options: Any) -> None:
+    """Step all lanes, with zeros by default; reset the finished ones if the environment does not."""
+    *_, terminations, truncations, _ = env.step(np.zeros(COUNT, np.int64) if actions is None else actions)
+    over = np.asarray(terminations) | np.asarray(truncations)
+    if env.metadata["autoreset_mode"] == DISABLED and over.any():
+        env.reset(options={"reset_mask": over, **options})
+
+
+def record_and_check(
+    directory: Path,
+    mode: Any,
+    space: Any,
+    action_space: Any,
+    *,
+    kind: str = "sync",
+    copy: bool = True,
+    flush_every: int = 7,
+    around: Callable[[Any], Any] = lambda env: env,
+) -> None:
+    """Record TellingEnvs, and compare the trace with the expected episodes. around: wraps the vector environment."""
+    env = made(kind, mode, copy, space, action_space)
+    actions, batch = batched_actions(env, STEPS), env.action_space
+    record(around(env), directory, actions, flush_every)
+    check(directory, expected(mode, space, action_space, actions, batch), space, action_space)
 
 
 def expected(mode: Any, space: Any, action_space: Any, actions: list[Any], batch: Any) -> list[list[dict[str, Any]]]:
@@ -109,7 +134,7 @@ def expected(mode: Any, space: Any, action_space: Any, actions: list[Any], batch
         begin(seed=11 + lane)
         over = False
         for action in actions:
-            if over and mode == vector.AutoresetMode.NEXT_STEP:
+            if over and mode == NEXT_STEP:
                 begin()
                 over = False
                 continue
@@ -118,7 +143,7 @@ def expected(mode: Any, space: Any, action_space: Any, actions: list[Any], batch
             episodes[-1]["observations"].append(observation)
             episodes[-1]["steps"].append((own, reward, terminated, truncated, info))
             over = terminated or truncated
-            if over and mode != vector.AutoresetMode.NEXT_STEP:
+            if over and mode != NEXT_STEP:
                 begin()
         lanes.append(episodes)
     return lanes
@@ -193,6 +218,15 @@ def look_at(trace: Any, dead: bool = False) -> Counter[tuple[int, int, int]]:
         assert part.outcome in ("truncated" if cut else "terminated", *(() if over else ("cut", "closed", "lost")))
         steps.update((lane, number, t) for t in times[:-1])
     return steps
+
+
+def said(directory: Path, record_infos: bool = False, **values: Any) -> list[Any]:
+    """Record one step that returns these values; return the episodes of its lanes."""
+    env = TraceRecordingVectorWrapper(Saying(**values), directory, record_infos=record_infos)
+    env.reset()
+    env.step(np.zeros(3, np.int64))
+    env.close()
+    return list(open_trace(directory))
 
 
 class Saying(vector.VectorEnv):  # type: ignore[type-arg]

@@ -307,7 +307,7 @@ def test_a_signal_while_a_slab_is_decoded_is_not_mistaken_for_damage(
         pytest.importorskip("gymnasium", minversion="1.1")
     module = "gym_trace.recording.vector.recorder" if lanes else "gym_trace.ring.rows"
     target = importlib.import_module(module) if lanes else importlib.import_module(module).RowDecoder
-    name = "encoded" if lanes else "decode"
+    name = "decoded" if lanes else "decode"
     decode, alarms = getattr(target, name), []
 
     def interrupted(*arguments: Any) -> Any:

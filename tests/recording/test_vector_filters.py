@@ -13,14 +13,28 @@ import pytest
 from gymnasium import vector
 from hypothesis import given
 from hypothesis import strategies as st
-from telling import COUNT, MODES, SPACES, STEPS, TellingEnv, batched_actions, look_at, made, plain, record
+from telling import (
+    COUNT,
+    DISABLED,
+    MODES,
+    NEXT_STEP,
+    SAME_STEP,
+    SPACES,
+    STEPS,
+    TellingEnv,
+    batched_actions,
+    look_at,
+    made,
+    modes,
+    plain,
+    record,
+    step_lanes,
+)
 from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, TraceRecordingWrapper, check_trace, open_trace
 from gym_trace.errors import InvalidOption
 
-NEXT_STEP, SAME_STEP, DISABLED = MODES
-modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 ARRAYS = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
@@ -216,10 +230,7 @@ def test_an_exception_in_a_filter_reaches_the_caller_and_corrupts_nothing(tmp_pa
     wrapped.reset(seed=11)
     for action in batched_actions(env, STEPS):
         try:
-            *_, terminations, truncations, _ = wrapped.step(action)
-            over = terminations | truncations
-            if mode == DISABLED and over.any():
-                wrapped.reset(options={"reset_mask": over})
+            step_lanes(wrapped, action)
         except ZeroDivisionError:
             failures += 1
             if mode == DISABLED:

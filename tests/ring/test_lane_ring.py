@@ -17,7 +17,7 @@ from gymnasium import vector
 from hypothesis import given
 from hypothesis import strategies as st
 from longer import LONG
-from telling import COUNT, MODES, SPACES, TellingEnv, plain
+from telling import COUNT, DISABLED, MODES, NEXT_STEP, SAME_STEP, SPACES, TellingEnv, modes, plain
 from zoo import bits
 
 from gym_trace import TraceRecordingVectorWrapper, open_trace
@@ -31,8 +31,6 @@ from gym_trace.ring.memory import LANES
 from gym_trace.ring.recovered import read_ring
 from gym_trace.storage.local import LocalStorage
 
-NEXT_STEP, SAME_STEP, DISABLED = MODES
-modes = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="there is no ring here"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
