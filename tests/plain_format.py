@@ -15,8 +15,7 @@ from gym_trace.formats.conformance import Loaded
 from gym_trace.formats.contract import Plan, Target
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.plain import json_text, tagged
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import json_text, tagged, untagged
 from gym_trace.model.episode import infos_of
 
 
@@ -25,7 +24,6 @@ class PlainExporter:
     """A file of JSON for each episode."""
 
     name: ClassVar[str] = "plain"
-    extra: ClassVar[str] = ""
     makes: ClassVar[str] = "directory"
     digits: int = 6
 
@@ -70,7 +68,6 @@ class PlainImporter:
     """Directories of PlainExporter."""
 
     name: ClassVar[str] = "plain"
-    extra: ClassVar[str] = ""
 
     def recognises(self, path: Path) -> bool:
         return path.joinpath("about.txt").is_file()

@@ -15,8 +15,7 @@ from gym_trace import __version__
 from gym_trace.errors import UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.format.manifest import json_of
-from gym_trace.formats.steps.plain import json_text, tagged
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import json_text, tagged, untagged
 from gym_trace.model.episode import Episode
 from gym_trace.model.origins import ORIGINS
 from gym_trace.model.packing import unpack

@@ -14,8 +14,7 @@ import zstandard
 from gym_trace.errors import CorruptTrace, UnreadableRecording
 from gym_trace.format import wire
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.choice import choose
-from gym_trace.formats.steps.windows import Window, step_windows
+from gym_trace.formats.steps.windows import Window, choose, step_windows
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import ABSENT, Array, objects
 from gym_trace.reading.forms import Form

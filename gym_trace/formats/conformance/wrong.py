@@ -44,7 +44,6 @@ class _Made:
     """An importer of what was made in memory."""
 
     name: ClassVar[str] = "made"
-    extra: ClassVar[str] = ""
 
     def __init__(self, trace: Trace, episodes: list[Whole]):
         self._trace, self._episodes = trace, episodes

@@ -24,7 +24,6 @@ class GymImporter:
     """
 
     name: ClassVar[str] = "gym"
-    extra: ClassVar[str] = ""
     skips_links: ClassVar[bool] = True
 
     def recognises(self, path: Path) -> bool:

@@ -15,7 +15,7 @@ from gym_trace.errors import UnreadableRecording
 from gym_trace.format.manifest import json_of
 from gym_trace.formats.identity import KEY, read_about
 from gym_trace.formats.imported import Imported, NewEpisode, NewSteps, imported, new_schema
-from gym_trace.formats.steps.untagged import array_from, map_of, untagged
+from gym_trace.formats.steps.plain import array_from, map_of, untagged
 from gym_trace.model.values import row_of
 
 _LONGEST = 256 << 20  # bytes of a line
@@ -29,7 +29,6 @@ class JsonLinesImporter:
     """JSON lines, as gym-trace export and gym-trace cat write them"""
 
     name: ClassVar[str] = "jsonl"
-    extra: ClassVar[str] = ""
 
     def recognises(self, path: Path) -> bool:
         if not path.is_file():

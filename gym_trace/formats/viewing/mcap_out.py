@@ -14,9 +14,8 @@ from mcap.writer import Writer
 
 from gym_trace import __version__
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Plan, Target
+from gym_trace.formats.contract import Plan, Target, losses
 from gym_trace.formats.identity import KEY
-from gym_trace.formats.losses import losses
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import Form as PlainForm
 from gym_trace.formats.steps.plain import json_text, rows_of
@@ -53,7 +52,6 @@ class McapExporter:
     """
 
     name: ClassVar[str] = "mcap"
-    extra: ClassVar[str] = "mcap"
     makes: ClassVar[str] = "file"
 
     fps: float = 30.0

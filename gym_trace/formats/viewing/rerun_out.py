@@ -15,9 +15,8 @@ import rerun as rr
 from rerun.chunk import Chunk, LazyChunkStream
 from rerun.error_utils import catch_and_log_exceptions
 
-from gym_trace.formats.contract import Plan, Target
+from gym_trace.formats.contract import Plan, Target, losses
 from gym_trace.formats.identity import KEY
-from gym_trace.formats.losses import losses
 from gym_trace.formats.rlds.values import packed
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.plain import json_text, tagged
@@ -40,7 +39,6 @@ class RerunExporter:
     """Rerun, an .rrd file that its viewer opens: plots of numbers, images and texts, along steps and episodes."""
 
     name: ClassVar[str] = "rerun"
-    extra: ClassVar[str] = "rerun"
     makes: ClassVar[str] = "file"
 
     def plan(self, source: Source) -> Plan:
