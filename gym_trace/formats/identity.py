@@ -186,16 +186,15 @@ _KINDS: dict[str, type] = {
 }
 
 
-def flags_of(known: dict[str, Any], steps: int) -> tuple[Array, Array] | None:
-    """The terminations and truncations that an identity keeps, (steps,) bool; None where it does not."""
+def flags_of(known: dict[str, Any], steps: int) -> Array | None:
+    """Return the terminations and truncations that an identity keeps, (2, steps) bool; None if it keeps none."""
     if "flags" in known:
-        terminations, truncations = (_unpacked(text, steps) for text in known["flags"])
-        return terminations, truncations
+        return np.stack([_unpacked(text, steps) for text in known["flags"]])
     if "ended" not in known:
         return None
     pair = np.zeros((2, steps), np.bool_)
     pair[:, -1:] = np.array(known["ended"])[:, None]
-    return pair[0], pair[1]
+    return pair
 
 
 def _unpacked(text: str, steps: int) -> Array:

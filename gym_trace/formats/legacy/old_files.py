@@ -5,17 +5,31 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gym_trace.errors import CorruptTrace, TraceNotFound, UnreadableRecording
 from gym_trace.format.manifest import is_bomb
+from gym_trace.ring.segment import Segment
 from gym_trace.storage.local import open_regular, size_on_disk
 
 MAX_JSON = 256 << 20  # bytes; what is in it takes several times that in memory
 _DEEPEST = 64
+
+
+class NewWriter(NamedTuple):
+    """A writer of the new trace.
+
+    name: its id, if valid.
+    schema: for its schema record (docs/FORMAT.md, section 4).
+    segments: its episodes, read on demand.
+    """
+
+    name: str
+    schema: dict[str, Any]
+    segments: Iterator[Segment]
 
 
 class OldFile:

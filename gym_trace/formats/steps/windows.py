@@ -193,15 +193,16 @@ def is_terminated(writer: WriterReader, rows: Array) -> Array:
     return found
 
 
-def with_repeated_final(tree: Any) -> Any:
-    """Observations whose last row is the one before it again."""
+def mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Return dicts and tuples of arrays with each array changed."""
     if isinstance(tree, dict):
-        return {key: with_repeated_final(part) for key, part in tree.items()}
-    if isinstance(tree, tuple):
-        return tuple(map(with_repeated_final, tree))
-    rows = tree.copy()
-    rows[-1:] = rows[-2:-1]
-    return rows
+        return {key: mapped(part, change) for key, part in tree.items()}
+    return tuple(mapped(part, change) for part in tree) if isinstance(tree, tuple) else change(tree)
+
+
+def with_repeated_final(tree: Any) -> Any:
+    """Return observations whose last row is the one before it again."""
+    return mapped(tree, lambda rows: np.concatenate((rows[:-1], rows[-2:-1])))
 
 
 def _episodes(trace: Trace, places: Array, choice: Choice, despite_damage: bool) -> Iterator[Episode]:
