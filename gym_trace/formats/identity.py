@@ -30,6 +30,7 @@ _OF_ITS_PROVENANCE = ("argv", "diff", "diff_is_whole")  # which may hold secrets
 _CLOCKS = ("clock_offset", "duration")
 _ALWAYS = ("episode_id", "lane", "first_step", "seed", "start_time", "end_time")
 _IN_TABLE = (*_ALWAYS, *_CLOCKS)
+_OF_EPISODE = ("writer", "outcome", "options", "rng_state", "reset_info", "pending_action", *_ALWAYS)
 _NOT_A_TIME = int(np.iinfo(np.int64).min)
 _MOST_TEXT = 64 << 20  # characters
 
@@ -56,21 +57,8 @@ def identity(episode: Episode, record: Any, is_part: bool) -> str:
     """Return the facts of an episode besides its steps. record: its row of trace.episodes. Raises CorruptTrace."""
     terminations, truncations = episode.terminations, episode.truncations
     flagged = terminations | truncations
-    known: dict[str, Any] = {
-        "writer": episode.writer,
-        "episode_id": episode.episode_id,
-        "lane": episode.lane,
-        "first_step": episode.first_step,
-        "outcome": episode.outcome,
-        "seed": episode.seed,
-        "options": episode.options,
-        "rng_state": episode.rng_state,
-        "reset_info": episode.reset_info,
-        "pending_action": episode.pending_action,
-        "start_time": episode.start_time,
-        "end_time": episode.end_time,
-    }
-    known = {key: tagged(value) for key, value in known.items() if value is not None}
+    found = ((name, getattr(episode, name)) for name in _OF_EPISODE)
+    known = {name: tagged(value) for name, value in found if value is not None}
     known |= {name: int(record[name]) for name in _CLOCKS if record[name]}
     if is_part:
         known["is_part"] = True
@@ -158,8 +146,12 @@ def read_about(text: str) -> dict[str, Any]:
 def read_identity(text: str) -> dict[str, Any]:
     """Read the text of identity(), and check the types of its values. Raises UnreadableRecording."""
     known = {key: untagged(value) for key, value in _read(text).items()}
-    for key, kind in _KINDS.items():
-        if key in known and (not isinstance(known[key], kind) or isinstance(known[key], bool) is not (kind is bool)):
+    for kind, keys in _KINDS.items():
+        if any(
+            not isinstance(known[key], kind) or isinstance(known[key], bool) is not (kind is bool)
+            for key in keys
+            if key in known
+        ):
             raise malformed("an episode")
     for key, kind in (("ended", bool), ("flags", str)):
         pair = known.get(key, [])
@@ -168,21 +160,11 @@ def read_identity(text: str) -> dict[str, Any]:
     return known
 
 
-_KINDS: dict[str, type] = {
-    "writer": str,
-    "episode_id": int,
-    "lane": int,
-    "first_step": int,
-    "outcome": str,
-    "options": dict,
-    "rng_state": dict,
-    "reset_info": dict,
-    "start_time": int,
-    "end_time": int,
-    "clock_offset": int,
-    "duration": int,
-    "is_part": bool,
-    "has_final_observation": bool,
+_KINDS: dict[type, tuple[str, ...]] = {
+    str: ("writer", "outcome"),
+    int: ("episode_id", "lane", "first_step", "start_time", "end_time", "clock_offset", "duration"),
+    dict: ("options", "rng_state", "reset_info"),
+    bool: ("is_part", "has_final_observation"),
 }
 
 

@@ -51,9 +51,9 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def third_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An installed distribution with the formats "plain" and "broken", and with one that is called like one of ours."""
     place = tmp_path / "site"
-    info = place / "stranger-1.0.dist-info"
+    info = place / "another-1.0.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\x1b[31m\nVersion: 1.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: another\x1b[31m\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[gym_trace.exporters]\nplain = plain_format:PlainExporter\nbroken = no_such_module:Exporter\n"
         "minari = plain_format:PlainExporter\n[gym_trace.importers]\nplain = plain_format:PlainImporter\n"

@@ -78,21 +78,23 @@ def difference(source: Source, loaded: Iterable[Loaded], lost: Collection[str], 
 
 def loaded_from(trace: Trace, lost: Collection[str] = ()) -> Iterator[Loaded]:
     """The episodes of a trace as if a loader had given them. lost: what it was before cannot have said."""
+    names = (
+        "actions",
+        "rewards",
+        "terminations",
+        "truncations",
+        "seed",
+        "options",
+        "reset_info",
+        "outcome",
+        "annotations",
+    )
     for episode in trace:
         observations = episode.observations
-        yield Loaded(
-            mapped(observations, lambda rows: rows[:-1]) if "final_observation" in lost else observations,
-            episode.actions,
-            episode.rewards,
-            episode.terminations,
-            episode.truncations,
-            episode.seed,
-            episode.options,
-            episode.reset_info,
-            episode.outcome,
-            infos_of(episode),
-            episode.annotations,
-        )
+        if "final_observation" in lost:
+            observations = mapped(observations, lambda rows: rows[:-1])
+        facts: dict[str, Any] = {name: getattr(episode, name) for name in names}
+        yield Loaded(observations, **facts, infos=infos_of(episode))
 
 
 # -- steps ------------------------------------------------------------------------------------------------------------

@@ -68,22 +68,22 @@ def _record(
     scripts: tuple[Script, ...] = _ENDS,
     notes: bool = False,
     flags_within: bool = False,
+    killed: Path | None = None,
     **options: Any,
 ) -> None:
+    """killed: where the trace is copied as if the process had been killed in the last episode."""
     recorder = TraceRecordingWrapper(env, directory, **options)
     for script in scripts:
         recorder.reset(seed=script.seed, options=script.options)
         for step in range(script.steps):
             is_last = step == script.steps - 1
-            env.flags = (
-                is_last and script.end in ("terminated", "both"),
-                is_last and script.end in ("truncated", "both"),
-            )
-            if flags_within and step == 1:
-                env.flags = (True, False)
+            terminated, truncated = (is_last and script.end in (end, "both") for end in ("terminated", "truncated"))
+            env.flags = (True, False) if flags_within and step == 1 else (terminated, truncated)
             if notes:
                 recorder.annotate(value=np.float32(step) / 3, logits=np.arange(2.0) + step)
             recorder.step(env.action_space.sample())
+    if killed is not None:
+        shutil.copytree(directory, killed)
     recorder.close()
 
 
@@ -114,20 +114,10 @@ def _text() -> spaces.Dict:
 
 def _of_ends(directory: Path) -> None:
     """Episodes that were broken off, one of no step, and one whose recorder was killed."""
-    env = _Scripted(_BOX32, spaces.Box(-1, 1, (2,), np.float32))
+    scripts = (Script(4, "terminated"), Script(3, ""), Script(0, ""), Script(3, "both"), Script(6, "", 5))
     with tempfile.TemporaryDirectory() as place:
-        recorder = TraceRecordingWrapper(env, Path(place) / "whole")
-        for steps, flags in ((4, (True, False)), (3, (False, False)), (0, (False, False)), (3, (True, True))):
-            recorder.reset()
-            for step in range(steps):
-                env.flags = flags if step == steps - 1 else (False, False)
-                recorder.step(env.action_space.sample())
-        recorder.reset(seed=5)
-        env.flags = (False, False)
-        for _ in range(6):
-            recorder.step(env.action_space.sample())
-        shutil.copytree(Path(place) / "whole", directory)  # as if the process had been killed now
-        recorder.close()
+        env = _Scripted(_BOX32, spaces.Box(-1, 1, (2,), np.float32))
+        _record(env, Path(place) / "whole", scripts, killed=directory)
 
 
 def _of_seeds(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import io
 import math
@@ -108,18 +109,13 @@ def stored_array(directory: OldDirectory, reference: dict[str, Any], said_in: Fi
 
 
 def _as_said(reference: dict[str, Any], said_in: FilePath) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """dtype and shape of an array as the JSON has them."""
+    """Return the dtype and shape of an array as the JSON has them."""
     if reference.get("order", "C") != "C":
         raise malformed(said_in, f"an array of order {reference['order']!r:.40}")
-    return _dtype(reference.get("dtype"), said_in), _shape(reference.get("shape"), said_in)
-
-
-def _dtype(text: Any, said_in: FilePath) -> np.dtype[Any]:
-    try:
+    text, dtype = reference.get("dtype"), None
+    with contextlib.suppress(TypeError, ValueError, SyntaxError):
         dtype = np.dtype(text) if isinstance(text, str) and _DTYPE.fullmatch(text) else None
-    except (TypeError, ValueError, SyntaxError):
-        dtype = None
-    return _checked(dtype, repr(text), said_in)
+    return _checked(dtype, repr(text), said_in), _shape(reference.get("shape"), said_in)
 
 
 def _checked(dtype: np.dtype[Any] | None, text: str, said_in: FilePath) -> np.dtype[Any]:
@@ -155,12 +151,7 @@ def _npy_header(file: OldFile, offset: int) -> tuple[int, np.dtype[Any], tuple[i
     except Exception as error:  # numpy says in many ways that it does not like what it is given
         what = " ".join(str(error).split())
         raise UnreadableRecording(f"{file.path}: no NumPy array at byte {offset} ({what:.100})") from error
-    return (
-        offset + head.tell(),
-        _checked(dtype, str(dtype), file.path),
-        _shape(shape, file.path),
-        bool(fortran),
-    )
+    return offset + head.tell(), _checked(dtype, str(dtype), file.path), _shape(shape, file.path), bool(fortran)
 
 
 # -- rows as columns of a trace: lists of whatever JSON has, with arrays in it ----------------------------------------

@@ -64,9 +64,9 @@ def _imported(source: OldDirectory) -> Imported:
             schemas[name] = _schema(writer, recording.kind)
             writers.append((name, writer))
     notes = [schema["environment"]["note"] for schema in schemas.values()]
-    if problem := differences([run.env_info for run in runs]):
+    if problem := differences([run.results.env_info for run in runs]):
         notes.append(f"{problem}; each process is a writer of its own")
-    videos = [name for run in runs for names in run.videos for name in names]
+    videos = [name for run in runs for names in run.results.videos for name in names]
     missing = [name for name in videos if name not in source.names]
     notes += [f"the video {name} is missing; the statistics are imported" for name in missing]
     return Imported(

@@ -53,11 +53,15 @@ def is_manifest(name: str) -> bool:
 
 def differences(env_infos: list[Any]) -> str:
     """Return a warning for statistics of several environments in one directory."""
-    different = [info for i, info in enumerate(env_infos) if info not in env_infos[:i]]
+    different = _distinct(env_infos)
     if len(different) < 2:
         return ""
     shown = ", ".join(map(_shown, different[:5])) + (", …" if len(different) > 5 else "")
     return f"statistics of {len(different)} environments in one directory: {shown}"
+
+
+def _distinct(values: list[Any]) -> list[Any]:
+    return [value for i, value in enumerate(values) if value not in values[:i]]
 
 
 def _shown(env_info: Any) -> str:
@@ -72,16 +76,28 @@ def _ns(seconds: float) -> int:
     return round(Fraction(seconds) * 10**9)
 
 
-class MonitorRun:
-    """The files of one Monitor.
+class _Results(NamedTuple):
+    """Statistics of one process, with an element per complete episode.
 
-    Attributes:
-        manifest: name of its manifest.
-        env_info: the environment's id and the version of gym, as they were stored; None where they were not.
-        initial_reset: timestamp of the first reset, s, or None.
-        timestamps, lengths, rewards: of each episode that came to its end; timestamps are those of the ends, s.
-        types: "t" or "e" of each, or None. open_type: that of an episode that did not come to its end, or None.
-        videos: names of videos and of what describes them.
+    env_info: the environment's id and the version of gym, as they were stored; None if they were not.
+    initial_reset: timestamp of the first reset, s, or None. timestamps: of the ends, s. types: "t", "e" or None.
+    videos: each with the file that describes it.
+    """
+
+    manifests: list[str]
+    env_info: Any
+    initial_reset: float | None
+    videos: list[tuple[str, str]]
+    timestamps: list[float]
+    lengths: list[int]
+    rewards: list[float]
+    types: list[Any]
+
+
+class MonitorRun:
+    """The files of one Monitor: its manifest, its statistics (stats), and what they say.
+
+    open_type: of an episode that did not come to its end, or None.
     """
 
     kind = "OpenAI Gym Monitor"
@@ -91,63 +107,60 @@ class MonitorRun:
         path = directory.path / manifest
         content = directory.json(manifest, limit=_MAX_MANIFEST)
         self.manifest = manifest
-        self.env_info = content.get("env_info")
-        self.videos = [_pair(entry, path) for entry in _list_of(content, "videos", path, [])]
         self.stats = plain_name(content.get("stats"), path)
-        self._read_statistics(directory.path / self.stats, directory.json(self.stats))
-
-    def _read_statistics(self, path: Path, content: dict[str, Any]) -> None:
-        self.timestamps = [_time(value, path) for value in _list_of(content, "timestamps", path)]
-        self.lengths = [_length(value, path) for value in _list_of(content, "episode_lengths", path)]
-        self.rewards = [_number(value, path) for value in _list_of(content, "episode_rewards", path)]
-        initial = content.get("initial_reset_timestamp")
-        self.initial_reset = None if initial is None else _time(initial, path)
-        count = len(self.timestamps)
-        types = _list_of(content, "episode_types", path, []) or [None] * count
+        videos = [_pair(entry, path) for entry in _list(content, "videos", path, [])]
+        said, path = directory.json(self.stats), directory.path / self.stats
+        timestamps = [_time(value, path) for value in _list(said, "timestamps", path)]
+        lengths = [_length(value, path) for value in _list(said, "episode_lengths", path)]
+        rewards = [_number(value, path) for value in _list(said, "episode_rewards", path)]
+        initial = said.get("initial_reset_timestamp")
+        count = len(timestamps)
+        types = _list(said, "episode_types", path, []) or [None] * count
         if not all(kind in ("t", "e", None) for kind in types):
             raise malformed(path, 'an episode type that is neither "t" nor "e"')
-        if not (len(self.lengths) == len(self.rewards) == count <= len(types) <= count + 1):
+        if not (len(lengths) == len(rewards) == count <= len(types) <= count + 1):
             raise malformed(
                 path,
-                f"{count} timestamps, {len(self.lengths)} lengths, {len(self.rewards)} rewards and {len(types)} types; "
-                "there should be as many of each",
+                f"{count} timestamps, {len(lengths)} lengths, {len(rewards)} rewards and {len(types)} types; there "
+                "should be as many of each",
             )
-        self.types: list[str | None] = types[:count]
+        initial = None if initial is None else _time(initial, path)
+        self.results = _Results(
+            [manifest], content.get("env_info"), initial, videos, timestamps, lengths, rewards, types[:count]
+        )
         self.open_type: str | None = types[count] if len(types) > count else None
-
-    @property
-    def env_id(self) -> str | None:
-        env_id = self.env_info.get("env_id") if isinstance(self.env_info, dict) else None
-        return env_id if isinstance(env_id, str) else None
 
     def writers(self, on_file: Callable[[], None]) -> Iterator[NewWriter]:
         """The writers of a trace that it becomes, one for training, one for evaluation. on_file: called at the end."""
         name = self.manifest.removesuffix(_SUFFIX).removesuffix(".manifest").replace(".manifest.", ".monitor.", 1)
-        kinds = list(dict.fromkeys(self.types)) or [self.open_type]
+        kinds = list(dict.fromkeys(self.results.types)) or [self.open_type]
         for kind in kinds:
             split = _SPLITS[kind]
-            places = [i for i, its_kind in enumerate(self.types) if its_kind == kind]
+            places = [i for i, its_kind in enumerate(self.results.types) if its_kind == kind]
             yield NewWriter(name if len(kinds) == 1 else f"{name}.{split}", self._schema(split), self._segments(places))
         on_file()
 
     def _schema(self, split: str) -> dict[str, Any]:
-        info = self.env_info if isinstance(self.env_info, dict) else {}
-        version = info.get("gym_version")
+        env_info = self.results.env_info
+        env_id, version = (
+            found if isinstance(env_info, dict) and isinstance(found := env_info.get(name), str) else None
+            for name in ("env_id", "gym_version")
+        )
         return {
             "split": split,
             "observation_space": _NOTHING_KNOWN,
             "action_space": _NOTHING_KNOWN,
-            "environment": {"id": self.env_id, "note": NOTE},
-            "versions": {"gym": version} if isinstance(version, str) else {},
+            "environment": {"id": env_id, "note": NOTE},
+            "versions": {} if version is None else {"gym": version},
             "recorder": {"statistics_only": True},
             "metadata": {
                 "imported_from": self.kind,
                 "manifest": self.manifest,
                 "stats": self.stats,
-                "env_info": self.env_info,
-                "initial_reset_timestamp": self.initial_reset,
+                "env_info": env_info,
+                "initial_reset_timestamp": self.results.initial_reset,
                 "open_episode_type": self.open_type,
-                "videos": [list(pair) for pair in self.videos],
+                "videos": [list(pair) for pair in self.results.videos],
             },
         }
 
@@ -158,30 +171,26 @@ class MonitorRun:
 
     def _fragments(self, places: list[int]) -> Array:
         """An episode without steps is one fragment, which begins where the steps that are not here end."""
+        results = self.results
+        first = results.timestamps[:1] if results.initial_reset is None else [results.initial_reset]
+        begins = [*first, *results.timestamps]  # at the earliest: where the one before ended
         table = np.zeros(len(places), wire.FRAGMENT)
         table["episode"] = places
-        table["first_step"] = [self.lengths[i] for i in places]
-        table["reward_sum"] = [self.rewards[i] for i in places]
+        table["first_step"] = [results.lengths[i] for i in places]
+        table["reward_sum"] = [results.rewards[i] for i in places]
         table["flags"] = wire.STARTS | wire.LEADS | wire.STOPS | wire.ENDS
         table["outcome"] = _NO_OUTCOME
         table["seed"] = wire.NO_SEED
-        ends = [_ns(self.timestamps[i]) for i in places]
-        starts = [_ns(self._start(i)) for i in places]
+        starts = [_ns(begins[i]) for i in places]
         table["start_time"] = starts
-        table["duration"] = [end - start for start, end in zip(starts, ends)]
+        table["duration"] = [_ns(results.timestamps[i]) - start for i, start in zip(places, starts)]
         return table
-
-    def _start(self, place: int) -> float:
-        """Return the earliest start of an episode: the first reset, or the end of the episode before it."""
-        if place:
-            return self.timestamps[place - 1]
-        return self.timestamps[0] if self.initial_reset is None else self.initial_reset
 
 
 _MISSING: Any = object()
 
 
-def _list_of(content: dict[str, Any], key: str, path: Path, default: Any = _MISSING) -> list[Any]:
+def _list(content: dict[str, Any], key: str, path: Path, default: Any = _MISSING) -> list[Any]:
     found = content.get(key, default)
     if found is None and default is not _MISSING:
         return list(default)
@@ -197,14 +206,13 @@ def _pair(entry: Any, path: Path) -> tuple[str, str]:
 
 
 def _number(value: Any, path: Path) -> float:
-    if type(value) in (int, float) and (type(value) is float or abs(value) < 1 << 1000):
+    if type(value) is float or (type(value) is int and abs(value) < 1 << 1000):
         return float(value)
     raise malformed(path, f"{value!r:.40} where there should be a number")
 
 
 def _time(value: Any, path: Path) -> float:
-    seconds = _number(value, path)
-    if 0 <= seconds < _LATEST:
+    if 0 <= (seconds := _number(value, path)) < _LATEST:
         return seconds
     raise malformed(path, f"{value!r:.40} where there should be a time")
 
@@ -219,19 +227,6 @@ def _length(value: Any, path: Path) -> int:
 
 _TYPES = {"train": "t", "eval": "e", "": None}
 _UNKNOWN = np.iinfo(np.int64).min  # as a time
-
-
-class _Source(NamedTuple):
-    """Results of one process: manifests, environment, first reset, and its episodes."""
-
-    manifests: list[str]
-    env_info: Any
-    initial_reset: float | None
-    videos: list[tuple[str, str]]
-    timestamps: list[float]
-    lengths: list[int]
-    rewards: list[float]
-    types: list[str | None]
 
 
 def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
@@ -267,14 +262,15 @@ def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
         warnings.warn(
             f"{storage_of(directory).root}: {problem}; the results are those of the first, groups has all", stacklevel=2
         )
-    first, *others = _grouped(sources)
+    env_infos = _distinct([source.env_info for source in sources])
+    first, *others = (_merged([source for source in sources if source.env_info == info]) for info in env_infos)
     return {**first, "groups": [first, *others]} if others else first
 
 
-def _of_directory(directory: str | os.PathLike[str]) -> list[_Source]:
+def _of_directory(directory: str | os.PathLike[str]) -> list[_Results]:
     with OldDirectory(directory) as old:
         if any(map(is_manifest, old.names)):
-            return [_of_monitor(old.path, run) for run in find_runs(old)]
+            return [_below(old.path, run.results) for run in find_runs(old)]
         if find_writers(LocalStorage(old.path)):
             return _of_trace(open_trace(old.path))
         raise TraceNotFound(
@@ -283,18 +279,17 @@ def _of_directory(directory: str | os.PathLike[str]) -> list[_Source]:
         )
 
 
-def _grouped(sources: list[_Source]) -> list[dict[str, Any]]:
-    """The results of each environment."""
-    env_infos = [source.env_info for source in sources]
-    different = [info for i, info in enumerate(env_infos) if info not in env_infos[:i]]
-    return [_merged([source for source in sources if source.env_info == info]) for info in different]
+def _below(directory: Path, results: _Results) -> _Results:
+    """Return the results with the paths of files in place of their names."""
+    videos = [(str(directory / video), str(directory / about)) for video, about in results.videos]
+    return results._replace(manifests=[str(directory / name) for name in results.manifests], videos=videos)
 
 
-def _merged(sources: list[_Source]) -> dict[str, Any]:
+def _merged(sources: list[_Results]) -> dict[str, Any]:
     timestamps = np.array([time for source in sources for time in source.timestamps], np.float64)
     order = np.argsort(timestamps, kind="stable").tolist()
 
-    def in_order(values: Callable[[_Source], list[Any]]) -> list[Any]:
+    def in_order(values: Callable[[_Results], list[Any]]) -> list[Any]:
         together = [value for source in sources for value in values(source)]
         return [together[i] for i in order]
 
@@ -315,37 +310,23 @@ def _merged(sources: list[_Source]) -> dict[str, Any]:
     }
 
 
-def _of_monitor(directory: Path, run: MonitorRun) -> _Source:
-    videos = [(str(directory / video), str(directory / about)) for video, about in run.videos]
-    manifests = [str(directory / run.manifest)]
-    return _Source(
-        manifests, run.env_info, run.initial_reset, videos, run.timestamps, run.lengths, run.rewards, run.types
-    )
-
-
-def _of_trace(trace: Trace) -> list[_Source]:
+def _of_trace(trace: Trace) -> list[_Results]:
     """The processes that recorded a trace. Training and evaluation that were imported from one process are joined."""
     for damage in trace.damage:
         raise damage.error()
-    sources: dict[Any, _Source] = {}
+    sources: dict[Any, _Results] = {}
     for number, writer in enumerate(trace.readers):
         source = _of_writer(trace, number, writer)
         origin = str(writer.about_or_empty.origin.get("manifest", number))
         before = sources.get(origin)
-        if before is None:
-            sources[origin] = source
-        else:
-            sources[origin] = before._replace(
-                manifests=before.manifests + source.manifests,
-                timestamps=before.timestamps + source.timestamps,
-                lengths=before.lengths + source.lengths,
-                rewards=before.rewards + source.rewards,
-                types=before.types + source.types,
-            )
+        if before is not None:
+            joined = ("manifests", "timestamps", "lengths", "rewards", "types")
+            source = before._replace(**{name: getattr(before, name) + getattr(source, name) for name in joined})
+        sources[origin] = source
     return list(sources.values())
 
 
-def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Source:
+def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Results:
     about = writer.about_or_empty
     table = trace.episodes[trace.episodes["writer"] == number]
     order, begin = by_episode(table)
@@ -358,17 +339,17 @@ def _of_writer(trace: Trace, number: int, writer: WriterReader) -> _Source:
     whole = is_complete(trace, rows, np.asarray(lengths)) | bool(origin)
     initial_reset = origin.get("initial_reset_timestamp")
     manifest = f"{writer.writer}{SUFFIX}"
-    videos = _pairs(origin.get("videos")) if origin else _live_videos(writer, manifest)
-    return _Source(
-        manifests=[str(trace.directory / manifest)],
+    results = _Results(
+        manifests=[manifest],
         env_info=origin.get("env_info", of_trace),
         initial_reset=initial_reset if isinstance(initial_reset, float) else _first(table["start_time"]),
-        videos=[(str(trace.directory / video), str(trace.directory / about)) for video, about in videos],
+        videos=_pairs(origin.get("videos")) if origin else _live_videos(writer, manifest),
         timestamps=[_seconds(end) for end in rows["end_time"][whole].view(np.int64).tolist()],
         lengths=lengths[whole].tolist(),
         rewards=returns[whole].tolist(),
         types=[_TYPES.get(writer.split, writer.split)] * int(whole.sum()),
     )
+    return _below(trace.directory, results)
 
 
 def _sums(values: Array, begin: Array) -> Array:
