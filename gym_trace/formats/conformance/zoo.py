@@ -37,6 +37,20 @@ _ENDS = (
 )
 _BOX32 = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 _DISCRETE = spaces.Discrete(3)
+_DICT = spaces.Dict(
+    {
+        "camera": spaces.Box(0, 255, (16, 12, 3), np.uint8),
+        "arm": spaces.Dict({"angles": _BOX32, "grip": spaces.MultiBinary(3)}),
+        "rest": spaces.Tuple((spaces.Box(-1, 1, (2, 2), np.float64), spaces.Discrete(4))),
+    }
+)
+_TEXT = spaces.Dict(
+    {
+        "image": spaces.Box(0, 255, (7, 7, 3), np.uint8),
+        "direction": spaces.Discrete(4),
+        "mission": spaces.Text(12, charset="aé €\U0001f600,'\"\n"),
+    }
+)
 
 
 class _Scripted(gymnasium.Env[Any, Any]):
@@ -91,27 +105,6 @@ def _spaces(observation_space: Any, action_space: Any = _DISCRETE, **options: An
     return lambda directory: _record(_Scripted(observation_space, action_space), directory, **options)
 
 
-def _dict() -> spaces.Dict:
-    inner = spaces.Tuple((spaces.Box(-1, 1, (2, 2), np.float64), spaces.Discrete(4)))
-    return spaces.Dict(
-        {
-            "camera": spaces.Box(0, 255, (16, 12, 3), np.uint8),
-            "arm": spaces.Dict({"angles": _BOX32, "grip": spaces.MultiBinary(3)}),
-            "rest": inner,
-        }
-    )
-
-
-def _text() -> spaces.Dict:
-    return spaces.Dict(
-        {
-            "image": spaces.Box(0, 255, (7, 7, 3), np.uint8),
-            "direction": spaces.Discrete(4),
-            "mission": spaces.Text(12, charset="aé €\U0001f600,'\"\n"),
-        }
-    )
-
-
 def _of_ends(directory: Path) -> None:
     """Episodes that were broken off, one of no step, and one whose recorder was killed."""
     scripts = (Script(4, "terminated"), Script(3, ""), Script(0, ""), Script(3, "both"), Script(6, "", 5))
@@ -154,9 +147,9 @@ _ZOO: dict[str, Callable[[Path], None]] = {
     "vectors": _spaces(_BOX32),
     "float64": _spaces(spaces.Box(-np.inf, np.inf, (3,), np.float64), spaces.Box(-1, 1, (2,), np.float32)),
     "pixels": _spaces(spaces.Box(0, 255, (24, 20, 3), np.uint8)),
-    "dict": _spaces(_dict(), spaces.Dict({"turn": spaces.Box(-1, 1, (1,), np.float32), "press": spaces.Discrete(2)})),
+    "dict": _spaces(_DICT, spaces.Dict({"turn": spaces.Box(-1, 1, (1,), np.float32), "press": spaces.Discrete(2)})),
     "tuple": _spaces(spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2)))),
-    "text": _spaces(_text()),
+    "text": _spaces(_TEXT),
     "integers": _spaces(spaces.Discrete(500), spaces.Discrete(5, start=-2)),
     "several-integers": _spaces(spaces.MultiDiscrete([5, 9]), spaces.MultiDiscrete([3, 4])),
     "one-episode": _spaces(_BOX32, scripts=(Script(6, "terminated"),)),

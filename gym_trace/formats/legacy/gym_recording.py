@@ -341,7 +341,7 @@ class GymRecording:
         yield NewWriter(self.name, schema, self._segments(WriterSchema.of(schema).layouts, on_file))
 
     def _spaces(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the rows of the first episode with a step."""
+        """Return the spaces of observations and actions of the first episode with a step."""
         observations: Content = []
         for batch in self.batches:
             for episode in self._episodes(batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,19 +28,17 @@ class GymImporter:
 
     def recognises(self, path: Path) -> bool:
         try:
-            with OldDirectory(path) as source:
+            with closing(OldDirectory(path)) as source:
                 return any(is_recording(name) or is_manifest(name) for name in source.names)
         except (TraceError, OSError):
             return False
 
     def read(self, path: Path) -> Imported:
         """Raises TraceNotFound if neither is found, UnreadableRecording if it is damaged, or pickled."""
-        source = OldDirectory(path)
-        try:
-            return _imported(source)
-        except BaseException:
-            source.close()
-            raise
+        with ExitStack() as stack:
+            found = _imported(stack.enter_context(closing(OldDirectory(path))))
+            stack.pop_all()  # its segments close the directory
+            return found
 
 
 def _imported(source: OldDirectory) -> Imported:
@@ -81,7 +80,7 @@ def _imported(source: OldDirectory) -> Imported:
 
 
 def _segments(source: OldDirectory, writers: list[tuple[str, NewWriter]]) -> Iterator[tuple[str, Segment | None]]:
-    with source:
+    with closing(source):
         for name, writer in writers:
             for segment in writer.segments:
                 yield name, segment
@@ -89,7 +88,6 @@ def _segments(source: OldDirectory, writers: list[tuple[str, NewWriter]]) -> Ite
 
 
 def _schema(new: NewWriter, kind: str) -> dict[str, Any]:
-    """Return the schema of a writer (docs/FORMAT.md, section 4)."""
     return {
         **new.schema,
         "environment": {"spec": None, "wrappers": [], "render_mode": None, **new.schema["environment"]},

@@ -9,6 +9,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -108,14 +109,14 @@ class MonitorRun:
         content = directory.json(manifest, limit=_MAX_MANIFEST)
         self.manifest = manifest
         self.stats = plain_name(content.get("stats"), path)
-        videos = [_pair(entry, path) for entry in _list(content, "videos", path, [])]
+        videos = [_pair(entry, path) for entry in _list(content, "videos", path, optional=True)]
         said, path = directory.json(self.stats), directory.path / self.stats
         timestamps = [_time(value, path) for value in _list(said, "timestamps", path)]
         lengths = [_length(value, path) for value in _list(said, "episode_lengths", path)]
         rewards = [_number(value, path) for value in _list(said, "episode_rewards", path)]
         initial = said.get("initial_reset_timestamp")
         count = len(timestamps)
-        types = _list(said, "episode_types", path, []) or [None] * count
+        types = _list(said, "episode_types", path, optional=True) or [None] * count
         if not all(kind in ("t", "e", None) for kind in types):
             raise malformed(path, 'an episode type that is neither "t" nor "e"')
         if not (len(lengths) == len(rewards) == count <= len(types) <= count + 1):
@@ -187,13 +188,10 @@ class MonitorRun:
         return table
 
 
-_MISSING: Any = object()
-
-
-def _list(content: dict[str, Any], key: str, path: Path, default: Any = _MISSING) -> list[Any]:
-    found = content.get(key, default)
-    if found is None and default is not _MISSING:
-        return list(default)
+def _list(content: dict[str, Any], key: str, path: Path, optional: bool = False) -> list[Any]:
+    found = content.get(key)
+    if found is None and optional:
+        return []
     if not isinstance(found, list):
         raise malformed(path, f"no list of {key}")
     return found
@@ -268,7 +266,7 @@ def load_results(directory: Trace | str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _of_directory(directory: str | os.PathLike[str]) -> list[_Results]:
-    with OldDirectory(directory) as old:
+    with closing(OldDirectory(directory)) as old:
         if any(map(is_manifest, old.names)):
             return [_below(old.path, run.results) for run in find_runs(old)]
         if find_writers(LocalStorage(old.path)):

@@ -137,7 +137,6 @@ class _Sender:
             self._first += len(episode) + 1
 
     def _taken(self) -> Iterator[Chunk]:
-        """All that was taken."""
         if self._episodes:
             begins, indices, steps, told, identities = zip(*self._episodes)
             values = rr.AnyValues.columns(identity=pa.array(identities), steps=pa.array(steps, pa.int64()))
