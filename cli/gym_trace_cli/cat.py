@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
@@ -23,7 +23,7 @@ from gym_trace_cli.step_table import print_steps
 if TYPE_CHECKING:
     from gym_trace import Trace
     from gym_trace.errors import CorruptTrace
-    from gym_trace.formats.steps.choice import Choice
+    from gym_trace.formats.steps.windows import Choice
     from gym_trace.model.values import Array
 
 _FORMATS = ("table", "jsonl", "csv", "npz")
@@ -87,7 +87,9 @@ def command(
     gym-trace cat traces/cartpole --episodes 0 --steps -3:
     gym-trace cat traces/cartpole --where 'return > 30' -o steps.csv
     """
-    from gym_trace.formats.steps.choice import choose
+    from gym_trace.formats.steps.csv_rows import csv_lines
+    from gym_trace.formats.steps.jsonl import json_lines
+    from gym_trace.formats.steps.windows import choose, step_windows
 
     form = _form(form, as_json, output)
     trace = gym_trace.open_trace(directory)
@@ -101,11 +103,14 @@ def command(
     with _opened(output, form) as out:
         if form == "npz":
             _write_npz(trace, places, choice, out.buffer, steps, quiet=output is None)
-        elif form == "table":
-            print_steps(trace, places, choice, steps, on_damage)
         else:
-            for text in _texts(form)(trace, places, choice, steps, on_damage):
-                out.write(text)
+            windows = step_windows(trace, places, choice, steps, on_damage)
+            if form == "table":
+                print_steps(windows, choice)
+            else:
+                out.writelines(
+                    csv_lines(windows, trace, choice) if form == "csv" else json_lines(windows, choice, on_damage)
+                )
     for problem in damage:
         click.echo(f"skipped: {show.printable(problem)}", err=True)
     ctx.exit(DAMAGED if damage else FINE)
@@ -138,15 +143,6 @@ def _opened(output: str | None, form: str) -> Iterator[TextIO]:
 
     with replaced_file(output) as staged, open(staged, "w", encoding="utf-8", newline="") as file:
         yield file
-
-
-def _texts(form: str) -> Callable[..., Iterator[str]]:
-    from gym_trace.formats.steps.csv_rows import csv_lines
-    from gym_trace.formats.steps.jsonl import json_lines
-
-    if form == "csv":
-        return csv_lines
-    return lambda *args: (f"{line}\n" for line in json_lines(*args))
 
 
 def _write_npz(trace: Trace, places: Array, choice: Choice, file: BinaryIO, steps: slice, quiet: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,7 @@ from gym_trace.printable import integer
 from gym_trace_cli import show
 
 if TYPE_CHECKING:
-    from gym_trace import Trace
-    from gym_trace.errors import CorruptTrace
-    from gym_trace.formats.steps.choice import Choice
-    from gym_trace.formats.steps.windows import Window
+    from gym_trace.formats.steps.windows import Choice, Window
 
 _ORDER = ("actions", "rewards", "terminations", "truncations", "observations", "annotations", "infos")
 _FLAGS = {"terminations": "terminated", "truncations": "truncated"}  # shown in one column
@@ -24,13 +21,8 @@ _MOST_NUMBERS = 8  # of an array shown one by one
 _LONGEST = 60  # characters of other values
 
 
-def print_steps(
-    trace: Trace, places: Iterable[int], choice: Choice, steps: slice, on_damage: Callable[[CorruptTrace], None]
-) -> None:
+def print_steps(windows: Iterable[Window], choice: Choice) -> None:
     """Print these steps; a new table begins where the columns change, as between writers."""
-    from gym_trace.formats.steps.windows import step_windows
-
-    windows = step_windows(trace, places, choice, steps, on_damage)
     number = 0
     for number, (names, parts) in enumerate(groupby((_columns(window, choice) for window in windows), key=tuple), 1):
         if number > 1:
@@ -43,7 +35,7 @@ def print_steps(
 
 def _columns(window: Window, choice: Choice) -> dict[str, list[str]]:
     """Return the text of each column, with a row for the first observation if it is shown."""
-    from gym_trace.formats.steps.choice import name_of
+    from gym_trace.formats.steps.windows import name_of
 
     has_before = window.opens and "observations" in choice.roots
     first, index = window.first_step, str(window.episode.index)

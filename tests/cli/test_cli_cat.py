@@ -25,7 +25,7 @@ from zoo import CountingEnv, ScriptedEnv, Told, bits
 
 from gym_trace import Episode, TraceRecordingWrapper, export, open_trace
 from gym_trace.formats.steps import windows
-from gym_trace.formats.steps.choice import choose
+from gym_trace.formats.steps.windows import choose
 from gym_trace.model.layout import Leaf
 from gym_trace.model.tensors import RawArray
 from gym_trace.model.values import ABSENT, EnumMember, Unstored

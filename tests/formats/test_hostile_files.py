@@ -16,7 +16,7 @@ import pytest
 
 import gym_trace
 from gym_trace.errors import UnreadableRecording
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import untagged
 
 h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")

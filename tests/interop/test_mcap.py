@@ -16,7 +16,7 @@ from PIL import Image
 
 from gym_trace.formats.conformance import Loaded, check_export, check_exporter
 from gym_trace.formats.identity import read_about
-from gym_trace.formats.steps.untagged import array_from, untagged
+from gym_trace.formats.steps.plain import array_from, untagged
 from gym_trace.formats.viewing.leaves import name_of
 from gym_trace.formats.viewing.mcap_out import McapExporter
 from gym_trace.model.layout import Layout

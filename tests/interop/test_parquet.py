@@ -28,7 +28,7 @@ from gym_trace.formats.exporting import export
 from gym_trace.formats.parquet.exporter import ParquetExporter
 from gym_trace.formats.parquet.importer import ParquetImporter
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import untagged
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")

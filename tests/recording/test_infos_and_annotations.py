@@ -16,8 +16,7 @@ from zoo import CountingEnv, ScriptedEnv, Told, bits
 
 from gym_trace import TraceRecordingWrapper, open_trace, verify_trace
 from gym_trace.errors import UnstorableValue
-from gym_trace.formats.steps.plain import tagged
-from gym_trace.formats.steps.untagged import untagged
+from gym_trace.formats.steps.plain import tagged, untagged
 from gym_trace.model.packing import pack, unpack
 from gym_trace.model.values import EnumMember, unstored
 

@@ -33,7 +33,6 @@ class D4RLImporter:
     """One HDF5 file in the layout of D4RL."""
 
     name: ClassVar[str] = "d4rl"
-    extra: ClassVar[str] = "hdf5"
 
     def recognises(self, path: FilePath) -> bool:
         """As Importer."""

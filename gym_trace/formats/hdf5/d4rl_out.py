@@ -12,11 +12,10 @@ import h5py
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Loss, Plan, Target
+from gym_trace.formats.contract import Loss, Plan, Target, losses
 from gym_trace.formats.hdf5.writing import Arrays, Pieces, new_file, new_group, text
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.infos import InfoColumns, info_columns, packed
-from gym_trace.formats.losses import losses
 from gym_trace.formats.source import Source, flags
 from gym_trace.formats.steps.windows import LEFT_OUT, Window
 from gym_trace.model.layout import Leaf
@@ -32,7 +31,6 @@ class D4RLExporter:
     """One HDF5 file in the layout of D4RL, which CORL, IQL, TD3+BC and CleanRL's offline scripts read."""
 
     name: ClassVar[str] = "d4rl"
-    extra: ClassVar[str] = "hdf5"
     makes: ClassVar[str] = "file"
     finals: ClassVar[str] = LEFT_OUT
 

@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.errors import InvalidOption, MissingExtra
-from gym_trace.formats.contract import Loss, Plan, Target
+from gym_trace.formats.contract import Loss, Plan, Target, losses
 from gym_trace.formats.lerobot.features import FINAL, TASK_INDEX, TIMESTAMP, Feature, Origin, features_of, timestamps
 from gym_trace.formats.lerobot.writer import DatasetWriter
-from gym_trace.formats.losses import losses
 from gym_trace.formats.source import Source
 from gym_trace.formats.steps.windows import KEPT
 from gym_trace.model.values import Array
@@ -36,7 +35,6 @@ class LeRobotExporter:
     """
 
     name: ClassVar[str] = "lerobot"
-    extra: ClassVar[str] = "lerobot"
     makes: ClassVar[str] = "directory"
     finals: ClassVar[str] = KEPT
 

@@ -30,7 +30,6 @@ class LeRobotImporter:
     """LeRobot data set, version 3."""
 
     name: ClassVar[str] = "lerobot"
-    extra: ClassVar[str] = "lerobot"
 
     def recognises(self, path: Path) -> bool:
         """Return True if meta/info.json names a version of LeRobot."""

@@ -32,7 +32,6 @@ class MinariExporter:
     id: str = ""
 
     name: ClassVar[str] = "minari"
-    extra: ClassVar[str] = "minari"
     makes: ClassVar[str] = "directory"
 
     def __post_init__(self) -> None:

@@ -33,7 +33,6 @@ class MinariImporter:
     """A data set of Minari of any kind (hdf5, arrow, parquet): its directory, or the directory data in it."""
 
     name: ClassVar[str] = "minari"
-    extra: ClassVar[str] = "minari"
 
     def recognises(self, path: Path) -> bool:
         """As Importer."""

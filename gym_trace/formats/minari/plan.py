@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Loss
+from gym_trace.formats.contract import Loss, losses
 from gym_trace.formats.foreign import widest
 from gym_trace.formats.infos import InfoColumns, info_columns
-from gym_trace.formats.losses import losses
 from gym_trace.formats.minari.spaces import leaves_in, text_of, to_json, with_leaves
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.choice import choose, name_of
-from gym_trace.formats.steps.windows import step_windows
+from gym_trace.formats.steps.windows import choose, name_of, step_windows
 from gym_trace.model.layout import Branch, Layout, Leaf, Path, PlainSpace
 from gym_trace.model.values import Array
 from gym_trace.printable import printable

@@ -13,16 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gym_trace.formats.contract import Plan, Target
+from gym_trace.formats.contract import Plan, Target, losses
 from gym_trace.formats.identity import KEY
-from gym_trace.formats.losses import losses
 from gym_trace.formats.parquet.columns import NUMBER, Column, tree_array, tree_field
 from gym_trace.formats.parquet.plan import columns_of
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.blocks import Block
-from gym_trace.formats.steps.plain import json_text, tagged
-from gym_trace.formats.steps.untagged import untagged
-from gym_trace.formats.steps.windows import KEPT
+from gym_trace.formats.steps.plain import json_text, tagged, untagged
+from gym_trace.formats.steps.windows import KEPT, Block
 from gym_trace.model.layout import Path, put_together
 from gym_trace.model.values import Array, objects, row_of
 
@@ -37,7 +34,6 @@ class ParquetExporter:
     """Parquet: a table of steps and a table of episodes, for DuckDB, Polars, pandas, Spark and Ray Data"""
 
     name: ClassVar[str] = "parquet"
-    extra: ClassVar[str] = "parquet"
     makes: ClassVar[str] = "directory"
     finals: ClassVar[str] = KEPT
 

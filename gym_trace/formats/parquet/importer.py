@@ -27,7 +27,6 @@ class ParquetImporter:
     """Parquet, as gym-trace export writes it"""
 
     name: ClassVar[str] = "parquet"
-    extra: ClassVar[str] = "parquet"
 
     def recognises(self, path: FilePath) -> bool:
         return all(files_in(path / folder) for folder in _FOLDERS)

@@ -9,9 +9,8 @@ import numpy as np
 
 from gym_trace.formats.parquet.columns import JSON, NUMBER, TEXT, Column
 from gym_trace.formats.source import Source
-from gym_trace.formats.steps.blocks import step_blocks
-from gym_trace.formats.steps.choice import Choice, name_of
 from gym_trace.formats.steps.plain import NUMBERS
+from gym_trace.formats.steps.windows import Choice, name_of, step_blocks
 from gym_trace.model.layout import Path
 from gym_trace.model.values import Array
 from gym_trace.model.vocabulary import COLUMNS

@@ -86,7 +86,6 @@ class TableImporter:
     map: str | Mapping[str, str] = field(default_factory=dict)
 
     name: ClassVar[str] = "table"
-    extra: ClassVar[str] = "parquet"
 
     def recognises(self, path: Path) -> bool:
         """Return True for Parquet, or a directory with Parquet files."""

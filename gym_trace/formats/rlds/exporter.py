@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gym_trace.errors import InvalidOption
-from gym_trace.formats.contract import Plan, Target
+from gym_trace.formats.contract import Plan, Target, losses
 from gym_trace.formats.identity import KEY
 from gym_trace.formats.images import is_image
-from gym_trace.formats.losses import losses
 from gym_trace.formats.rlds.examples import ExampleWriter, RecordWriter
 from gym_trace.formats.rlds.features import Feature, Features, features_json, tensor
 from gym_trace.formats.rlds.values import packed
@@ -58,7 +57,6 @@ class RldsExporter:
     """
 
     name: ClassVar[str] = "rlds"
-    extra: ClassVar[str] = "rlds"
     makes: ClassVar[str] = "directory"
 
     images: str = "png"

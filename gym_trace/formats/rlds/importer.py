@@ -50,7 +50,6 @@ class RldsImporter:
     """
 
     name: ClassVar[str] = "rlds"
-    extra: ClassVar[str] = "rlds"
 
     last_step: str = "auto"
 

@@ -43,7 +43,6 @@ class RLlibImporter:
     """RLlib: Parquet of episodes (output_write_episodes=True)."""
 
     name: ClassVar[str] = "rllib"
-    extra: ClassVar[str] = "rllib"
 
     def recognises(self, path: Path) -> bool:
         """Return True if the first Parquet file has a column of episodes."""
