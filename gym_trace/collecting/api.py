@@ -22,7 +22,7 @@ from gym_trace.collecting.worker import Setup
 from gym_trace.errors import InvalidOption
 from gym_trace.format.directory import new_writer_id
 from gym_trace.format.facts import add_facts, checked
-from gym_trace.processes.backend import Backend
+from gym_trace.processes.fleet import Backend
 from gym_trace.processes.local import LocalProcesses, end_if_unguarded, portable
 from gym_trace.processes.run_log import Events, machine, rings_taken_in
 from gym_trace.recording.options import opened_directory

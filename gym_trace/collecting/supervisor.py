@@ -5,18 +5,15 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from gym_trace.collecting.episode_set import EpisodeRanges, EpisodeSet
 from gym_trace.collecting.worker import Report, Setup, Worker, work, worker_for
 from gym_trace.model.returns import LastReturns, Return
-from gym_trace.processes.backend import Backend, Job, Lost
-from gym_trace.processes.fleet import Fleet, Member
-from gym_trace.processes.meter import Meter
+from gym_trace.processes.fleet import Backend, Fleet, Job, Lost, Member, Meter
 
 _POLL_SECONDS = 0.1
 _AHEAD_SECONDS = 1.0  # of work that a worker receives in advance
@@ -25,6 +22,68 @@ _PATIENCE = 10.0  # seconds for workers to save everything after Ctrl-C
 _STARTING_SECONDS = 60.0  # least start timeout: imports are slow on a busy machine
 _MOST_FAILURES = 7
 _ATTEMPTS_PER_EPISODE = 3
+
+
+class EpisodeSet:
+    """Set of numbers: all below a mark except some holes, and some above it."""
+
+    def __init__(self, numbers: Iterable[int]):
+        self._mark = 0
+        self._above = set(numbers)
+        self._holes: set[int] = set()
+        self._settle()
+
+    def add(self, number: int) -> None:
+        if number < self._mark:
+            self._holes.discard(number)
+        else:
+            self._above.add(number)
+            self._settle()
+
+    def discard(self, number: int) -> bool:
+        """Remove a number; return True if it was in the set."""
+        if number not in self:
+            return False
+        if number < self._mark:
+            self._holes.add(number)
+        else:
+            self._above.discard(number)
+        return True
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._above or (number < self._mark and number not in self._holes)
+
+    def __len__(self) -> int:
+        return self._mark - len(self._holes) + len(self._above)
+
+    def below(self, limit: int) -> int:
+        """Return the count of numbers below limit."""
+        holes = sum(number < limit for number in self._holes)
+        return min(self._mark, limit) - holes + sum(number < limit for number in self._above)
+
+    def _settle(self) -> None:
+        while self._mark in self._above:
+            self._above.discard(self._mark)
+            self._mark += 1
+
+
+class EpisodeRanges:
+    """Numbers in the order they were added."""
+
+    def __init__(self) -> None:
+        self._runs: list[range] = []
+
+    def extend(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            last = self._runs[-1] if self._runs else range(0)
+            if len(last) and last.stop == number:
+                self._runs[-1] = range(last.start, number + 1)
+            else:
+                self._runs.append(range(number, number + 1))
+
+    def __iter__(self) -> Iterator[int]:
+        for run in self._runs:
+            yield from run
 
 
 @dataclass

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-
 from gym_trace.model.returns import LastReturns, Return
-from gym_trace.processes.meter import Meter
-from gym_trace.training.network.learning import Learner
-from gym_trace.training.processes.actor import Actor
-from gym_trace.training.processes.cell import Cell
-from gym_trace.training.processes.learner import Learning
-from gym_trace.training.processes.turns import Turns
-from gym_trace.training.run import Run
-from gym_trace.training.settings import Settings
+from gym_trace.processes.fleet import Meter
+from gym_trace.training.processes.cell import Cell, Turns
 
 _POLL_SECONDS = 0.1
 _FEW = 10  # episodes, before a policy is compared with others
@@ -60,73 +50,6 @@ class Trained:
     trouble: str = ""
     others: list[Trained] = field(default_factory=list)
     stopped: str = ""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Arguments of the processes of a policy; see train(), and Learning for updates and begins."""
-
-    make_env: Callable[[], gymnasium.Env[Any, Any]]
-    learner: Learner  # untrained, on the CPU
-    settings: Settings
-    seed: int
-    updates: int | None
-    begins: dict[str, Any]
-    checkpoint_seconds: float
-    keep: int
-    milestone_seconds: float | None
-    stall_timeout: float
-    max_restarts: int
-    cpus: list[int] | None
-    niceness: int
-    provenance: dict[str, Any]
-    learn: bool = True
-    objective: str | None = None  # see Actor
-    in_turns: bool = False  # in this process, see Turns
-
-    def cell(self, run: Run, events: Callable[..., None], name: str = "") -> Cell | Turns:
-        """Return the processes of the policy of a run. name: prefix of the process names."""
-        learner, shape = self.learner, self.learner.shape
-        observation_space, action_space = learner.spaces
-        learning = partial(
-            Learning,
-            path=os.fspath(run.path),
-            observation_space=observation_space,
-            action_space=action_space,
-            settings=self.settings,
-            shape=shape,
-            seed=self.seed,
-            updates=self.updates,
-            begins=self.begins,
-            learn=self.learn,
-            checkpoint_seconds=self.checkpoint_seconds,
-            keep=self.keep,
-            milestone_seconds=self.milestone_seconds,
-        )
-        actor = partial(
-            Actor,
-            make_env=self.make_env,
-            settings=self.settings,
-            shape=shape,
-            directory=os.fspath(run.trace),
-            seed=self.seed,
-            objective=self.objective,
-            provenance=self.provenance,
-        )
-        return (Turns if self.in_turns else Cell)(
-            learning,
-            actor,
-            self.settings,
-            shape,
-            len(learner.weights()),
-            self.seed,
-            event=events,
-            stall_timeout=self.stall_timeout,
-            max_restarts=self.max_restarts,
-            name=name,
-            niceness=self.niceness,
-            cpus=self.cpus,
-        )
 
 
 class Driver:

@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 from troubled import Deadly, Seeded, Troubled, acts_by_the_observation
 
 from gym_trace import check_trace, collect, open_trace
-from gym_trace.collecting.episode_set import EpisodeRanges, EpisodeSet
-from gym_trace.collecting.supervisor import Supervisor
+from gym_trace.collecting.supervisor import EpisodeRanges, EpisodeSet, Supervisor
 from gym_trace.envs.seeding import EPISODES, episode_of, episode_seed
 from gym_trace.errors import InvalidOption, TraceExists
-from gym_trace.processes.backend import Lost
+from gym_trace.processes.fleet import Lost
 from gym_trace.processes.local import LocalProcesses
 from gym_trace.processes.run_log import EVENTS
 

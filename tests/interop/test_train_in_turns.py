@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from gym_trace.errors import InvalidOption
 from gym_trace.training import Run, train, verify_run
-from gym_trace.training.processes.turns import Turns
+from gym_trace.training.processes.cell import Turns
 
 SMALL: dict[str, Any] = {"num_envs": 4, "rollout": 8, "epochs": 1, "minibatches": 2, "hidden": (8,), "rnn_size": 8}
 

@@ -25,7 +25,7 @@ pytest.importorskip("safetensors")
 import gym_trace
 from gym_trace.errors import CorruptTrace, InvalidOption, RecordingError, TrainingFailed
 from gym_trace.training import Run, Trained, verify_run
-from gym_trace.training.learnt.versions import fresh
+from gym_trace.training.learnt import fresh
 from gym_trace.training.rollouts import Origin
 from gym_trace.training.run import Update, append
 
@@ -152,8 +152,8 @@ REMOVE = "remove it, and versions after the checkpoint before it are learnt agai
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "trace": (lambda run: flip(max(of_writer(run), key=lambda p: p.stat().st_size), 3000), "a0-", TRACE),
     "rollouts": (lambda run: [path.unlink() for path in of_writer(run)], "version 1 cannot be learnt again", "steps 0"),
-    "checkpoint": (lambda run: flip(newest(run), -100), "000000004.safetensors: generator is not what", REMOVE),
-    "half a checkpoint": (lambda run: os.truncate(newest(run), 999), "4.safetensors: is no checkpoint", REMOVE),
+    "checkpoint": (lambda run: flip(newest(run), -100), "000000004.safetensors: generator differs when", REMOVE),
+    "half a checkpoint": (lambda run: os.truncate(newest(run), 999), "4.safetensors: invalid checkpoint", REMOVE),
     "log": (lambda run: flip(run / "updates.msgpack", -9), "updates.msgpack: checksum mismatch", ANOTHER),
     "half a log": (lambda run: os.truncate(run / "updates.msgpack", 200), "the log ends before version", "checkpoint"),
     "run.json": (lambda run: os.truncate(run / "run.json", 99), "run.json: cannot be read", "put back a copy"),
@@ -180,7 +180,7 @@ def test_a_damaged_checkpoint_is_made_again_once_it_is_removed(run: Path, tmp_pa
     shutil.copytree(run, copy)
     (copy / "done").unlink()
     newest(copy).write_bytes(b"")
-    with pytest.raises(CorruptTrace, match=r"learner 0: .*4.safetensors: is no checkpoint.*; remove it"):
+    with pytest.raises(CorruptTrace, match=r"learner 0: .*4.safetensors: invalid checkpoint.*; remove it"):
         gym_trace.train(Seen, copy, resume=True)
     newest(copy).unlink()
     assert gym_trace.train(Seen, copy, resume=True).version == 4
@@ -310,7 +310,7 @@ def test_what_there_is_no_room_for_leaves_log_and_checkpoints_as_they_were(run: 
     with full.open_log() as log:
         filler = fill(disk)
         update = Update(5, (Origin("w" * 9000, 0, 0),), 0, "")
-        with pytest.raises(RecordingError, match="the log of updates cannot be written: No space left on device"):
+        with pytest.raises(RecordingError, match="log of updates: write failed: No space left on device"):
             append(log, update)
         assert digests(disk / "r") == before
         with pytest.raises(RecordingError, match=r"a checkpoint cannot be written to .*: No space left on device"):

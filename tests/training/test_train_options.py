@@ -78,7 +78,7 @@ TEXT, WHOLE = spaces.Text(5), spaces.Box(0, 5, (2,), np.int64)
 @pytest.mark.parametrize(
     ("find", "space", "said"),
     [
-        (leaves_of, TEXT, "the observation is Text, which no network here takes"),
+        (leaves_of, TEXT, "the observation is Text, which is not supported"),
         (leaves_of, spaces.Dict(seen=WHOLE, told=spaces.Tuple([TEXT])), "the observation, told/0, is Text"),
         (ActionForm, TEXT, "the action is Text"),
         (ActionForm, WHOLE, "the action is a Box of int64"),
